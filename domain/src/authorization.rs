@@ -1,0 +1,143 @@
+//! The Authorization header in its three forms: a user's token, an agent's id and key, the operator's bearer token.
+
+use uuid::Uuid;
+
+use crate::error::{Code, Error, Kind};
+use crate::id;
+use crate::secret::Secret;
+
+/// The longest header that is looked at, in bytes (contract 4).
+const LONGEST: usize = 512;
+
+/// What a user's endpoint says of a header that it cannot read.
+const USER_FORM: &str =
+    "The Authorization header must be: token=\"<API_TOKEN>\", with the double quotes, and at most 512 bytes long.";
+/// What an agent's endpoint says of a header that it cannot read.
+const AGENT_FORM: &str = "The Authorization header must be: id=\"<server id>\", key=\"<agent key>\".";
+
+/// An agent's credential (agent-protocol 1).
+#[derive(Clone, Debug)]
+pub struct AgentCredential {
+    /// The server that the agent says it serves.
+    pub server: Uuid,
+    /// Its key.
+    pub key: Secret,
+}
+
+fn malformed(detail: &'static str) -> Error {
+    Error::new(Kind::Forbidden, detail).code(Code::InvalidAuthorization)
+}
+
+fn unauthenticated() -> Error {
+    Error::new(Kind::Unauthenticated, "Authentication credentials were not provided.")
+}
+
+/// The text between double quotes. No character inside may be a quote or a control character.
+fn quoted(text: &str) -> Option<&str> {
+    text.strip_prefix('"')?
+        .strip_suffix('"')
+        .filter(|inner| !inner.is_empty() && !inner.contains(|c: char| c == '"' || c.is_control()))
+}
+
+/// Reads `token="<value>"`, a login token or an API token (spec.md, Authentication 1).
+///
+/// # Errors
+/// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] where it has another form.
+pub fn user(header: Option<&str>) -> Result<Secret, Error> {
+    let header = header.ok_or_else(unauthenticated)?;
+    let value = (header.len() <= LONGEST).then(|| header.strip_prefix("token=").and_then(quoted)).flatten();
+    value.map(Secret::new).ok_or_else(|| malformed(USER_FORM))
+}
+
+/// Reads `id="<server uuid>", key="<agent key>"` (agent-protocol 1).
+///
+/// # Errors
+/// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] where it has another form.
+pub fn agent(header: Option<&str>) -> Result<AgentCredential, Error> {
+    let header = header.ok_or_else(unauthenticated)?;
+    let parse = || {
+        let (id, key) = header.strip_prefix("id=")?.split_once(", key=")?;
+        Some(AgentCredential { server: id::parse(quoted(id)?)?, key: Secret::new(quoted(key)?) })
+    };
+    (header.len() <= LONGEST).then(parse).flatten().ok_or_else(|| malformed(AGENT_FORM))
+}
+
+/// Tells whether a header has an agent's form, on paths where both users and agents call.
+pub fn is_agent(header: Option<&str>) -> bool {
+    header.is_some_and(|header| header.starts_with("id="))
+}
+
+/// Reads `Bearer <OPERATOR_TOKEN>` (contract 2).
+///
+/// # Errors
+/// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] where it has another form.
+pub fn operator(header: Option<&str>) -> Result<Secret, Error> {
+    let header = header.ok_or_else(unauthenticated)?;
+    let value = header.strip_prefix("Bearer ").filter(|value| !value.is_empty() && header.len() <= LONGEST);
+    value.map(Secret::new).ok_or_else(|| malformed("The Authorization header must be: Bearer <OPERATOR_TOKEN>."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn refused<T>(result: Result<T, Error>, kind: Kind) {
+        assert_eq!(result.err().map(|e| e.kind), Some(kind));
+    }
+
+    #[test]
+    fn a_token_is_quoted() {
+        assert_eq!(user(Some("token=\"abc\"")).unwrap().expose(), "abc");
+        refused(user(None), Kind::Unauthenticated);
+        for bad in [
+            "",
+            "token=abc",
+            "token=\"\"",
+            "token=\"",
+            "token=\"a\"b\"",
+            "token='abc'",
+            "token=\"abc",
+            "token=abc\"",
+            "token = \"abc\"",
+            "TOKEN=\"abc\"",
+            "Bearer abc",
+            "token \"abc\"",
+            "id=\"abc\", key=\"d\"",
+            "token=\"abc\" ",
+            "token=\"a\u{1}c\"",
+        ] {
+            refused(user(Some(bad)), Kind::Forbidden);
+        }
+        let fits = format!("token=\"{}\"", "x".repeat(512 - 8));
+        assert!(user(Some(&fits)).is_ok());
+        let long = format!("token=\"{}\"", "x".repeat(512 - 7));
+        refused(user(Some(&long)), Kind::Forbidden);
+    }
+
+    #[test]
+    fn an_agent_sends_id_and_key() {
+        let id = "01936d3e-7a00-7000-8000-000000000000";
+        let read = agent(Some(&format!("id=\"{id}\", key=\"k\""))).unwrap();
+        assert_eq!((read.server.to_string().as_str(), read.key.expose()), (id, "k"));
+        refused(agent(None), Kind::Unauthenticated);
+        for bad in [
+            format!("id=\"{id}\",key=\"k\""),
+            format!("id=\"{id}\""),
+            "id=\"x\", key=\"k\"".into(),
+            format!("id=\"{id}\", key=\"\""),
+            "token=\"k\"".into(),
+        ] {
+            refused(agent(Some(&bad)), Kind::Forbidden);
+        }
+    }
+
+    #[test]
+    fn the_operator_is_a_bearer() {
+        assert_eq!(operator(Some("Bearer abc")).unwrap().expose(), "abc");
+        refused(operator(None), Kind::Unauthenticated);
+        for bad in ["Bearer ", "bearer abc", "abc", "token=\"abc\""] {
+            refused(operator(Some(bad)), Kind::Forbidden);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What a request can be refused with: the one error type of the rules and of the Worker's handlers.
+//!
+//! An [`Error`] says what is wrong; the Worker's `response` module alone turns it into a status and a body.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// Messages by field (spec.md, Error body on 400). The key of messages that belong to no field is
+/// [`NON_FIELD`].
+pub type FieldErrors = BTreeMap<Cow<'static, str>, Vec<Cow<'static, str>>>;
+
+/// The key of messages that belong to no field.
+pub const NON_FIELD: &str = "non_field_errors";
+
+/// The codes that an error body can carry in `code` (contract 3): those of spec.md and this project's own, all here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Code {
+    /// The line or the shell of a command cannot be run (spec.md).
+    InvalidCommand,
+    /// No such command, or none that the caller can see (spec.md).
+    CommandNotFound,
+    /// The command's server has no agent connected (spec.md).
+    ServerNotConnected,
+    /// The token's access control list does not allow the request (spec.md).
+    ApiTokenAclNotAllowed,
+    /// The credential is not alive: unknown, expired, disabled, revoked, of another workspace; all alike.
+    InvalidToken,
+    /// The Authorization header does not have the form that the endpoint takes.
+    InvalidAuthorization,
+    /// The credential is right, its holder may not do this.
+    PermissionDenied,
+}
+
+impl Code {
+    /// The code as clients see it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidCommand => "INVALID_COMMAND",
+            Self::CommandNotFound => "COMMAND_NOT_FOUND",
+            Self::ServerNotConnected => "SERVER_NOT_CONNECTED",
+            Self::ApiTokenAclNotAllowed => "API_TOKEN_ACL_NOT_ALLOWED",
+            Self::InvalidToken => "INVALID_TOKEN",
+            Self::InvalidAuthorization => "INVALID_AUTHORIZATION",
+            Self::PermissionDenied => "PERMISSION_DENIED",
+        }
+    }
+}
+
+/// The kinds of refusal; each has one status.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The input breaks a rule.
+    Invalid,
+    /// No credential was sent.
+    Unauthenticated,
+    /// The credential is not good, or not good enough.
+    Forbidden,
+    /// There is no such thing, or none that the caller can see.
+    NotFound,
+    /// The path exists, but not with this method.
+    MethodNotAllowed,
+    /// The request's body is too large.
+    TooLarge,
+    /// The request's body has a media type that the endpoint does not take.
+    UnsupportedMediaType,
+    /// The target server has no agent connected.
+    NotConnected,
+    /// Our own fault. The detail is for the log, never for the client.
+    Internal,
+}
+
+/// A refusal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Error {
+    /// What kind, and so which status.
+    pub kind: Kind,
+    /// The code of the body, where it has one.
+    pub code: Option<Code>,
+    /// A sentence for the client; for [`Kind::Internal`], for the log only.
+    pub detail: Cow<'static, str>,
+    /// Messages by field; where there are any, they make the body.
+    pub fields: FieldErrors,
+}
+
+impl Error {
+    /// A refusal of `kind` with a sentence.
+    pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, code: None, detail: detail.into(), fields: FieldErrors::new() }
+    }
+
+    /// The same with a code.
+    pub fn code(mut self, code: Code) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// Invalid input, with the messages by field.
+    pub fn fields(fields: FieldErrors) -> Self {
+        Self { fields, ..Self::new(Kind::Invalid, "Invalid input.") }
+    }
+
+    /// Invalid input in one field.
+    pub fn field(name: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::fields(FieldErrors::from([(name.into(), vec![message.into()])]))
+    }
+
+    /// Nothing here.
+    pub fn not_found() -> Self {
+        Self::new(Kind::NotFound, "Not found.")
+    }
+
+    /// The one answer for every credential that is not alive (contract 4).
+    pub fn invalid_token() -> Self {
+        Self::new(Kind::Forbidden, "Invalid or expired token.").code(Code::InvalidToken)
+    }
+
+    /// The credential is alive, but its holder may not do this.
+    pub fn permission_denied() -> Self {
+        Self::new(Kind::Forbidden, "You do not have permission to perform this action.").code(Code::PermissionDenied)
+    }
+
+    /// Our own fault; `cause` goes to the log.
+    pub fn internal(cause: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(Kind::Internal, cause)
+    }
+}

@@ -1,0 +1,196 @@
+//! Reading a request's body field by field, so that all that is wrong with it is told at once.
+
+use std::borrow::Cow;
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::error::{Error, FieldErrors, NON_FIELD};
+
+/// The message for a field that must be there and is not.
+pub const REQUIRED: &str = "This field is required.";
+/// The message for a text without a character that can be seen.
+pub const BLANK: &str = "This field may not be blank.";
+
+/// The fields of a body, and what was found wrong with them so far.
+#[derive(Debug, Default)]
+pub struct Fields {
+    values: Map<String, Value>,
+    errors: FieldErrors,
+}
+
+impl Fields {
+    /// Reads a JSON object. An empty body is an empty object, so that what is missing is told by field.
+    ///
+    /// # Errors
+    /// Malformed JSON, or JSON that is not an object, under `non_field_errors` (contract 3).
+    pub fn from_json(body: &[u8]) -> Result<Self, Error> {
+        if body.iter().all(u8::is_ascii_whitespace) {
+            return Ok(Self::default());
+        }
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(values)) => Ok(Self { values, errors: FieldErrors::new() }),
+            Ok(_) => Err(Error::field(NON_FIELD, "Invalid data. Expected a JSON object.")),
+            Err(error) => Err(Error::field(NON_FIELD, format!("JSON parse error: {error}"))),
+        }
+    }
+
+    /// Takes the fields of a form; of a field that is there twice, the last.
+    pub fn from_form(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
+        let values = pairs.into_iter().map(|(name, value)| (name, Value::String(value))).collect();
+        Self { values, errors: FieldErrors::new() }
+    }
+
+    /// Notes a message for a field.
+    pub fn reject(&mut self, name: &'static str, message: impl Into<Cow<'static, str>>) {
+        self.errors.entry(name.into()).or_default().push(message.into());
+    }
+
+    /// The field's value, where it is there and not null.
+    pub fn value(&self, name: &str) -> Option<&Value> {
+        self.values.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Tells whether the field is there, null included.
+    pub fn has(&self, name: &str) -> bool {
+        self.values.contains_key(name)
+    }
+
+    /// A text that must be there and not blank, of so many characters.
+    pub fn text(&mut self, name: &'static str, lengths: RangeInclusive<usize>) -> Option<String> {
+        match self.values.get(name) {
+            None => self.reject(name, REQUIRED),
+            Some(Value::Null) => self.reject(name, "This field may not be null."),
+            Some(_) => return self.optional_text(name, lengths),
+        }
+        None
+    }
+
+    /// A text that may be missing or null; if it is there, it has so many characters, and a blank one is refused
+    /// unless none at all are allowed too.
+    pub fn optional_text(&mut self, name: &'static str, lengths: RangeInclusive<usize>) -> Option<String> {
+        let (fewest, most) = lengths.into_inner();
+        let text = match self.values.get(name)? {
+            Value::Null => return None,
+            Value::String(text) => text.clone(),
+            _ => {
+                self.reject(name, "Not a valid string.");
+                return None;
+            }
+        };
+        let length = text.chars().count();
+        if fewest > 0 && text.trim().is_empty() {
+            self.reject(name, BLANK);
+        } else if text.contains('\0') {
+            self.reject(name, "Null characters are not allowed.");
+        } else if length < fewest {
+            self.reject(name, format!("Ensure this field has at least {fewest} characters."));
+        } else if length > most {
+            self.reject(name, format!("Ensure this field has no more than {most} characters."));
+        } else {
+            return Some(text);
+        }
+        None
+    }
+
+    /// A whole number in a range that may be missing or null.
+    pub fn optional_integer(&mut self, name: &'static str, range: RangeInclusive<i64>) -> Option<i64> {
+        let value = self.value(name)?;
+        let Some(number) = value.as_i64() else {
+            self.reject(name, "A valid integer is required.");
+            return None;
+        };
+        if range.contains(&number) {
+            return Some(number);
+        }
+        self.reject(name, format!("Ensure this value is from {} to {}.", range.start(), range.end()));
+        None
+    }
+
+    /// The fields of an object in this object. A missing one has no fields.
+    pub fn object(&mut self, name: &'static str) -> Self {
+        match self.values.get(name) {
+            Some(Value::Object(values)) => return Self { values: values.clone(), errors: FieldErrors::new() },
+            Some(_) => self.reject(name, "Not a valid object."),
+            None => self.reject(name, REQUIRED),
+        }
+        Self::default()
+    }
+
+    /// Takes over what was found wrong in an object read with [`Fields::object`], unless the object itself was wrong.
+    pub fn absorb(&mut self, name: &'static str, inner: Self) {
+        if !self.errors.contains_key(name) {
+            self.errors.extend(inner.errors);
+        }
+    }
+
+    /// Ends the reading.
+    ///
+    /// # Errors
+    /// All that was found wrong.
+    pub fn finish(self) -> Result<(), Error> {
+        if self.errors.is_empty() { Ok(()) } else { Err(Error::fields(self.errors)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Fields {
+        Fields::from_json(json.as_bytes()).unwrap()
+    }
+
+    #[track_caller]
+    fn text_is(json: &str, expected: Result<&str, &str>) {
+        let mut fields = read(json);
+        let text = fields.text("name", 1..=5);
+        let message = fields.errors.get("name").map(|messages| messages.join(" "));
+        assert_eq!((text.as_deref(), message.as_deref()), (expected.ok(), expected.err()), "{json}");
+    }
+
+    #[test]
+    fn texts() {
+        text_is(r#"{"name":"abc"}"#, Ok("abc"));
+        text_is(r#"{"name":"ärger"}"#, Ok("ärger"));
+        text_is("{}", Err(REQUIRED));
+        text_is("", Err(REQUIRED));
+        text_is(r#"{"name":null}"#, Err("This field may not be null."));
+        text_is(r#"{"name":"  "}"#, Err(BLANK));
+        text_is(r#"{"name":7}"#, Err("Not a valid string."));
+        text_is(r#"{"name":"a\u0000b"}"#, Err("Null characters are not allowed."));
+        text_is(r#"{"name":"abcdef"}"#, Err("Ensure this field has no more than 5 characters."));
+    }
+
+    #[test]
+    fn bodies_that_are_no_object() {
+        for bad in ["[]", "7", "null", "\"a\"", "{", "{\"a\":}", "\u{feff}{}", &"[".repeat(500)] {
+            let error = Fields::from_json(bad.as_bytes()).unwrap_err();
+            assert!(error.fields.contains_key(NON_FIELD), "{bad}");
+        }
+        assert!(Fields::from_json(b"{\"a\":\"\xff\"}").is_err());
+    }
+
+    #[test]
+    fn integers() {
+        let mut fields = read(r#"{"a":5,"b":5.5,"c":"5","d":11,"e":null}"#);
+        assert_eq!(fields.optional_integer("a", 1..=10), Some(5));
+        for bad in ["b", "c", "d", "e", "f"] {
+            assert_eq!(fields.optional_integer(bad, 1..=10), None, "{bad}");
+        }
+        let error = fields.finish().unwrap_err();
+        assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["b", "c", "d"]);
+    }
+
+    #[test]
+    fn all_errors_together() {
+        let mut fields = read(r#"{"admin":{"username":""}}"#);
+        fields.text("slug", 1..=5);
+        let mut admin = fields.object("admin");
+        admin.text("username", 1..=5);
+        admin.text("email", 1..=5);
+        fields.absorb("admin", admin);
+        let error = fields.finish().unwrap_err();
+        assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["email", "slug", "username"]);
+    }
+}

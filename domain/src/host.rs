@@ -1,0 +1,137 @@
+//! Which workspace a request belongs to, told by its Host header (contract 1).
+
+use std::net::IpAddr;
+
+use crate::workspace;
+
+/// The names under which this region cell is reached: the vars `REGION`, `SERVICE_DOMAIN` and `DEFAULT_WORKSPACE`.
+#[derive(Clone, Copy, Debug)]
+pub struct Names<'a> {
+    /// The name of this region cell.
+    pub region: &'a str,
+    /// The domain of the service, without a port.
+    pub service_domain: &'a str,
+    /// The workspace that the bare domain stands for, where one is set.
+    pub default_workspace: Option<&'a str>,
+}
+
+/// What a Host header names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Host {
+    /// A workspace's own name. Whether there is such a workspace is another question.
+    Workspace(String),
+    /// The bare service domain, `localhost` or an IP address. The operator API is here, and the default workspace.
+    Bare(Option<String>),
+    /// Not a name of this cell: another region, or a deeper or shallower name.
+    Elsewhere,
+}
+
+impl Host {
+    /// Reads a Host header: case and port do not matter.
+    pub fn of(header: &str, names: Names<'_>) -> Self {
+        let host = without_port(header).to_ascii_lowercase();
+        let service_domain = names.service_domain.to_ascii_lowercase();
+        let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(&host);
+        if host == service_domain || host == "localhost" || literal.parse::<IpAddr>().is_ok() {
+            return Self::Bare(names.default_workspace.filter(|slug| !slug.is_empty()).map(str::to_owned));
+        }
+        let workspace = host
+            .strip_suffix(&service_domain)
+            .and_then(|rest| rest.strip_suffix('.'))
+            .and_then(|rest| rest.split_once('.'))
+            .filter(|(_, region)| region.eq_ignore_ascii_case(names.region))
+            .map(|(slug, _)| slug)
+            .filter(|slug| workspace::is_slug(slug));
+        workspace.map_or(Self::Elsewhere, |slug| Self::Workspace(slug.to_owned()))
+    }
+
+    /// The slug of the workspace that requests to this host belong to.
+    pub fn workspace(&self) -> Option<&str> {
+        match self {
+            Self::Workspace(slug) => Some(slug),
+            Self::Bare(default) => default.as_deref(),
+            Self::Elsewhere => None,
+        }
+    }
+}
+
+/// A Host header without its port; an IPv6 address keeps its brackets.
+fn without_port(header: &str) -> &str {
+    match header.rsplit_once(':') {
+        Some((host, port))
+            if port.bytes().all(|b| b.is_ascii_digit()) && (!host.contains(':') || host.ends_with(']')) =>
+        {
+            host
+        }
+        _ => header,
+    }
+}
+
+/// The port of a Host header, where it names one.
+pub fn port(header: &str) -> Option<&str> {
+    let host = without_port(header);
+    header[host.len()..].strip_prefix(':')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: Names<'_> =
+        Names { region: "eu1", service_domain: "farhand.example", default_workspace: Some("demo") };
+
+    #[track_caller]
+    fn check(header: &str, expected: Host) {
+        assert_eq!(Host::of(header, NAMES), expected, "{header}");
+    }
+
+    #[test]
+    fn workspaces() {
+        check("acme.eu1.farhand.example", Host::Workspace("acme".into()));
+        check("ACME.EU1.Farhand.Example:8443", Host::Workspace("acme".into()));
+    }
+
+    #[test]
+    fn bare_names_stand_for_the_default_workspace() {
+        for bare in [
+            "farhand.example",
+            "FARHAND.example:80",
+            "localhost:8787",
+            "127.0.0.1:8787",
+            "127.0.0.1",
+            "[::1]:8787",
+            "[::1]",
+        ] {
+            check(bare, Host::Bare(Some("demo".into())));
+        }
+        let none = Names { default_workspace: Some(""), ..NAMES };
+        assert_eq!(Host::of("localhost", none), Host::Bare(None));
+    }
+
+    #[test]
+    fn other_names_are_elsewhere() {
+        for other in [
+            "",
+            "acme.us1.farhand.example",
+            "acme.farhand.example",
+            "eu1.farhand.example",
+            ".eu1.farhand.example",
+            "a.b.eu1.farhand.example",
+            "acme.eu1.farhand.example.evil.example",
+            "acme.eu1.evilfarhand.example",
+            "1acme.eu1.farhand.example",
+            "acme.eu1.farhand.example.",
+            "acme.eu1.farhand.example:80:80",
+        ] {
+            check(other, Host::Elsewhere);
+        }
+    }
+
+    #[test]
+    fn ports() {
+        assert_eq!(port("a.b:81"), Some("81"));
+        assert_eq!(port("[::1]:81"), Some("81"));
+        assert_eq!(port("[::1]"), None);
+        assert_eq!(port("a.b"), None);
+    }
+}

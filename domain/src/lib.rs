@@ -1,0 +1,27 @@
+//! The rules of Farhand, with nothing of the platform in them.
+//!
+//! No clock, no randomness and no I/O: the time, random bytes and identifiers come in as arguments, and decisions
+//! go out as values. So every rule is tested natively, in milliseconds, and the Worker at the root of the
+//! repository only carries them out.
+//!
+//! "contract" in the documentation of these modules is the project's HTTP contract; `docs/api.md` tells its users what
+//! of it is served today.
+
+pub mod api_token;
+pub mod authorization;
+pub mod command;
+pub mod cors;
+pub mod error;
+pub mod fields;
+pub mod host;
+pub mod id;
+pub mod lifecycle;
+pub mod output;
+pub mod page;
+pub mod password;
+pub mod secret;
+pub mod server;
+pub mod time;
+pub mod user;
+pub mod wire;
+pub mod workspace;

@@ -1,0 +1,67 @@
+//! The output of a command, and how much of it is kept where (contract 7, Output).
+
+/// The most bytes of a command's `result`.
+pub const MAX_RESULT: usize = 256 * 1024;
+/// The most characters of a `result` in a list.
+pub const MAX_RESULT_IN_LIST: usize = 4_096;
+/// The most bytes of chunks that are kept for one command.
+pub const MAX_KEPT: u64 = 16 * 1024 * 1024;
+
+/// What is kept of `text` as a result: all of it, or its head and tail around a line that tells of the cut. The flag
+/// tells whether it was cut.
+pub fn result(text: &str) -> (String, bool) {
+    if text.len() <= MAX_RESULT {
+        return (text.to_owned(), false);
+    }
+    // The number in the marker is not known before the cut is; this leaves room for any.
+    let half = (MAX_RESULT - 64) / 2;
+    let head = &text[..text.floor_char_boundary(half)];
+    let tail = &text[text.ceil_char_boundary(text.len() - half)..];
+    let cut = text.len() - head.len() - tail.len();
+    (format!("{head}\n[... {cut} bytes cut ...]\n{tail}"), true)
+}
+
+/// The beginning of a result, as long as a list shows it; `None` where the list shows all of it.
+pub fn in_list(result: &str) -> Option<&str> {
+    result.char_indices().nth(MAX_RESULT_IN_LIST).map(|(end, _)| &result[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_fits_is_kept_whole() {
+        let fits = "ä".repeat(MAX_RESULT / 2);
+        assert_eq!(result(&fits), (fits, false));
+        assert_eq!(result(""), (String::new(), false));
+    }
+
+    #[test]
+    fn what_does_not_fit_keeps_head_and_tail() {
+        let text = format!("head{}tail", "ä€".repeat(MAX_RESULT));
+        let (kept, cut) = result(&text);
+        assert!(cut && kept.len() <= MAX_RESULT, "{}", kept.len());
+        assert!(kept.starts_with("headä€") && kept.ends_with("ä€tail"));
+        let marker = kept.lines().nth(1).unwrap();
+        let missing: usize = marker.split(' ').nth(1).unwrap().parse().unwrap();
+        assert_eq!(kept.len() - marker.len() - 2 + missing, text.len());
+    }
+
+    #[test]
+    fn a_list_shows_the_beginning() {
+        assert_eq!(in_list(&"é".repeat(MAX_RESULT_IN_LIST)), None);
+        assert_eq!(in_list(&"é".repeat(MAX_RESULT_IN_LIST + 1)).map(|s| s.chars().count()), Some(MAX_RESULT_IN_LIST));
+    }
+
+    proptest! {
+        #[test]
+        fn never_larger_than_allowed(unit in "\\PC{1,8}", extra in 0usize..5_000) {
+            let text = unit.repeat(MAX_RESULT / unit.len() + extra);
+            let (kept, cut) = result(&text);
+            prop_assert!(kept.len() <= MAX_RESULT);
+            prop_assert_eq!(cut, text.len() > MAX_RESULT);
+        }
+    }
+}

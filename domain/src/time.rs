@@ -1,0 +1,127 @@
+//! Moments, as every part of Farhand stores and shows them.
+
+use std::fmt;
+
+use chrono::{DateTime, Datelike, SecondsFormat, Utc};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// A moment in UTC, in microseconds since 1970.
+///
+/// Its text is of one width, `2026-11-21T01:23:45.678901+00:00` (contract 3), so that texts sort as the moments
+/// do: that is the form in D1, in the objects' storage and in JSON.
+///
+/// ```
+/// use farhand_domain::time::Timestamp;
+/// let noon = Timestamp::parse("2026-11-21T12:00:00+01:00").unwrap();
+/// assert_eq!(noon.to_string(), "2026-11-21T11:00:00.000000+00:00");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Timestamp(i64);
+
+/// Why a text is not a [`Timestamp`]; its display is the message for the field.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NotATimestamp;
+
+impl fmt::Display for NotATimestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Enter a date and time in ISO 8601 with an offset or Z, such as 2026-11-21T01:23:45Z.")
+    }
+}
+
+impl Timestamp {
+    /// The moment `millis` milliseconds after 1970, which is how platforms tell the time.
+    pub fn from_millis(millis: u64) -> Self {
+        Self(i64::try_from(millis).unwrap_or(i64::MAX / 1000).saturating_mul(1000))
+    }
+
+    /// Milliseconds since 1970, rounded down; 0 before it.
+    pub fn as_millis(self) -> u64 {
+        u64::try_from(self.0.div_euclid(1000)).unwrap_or(0)
+    }
+
+    /// Reads ISO 8601 with an offset (contract 3: input times need one).
+    ///
+    /// # Errors
+    /// Another form, no offset, or a year outside 1 to 9999 in UTC.
+    pub fn parse(text: &str) -> Result<Self, NotATimestamp> {
+        let moment = DateTime::parse_from_rfc3339(text).map_err(|_| NotATimestamp)?.to_utc();
+        if !(1..=9999).contains(&moment.year()) {
+            return Err(NotATimestamp);
+        }
+        Ok(Self(moment.timestamp_micros()))
+    }
+
+    /// The moment `seconds` later; earlier where they are negative.
+    pub fn plus_seconds(self, seconds: i64) -> Self {
+        Self(self.0.saturating_add(seconds.saturating_mul(1_000_000)))
+    }
+
+    /// The moment `millis` later.
+    pub fn plus_millis(self, millis: i64) -> Self {
+        Self(self.0.saturating_add(millis.saturating_mul(1000)))
+    }
+
+    /// Seconds from `earlier` to this moment, negative if it is the earlier one.
+    pub fn seconds_since(self, earlier: Self) -> f64 {
+        (self.0 - earlier.0) as f64 / 1_000_000.0
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let moment: DateTime<Utc> = DateTime::from_timestamp_micros(self.0).unwrap_or(DateTime::<Utc>::MAX_UTC);
+        f.write_str(&moment.to_rfc3339_opts(SecondsFormat::Micros, false))
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::parse(&String::deserialize(deserializer)?).map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expected: Option<&str>) {
+        assert_eq!(Timestamp::parse(text).ok().map(|t| t.to_string()).as_deref(), expected, "{text}");
+    }
+
+    #[test]
+    fn reads_iso_8601_with_an_offset_only() {
+        check("2026-11-21T01:23:45.678901Z", Some("2026-11-21T01:23:45.678901+00:00"));
+        check("2026-11-21T01:23:45.6789019Z", Some("2026-11-21T01:23:45.678901+00:00"));
+        check("2026-11-21T01:23:45-05:30", Some("2026-11-21T06:53:45.000000+00:00"));
+        check("9999-12-31T23:59:59Z", Some("9999-12-31T23:59:59.000000+00:00"));
+        check("2026-11-21T01:23:45", None);
+        check("2026-11-21", None);
+        check("2026-13-01T00:00:00Z", None);
+        check("9999-12-31T23:59:59-01:00", None);
+        check("0000-01-01T00:00:00Z", None);
+        check("1764000000", None);
+        check("", None);
+    }
+
+    #[test]
+    fn texts_sort_as_moments_do() {
+        let moments = [0, 1, 999_999, 1_000_000, 1_763_688_225_678_901].map(Timestamp);
+        let mut texts = moments.map(|t| t.to_string());
+        texts.sort();
+        assert_eq!(texts, moments.map(|t| t.to_string()));
+    }
+
+    #[test]
+    fn arithmetic_is_in_the_named_units() {
+        let t = Timestamp::from_millis(1_000);
+        assert_eq!(t.plus_seconds(2).as_millis(), 3_000);
+        assert_eq!(t.plus_millis(250).seconds_since(t), 0.25);
+    }
+}

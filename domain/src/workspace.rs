@@ -1,0 +1,28 @@
+//! Workspaces: the tenants, each on a name of its own.
+
+/// Tells whether `text` is a workspace slug: `^[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?$` (contract 1), a DNS label.
+pub fn is_slug(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let alphanumeric = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    (1..=63).contains(&bytes.len())
+        && bytes[0].is_ascii_lowercase()
+        && bytes.iter().all(|b| alphanumeric(b) || *b == b'-')
+        && bytes.last().is_some_and(alphanumeric)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_slug;
+
+    #[test]
+    fn slugs() {
+        let longest = "a".repeat(63);
+        for good in ["a", "acme", "a1", "a-b", "a--b", &longest] {
+            assert!(is_slug(good), "{good}");
+        }
+        let too_long = "a".repeat(64);
+        for bad in ["", "-", "1a", "a-", "-a", "A", "ä", "a.b", "a_b", "a b", &too_long] {
+            assert!(!is_slug(bad), "{bad}");
+        }
+    }
+}

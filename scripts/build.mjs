@@ -1,0 +1,31 @@
+// Builds the Worker into build/, unless nothing that it is made of has changed. wrangler.toml names this as its build
+// command, so `wrangler deploy` runs it too.
+import { existsSync, rmSync } from "node:fs";
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
+import { digest, once, root, run, say } from "./lib.mjs";
+import { prepare } from "./toolchain.mjs";
+
+const SOURCES = ["Cargo.lock", "Cargo.toml", "src", "domain/Cargo.toml", "domain/src", "domain/data", "scripts/build.mjs", "scripts/toolchain.mjs"];
+
+// What rustc and wasm-bindgen use. Not --all-features: binaryen would write encodings that workerd does not read yet.
+const FEATURES = [
+  "mutable-globals", "sign-ext", "nontrapping-float-to-int", "bulk-memory", "multivalue", "reference-types", "exception-handling",
+];
+
+/** Gets the tools and builds the Worker where that is needed. */
+export async function build() {
+  const stamp = join(root, "build", ".made-of");
+  if (!existsSync(join(root, "build", "index.js"))) rmSync(stamp, { force: true });
+  await once(stamp, digest(SOURCES), async () => {
+    const env = await prepare();
+    say("worker: building");
+    run(env.WORKER_BUILD, ["--release"], { env });
+    // worker-build keeps the names of functions, an eighth of the bundle; a panic tells its place without them.
+    const wasm = join(root, "build", "index_bg.wasm");
+    const enable = FEATURES.map((feature) => `--enable-${feature}`);
+    run(env.WASM_OPT_BIN, [...enable, "--strip-debug", "--strip-producers", wasm, "-o", wasm]);
+  });
+}
+
+if (import.meta.url === pathToFileURL(process.argv[1]).href) await build();

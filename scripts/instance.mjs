@@ -1,0 +1,104 @@
+// An instance of the service on this machine: workerd under wrangler dev, with D1, KV and Durable Objects in a state
+// folder of its own. `npm start` and the tests start it in the same way.
+import { randomBytes } from "node:crypto";
+import { chmodSync, existsSync, mkdirSync, openSync, readFileSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
+import { join, resolve } from "node:path";
+import { digest, endGroup, fail, once, root, run, say, startGroup } from "./lib.mjs";
+
+const wrangler = join(root, "node_modules", ".bin", "wrangler");
+/** Settings of wrangler's own: no telemetry, no questions, no look for updates. */
+const QUIET = { WRANGLER_SEND_METRICS: "false", CI: "true", NO_UPDATE_NOTIFIER: "1", FORCE_COLOR: "0" };
+const READY_WITHIN_MS = 60_000;
+const SECRETS = ["OPERATOR_TOKEN", "TOKEN_PEPPER"];
+
+/** A port of this machine that nobody listens on now. */
+export const freePort = () =>
+  new Promise((found, failed) => {
+    const probe = createServer();
+    probe.once("error", failed);
+    probe.listen(0, "127.0.0.1", () => {
+      const { port } = probe.address();
+      probe.close(() => found(port));
+    });
+  });
+
+/** The secrets of an instance: from the environment, or made once and kept in the state folder. */
+function secrets(stateDir, environment) {
+  const file = join(stateDir, "secrets.json");
+  const kept = existsSync(file) ? JSON.parse(readFileSync(file, "utf8")) : {};
+  for (const name of SECRETS) kept[name] = environment[name] || kept[name] || randomBytes(32).toString("base64url");
+  writeFileSync(file, JSON.stringify(kept, null, 2));
+  chmodSync(file, 0o600);
+  return kept;
+}
+
+/** Writes the variables that differ from wrangler.toml where wrangler reads them; on its command line all could see them. */
+async function writeVariables(stateDir, environment) {
+  const { parse } = await import("smol-toml");
+  const { vars } = parse(readFileSync(join(root, "wrangler.toml"), "utf8"));
+  const chosen = Object.keys(vars).filter((name) => environment[name] !== undefined);
+  const values = { ...Object.fromEntries(chosen.map((name) => [name, environment[name]])), ...secrets(stateDir, environment) };
+  const quoted = ([name, value]) => {
+    if (/['\n]/.test(value)) fail(`${name} may not hold a single quote or a line break`);
+    return `${name}='${value}'`;
+  };
+  const file = join(stateDir, "variables.env");
+  writeFileSync(file, `${Object.entries(values).map(quoted).join("\n")}\n`);
+  chmodSync(file, 0o600);
+  return { file, values };
+}
+
+/** Brings the local D1 up to date, unless these migrations were applied here before. */
+async function migrate(stateDir) {
+  await once(join(stateDir, "migrated"), digest(["migrations"]), () => {
+    say("D1: applying migrations");
+    const args = ["d1", "migrations", "apply", "DB", "--local", "--persist-to", stateDir];
+    run(wrangler, args, { env: { ...process.env, ...QUIET } });
+  });
+}
+
+/**
+ * Starts an instance and waits until it answers. The Worker must be built.
+ * @param {{stateDir: string, port: number, environment?: object, onExit: (how: string) => void}} options
+ * @returns {Promise<{url: string, operatorToken: string, stop: () => Promise<void>}>}
+ */
+export async function startInstance({ stateDir, port, environment = process.env, onExit }) {
+  stateDir = resolve(root, stateDir);
+  mkdirSync(stateDir, { recursive: true, mode: 0o700 });
+  await migrate(stateDir);
+  const { file, values } = await writeVariables(stateDir, environment);
+  const logFile = join(stateDir, "worker.log");
+  const log = openSync(logFile, "a", 0o600);
+  const args = ["dev", "--ip", "127.0.0.1", "--port", `${port}`, "--inspector-port", "0", "--persist-to", stateDir, "--env-file", file, "--show-interactive-dev-session", "false"];
+  const child = startGroup(wrangler, args, { stdio: ["ignore", log, log], env: { ...process.env, ...QUIET } });
+  let stopped = false;
+  let ended = null;
+  child.once("error", (error) => (ended = error.message));
+  child.once("exit", (status, signal) => {
+    ended = `${status ?? signal}`;
+    if (!stopped) onExit?.(ended);
+  });
+  const stop = async () => {
+    stopped = true;
+    await endGroup(child);
+  };
+
+  const url = `http://127.0.0.1:${port}`;
+  const until = Date.now() + READY_WITHIN_MS;
+  for (;;) {
+    if (ended !== null) {
+      stopped = true;
+      await endGroup(child);
+      throw new Error(`wrangler dev ended with ${ended}; see ${logFile}`);
+    }
+    if (Date.now() > until) {
+      await stop();
+      throw new Error(`the service did not answer within ${READY_WITHIN_MS / 1000} s; see ${logFile}`);
+    }
+    const health = await fetch(`${url}/healthz`, { signal: AbortSignal.timeout(2000) }).catch(() => null);
+    if (health?.ok) break;
+    await new Promise((go) => setTimeout(go, 100));
+  }
+  return { url, logFile, operatorToken: values.OPERATOR_TOKEN, stop };
+}

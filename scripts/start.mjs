@@ -1,0 +1,135 @@
+// `npm start`: the service on this machine, with a workspace to try and an agent that runs commands here.
+//
+// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent), OPERATOR_TOKEN, TOKEN_PEPPER, and any var of
+// wrangler.toml. Ctrl-C or SIGTERM ends everything that it started.
+import { randomBytes } from "node:crypto";
+import { chmodSync, existsSync, openSync, readFileSync, writeFileSync } from "node:fs";
+import { userInfo } from "node:os";
+import { join, resolve } from "node:path";
+import { buildAgent } from "./agent.mjs";
+import { build } from "./build.mjs";
+import { startInstance } from "./instance.mjs";
+import { endGroup, fail, root, say, startGroup } from "./lib.mjs";
+import { npmPackages } from "./toolchain.mjs";
+
+const port = Number(process.env.PORT || 8787);
+const stateDir = resolve(root, process.env.STATE_DIR || ".wrangler/state");
+const wantsDemo = process.env.DEMO !== "0";
+const AGENT_CONNECTS_WITHIN_MS = 30_000;
+
+let instance = null;
+let agent = null;
+let ending = false;
+
+async function end(status) {
+  if (ending) return;
+  ending = true;
+  await endGroup(agent, 30_000);
+  await instance?.stop();
+  process.exit(status);
+}
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => void end(0));
+
+/** Calls the API. Anything but success ends the script. */
+async function api(method, path, authorization, body) {
+  const response = await fetch(`${instance.url}${path}`, {
+    method,
+    headers: { Authorization: authorization, ...(body && { "Content-Type": "application/json" }) },
+    body: body && JSON.stringify(body),
+  });
+  const text = await response.text();
+  if (!response.ok) throw new Error(`${method} ${path}: ${response.status} ${text}`);
+  return text === "" ? null : JSON.parse(text);
+}
+
+const userToken = (token) => `token="${token}"`;
+
+function writeSecretly(file, text) {
+  writeFileSync(file, text, { mode: 0o600 });
+  chmodSync(file, 0o600);
+}
+
+/** Makes the workspace `demo` with a superuser, an API token and a server, or takes what an earlier start made. */
+async function demo() {
+  const factsFile = join(stateDir, "demo.json");
+  const agentFile = join(stateDir, "agent.toml");
+  const known = existsSync(factsFile) && existsSync(agentFile);
+  const facts = known ? JSON.parse(readFileSync(factsFile, "utf8")) : await makeDemo(agentFile);
+  facts.url = instance.url;
+  writeSecretly(factsFile, `${JSON.stringify(facts, null, 2)}\n`);
+  // The port may be another one than last time.
+  const config = readFileSync(agentFile, "utf8").replace(/^url = .*$/m, `url = "${instance.url}"`);
+  writeSecretly(agentFile, config);
+  return { facts, agentFile };
+}
+
+async function makeDemo(agentFile) {
+  const slug = process.env.DEFAULT_WORKSPACE || "demo";
+  const admin = { username: "admin", email: "admin@example.com", password: randomBytes(12).toString("base64url") };
+  const operator = `Bearer ${instance.operatorToken}`;
+  // What is left of a first start that was cut off has a password that nobody knows.
+  await api("DELETE", `/operator/workspaces/${slug}/`, operator).catch(() => null);
+  await api("POST", "/operator/workspaces/", operator, { slug, name: "Demo", admin });
+  const { token } = await api("POST", "/api/auth/login/", "", { username: admin.username, password: admin.password });
+  const { key } = await api("POST", "/api/auth/tokens/", userToken(token), { name: "demo", expires_at: null });
+  const server = await api("POST", "/api/servers/", userToken(key), { name: "this-machine" });
+  writeSecretly(agentFile, `url = "${instance.url}"\nid = "${server.id}"\nkey = "${server.key}"\n`);
+  return { url: instance.url, username: admin.username, password: admin.password, api_token: key, server: server.name };
+}
+
+function startAgent(binary, agentFile) {
+  const log = openSync(join(stateDir, "agent.log"), "a", 0o600);
+  agent = startGroup(binary, ["run", "--config", agentFile], { stdio: ["ignore", log, log] });
+  agent.once("exit", (status, signal) => {
+    if (ending) return;
+    say(`error: the agent ended with ${status ?? signal}; see ${join(stateDir, "agent.log")}`);
+    void end(1);
+  });
+}
+
+async function agentConnected(facts) {
+  const until = Date.now() + AGENT_CONNECTS_WITHIN_MS;
+  while (Date.now() < until) {
+    const { results } = await api("GET", "/api/servers/?page_size=100", userToken(facts.api_token));
+    if (results.some((server) => server.name === facts.server && server.is_connected)) return;
+    await new Promise((go) => setTimeout(go, 100));
+  }
+  throw new Error(`the agent did not connect; see ${join(stateDir, "agent.log")}`);
+}
+
+function print(facts) {
+  const body = JSON.stringify({ server: facts.server, line: "echo hello from $(hostname)", username: userInfo().username });
+  console.log(`
+Farhand serves ${facts.url}
+
+  user      ${facts.username}
+  password  ${facts.password}
+  server    ${facts.server}, with an agent that runs commands as ${userInfo().username}
+
+Run a command on this machine:
+
+curl -s ${facts.url}/api/events/commands/ -H 'Authorization: token="${facts.api_token}"' -H 'Content-Type: application/json' -H 'Prefer: wait=10' -d '${body}'
+
+The same facts are in ${join(stateDir, "demo.json")}. Ctrl-C ends everything.
+`);
+}
+
+try {
+  await npmPackages();
+  await build();
+  const agentBinary = wantsDemo ? buildAgent() : null;
+  if (!ending) instance = await startInstance({ stateDir, port, onExit: (how) => void (say(`error: wrangler dev ended with ${how}`), end(1)) });
+  if (wantsDemo && !ending) {
+    const { facts, agentFile } = await demo();
+    startAgent(agentBinary, agentFile);
+    await agentConnected(facts);
+    print(facts);
+  } else if (!ending) {
+    console.log(`\nFarhand serves ${instance.url}, without a workspace (DEMO=0). Ctrl-C ends it.\n`);
+  }
+} catch (error) {
+  if (!ending) {
+    say(`error: ${error.message}`);
+    await end(1);
+  }
+}

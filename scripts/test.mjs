@@ -1,0 +1,86 @@
+// `npm test`: everything that CI runs. Formatting and lints, unit tests, and the end-to-end tests against the built Worker in
+// workerd, with a port and a state folder of their own.
+//
+// `npm test -- e2e [filter]` runs only the end-to-end tests, those whose names hold the filter. With FARHAND_URL and
+// FARHAND_OPERATOR_TOKEN set, they run against that service instead.
+import { spawnSync } from "node:child_process";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { buildAgent } from "./agent.mjs";
+import { build } from "./build.mjs";
+import { freePort, startInstance } from "./instance.mjs";
+import { root, run, say } from "./lib.mjs";
+import { prepare } from "./toolchain.mjs";
+
+const [only, ...filter] = process.argv.slice(2);
+const counts = { passed: 0, failed: 0 };
+
+/** Runs a program with its output on ours, and returns that output. */
+function tee(program, args, env) {
+  const done = spawnSync(program, args, { cwd: root, env, encoding: "utf8", stdio: ["ignore", "pipe", "inherit"], maxBuffer: 1 << 28 });
+  process.stdout.write(done.stdout ?? "");
+  return { ok: done.status === 0, text: done.stdout ?? "" };
+}
+
+/** Runs `cargo test` and counts what it ran. */
+function cargoTest(args, env = process.env) {
+  say(`> cargo test ${args.join(" ")}`);
+  const { ok, text } = tee("cargo", ["test", "--quiet", ...args], env);
+  let failed = 0;
+  for (const [, passed, failures] of text.matchAll(/^test result: .*?(\d+) passed; (\d+) failed/gm)) {
+    counts.passed += Number(passed);
+    failed += Number(failures);
+  }
+  // A test program that did not build, or did not end by itself, counts as one failure.
+  counts.failed += ok ? failed : Math.max(failed, 1);
+}
+
+async function lints() {
+  const env = await prepare();
+  const { text } = tee("cargo", ["fmt", "--all", "--check"], process.env);
+  if (text !== "") throw new Error("cargo fmt --check found differences");
+  say("> cargo clippy, for the host");
+  run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+  say("> cargo clippy, for wasm");
+  run("cargo", ["clippy", "--quiet", "-p", "farhand", "-p", "farhand-domain", "--target", "wasm32-unknown-unknown", "--", "-D", "warnings"], { env });
+}
+
+async function endToEnd() {
+  const environment = { ...process.env };
+  let instance = null;
+  let stateDir = null;
+  await build();
+  environment.FARHAND_AGENT = buildAgent();
+  try {
+    if (!environment.FARHAND_URL) {
+      stateDir = mkdtempSync(join(tmpdir(), "farhand-test-"));
+      // The least rounds that the Worker takes: the tests log in some hundred times.
+      const variables = { PBKDF2_ITERATIONS: "100000" };
+      instance = await startInstance({ stateDir, port: await freePort(), environment: variables, onExit: (how) => say(`error: wrangler dev ended with ${how}`) });
+      environment.FARHAND_URL = instance.url;
+      environment.FARHAND_OPERATOR_TOKEN = instance.operatorToken;
+      environment.FARHAND_STATE_DIR = stateDir;
+    }
+    cargoTest(["-p", "farhand-tests", "--test", "e2e", "--", ...filter], environment);
+  } finally {
+    await instance?.stop();
+    if (stateDir && counts.failed === 0) rmSync(stateDir, { recursive: true, force: true });
+    else if (stateDir) say(`the service's state and log are in ${stateDir}`);
+  }
+}
+
+try {
+  if (only === undefined) {
+    await lints();
+    cargoTest(["-p", "farhand-domain"]);
+    cargoTest(["-p", "farhand"]);
+    cargoTest(["-p", "farhand-agent"]);
+  }
+  await endToEnd();
+} catch (error) {
+  say(`error: ${error.message}`);
+  counts.failed += 1;
+}
+console.log(`\n${counts.passed} passed, ${counts.failed} failed`);
+process.exit(counts.failed === 0 && counts.passed > 0 ? 0 : 1);

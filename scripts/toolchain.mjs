@@ -1,0 +1,144 @@
+// Gets what the build needs and says what it found: npm packages, the wasm target, worker-build and wasm-bindgen.
+//
+// There are two ways to the wasm target. An ordinary rustup downloads it. Where rustup cannot (an offline or
+// mirrored network), Debian packages a compiler with the source of std, and std is compiled here once into a
+// sysroot of the project's own. Everything lands in .tools/ and node_modules/; only Debian's packages go elsewhere.
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, symlinkSync, copyFileSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { digest, fail, once, output, root, run, say, tools } from "./lib.mjs";
+
+const TARGET = "wasm32-unknown-unknown";
+const WORKER_BUILD = "0.8.7";
+/** worker-build and wasm-bindgen are built with this folder as `--root`. */
+const cargoRoot = join(tools, "cargo");
+const debianRust = join(tools, "debian-rust");
+const DEBIAN_PACKAGES = ["rustc-web", "cargo-web", "rust-web-src", "rust-web-clippy", "lld-19"];
+
+/** Installs the npm packages of the lock file when they are not the installed ones. */
+export async function npmPackages() {
+  const stamp = join(root, "node_modules", ".farhand-lock");
+  await once(stamp, digest(["package-lock.json"]), () => {
+    say("npm: installing the packages of package-lock.json");
+    run("npm", ["ci", "--ignore-scripts", "--no-audit", "--no-fund"]);
+  });
+}
+
+const hasStd = (libdir) => libdir !== null && existsSync(libdir) && readdirSync(libdir).some((name) => name.startsWith("libstd-"));
+
+/** The environment for `cargo ... --target wasm32-unknown-unknown`, and a line that says where it comes from. */
+function wasmToolchain() {
+  const rustc = output("rustc", ["--version"]);
+  if (rustc === null) fail("no rustc on PATH: install Rust with rustup (https://rustup.rs)");
+  const installed = () => hasStd(output("rustc", ["--print", "target-libdir", "--target", TARGET]));
+  if (installed()) return { line: `${rustc}, its own ${TARGET}`, env: {} };
+  // rustup says no at once where its server cannot be reached; a network that only hangs must not hang us.
+  if (output("rustup", ["target", "add", TARGET], { timeout: 120_000 }) !== null && installed()) {
+    return { line: `${rustc}, ${TARGET} added by rustup`, env: {} };
+  }
+  return debianToolchain();
+}
+
+function debianToolchain() {
+  const missing = () => DEBIAN_PACKAGES.filter((name) => !output("dpkg-query", ["-W", "-f=${Status}", name])?.includes("ok installed"));
+  if (missing().length > 0) {
+    if (output("apt-get", ["--version"]) === null) {
+      fail(`rustup could not add ${TARGET}, and there is no apt-get here to get Debian's rustc-web instead`);
+    }
+    const sudo = process.getuid() === 0 ? [] : ["sudo"];
+    const apt = [...sudo, "apt-get"];
+    say(`wasm target: rustup cannot download it; installing Debian's ${missing().join(", ")}`);
+    run(apt[0], [...apt.slice(1), "update", "-q"]);
+    run(apt[0], [...apt.slice(1), "install", "-yq", "--no-install-recommends", ...missing()]);
+  }
+  const version = output("/usr/bin/rustc", ["--version"]);
+  const bin = join(debianRust, "bin");
+  const stamp = join(debianRust, "version");
+  if (!existsSync(stamp) || readFileSync(stamp, "utf8") !== version) {
+    say(`wasm target: compiling std for ${TARGET} with Debian's ${version} (once, about half a minute)`);
+    buildSysroot(bin);
+    writeFileSync(stamp, version);
+  }
+  return {
+    line: `Debian's ${version}, std compiled into .tools/debian-rust`,
+    env: {
+      PATH: `${bin}:${process.env.PATH}`,
+      RUSTC: join(bin, "rustc"),
+      // clippy-driver is a compiler of its own and takes the sysroot from here.
+      SYSROOT: join(debianRust, "sysroot"),
+      CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER: "wasm-ld-19",
+    },
+  };
+}
+
+/** Makes a sysroot that is Debian's, through links, plus a std for wasm, and a `rustc` that uses it. */
+function buildSysroot(bin) {
+  rmSync(debianRust, { recursive: true, force: true });
+  const rustlib = join(debianRust, "sysroot", "lib", "rustlib");
+  const wasmLib = join(rustlib, TARGET, "lib");
+  mkdirSync(wasmLib, { recursive: true });
+  mkdirSync(bin, { recursive: true });
+  const debianLib = join(output("/usr/bin/rustc", ["--print", "sysroot"]), "lib", "rustlib");
+  for (const name of readdirSync(debianLib)) {
+    if (name !== TARGET) symlinkSync(join(debianLib, name), join(rustlib, name));
+  }
+
+  const crate = mkdtempSync(join(tmpdir(), "farhand-std-"));
+  mkdirSync(join(crate, "src"));
+  writeFileSync(join(crate, "Cargo.toml"), '[package]\nname = "empty"\nversion = "0.0.0"\nedition = "2021"\n[profile.release]\npanic = "abort"\n');
+  writeFileSync(join(crate, "src", "lib.rs"), "");
+  run("/usr/bin/cargo", ["build", "--release", "--target", TARGET, "-Zbuild-std=std,panic_abort"], {
+    cwd: crate,
+    env: { ...process.env, RUSTC: "/usr/bin/rustc", RUSTC_BOOTSTRAP: "1", CARGO_TARGET_DIR: join(crate, "target"), RUSTFLAGS: "" },
+  });
+  const deps = join(crate, "target", TARGET, "release", "deps");
+  for (const name of readdirSync(deps)) {
+    if (name.endsWith(".rlib") && !name.startsWith("libempty")) copyFileSync(join(deps, name), join(wasmLib, name));
+  }
+  rmSync(crate, { recursive: true, force: true });
+
+  const wrapper = join(bin, "rustc");
+  writeFileSync(wrapper, `#!/bin/sh\nexec /usr/bin/rustc --sysroot '${join(debianRust, "sysroot")}' "$@"\n`);
+  chmodSync(wrapper, 0o755);
+  for (const name of ["cargo", "cargo-clippy", "clippy-driver"]) symlinkSync(join("/usr/bin", name), join(bin, name));
+}
+
+/** The version of a crate in Cargo.lock. */
+function locked(crate) {
+  const found = new RegExp(`name = "${crate}"\\nversion = "([^"]+)"`).exec(readFileSync(join(root, "Cargo.lock"), "utf8"));
+  return found?.[1] ?? fail(`Cargo.lock has no ${crate}`);
+}
+
+/** Installs a cargo program into .tools unless that version is there. */
+async function cargoProgram(crate, version, ...options) {
+  await once(join(cargoRoot, `${crate}.version`), version, () => {
+    say(`${crate} ${version}: compiling it into .tools (some minutes, once)`);
+    const env = { ...process.env, CARGO_TARGET_DIR: join(tools, "target") };
+    run("cargo", ["install", "--quiet", ...options, "--root", cargoRoot, `${crate}@${version}`], { env });
+    rmSync(join(tools, "target"), { recursive: true, force: true });
+  });
+}
+
+/**
+ * Gets all that a build of the Worker needs.
+ * @returns the environment for cargo and worker-build.
+ */
+export async function prepare() {
+  await npmPackages();
+  const wasm = wasmToolchain();
+  say(`wasm target: ${wasm.line}`);
+  await cargoProgram("worker-build", WORKER_BUILD, "--locked");
+  // Without --locked: a mirror of crates.io may lag behind the lock file that this crate ships.
+  await cargoProgram("wasm-bindgen-cli", locked("wasm-bindgen"));
+  const npmBin = (name) => join(root, "node_modules", ".bin", name);
+  return {
+    ...process.env,
+    ...wasm.env,
+    // A folder of its own: the host's cargo may be another compiler, and each would undo the other's cache.
+    CARGO_TARGET_DIR: join(root, "target", "worker"),
+    WORKER_BUILD: join(cargoRoot, "bin", "worker-build"),
+    WASM_BINDGEN_BIN: join(cargoRoot, "bin", "wasm-bindgen"),
+    WASM_OPT_BIN: npmBin("wasm-opt"),
+    ESBUILD_BIN: npmBin("esbuild"),
+  };
+}

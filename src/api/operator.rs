@@ -1,0 +1,95 @@
+//! The operator API (contract 2): workspaces, on the bare service domain only.
+
+use farhand_domain::error::{Error, Kind};
+use farhand_domain::fields::Fields;
+use farhand_domain::host::Host;
+use farhand_domain::page::Page;
+use farhand_domain::password;
+use farhand_domain::user::{self, NewUser};
+use farhand_domain::workspace;
+use serde_json::json;
+
+use super::envelope;
+use crate::janitor::{self, Purge};
+use crate::platform;
+use crate::request::Call;
+use crate::response::Reply;
+use crate::store::workspaces;
+
+/// Refuses whoever is not the operator.
+///
+/// # Errors
+/// 404 on a workspace's own name or without the secret `OPERATOR_TOKEN`, 401 without a header, 403 with a wrong one.
+fn authorize(call: &Call) -> Result<(), Error> {
+    let expected = platform::operator_token(&call.env).filter(|_| matches!(call.host, Host::Bare(_)));
+    let expected = expected.ok_or_else(Error::not_found)?;
+    if call.operator_token()?.equals(&expected) { Ok(()) } else { Err(Error::invalid_token()) }
+}
+
+/// Tells whether the operator API can be seen at all by this request.
+pub fn is_visible(call: &Call) -> bool {
+    !matches!(authorize(call), Err(Error { kind: Kind::NotFound, .. }))
+}
+
+struct NewWorkspace {
+    slug: String,
+    name: String,
+    admin: NewUser,
+}
+
+fn read(mut fields: Fields) -> Result<NewWorkspace, Error> {
+    let slug = fields.text("slug", 1..=63).filter(|slug| {
+        let good = workspace::is_slug(slug);
+        if !good {
+            fields.reject("slug", "Enter a lower-case letter, then letters, digits and hyphens; no hyphen at the end.");
+        }
+        good
+    });
+    let name = fields.optional_text("name", 1..=128);
+    let mut admin_fields = fields.object("admin");
+    let admin = user::read_new(&mut admin_fields);
+    fields.absorb("admin", admin_fields);
+    fields.finish()?;
+    match (slug, admin) {
+        (Some(slug), Some(admin)) => Ok(NewWorkspace { name: name.unwrap_or_else(|| slug.clone()), slug, admin }),
+        _ => Err(Error::internal("a field is missing and nothing was noted")),
+    }
+}
+
+/// `POST /operator/workspaces/`.
+pub async fn create(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields().await;
+    authorize(call)?;
+    let NewWorkspace { slug, name, admin } = fields.and_then(read)?;
+    let hash = password::hash(&admin.password, platform::random()?, call.config.pbkdf2_rounds);
+    let new = workspaces::New { slug: &slug, name: &name, admin: &admin, password: &hash };
+    let id = workspaces::insert(&call.env, new, call.now).await?;
+    let id = id.ok_or_else(|| Error::field("slug", "A workspace with this slug already exists."))?;
+    Reply::created(&json!({
+        "slug": slug,
+        "name": name,
+        "region": call.config.names().region,
+        "base_url": call.base_url_of(&slug),
+        "admin": {"id": id, "username": admin.username, "email": admin.email},
+    }))
+}
+
+/// `GET /operator/workspaces/`.
+pub async fn list(call: &Call) -> Result<Reply, Error> {
+    authorize(call)?;
+    let query = call.query();
+    let page = Page::of(&query)?;
+    let (items, count) = workspaces::list(&call.env, call.config.names().region, page).await?;
+    envelope(call, &query, page, items, count)
+}
+
+/// `DELETE /operator/workspaces/<slug>/`: everything in it is refused when this answers; the rest is purged after.
+pub async fn delete(call: &Call) -> Result<Reply, Error> {
+    authorize(call)?;
+    let slug = call.parameter("slug");
+    let missing = || Error::new(Kind::NotFound, "No such workspace.");
+    let id = workspaces::mark_deleted(&call.env, slug, call.now).await?.ok_or_else(missing)?;
+    workspaces::forget(slug);
+    janitor::ask(&call.env, &Purge { workspace_id: id, slug: slug.to_owned() }).await?;
+    Ok(Reply::no_content())
+}

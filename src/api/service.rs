@@ -1,0 +1,19 @@
+//! Health.
+
+use farhand_domain::error::Error;
+use serde_json::json;
+
+use crate::caller::Credential;
+use crate::request::Call;
+use crate::response::Reply;
+
+/// `GET /healthz` (contract 9).
+pub fn health() -> Result<Reply, Error> {
+    Reply::ok(&json!({"status": "ok", "version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `GET /api/status/` (contract 9).
+pub async fn status(call: &Call) -> Result<Reply, Error> {
+    Credential::of(call)?.check().await?;
+    Reply::ok(&json!({"status": "ok"}))
+}

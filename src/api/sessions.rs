@@ -1,0 +1,104 @@
+//! Logging in and out (spec.md, Authentication endpoints).
+
+use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
+use farhand_domain::fields::Fields;
+use farhand_domain::password;
+use farhand_domain::secret::Purpose;
+use serde_json::{Value, json};
+
+use crate::caller::{self, Credential};
+use crate::platform;
+use crate::request::Call;
+use crate::response::Reply;
+use crate::store::login_tokens::{self, Entry};
+use crate::store::{sessions, users, workspaces};
+
+/// The most characters of a User-Agent header that a session keeps.
+const MAX_USER_AGENT: usize = 512;
+
+/// `POST /api/auth/login/`.
+///
+/// 1. Reads the fields from JSON or either kind of form; missing ones are 403 with the field arrays (contract 4).
+/// 2. Looks the user up, and checks the password; for a user who is unknown or inactive the same work is done.
+/// 3. Makes the session in D1, on the condition that the user and the password are still the same.
+/// 4. Puts the token into KV and answers with it.
+pub async fn login(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.login_fields().await?;
+    let (username, password) = read(fields)?;
+    let workspace = call.workspace()?;
+
+    let found = users::for_login(&call.env, workspace, &username).await?;
+    if !found.workspace_exists {
+        return Err(Error::not_found());
+    }
+    workspaces::remember(workspace, call.now);
+    let rounds = call.config.pbkdf2_rounds;
+    let stored = found.user.as_ref().map(|(_, password)| password.as_str());
+    let verified = password::verify(&password, stored, rounds);
+    let (Some((user_id, stored)), Some(verified)) = (&found.user, verified) else {
+        return Err(wrong_credentials());
+    };
+
+    let token = platform::new_secret()?;
+    let token_hash = platform::pepper(&call.env)?.hash(Purpose::Token, &token);
+    let renewed = if verified.outdated { Some(password::hash(&password, platform::random()?, rounds)) } else { None };
+    let user_agent: String = call.header("User-Agent").unwrap_or_default().chars().take(MAX_USER_AGENT).collect();
+    let session = sessions::New {
+        id: platform::new_id(call.now)?,
+        user_id: *user_id,
+        checked_password: stored,
+        password: renewed.as_deref().unwrap_or(stored),
+        token_hash: &token_hash,
+        user_agent: &user_agent,
+        remote_ip: &call.remote_ip(),
+        expires_at: call.now.plus_seconds(sessions::LIFETIME),
+    };
+    let entry = Entry { session: session.id, expires_at: session.expires_at };
+    if !sessions::insert(&call.env, workspace, session, call.now).await? {
+        return Err(wrong_credentials());
+    }
+
+    login_tokens::put(&call.env, workspace, &token_hash, entry).await?;
+    Reply::ok(&json!({"token": token.expose(), "expires_at": entry.expires_at}))
+}
+
+/// A login's fields. Missing or blank ones are not a 400 here (spec.md: 403 on failure).
+fn read(mut fields: Fields) -> Result<(String, String), Error> {
+    let username = fields.text("username", 1..=usize::MAX);
+    let password = fields.text("password", 1..=usize::MAX);
+    fields.finish().map_err(|error| Error { kind: Kind::Forbidden, ..error })?;
+    username.zip(password).ok_or_else(wrong_credentials)
+}
+
+fn wrong_credentials() -> Error {
+    Error { kind: Kind::Forbidden, ..Error::field(NON_FIELD, "Unable to log in with the provided credentials.") }
+}
+
+/// `GET /api/auth/is-authenticated/`: 200 whatever the header holds (contract 4).
+pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
+    let outcome = match Credential::of(call) {
+        Ok(credential) => credential.check().await.map(drop),
+        Err(error) => Err(error),
+    };
+    let authenticated = match outcome {
+        Ok(()) => true,
+        Err(error) if matches!(error.kind, Kind::Unauthenticated | Kind::Forbidden) => false,
+        Err(error) => return Err(error),
+    };
+    Reply::ok(&json!({"authenticated": authenticated}))
+}
+
+/// `GET` or `POST /api/auth/logout/`: ends the session of a login token. Without a header it is 403, not 401
+/// (spec.md); with an API token it is 403, and the token stays (contract 4).
+pub async fn logout(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call).map_err(|error| match error.kind {
+        Kind::Unauthenticated => Error { kind: Kind::Forbidden, ..error }.code(Code::InvalidAuthorization),
+        _ => error,
+    })?;
+    let (caller, _) = credential.write(vec![sessions::delete_own(&credential)]).await?;
+    if caller.kind == caller::Kind::ApiToken {
+        return Err(Error::new(Kind::Forbidden, "Only a login token can log out.").code(Code::PermissionDenied));
+    }
+    credential.forget_login_token();
+    Reply::ok(&Value::Null)
+}

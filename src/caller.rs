@@ -1,0 +1,294 @@
+//! Who is calling: the Authorization header's token, resolved in the same round trip as the handler's own work.
+//!
+//! Every statement that a handler runs for a user begins with the common table `me`, which has one row if the
+//! credential is alive in the request's workspace and none otherwise. So a read finds nothing and a write changes
+//! nothing for a dead credential, and a revocation is effective at the very next request.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+
+use farhand_domain::error::Error;
+use farhand_domain::page::Page;
+use farhand_domain::secret::Purpose;
+use farhand_domain::time::Timestamp;
+use futures_util::future;
+use serde::Deserialize;
+use uuid::Uuid;
+use worker::{D1Result, console_error};
+
+use crate::platform;
+use crate::request::Call;
+use crate::store::db::{self, Failure, Parameter, Statement};
+use crate::store::login_tokens::{self, Entry};
+use crate::store::{api_tokens, sessions, workspaces};
+
+/// The parameters of `me`: `?1` the workspace's slug, `?2` the token's hash, `?3` now, `?4` now less the time that a
+/// login token is taken past its expiry. A handler's own parameters begin at `?5`.
+const ME: &str = "WITH me AS MATERIALIZED (
+    SELECT w.id AS workspace_id, u.id AS user_id, u.username, u.email, u.is_staff, u.is_superuser,
+        'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at
+    FROM workspaces w
+    JOIN sessions s ON s.workspace_id = w.id AND s.token_hash = ?2 AND s.expires_at > ?4
+    JOIN users u ON u.id = s.user_id AND u.workspace_id = w.id AND u.is_active = 1
+    WHERE w.slug = ?1 AND w.deleted_at IS NULL
+    UNION ALL
+    SELECT w.id, u.id, u.username, u.email, u.is_staff, u.is_superuser,
+        'api_token', t.id, t.last_used_at, t.expires_at
+    FROM workspaces w
+    JOIN api_tokens t ON t.workspace_id = w.id AND t.key_hash = ?2 AND t.enabled = 1
+        AND (t.expires_at IS NULL OR t.expires_at > ?3)
+    JOIN users u ON u.id = t.user_id AND u.workspace_id = w.id AND u.is_active = 1
+    WHERE w.slug = ?1 AND w.deleted_at IS NULL
+)";
+
+/// The columns that tell of the credential: one row always, with nulls where there is no such workspace or caller.
+const WHO: &str = "(SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL) AS workspace,
+    (SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
+        'is_staff', json(iif(is_staff, 'true', 'false')), 'is_superuser', json(iif(is_superuser, 'true', 'false')),
+        'kind', kind, 'credential_id', credential_id, 'moved_at', moved_at, 'expires_at', expires_at) FROM me) AS me";
+
+/// How many hashes of API tokens an isolate remembers at most.
+const REMEMBERED_API_TOKENS: usize = 10_000;
+
+thread_local! {
+    /// Hashes that were found to be of API tokens. Only a hint: KV is not asked for them.
+    static API_TOKENS: RefCell<HashSet<String>> = RefCell::default();
+}
+
+/// What kind of credential it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A login token.
+    Session,
+    /// An API token.
+    ApiToken,
+}
+
+/// The authenticated user, and by which credential.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Caller {
+    /// The workspace.
+    pub workspace_id: i64,
+    /// The user's id.
+    pub user_id: i64,
+    /// The user's name.
+    pub username: String,
+    /// The user's e-mail address.
+    pub email: String,
+    /// Staff manage servers and ordinary users.
+    pub is_staff: bool,
+    /// Superusers manage everything.
+    pub is_superuser: bool,
+    /// The kind of credential.
+    pub kind: Kind,
+    /// The session's or the API token's id.
+    pub credential_id: Uuid,
+    /// When the session's expiry was moved, or the token's use was noted.
+    moved_at: Option<Timestamp>,
+    expires_at: Option<Timestamp>,
+}
+
+impl Caller {
+    /// Whether the caller has the rights of staff.
+    pub fn is_staff_or_superuser(&self) -> bool {
+        self.is_staff || self.is_superuser
+    }
+}
+
+/// A token that was sent, not looked up yet.
+pub struct Credential<'a> {
+    call: &'a Call,
+    workspace: &'a str,
+    hash: String,
+}
+
+#[derive(Deserialize)]
+struct Who {
+    workspace: Option<f64>,
+    me: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    body: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    body: Option<String>,
+    total: Option<f64>,
+}
+
+impl<'a> Credential<'a> {
+    /// Reads the Authorization header.
+    ///
+    /// # Errors
+    /// 401 without one, 403 where it has another form.
+    pub fn of(call: &'a Call) -> Result<Self, Error> {
+        let token = call.user_token()?;
+        let hash = platform::pepper(&call.env)?.hash(Purpose::Token, &token);
+        Ok(Self { call, workspace: call.workspace()?, hash })
+    }
+
+    /// A statement on the common table `me`, whose own parameters begin at `?5`.
+    pub fn statement(&self, sql: &str) -> Statement {
+        let now = self.call.now;
+        Statement::new(format!("{ME}\n{sql}"))
+            .bind(self.workspace)
+            .bind(&self.hash)
+            .bind(now)
+            .bind(now.plus_seconds(-sessions::REFRESH_EVERY))
+    }
+
+    /// Runs statements in one round trip: the first must select [`WHO`]. A failure is told only to a caller who is
+    /// alive: for another one no statement does anything that could fail.
+    async fn resolve(&self, statements: Vec<Statement>) -> Result<(Caller, Vec<D1Result>), Failure> {
+        let is_api_token = API_TOKENS.with_borrow(|known| known.contains(&self.hash));
+        let entry = async {
+            if is_api_token { None } else { login_tokens::get(&self.call.env, self.workspace, &self.hash).await }
+        };
+        let (results, entry) = future::join(db::batch(&self.call.env, statements), entry).await;
+        let results = results?;
+        let first = results.first().ok_or_else(|| Failure::Other("no result".to_owned()))?;
+        let who = db::first::<Who>(first)?.ok_or_else(|| Failure::Other("no row".to_owned()))?;
+        let caller = self.settle(who, entry).map_err(Failure::Refused)?;
+        Ok((caller, results))
+    }
+
+    /// Takes the caller from what D1 says, and puts right what KV says.
+    fn settle(&self, who: Who, entry: Option<Entry>) -> Result<Caller, Error> {
+        if who.workspace.is_none() {
+            workspaces::forget(self.workspace);
+            return Err(Error::not_found());
+        }
+        workspaces::remember(self.workspace, self.call.now);
+        self.call.workspace_proven.set(true);
+        let Some(me) = who.me else {
+            API_TOKENS.with_borrow_mut(|known| known.remove(&self.hash));
+            if entry.is_some() {
+                self.forget_login_token();
+            }
+            return Err(Error::invalid_token());
+        };
+        let caller: Caller = serde_json::from_str(&me).map_err(platform::internal)?;
+        self.keep_up(&caller, entry);
+        Ok(caller)
+    }
+
+    /// After the response: moves a session's expiry and repairs its KV entry, or notes an API token's use; each at
+    /// most every ten minutes.
+    fn keep_up(&self, caller: &Caller, entry: Option<Entry>) {
+        let (env, now, id) = (self.call.env.clone(), self.call.now, caller.credential_id);
+        let is_due = caller.moved_at.is_none_or(|moved| moved.plus_seconds(sessions::REFRESH_EVERY) <= now);
+        match caller.kind {
+            Kind::ApiToken => {
+                API_TOKENS.with_borrow_mut(|known| {
+                    if known.len() >= REMEMBERED_API_TOKENS {
+                        known.clear();
+                    }
+                    known.insert(self.hash.clone());
+                });
+                if is_due {
+                    self.call.context.wait_until(logged(async move { api_tokens::touch(&env, id, now).await }));
+                }
+            }
+            Kind::Session => {
+                let expires_at = if is_due { Some(now.plus_seconds(sessions::LIFETIME)) } else { caller.expires_at };
+                let Some(expires_at) = expires_at else { return };
+                let wanted = Entry { session: id, expires_at };
+                if entry == Some(wanted) {
+                    return;
+                }
+                let (workspace, hash) = (self.workspace.to_owned(), self.hash.clone());
+                self.call.context.wait_until(logged(async move {
+                    if is_due {
+                        sessions::refresh(&env, id, now, expires_at).await?;
+                    }
+                    login_tokens::put(&env, &workspace, &hash, wanted).await
+                }));
+            }
+        }
+    }
+
+    /// After the response: removes the token's KV entry, as D1 has no such session any more.
+    pub fn forget_login_token(&self) {
+        let (env, workspace, hash) = (self.call.env.clone(), self.workspace.to_owned(), self.hash.clone());
+        self.call.context.wait_until(logged(async move { login_tokens::delete(&env, &workspace, &hash).await }));
+    }
+
+    /// Looks the credential up, and does nothing else.
+    ///
+    /// # Errors
+    /// The credential is not alive.
+    pub async fn check(&self) -> Result<Caller, Error> {
+        let (caller, _) = self.resolve(vec![self.statement(&format!("SELECT {WHO}"))]).await?;
+        Ok(caller)
+    }
+
+    /// Passes on input that was read before the credential was looked up; where it is bad, the credential's own
+    /// refusal comes first (contract 3, order of refusals).
+    ///
+    /// # Errors
+    /// The credential is not alive, or else the input's own error.
+    pub async fn checked<T>(&self, input: Result<T, Error>) -> Result<T, Error> {
+        match input {
+            Ok(input) => Ok(input),
+            Err(error) => {
+                self.check().await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads one thing: SQL for it as JSON text, with its parameters from `?5` on. It may use the columns of `me`.
+    ///
+    /// # Errors
+    /// The credential is not alive.
+    pub async fn read(&self, sql: &str, parameters: Vec<Parameter>) -> Result<(Caller, Option<String>), Error> {
+        let statement = self.statement(&format!("SELECT {WHO}, (SELECT {sql} FROM me) AS body"));
+        let statement = parameters.into_iter().fold(statement, Statement::bind);
+        let (caller, results) = self.resolve(vec![statement]).await?;
+        let body = results.first().map(db::first::<Body>).transpose()?.flatten();
+        Ok((caller, body.and_then(|body| body.body)))
+    }
+
+    /// Reads a page of a list: SQL for the array of the page's items as JSON text, whose `LIMIT` and `OFFSET` are `?5`
+    /// and `?6`, and SQL for the number of all items. Returns both.
+    ///
+    /// # Errors
+    /// The credential is not alive.
+    pub async fn list(&self, items: &str, count: &str, page: Page) -> Result<(String, u64), Error> {
+        // A page past the end is not read: OFFSET would walk over all that comes before it.
+        let sql = format!(
+            "SELECT {WHO}, n.total, (SELECT iif(?6 = 0 OR n.total > ?6, {items}, NULL) FROM me) AS body
+             FROM (SELECT (SELECT {count} FROM me) AS total) n"
+        );
+        let statement = self.statement(&sql).bind(page.size).bind(page.offset());
+        let (_, results) = self.resolve(vec![statement]).await?;
+        let listed = results.first().map(db::first::<Listed>).transpose()?.flatten();
+        let listed = listed.ok_or_else(|| Error::internal("D1 gave no row"))?;
+        Ok((listed.body.unwrap_or_else(|| "[]".to_owned()), listed.total.unwrap_or(0.0) as u64))
+    }
+
+    /// Changes something: statements made with [`Credential::statement`]. Returns the `body` column of the first row of
+    /// each.
+    ///
+    /// # Errors
+    /// The credential is not alive, or a uniqueness rule is broken.
+    pub async fn write(&self, statements: Vec<Statement>) -> Result<(Caller, Vec<Option<String>>), Failure> {
+        let mut all = vec![self.statement(&format!("SELECT {WHO}"))];
+        all.extend(statements);
+        let (caller, results) = self.resolve(all).await?;
+        let body = |result: &D1Result| Ok(db::first::<Body>(result)?.and_then(|row| row.body));
+        let bodies = results[1..].iter().map(body).collect::<Result<_, Error>>()?;
+        Ok((caller, bodies))
+    }
+}
+
+/// Work after the response, whose failure only the log hears of: the next request does it again.
+async fn logged(work: impl Future<Output = Result<(), Error>>) {
+    if let Err(error) = work.await {
+        console_error!("after the response: {}", error.detail);
+    }
+}

@@ -1,0 +1,134 @@
+//! The Worker of Farhand. `ARCHITECTURE.md` draws the map; this file holds the entry points only.
+
+mod api;
+mod caller;
+mod janitor;
+mod link_calls;
+mod platform;
+mod request;
+mod response;
+mod routes;
+mod server_link;
+mod server_link_sql;
+mod store;
+
+use farhand_domain::cors;
+use farhand_domain::error::{Error, Kind};
+use worker::{Context, Env, Request, Response, event};
+
+use crate::request::Call;
+use crate::response::Reply;
+use crate::routes::{Access, Route};
+use crate::store::workspaces;
+
+/// Runs once for each instance of the Worker.
+#[event(start)]
+fn start() {
+    console_error_panic_hook::set_once();
+}
+
+/// Answers a request: the one place where an error becomes JSON. It never returns `Err`, which would show the platform's
+/// own text.
+#[event(fetch)]
+async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<Response> {
+    let mut call = Call::new(request, env, context);
+    let outcome = answer(&mut call).await;
+    let outcome = match outcome {
+        // A workspace that does not exist is 404 before anything else about the request (contract 3).
+        Err(error) => Err(workspace_missing(&call).await.unwrap_or(error)),
+        reply => reply,
+    };
+    let reply = outcome.unwrap_or_else(|error| {
+        let reply = Reply::refusal(&error, &call.id);
+        match error.kind {
+            Kind::Unauthenticated => reply.header("WWW-Authenticate", "token realm=\"farhand\""),
+            Kind::MethodNotAllowed => {
+                reply.header("Allow", routes::find(&call.path).map(|(r, _)| r.allow()).unwrap_or_default())
+            }
+            _ => reply,
+        }
+    });
+    with_cors(&call, reply).into_response(&call.id, call.method == "HEAD")
+}
+
+/// Finds the endpoint and has it answer, in the contract's order of refusals: host, path, method, and then what the
+/// handler asks for.
+async fn answer(call: &mut Call) -> Result<Reply, Error> {
+    let before_hosts = matches!(call.path.as_str(), "/healthz")
+        || call.path.starts_with("/operator/") && api::operator::is_visible(call);
+    if !before_hosts {
+        call.workspace()?;
+    }
+    if let Some(path) = with_slash(call) {
+        if let Some(error) = workspace_missing(call).await {
+            return Err(error);
+        }
+        // An agent's client would turn a redirected POST into a GET: agents are served where they ask.
+        if !call.is_agent() {
+            let query = if call.raw_query.is_empty() { String::new() } else { format!("?{}", call.raw_query) };
+            return Ok(Reply::moved(format!("{}{path}{query}", call.origin)));
+        }
+        call.path = path;
+    }
+    let path = call.path.clone();
+    let (route, parameters) =
+        routes::find(&path).filter(|(route, _)| is_served(call, route)).ok_or_else(Error::not_found)?;
+    if call.method == "OPTIONS" {
+        if let Some(error) = workspace_missing(call).await {
+            return Err(error);
+        }
+        return Ok(Reply::no_content().header("Allow", route.allow()));
+    }
+    let endpoint = route.endpoint(&call.method);
+    let endpoint = endpoint.ok_or_else(|| Error::new(Kind::MethodNotAllowed, "Method not allowed."))?;
+    call.parameters = parameters.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let reply = api::dispatch(endpoint, call).await?;
+    match workspace_missing(call).await {
+        Some(error) => Err(error),
+        None => Ok(reply),
+    }
+}
+
+/// The path with the slash that it lacks; every path but `/healthz` ends with one.
+fn with_slash(call: &Call) -> Option<String> {
+    (!call.path.ends_with('/') && call.path != "/healthz").then(|| format!("{}/", call.path))
+}
+
+fn is_served(call: &Call, route: &Route) -> bool {
+    let hidden_operator = route.access == Access::Operator && !api::operator::is_visible(call);
+    !hidden_operator && (call.config.on_prem || !route.on_prem_only)
+}
+
+/// The refusal where the request's workspace does not exist, if that is not known yet.
+async fn workspace_missing(call: &Call) -> Option<Error> {
+    let outside = call.path == "/healthz" || call.path.starts_with("/operator/");
+    let slug = call.host.workspace().filter(|_| !outside && !call.workspace_proven.get())?;
+    if !workspaces::is_remembered(slug, call.now) {
+        match workspaces::exists(&call.env, slug).await {
+            Ok(true) => workspaces::remember(slug, call.now),
+            Ok(false) => return Some(Error::not_found()),
+            Err(error) => return Some(error),
+        }
+    }
+    call.workspace_proven.set(true);
+    None
+}
+
+/// Lets pages of the web console's origin read the answer, and no others (contract 3).
+fn with_cors(call: &Call, reply: Reply) -> Reply {
+    let Some(origin) = call.header("Origin") else { return reply };
+    let web_client = if call.config.web_client_url.is_empty() { &call.origin } else { &call.config.web_client_url };
+    let reply = reply.header("Vary", "Origin");
+    if !cors::allows(web_client, &origin) {
+        return reply;
+    }
+    let reply =
+        reply.header("Access-Control-Allow-Origin", origin).header("Access-Control-Expose-Headers", "X-Request-Id");
+    if call.method != "OPTIONS" {
+        return reply;
+    }
+    reply
+        .header("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
+        .header("Access-Control-Allow-Headers", "Authorization, Content-Type, Prefer, X-Request-Id")
+        .header("Access-Control-Max-Age", "600")
+}

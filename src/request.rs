@@ -1,0 +1,296 @@
+//! A request as the handlers see it.
+
+use std::cell::Cell;
+
+use farhand_domain::authorization::{self, AgentCredential};
+use farhand_domain::error::{Error, Kind, NON_FIELD};
+use farhand_domain::fields::Fields;
+use farhand_domain::host::{self, Host};
+use farhand_domain::id;
+use farhand_domain::page::Query;
+use farhand_domain::secret::Secret;
+use farhand_domain::time::Timestamp;
+use futures_util::StreamExt;
+use uuid::Uuid;
+use worker::{Context, Env, Headers, Method, Request, RequestInit};
+
+use crate::platform::{self, Config, internal};
+
+/// The largest body of a request, in bytes (contract 3).
+const MAX_BODY: usize = 1024 * 1024;
+/// The largest body of an agent's report, in bytes (contract 3).
+const MAX_REPORT: usize = 16 * 1024 * 1024;
+/// How much of a body that is too large is taken in before the answer, in bytes.
+const MAX_DISCARDED: usize = 64 * 1024 * 1024;
+
+/// A request, with everything that its handler needs.
+pub struct Call {
+    /// The bindings.
+    pub env: Env,
+    /// What outlives the response.
+    pub context: Context,
+    /// The configuration.
+    pub config: Config,
+    /// When the request came in.
+    pub now: Timestamp,
+    /// The request's id: the caller's own, or a new one.
+    pub id: String,
+    /// The method, in upper case as sent.
+    pub method: String,
+    /// The path, percent-encoded as sent.
+    pub path: String,
+    /// The query, as sent, without the question mark.
+    pub raw_query: String,
+    /// Scheme and host as the caller used them: `https://acme.eu1.example.com`.
+    pub origin: String,
+    /// What the Host header names.
+    pub host: Host,
+    /// The values of the path's parameters.
+    pub parameters: Vec<(String, String)>,
+    /// Whether it is known that the workspace exists.
+    pub workspace_proven: Cell<bool>,
+    request: Request,
+}
+
+/// A URL's parts: origin, path and query. `Request::url()` would parse it too, and double the bundle.
+fn split_url(url: &str) -> (&str, &str, &str) {
+    let authority = url.find("://").map_or(0, |at| at + 3);
+    let path = url[authority..].find(['/', '?', '#']).map_or(url.len(), |at| authority + at);
+    let (origin, rest) = url.split_at(path);
+    let rest = rest.split('#').next().unwrap_or("");
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    (origin, path, query)
+}
+
+/// Tells whether a caller's own request id is kept: 1 to 64 of `[A-Za-z0-9_-]` (contract 3).
+fn is_request_id(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+}
+
+fn header_of(request: &Request, name: &str) -> Option<String> {
+    request.headers().get(name).ok().flatten()
+}
+
+impl Call {
+    /// Takes a request in.
+    pub fn new(request: Request, env: Env, context: Context) -> Self {
+        let config = Config::of(&env);
+        let now = platform::now();
+        let url = request.inner().url();
+        let (origin, path, raw_query) = split_url(&url);
+        let host = header_of(&request, "Host").unwrap_or_default();
+        let own_id = header_of(&request, "X-Request-Id").filter(|id| is_request_id(id));
+        let id = own_id.or_else(|| platform::new_id(now).ok().map(|id| id.to_string())).unwrap_or_default();
+        Self {
+            now,
+            id,
+            method: request.inner().method(),
+            path: path.to_owned(),
+            raw_query: raw_query.to_owned(),
+            origin: origin.to_owned(),
+            host: Host::of(&host, config.names()),
+            parameters: Vec::new(),
+            workspace_proven: Cell::new(false),
+            env,
+            context,
+            config,
+            request,
+        }
+    }
+
+    /// A header's value.
+    pub fn header(&self, name: &str) -> Option<String> {
+        header_of(&self.request, name)
+    }
+
+    /// The slug of the request's workspace.
+    ///
+    /// # Errors
+    /// 404 where the Host header names none.
+    pub fn workspace(&self) -> Result<&str, Error> {
+        self.host.workspace().ok_or_else(Error::not_found)
+    }
+
+    /// The base URL of a workspace of this cell, by the scheme and port that the caller used.
+    pub fn base_url_of(&self, slug: &str) -> String {
+        let (scheme, authority) = self.origin.split_once("://").unwrap_or(("https", &self.origin));
+        let port = host::port(authority).map(|port| format!(":{port}")).unwrap_or_default();
+        let names = self.config.names();
+        format!("{scheme}://{slug}.{}.{}{port}", names.region, names.service_domain)
+    }
+
+    /// The query's parameters, decoded.
+    pub fn query(&self) -> Query {
+        form_urlencoded::parse(self.raw_query.as_bytes()).into_owned().collect()
+    }
+
+    /// A path parameter.
+    pub fn parameter(&self, name: &str) -> &str {
+        self.parameters.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
+    }
+
+    /// The path's `{id}`.
+    ///
+    /// # Errors
+    /// A malformed id in a path is a 404 (contract 3), with `missing` saying of what.
+    pub fn path_id(&self, missing: fn() -> Error) -> Result<Uuid, Error> {
+        id::parse(self.parameter("id")).ok_or_else(missing)
+    }
+
+    /// The client's address.
+    pub fn remote_ip(&self) -> String {
+        self.header("CF-Connecting-IP").unwrap_or_default()
+    }
+
+    fn authorization(&self) -> Option<String> {
+        self.header("Authorization")
+    }
+
+    /// The user's token of the Authorization header.
+    ///
+    /// # Errors
+    /// See [`authorization::user`].
+    pub fn user_token(&self) -> Result<Secret, Error> {
+        authorization::user(self.authorization().as_deref())
+    }
+
+    /// The agent's id and key of the Authorization header.
+    ///
+    /// # Errors
+    /// See [`authorization::agent`].
+    pub fn agent_credential(&self) -> Result<AgentCredential, Error> {
+        authorization::agent(self.authorization().as_deref())
+    }
+
+    /// Tells whether the caller says that it is an agent.
+    pub fn is_agent(&self) -> bool {
+        authorization::is_agent(self.authorization().as_deref())
+    }
+
+    /// The operator's token of the Authorization header.
+    ///
+    /// # Errors
+    /// See [`authorization::operator`].
+    pub fn operator_token(&self) -> Result<Secret, Error> {
+        authorization::operator(self.authorization().as_deref())
+    }
+
+    /// The media type of the body, without its parameters, in lower case.
+    fn media_type(&self) -> String {
+        let value = self.header("Content-Type").unwrap_or_default();
+        value.split(';').next().unwrap_or("").trim().to_ascii_lowercase()
+    }
+
+    /// Reads the body, of which `limit` bytes are kept at most.
+    ///
+    /// What comes beyond that is taken in as well, up to [`MAX_DISCARDED`]: a client that is still sending when the answer
+    /// comes may never see it.
+    async fn body(&mut self, limit: usize) -> Result<Vec<u8>, Error> {
+        // No stream: no body.
+        let Ok(mut stream) = self.request.stream() else { return Ok(Vec::new()) };
+        let (mut body, mut length) = (Vec::new(), 0);
+        while let Some(piece) = stream.next().await {
+            let piece = piece.map_err(|_| Error::field(NON_FIELD, "The request body could not be read."))?;
+            length += piece.len();
+            if length <= limit {
+                body.extend(piece);
+            } else if length > MAX_DISCARDED {
+                break;
+            }
+        }
+        if length > limit {
+            return Err(Error::new(Kind::TooLarge, format!("The request body is larger than {limit} bytes.")));
+        }
+        Ok(body)
+    }
+
+    async fn json_body(&mut self, limit: usize) -> Result<Vec<u8>, Error> {
+        let body = self.body(limit).await?;
+        if !body.is_empty() && self.media_type() != "application/json" {
+            return Err(Error::new(Kind::UnsupportedMediaType, "Send the body as application/json."));
+        }
+        Ok(body)
+    }
+
+    /// The fields of a JSON body.
+    ///
+    /// # Errors
+    /// Too large, another media type, or not a JSON object (contract 3).
+    pub async fn fields(&mut self) -> Result<Fields, Error> {
+        let body = self.json_body(MAX_BODY).await?;
+        Fields::from_json(&body)
+    }
+
+    /// The JSON body of an agent's report.
+    ///
+    /// # Errors
+    /// Too large, another media type, or not of the form.
+    pub async fn report<T: serde::de::DeserializeOwned>(&mut self) -> Result<T, Error> {
+        let body = self.json_body(MAX_REPORT).await?;
+        serde_json::from_slice(&body).map_err(|error| Error::field(NON_FIELD, format!("JSON parse error: {error}")))
+    }
+
+    /// Takes in a body that nobody will look at.
+    ///
+    /// # Errors
+    /// Too large.
+    pub async fn discard_report(&mut self) -> Result<(), Error> {
+        self.body(MAX_REPORT).await.map(drop)
+    }
+
+    /// The fields of a login: JSON or either kind of form (spec.md, Authentication endpoints).
+    ///
+    /// # Errors
+    /// Too large, another media type, or malformed.
+    pub async fn login_fields(&mut self) -> Result<Fields, Error> {
+        match self.media_type().as_str() {
+            "application/x-www-form-urlencoded" => {
+                let body = self.body(MAX_BODY).await?;
+                Ok(Fields::from_form(form_urlencoded::parse(&body).into_owned()))
+            }
+            "multipart/form-data" => {
+                let body = self.body(MAX_BODY).await?;
+                let content_type = self.header("Content-Type").unwrap_or_default();
+                multipart(body, &content_type).await
+            }
+            _ => self.fields().await,
+        }
+    }
+}
+
+/// The text fields of a login sent as `multipart/form-data`, read by the runtime's own parser.
+async fn multipart(body: Vec<u8>, content_type: &str) -> Result<Fields, Error> {
+    let malformed = |_| Error::field(NON_FIELD, "Multipart form parse error.");
+    let headers = Headers::new();
+    headers.set("Content-Type", content_type).map_err(internal)?;
+    let mut init = RequestInit::new();
+    init.with_method(Method::Post)
+        .with_headers(headers)
+        .with_body(Some(js_sys::Uint8Array::from(body.as_slice()).into()));
+    let mut inner = Request::new_with_init("http://form.invalid/", &init).map_err(internal)?;
+    let form = inner.form_data().await.map_err(malformed)?;
+    let field = |name: &str| form.get_field(name).map(|value| (name.to_owned(), value));
+    Ok(Fields::from_form(["username", "password"].into_iter().filter_map(field)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_split() {
+        assert_eq!(split_url("https://a.b:8/x/y/?q=1&r=/#f"), ("https://a.b:8", "/x/y/", "q=1&r=/"));
+        assert_eq!(split_url("http://a/"), ("http://a", "/", ""));
+        assert_eq!(split_url("http://a?x"), ("http://a", "", "x"));
+        assert_eq!(split_url("http://[::1]:80/x?y?z"), ("http://[::1]:80", "/x", "y?z"));
+    }
+
+    #[test]
+    fn request_ids() {
+        assert!(is_request_id("Az_9-"));
+        let too_long = "a".repeat(65);
+        for bad in ["", "a b", "a.b", "ä", &too_long] {
+            assert!(!is_request_id(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Values and errors to HTTP responses: the only place that picks a status.
+
+use std::collections::BTreeMap;
+
+use farhand_domain::error::{Error, Kind};
+use serde::Serialize;
+use serde_json::{Value, json};
+use worker::{Headers, Response, WebSocket, console_error};
+
+use crate::platform::internal;
+
+/// An answer, before it becomes the platform's.
+#[derive(Debug)]
+pub struct Reply {
+    status: u16,
+    headers: Vec<(&'static str, String)>,
+    body: Body,
+}
+
+#[derive(Debug)]
+enum Body {
+    Empty,
+    Json(String),
+    WebSocket(WebSocket),
+}
+
+impl Reply {
+    fn new(status: u16, body: Body) -> Self {
+        Self { status, headers: Vec::new(), body }
+    }
+
+    fn json(status: u16, value: &impl Serialize) -> Result<Self, Error> {
+        Ok(Self::new(status, Body::Json(serde_json::to_string(value).map_err(internal)?)))
+    }
+
+    /// 200 with a value.
+    pub fn ok(value: &impl Serialize) -> Result<Self, Error> {
+        Self::json(200, value)
+    }
+
+    /// 200 with JSON that is text already.
+    pub fn ok_text(json: String) -> Self {
+        Self::new(200, Body::Json(json))
+    }
+
+    /// 201 with what was created.
+    pub fn created(value: &impl Serialize) -> Result<Self, Error> {
+        Self::json(201, value)
+    }
+
+    /// 204.
+    pub fn no_content() -> Self {
+        Self::new(204, Body::Empty)
+    }
+
+    /// 308 to another address of the same resource.
+    pub fn moved(location: String) -> Self {
+        Self::new(308, Body::Empty).header("Location", location)
+    }
+
+    /// 101: the connection goes on as a WebSocket.
+    pub fn web_socket(socket: WebSocket) -> Self {
+        Self::new(101, Body::WebSocket(socket))
+    }
+
+    /// The same with a header.
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// The refusal that an error is. What an internal error says goes to the log, with the request's id.
+    pub fn refusal(error: &Error, request_id: &str) -> Self {
+        let status = match error.kind {
+            Kind::Invalid => 400,
+            Kind::Unauthenticated => 401,
+            Kind::Forbidden => 403,
+            Kind::NotFound => 404,
+            Kind::MethodNotAllowed => 405,
+            Kind::TooLarge => 413,
+            Kind::UnsupportedMediaType => 415,
+            Kind::NotConnected => 503,
+            Kind::Internal => 500,
+        };
+        let mut body: BTreeMap<&str, Value> =
+            error.fields.iter().map(|(name, messages)| (name.as_ref(), json!(messages))).collect();
+        if let Some(code) = error.code {
+            body.insert("code", json!(code.as_str()));
+        }
+        if error.kind == Kind::Internal {
+            console_error!("{}", json!({"request_id": request_id, "error": error.detail}));
+            body.insert("detail", json!("Internal server error."));
+            body.insert("request_id", json!(request_id));
+        } else if error.fields.is_empty() || error.code.is_some() {
+            body.insert("detail", json!(error.detail));
+        }
+        Self::new(status, Body::Json(json!(body).to_string()))
+    }
+
+    /// Makes the platform's response. `without_body` is for HEAD.
+    pub fn into_response(self, request_id: &str, without_body: bool) -> worker::Result<Response> {
+        let text = match self.body {
+            // The handshake's headers are the runtime's.
+            Body::WebSocket(socket) => return Response::from_websocket(socket),
+            Body::Empty => None,
+            Body::Json(text) => Some(text),
+        };
+        let headers = Headers::new();
+        headers.set("X-Request-Id", request_id)?;
+        headers.set("Cache-Control", "no-store")?;
+        headers.set("X-Content-Type-Options", "nosniff")?;
+        if text.is_some() {
+            headers.set("Content-Type", "application/json")?;
+        }
+        for (name, value) in &self.headers {
+            headers.set(name, value)?;
+        }
+        let builder = Response::builder().with_status(self.status).with_headers(headers);
+        Ok(match text.filter(|_| !without_body) {
+            Some(text) => builder.fixed(text.into_bytes()),
+            None => builder.empty(),
+        })
+    }
+}

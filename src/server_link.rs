@@ -1,0 +1,646 @@
+//! The Durable Object of a server: its agent's connection, and its commands on their way to it and back.
+//!
+//! It is the only place with a total order of what happens to one server. Its invariants:
+//! - What matters is in its own SQLite before anything else hears of it; memory holds nothing but who is waiting.
+//! - A command goes to a socket at most once: `delivered_at` is durable before the message leaves.
+//! - A socket whose attachment is of another generation than the open one is ignored.
+//! - D1 has every accepted command before the client has its answer, and every change of it shortly after: what D1 does
+//!   not have is told by `flushed < revision` and sent again, by alarm, until it does.
+//! - There is one alarm, for the earliest of all that is due.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use farhand_domain::command::{self, Command};
+use farhand_domain::lifecycle::{Lifecycle, Outcome, State as Life};
+use farhand_domain::output;
+use farhand_domain::time::Timestamp;
+use farhand_domain::wire::{Fin, FromAgent, ToAgent};
+use futures_channel::oneshot;
+use futures_util::future;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+use worker::{
+    Delay, DurableObject, Env, Request, Response, ScheduledTime, State, WebSocket, WebSocketIncomingMessage,
+    WebSocketPair, console_error, durable_object,
+};
+
+use crate::link_calls::{AgentCall, Answer, Ask, Create, IDENTITY_HEADER, Identity, Live, Report};
+use crate::platform;
+use crate::server_link_sql::{Held, Phase, Tables};
+use crate::store::server_link::{self as d1, ServerFacts};
+
+/// How long reports gather before they go to D1 together, in milliseconds. Lists follow within a second (contract 8).
+const GATHER: i64 = 300;
+/// How long a command may take to be recorded before it is withdrawn, in seconds: only after a crash does it.
+const RECORD_WITHIN: i64 = 30;
+/// How long an agent may take to answer a ping, in seconds.
+const PONG_WITHIN: i64 = 60;
+/// How late `last_seen_at` may be in D1, in seconds.
+const SEEN_EVERY: i64 = 300;
+/// How many commands go to D1, or are looked at, in one go.
+const BATCH: u32 = 20;
+/// The slowest that a failing flush is tried again, in seconds.
+const SLOWEST_RETRY: i64 = 60;
+
+const BACKHAUL: &str = "backhaul";
+const CONTROL: &str = "control";
+
+/// Names of facts.
+mod fact {
+    /// Who the server is: [`super::Known`].
+    pub const KNOWN: &str = "known";
+    /// What is known of its host: `ServerFacts`.
+    pub const SERVER: &str = "server";
+    /// The number of the last connection.
+    pub const GENERATION: &str = "generation";
+    /// The number of the open connection, or null.
+    pub const OPEN: &str = "open";
+    /// How often flushing failed in a row.
+    pub const FAILURES: &str = "failures";
+}
+
+/// Names of wakes.
+mod wake {
+    /// D1 has not everything.
+    pub const FLUSH: &str = "flush";
+    /// The agent is to be pinged.
+    pub const PING: &str = "ping";
+    /// The agent has not answered.
+    pub const PONG: &str = "pong";
+}
+
+/// Who this server is, and the hash of its agent's key: the proof of every call of an agent, without a look into D1.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+struct Known {
+    workspace: String,
+    workspace_id: i64,
+    server: Uuid,
+    name: String,
+    key_hash: String,
+}
+
+/// What a socket carries through hibernation.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Attachment {
+    generation: u64,
+}
+
+/// The object.
+#[durable_object]
+pub struct ServerLink {
+    state: State,
+    env: Env,
+    /// Whether the tables are known to exist.
+    has_tables: Cell<bool>,
+    /// Counts what wiped the object, so that an `await` in between is noticed.
+    epoch: Cell<u64>,
+    /// Who waits for a command's end.
+    waiting: RefCell<HashMap<Uuid, Vec<oneshot::Sender<()>>>>,
+    /// Commands that a request at hand is recording.
+    recording: RefCell<HashSet<Uuid>>,
+}
+
+impl DurableObject for ServerLink {
+    fn new(state: State, env: Env) -> Self {
+        Self {
+            state,
+            env,
+            has_tables: Cell::new(false),
+            epoch: Cell::new(0),
+            waiting: RefCell::default(),
+            recording: RefCell::default(),
+        }
+    }
+
+    async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
+        if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
+            let identity: Identity = serde_json::from_str(&identity)?;
+            return self.take_socket(&identity, &request.path()).await;
+        }
+        let ask: Ask = serde_json::from_slice(&request.bytes().await?)?;
+        let answer = match ask {
+            Ask::Create(create) => self.create(create).await,
+            Ask::Live(live) => self.live(live).await,
+            Ask::Agent(call) => self.agent(call).await,
+            Ask::Sever => self.sever().await,
+        };
+        Response::from_json(&answer.unwrap_or_else(|error| Answer::Failed(error.to_string())))
+    }
+
+    async fn alarm(&self) -> worker::Result<Response> {
+        self.wake_up().await?;
+        Response::empty()
+    }
+
+    async fn websocket_message(&self, socket: WebSocket, message: WebSocketIncomingMessage) -> worker::Result<()> {
+        let WebSocketIncomingMessage::String(text) = message else { return Ok(()) };
+        let is_pong = serde_json::from_str::<FromAgent>(&text).is_ok_and(|message| message == FromAgent::Pong);
+        if is_pong && self.is_open(&socket)? {
+            self.tables().set_wake(wake::PONG, None)?;
+            self.seen()?;
+            self.arm().await?;
+        }
+        Ok(())
+    }
+
+    async fn websocket_close(&self, socket: WebSocket, _: usize, _: String, _: bool) -> worker::Result<()> {
+        self.socket_ended(&socket).await
+    }
+
+    async fn websocket_error(&self, socket: WebSocket, _: worker::Error) -> worker::Result<()> {
+        self.socket_ended(&socket).await
+    }
+}
+
+fn now() -> Timestamp {
+    platform::now()
+}
+
+impl ServerLink {
+    fn tables(&self) -> Tables {
+        Tables(self.state.storage().sql())
+    }
+
+    /// Whether this object was ever used. One that was not stores nothing, whoever asks.
+    fn is_used(&self) -> worker::Result<bool> {
+        if !self.has_tables.get() {
+            self.has_tables.set(self.tables().exist()?);
+        }
+        Ok(self.has_tables.get())
+    }
+
+    fn begin_use(&self) -> worker::Result<()> {
+        if !self.is_used()? {
+            self.tables().create()?;
+            self.has_tables.set(true);
+        }
+        Ok(())
+    }
+
+    /// Sets the alarm for the earliest of all that is due.
+    async fn arm(&self) -> worker::Result<()> {
+        let Some(due_at) = self.tables().next_due()? else { return Ok(()) };
+        let storage = self.state.storage();
+        let due = i64::try_from(due_at.as_millis()).unwrap_or(i64::MAX);
+        let armed = storage.get_alarm().await?;
+        if armed.is_none_or(|armed| armed > due) {
+            let date = worker::js_sys::Date::new(&(due as f64).into());
+            storage.set_alarm(ScheduledTime::new(date)).await?;
+        }
+        Ok(())
+    }
+
+    /// Notes that D1 lacks something. What comes within the next moments goes along.
+    fn flush_soon(&self) -> worker::Result<()> {
+        let tables = self.tables();
+        if tables.wake(wake::FLUSH)?.is_none() {
+            tables.set_wake(wake::FLUSH, Some(now().plus_millis(GATHER)))?;
+        }
+        Ok(())
+    }
+
+    // The agent's identity.
+
+    /// Tells whether an agent is this server's own. The first time D1 is asked, and its answer kept.
+    async fn authenticate(&self, identity: &Identity) -> worker::Result<Option<Known>> {
+        let matches = |known: &Known| known.workspace == identity.workspace && known.key_hash == identity.key_hash;
+        if self.is_used()?
+            && let Some(known) = self.tables().fact::<Known>(fact::KNOWN)?
+        {
+            return Ok(Some(known).filter(matches));
+        }
+        let epoch = self.epoch.get();
+        let found = d1::find_server(&self.env, &identity.workspace, identity.server).await?;
+        let Some(found) = found.filter(|found| found.key_hash == identity.key_hash) else { return Ok(None) };
+        if self.epoch.get() != epoch {
+            return Ok(None);
+        }
+        let known = Known {
+            workspace: identity.workspace.clone(),
+            workspace_id: found.workspace_id,
+            server: identity.server,
+            name: found.name,
+            key_hash: found.key_hash,
+        };
+        self.begin_use()?;
+        self.tables().set_fact(fact::KNOWN, &known)?;
+        self.tables().set_fact(fact::SERVER, &ServerFacts::beginning(found.commissioned, found.revision))?;
+        Ok(Some(known))
+    }
+
+    fn facts(&self) -> worker::Result<ServerFacts> {
+        Ok(self.tables().fact(fact::SERVER)?.unwrap_or_default())
+    }
+
+    /// Changes what is known of the host and the connection, and has D1 told.
+    fn change_facts(&self, change: impl FnOnce(&mut ServerFacts)) -> worker::Result<()> {
+        let mut facts = self.facts()?;
+        change(&mut facts);
+        facts.revision += 1;
+        self.tables().set_fact(fact::SERVER, &facts)?;
+        self.flush_soon()
+    }
+
+    /// Notes that the agent is there; D1 hears of it now and then.
+    fn seen(&self) -> worker::Result<()> {
+        let (now, facts) = (now(), self.facts()?);
+        let told = facts.last_seen_at.is_some_and(|seen| seen.plus_seconds(SEEN_EVERY) > now);
+        if told { Ok(()) } else { self.change_facts(|facts| facts.last_seen_at = Some(now)) }
+    }
+
+    // The connection.
+
+    /// The open connection's number.
+    fn open_generation(&self) -> worker::Result<Option<u64>> {
+        Ok(if self.is_used()? { self.tables().fact::<Option<u64>>(fact::OPEN)?.flatten() } else { None })
+    }
+
+    fn generation_of(socket: &WebSocket) -> Option<u64> {
+        socket.deserialize_attachment::<Attachment>().ok().flatten().map(|attachment| attachment.generation)
+    }
+
+    fn is_open(&self, socket: &WebSocket) -> worker::Result<bool> {
+        let open = self.open_generation()?;
+        Ok(open.is_some() && Self::generation_of(socket) == open)
+    }
+
+    /// The socket on which commands go out. Where the runtime lost it without a word, that is noticed here.
+    fn open_socket(&self) -> worker::Result<Option<WebSocket>> {
+        let Some(open) = self.open_generation()? else { return Ok(None) };
+        let sockets = self.state.get_websockets_with_tag(BACKHAUL);
+        let socket = sockets.into_iter().find(|socket| Self::generation_of(socket) == Some(open));
+        if socket.is_none() {
+            self.disconnected()?;
+        }
+        Ok(socket)
+    }
+
+    fn disconnected(&self) -> worker::Result<()> {
+        let tables = self.tables();
+        tables.set_fact(fact::OPEN, &None::<u64>)?;
+        tables.set_wake(wake::PING, None)?;
+        tables.set_wake(wake::PONG, None)?;
+        self.change_facts(|facts| facts.is_connected = false)
+    }
+
+    async fn socket_ended(&self, socket: &WebSocket) -> worker::Result<()> {
+        if self.is_open(socket)? {
+            self.disconnected()?;
+            self.arm().await?;
+        }
+        Ok(())
+    }
+
+    /// Takes an agent's WebSocket. A newer backhaul wins, and the older one is closed with 1000 (agent-protocol 5).
+    async fn take_socket(&self, identity: &Identity, path: &str) -> worker::Result<Response> {
+        if self.authenticate(identity).await?.is_none() {
+            return Ok(Response::empty()?.with_status(403));
+        }
+        let WebSocketPair { client, server } = WebSocketPair::new()?;
+        let tag = if path.ends_with(CONTROL) { CONTROL } else { BACKHAUL };
+        for older in self.state.get_websockets_with_tag(tag) {
+            // One that is closing already refuses; that is fine.
+            older.close(Some(1000), Some("replaced")).ok();
+        }
+        self.state.accept_websocket_with_tags(&server, &[tag]);
+        if tag == BACKHAUL {
+            let tables = self.tables();
+            let generation = tables.fact::<u64>(fact::GENERATION)?.unwrap_or(0) + 1;
+            server.serialize_attachment(Attachment { generation })?;
+            tables.set_fact(fact::GENERATION, &generation)?;
+            tables.set_fact(fact::OPEN, &Some(generation))?;
+            let now = now();
+            tables.set_wake(wake::PING, Some(now.plus_seconds(platform::ping_seconds(&self.env))))?;
+            tables.set_wake(wake::PONG, None)?;
+            self.change_facts(|facts| {
+                facts.is_connected = true;
+                facts.connected_at = Some(now);
+                facts.last_seen_at = Some(now);
+                facts.remote_ip = Some(identity.remote_ip.clone());
+            })?;
+            self.arm().await?;
+        }
+        Response::from_websocket(client)
+    }
+
+    /// Sends a ping and expects an answer.
+    fn ping(&self, now: Timestamp) -> worker::Result<()> {
+        let tables = self.tables();
+        let Some(socket) = self.open_socket()? else { return Ok(()) };
+        let message = serde_json::to_string(&ToAgent::Ping)?;
+        for socket in self.state.get_websockets_with_tag(CONTROL).iter().chain([&socket]) {
+            // A socket that cannot be written to is found by its missing answer.
+            socket.send_with_str(&message).ok();
+        }
+        if tables.wake(wake::PONG)?.is_none() {
+            tables.set_wake(wake::PONG, Some(now.plus_seconds(PONG_WITHIN)))?;
+        }
+        tables.set_wake(wake::PING, Some(now.plus_seconds(platform::ping_seconds(&self.env))))
+    }
+
+    // Commands.
+
+    /// Takes a command: into its own tables, into D1, and out to the agent, in this order. Where it does not come that
+    /// far it is withdrawn, and nothing of it stays.
+    async fn create(&self, create: Create) -> worker::Result<Answer> {
+        if self.open_socket()?.is_none() {
+            self.arm_if_used().await?;
+            return Ok(Answer::NotConnected);
+        }
+        let Create { workspace_id, command, timeout } = create;
+        let (id, added_at) = (command.id, now());
+        let life = Lifecycle::immediate(added_at, timeout);
+        self.recording.borrow_mut().insert(id);
+        let recorded = self.record(workspace_id, &command, &life).await;
+        self.recording.borrow_mut().remove(&id);
+        let delivered = match recorded {
+            Ok(true) => self.deliver(id),
+            Ok(false) => Ok(None),
+            Err(error) => Err(error),
+        };
+        match delivered {
+            Ok(Some(held)) => {
+                self.arm().await?;
+                let output = self.tables().output(&held)?;
+                Ok(Answer::Done(Value::Object(command::live_fields(&held.life, &output, now()))))
+            }
+            Ok(None) => {
+                self.withdraw(workspace_id, id).await?;
+                Ok(Answer::NotConnected)
+            }
+            Err(error) => {
+                self.withdraw(workspace_id, id).await?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn arm_if_used(&self) -> worker::Result<()> {
+        if self.is_used()? { self.arm().await } else { Ok(()) }
+    }
+
+    /// Writes a new command here and then in D1. False: the workspace is gone.
+    async fn record(&self, workspace_id: i64, command: &Command, life: &Lifecycle) -> worker::Result<bool> {
+        let withdraw_at = life.added_at.plus_seconds(RECORD_WITHIN);
+        self.tables().insert_command(workspace_id, command, life, withdraw_at)?;
+        self.arm().await?;
+        d1::insert_command(&self.env, workspace_id, command, life).await
+    }
+
+    /// Hands a recorded command to the agent. `None`: the connection or the server went while it was recorded.
+    fn deliver(&self, id: Uuid) -> worker::Result<Option<Held>> {
+        let Some(socket) = self.open_socket()? else { return Ok(None) };
+        let tables = self.tables();
+        let Some(mut held) = tables.command(id)? else { return Ok(None) };
+        let undelivered = held.clone();
+        held.phase = Phase::Accepted;
+        if !held.life.deliver(now()) {
+            return Ok(None);
+        }
+        tables.save(&held)?;
+        let message = ToAgent::Command { command: Box::new(held.command.order()) };
+        if socket.send_with_str(serde_json::to_string(&message)?).is_err() {
+            // It did not leave, so it was not delivered.
+            tables.save(&undelivered)?;
+            return Ok(None);
+        }
+        self.flush_soon()?;
+        tables.command(id)
+    }
+
+    /// Takes back a command that was never delivered: from D1, and then from here. Where D1 does not answer, the alarm
+    /// tries again.
+    async fn withdraw(&self, workspace_id: i64, id: Uuid) -> worker::Result<()> {
+        if !self.is_used()? {
+            return Ok(());
+        }
+        let tables = self.tables();
+        if let Some(mut held) = tables.command(id)?.filter(|held| held.life.state() == Life::Waiting) {
+            held.phase = Phase::Withdrawing;
+            tables.save(&held)?;
+            self.flush_soon()?;
+            self.arm().await?;
+        }
+        if d1::send(&self.env, vec![d1::delete_command(workspace_id, id)]).await.is_ok() && self.is_used()? {
+            tables.delete_command(id)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the live fields of a command, if asked to when it has ended.
+    async fn live(&self, live: Live) -> worker::Result<Answer> {
+        let find = || if self.is_used()? { self.tables().command(live.id) } else { Ok(None) };
+        let Some(mut held) = find()? else { return Ok(Answer::NotFound) };
+        if let Some(seconds) = live.wait.filter(|seconds| *seconds > 0 && !held.life.state().is_final()) {
+            let (done, ended) = oneshot::channel();
+            self.waiting.borrow_mut().entry(live.id).or_default().push(done);
+            future::select(ended, Delay::from(Duration::from_secs(seconds.into()))).await;
+            self.waiting.borrow_mut().retain(|_, waiting| {
+                waiting.retain(|waiter| !waiter.is_canceled());
+                !waiting.is_empty()
+            });
+            match find()? {
+                Some(now_held) => held = now_held,
+                None => return Ok(Answer::NotFound),
+            }
+        }
+        let output = self.tables().output(&held)?;
+        Ok(Answer::Done(Value::Object(command::live_fields(&held.life, &output, now()))))
+    }
+
+    /// Tells those who wait that a command has ended.
+    fn tell_waiting(&self, id: Uuid) {
+        for waiting in self.waiting.borrow_mut().remove(&id).unwrap_or_default() {
+            // One who has gone does not hear it.
+            waiting.send(()).ok();
+        }
+    }
+
+    // The agent's reports.
+
+    async fn agent(&self, call: AgentCall) -> worker::Result<Answer> {
+        let AgentCall { identity, report } = call;
+        let Some(known) = self.authenticate(&identity).await? else { return Ok(Answer::InvalidAgent) };
+        self.seen()?;
+        let answer = match report {
+            Report::Whoami => self.whoami(&known)?,
+            Report::Seen => Answer::Done(Value::Null),
+            Report::Ack { command } => self.on_command(command, |held| Ok(held.life.ack(now())))?,
+            Report::Chunk { command, chunk } => match self.tables().command(command)? {
+                None => Answer::NotFound,
+                Some(held) => {
+                    if held.life.delivered_at.is_some() && self.tables().add_chunk(&held, chunk.seq, &chunk.content)? {
+                        self.flush_soon()?;
+                    }
+                    Answer::Done(Value::Null)
+                }
+            },
+            Report::Fin { command, fin } => {
+                let answer = self.on_command(command, |held| Ok(finish(held, fin)))?;
+                self.tell_waiting(command);
+                answer
+            }
+            Report::Facts { facts } => {
+                self.change_facts(|known| known.learn(&facts))?;
+                Answer::Done(Value::Null)
+            }
+        };
+        self.arm().await?;
+        Ok(answer)
+    }
+
+    fn whoami(&self, known: &Known) -> worker::Result<Answer> {
+        let commissioned = self.facts()?.commissioned;
+        Ok(Answer::Done(json!({"id": known.server, "name": known.name, "commissioned": commissioned})))
+    }
+
+    /// Changes a command by a report. One that changes nothing, being late or repeated, is as good as any.
+    fn on_command(&self, id: Uuid, change: impl FnOnce(&mut Held) -> worker::Result<bool>) -> worker::Result<Answer> {
+        let tables = self.tables();
+        let Some(mut held) = tables.command(id)? else { return Ok(Answer::NotFound) };
+        if change(&mut held)? {
+            tables.save(&held)?;
+            self.flush_soon()?;
+        }
+        Ok(Answer::Done(Value::Null))
+    }
+
+    // The alarm.
+
+    /// Does everything that is due, and sets the alarm for what is next.
+    async fn wake_up(&self) -> worker::Result<()> {
+        if !self.is_used()? {
+            return Ok(());
+        }
+        let now = now();
+        let tables = self.tables();
+        let is_due = |name: &str| Ok::<_, worker::Error>(tables.wake(name)?.is_some_and(|due| due <= now));
+        if is_due(wake::PONG)? {
+            self.give_up_silent_agent()?;
+        }
+        if is_due(wake::PING)? {
+            self.ping(now)?;
+        }
+        self.look_at_due_commands(now)?;
+        // Also notices a connection that the runtime lost.
+        self.open_socket()?;
+        if is_due(wake::FLUSH)? {
+            self.flush().await?;
+        }
+        self.arm_if_used().await
+    }
+
+    /// Closes a connection whose agent did not answer a ping.
+    fn give_up_silent_agent(&self) -> worker::Result<()> {
+        if let Some(socket) = self.open_socket()? {
+            socket.close(Some(1001), Some("no answer to a ping")).ok();
+            self.disconnected()?;
+        }
+        self.tables().set_wake(wake::PONG, None)
+    }
+
+    fn look_at_due_commands(&self, now: Timestamp) -> worker::Result<()> {
+        let tables = self.tables();
+        for mut held in tables.due_commands(now, BATCH)? {
+            let id = held.command.id;
+            match held.phase {
+                Phase::Recording if self.recording.borrow().contains(&id) => continue,
+                // Its request died before it was answered.
+                Phase::Recording => held.phase = Phase::Withdrawing,
+                Phase::Withdrawing => {}
+                Phase::Accepted => {
+                    // An agent that took a command and says nothing may be gone.
+                    if held.life.state() == Life::Sent {
+                        self.ping(now)?;
+                    }
+                    held.life.give_up_if_overdue(now);
+                }
+            }
+            tables.save(&held)?;
+            if held.life.state().is_final() {
+                self.tell_waiting(id);
+            }
+            self.flush_soon()?;
+        }
+        Ok(())
+    }
+
+    /// Tells D1 what it lacks, all in one round trip. A failure is tried again later, slower each time.
+    async fn flush(&self) -> worker::Result<()> {
+        let tables = self.tables();
+        let unflushed = tables.unflushed_commands(BATCH)?;
+        let facts = self.facts()?;
+        let (withdrawn, changed): (Vec<_>, Vec<_>) =
+            unflushed.into_iter().partition(|held| held.phase == Phase::Withdrawing);
+        let mut updates = Vec::new();
+        for held in &changed {
+            updates.push(d1::update_command(held, &tables.output(held)?));
+        }
+        if let Some(known) = tables.fact::<Known>(fact::KNOWN)?
+            && facts.revision > facts.flushed
+        {
+            updates.push(d1::update_server(known.workspace_id, known.server, &facts));
+        }
+        updates.extend(withdrawn.iter().map(|held| d1::delete_command(held.workspace_id, held.command.id)));
+
+        let sent = d1::send(&self.env, updates).await;
+        if !self.is_used()? {
+            return Ok(());
+        }
+        if let Err(error) = sent {
+            let failures = tables.fact::<u32>(fact::FAILURES)?.unwrap_or(0) + 1;
+            console_error!("server {:?}: D1 was not told, try {failures}: {error}", self.state.id().name());
+            tables.set_fact(fact::FAILURES, &failures)?;
+            let delay = (1 << failures.min(6)).min(SLOWEST_RETRY);
+            return tables.set_wake(wake::FLUSH, Some(now().plus_seconds(delay)));
+        }
+        for held in &changed {
+            tables.mark_flushed(held)?;
+        }
+        for held in &withdrawn {
+            tables.delete_command(held.command.id)?;
+        }
+        let mut latest = self.facts()?;
+        latest.flushed = facts.revision;
+        tables.set_fact(fact::SERVER, &latest)?;
+        tables.set_fact(fact::FAILURES, &0)?;
+        let more = latest.revision > latest.flushed || !tables.unflushed_commands(1)?.is_empty();
+        tables.set_wake(wake::FLUSH, more.then(now))
+    }
+
+    /// Forgets everything: the server is gone, and its agent with it.
+    async fn sever(&self) -> worker::Result<Answer> {
+        for tag in [BACKHAUL, CONTROL] {
+            for socket in self.state.get_websockets_with_tag(tag) {
+                socket.close(Some(1000), Some("the server was removed")).ok();
+            }
+        }
+        self.epoch.set(self.epoch.get() + 1);
+        self.has_tables.set(false);
+        self.waiting.borrow_mut().clear();
+        let storage = self.state.storage();
+        storage.delete_alarm().await?;
+        storage.delete_all().await?;
+        Ok(Answer::Done(Value::Null))
+    }
+}
+
+/// Ends a command by its agent's report.
+fn finish(held: &mut Held, fin: Fin) -> bool {
+    let safe = |code: &i64| i32::try_from(*code).is_ok();
+    let outcome = Outcome {
+        success: fin.success,
+        exit_code: fin.exit_code.filter(safe),
+        elapsed_time: fin.elapsed_time.filter(|seconds| *seconds >= 0.0),
+    };
+    let changed = held.life.finish(now(), outcome);
+    if changed && let Some(result) = fin.result {
+        held.result_bytes = result.len() as u64;
+        let (kept, cut) = output::result(&result);
+        (held.result, held.result_cut) = (Some(kept), cut);
+    }
+    changed
+}

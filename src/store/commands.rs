@@ -1,0 +1,42 @@
+//! The table of commands, as the Worker reads it. Only the servers' objects write it.
+
+use farhand_domain::command;
+
+/// SQL for the command object (spec.md, Command; contract 7) of a row of `commands c`, as JSON, with the given SQL for
+/// its result and for whether that is cut. `?3` is the time.
+fn object(result: &str, truncated: &str) -> String {
+    let status = command::status_sql("?3");
+    let boolean = |column: &str| format!("json(CASE {column} WHEN 1 THEN 'true' WHEN 0 THEN 'false' ELSE 'null' END)");
+    let success = boolean("c.success");
+    let truncated = boolean(truncated);
+    format!(
+        "json_object('id', c.id, 'shell', c.shell, 'line', c.line, 'username', c.username, 'groupname', c.groupname,
+        'server', c.server_id, 'server_name', coalesce((SELECT s.name FROM servers s WHERE s.id = c.server_id), c.server_name),
+        'requested_by', (SELECT json_object('id', u.id, 'username', u.username, 'email', u.email) FROM users u WHERE u.id = c.requested_by),
+        'success', {success}, 'exit_code', c.exit_code, 'result', {result}, 'result_truncated', {truncated},
+        'output_bytes', c.output_bytes, 'status', {status},
+        'response_delay', c.response_delay, 'elapsed_time', c.elapsed_time,
+        'added_at', c.added_at, 'scheduled_at', c.scheduled_at, 'expires_at', c.expires_at, 'timeout', c.timeout,
+        'delivered_at', c.delivered_at, 'acked_at', c.acked_at, 'handled_at', c.handled_at)"
+    )
+}
+
+/// SQL for the whole command object.
+pub fn whole_object() -> String {
+    object("coalesce(c.full_result, c.result)", "c.result_truncated")
+}
+
+/// SQL for the command object of a list, whose result is cut shorter.
+pub fn list_object() -> String {
+    object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)")
+}
+
+/// SQL for the condition that a row of `commands c` is of a server that the caller reaches.
+pub const REACHABLE: &str = "c.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff
+    OR c.server_id IN (SELECT s.id FROM servers s WHERE s.workspace_id = me.workspace_id AND s.owner_id = me.user_id))";
+
+/// SQL for how many commands the caller reaches, from the counters.
+pub const COUNT: &str = "iif(me.is_superuser OR me.is_staff,
+    (SELECT n.total FROM command_counts n WHERE n.workspace_id = me.workspace_id AND n.server_id = ''),
+    (SELECT sum(n.total) FROM servers s JOIN command_counts n ON n.workspace_id = s.workspace_id AND n.server_id = s.id
+     WHERE s.workspace_id = me.workspace_id AND s.owner_id = me.user_id))";

@@ -1,0 +1,177 @@
+//! The one way to D1: statements with their parameters, and its errors made alike.
+
+use farhand_domain::error::Error;
+use farhand_domain::time::Timestamp;
+use serde::de::DeserializeOwned;
+use uuid::Uuid;
+use wasm_bindgen::JsValue;
+use worker::{D1PreparedStatement, D1Result, Env};
+
+use crate::platform::{self, internal};
+
+/// A parameter of a statement.
+///
+/// D1 takes numbers as JavaScript's, booleans as 0 and 1, and refuses `undefined` and BigInt; here nothing else can be
+/// made.
+#[derive(Clone, Debug)]
+pub struct Parameter(JsValue);
+
+impl From<&str> for Parameter {
+    fn from(value: &str) -> Self {
+        Self(value.into())
+    }
+}
+
+impl From<&String> for Parameter {
+    fn from(value: &String) -> Self {
+        Self(value.as_str().into())
+    }
+}
+
+impl From<String> for Parameter {
+    fn from(value: String) -> Self {
+        Self(value.into())
+    }
+}
+
+impl From<Timestamp> for Parameter {
+    fn from(value: Timestamp) -> Self {
+        value.to_string().into()
+    }
+}
+
+impl From<Uuid> for Parameter {
+    fn from(value: Uuid) -> Self {
+        value.to_string().into()
+    }
+}
+
+impl From<bool> for Parameter {
+    fn from(value: bool) -> Self {
+        Self(f64::from(u8::from(value)).into())
+    }
+}
+
+impl From<f64> for Parameter {
+    fn from(value: f64) -> Self {
+        Self(value.into())
+    }
+}
+
+impl From<i64> for Parameter {
+    fn from(value: i64) -> Self {
+        // Exact up to 2^53; ids and sizes do not come near.
+        Self((value as f64).into())
+    }
+}
+
+impl From<u64> for Parameter {
+    fn from(value: u64) -> Self {
+        Self((value as f64).into())
+    }
+}
+
+impl<T: Into<Parameter>> From<Option<T>> for Parameter {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self(JsValue::NULL), Into::into)
+    }
+}
+
+/// A statement with its parameters `?1`, `?2` ... in order.
+#[derive(Clone, Debug)]
+pub struct Statement {
+    sql: String,
+    parameters: Vec<JsValue>,
+}
+
+impl Statement {
+    /// A statement without parameters yet. No text of a request may be in `sql`.
+    pub fn new(sql: impl Into<String>) -> Self {
+        Self { sql: sql.into(), parameters: Vec::new() }
+    }
+
+    /// The same with its next parameter.
+    pub fn bind(mut self, value: impl Into<Parameter>) -> Self {
+        self.parameters.push(value.into().0);
+        self
+    }
+
+    fn prepare(self, database: &worker::D1Database) -> Result<D1PreparedStatement, Error> {
+        database.prepare(self.sql).bind(&self.parameters).map_err(internal)
+    }
+}
+
+/// Why D1 did not do it.
+#[derive(Debug)]
+pub enum Failure {
+    /// A uniqueness rule, by `table.column` of its last column.
+    NotUnique(String),
+    /// The rules refused it.
+    Refused(Error),
+    /// Anything else.
+    Other(String),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotUnique(what) => Error::internal(format!("D1: not unique: {what}")),
+            Failure::Refused(error) => error,
+            Failure::Other(cause) => Error::internal(format!("D1: {cause}")),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// Errors of D1 come as several types with several prefixes; what they say is in their text.
+fn failure(error: &worker::Error) -> Failure {
+    let text = error.to_string();
+    match text.split_once("UNIQUE constraint failed: ") {
+        Some((_, columns)) => {
+            let columns = columns.split(": ").next().unwrap_or(columns);
+            Failure::NotUnique(columns.rsplit(", ").next().unwrap_or(columns).trim().to_owned())
+        }
+        None => Failure::Other(text),
+    }
+}
+
+/// Carries statements out in one round trip and one transaction: all of them or none.
+///
+/// # Errors
+/// Where D1 did not do it.
+pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<D1Result>, Failure> {
+    let database = env.d1(platform::DB).map_err(|error| failure(&error))?;
+    let prepared: Vec<_> =
+        statements.into_iter().map(|statement| statement.prepare(&database)).collect::<Result<_, _>>()?;
+    database.batch(prepared).await.map_err(|error| failure(&error))
+}
+
+/// Carries one statement out.
+///
+/// # Errors
+/// Where D1 did not do it.
+pub async fn run(env: &Env, statement: Statement) -> Result<D1Result, Failure> {
+    let database = env.d1(platform::DB).map_err(|error| failure(&error))?;
+    statement.prepare(&database)?.run().await.map_err(|error| failure(&error))
+}
+
+/// The rows of a result.
+///
+/// # Errors
+/// Rows of another form: our own fault.
+pub fn rows<T: DeserializeOwned>(result: &D1Result) -> Result<Vec<T>, Error> {
+    result.results().map_err(internal)
+}
+
+/// The first row of a result.
+///
+/// # Errors
+/// Rows of another form: our own fault.
+pub fn first<T: DeserializeOwned>(result: &D1Result) -> Result<Option<T>, Error> {
+    Ok(rows(result)?.into_iter().next())
+}

@@ -1,0 +1,11 @@
+//! All SQL and KV of the Worker, one file per table. Functions are named noun_verb in the modules' own terms.
+
+pub mod api_tokens;
+pub mod commands;
+pub mod db;
+pub mod login_tokens;
+pub mod server_link;
+pub mod servers;
+pub mod sessions;
+pub mod users;
+pub mod workspaces;

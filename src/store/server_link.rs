@@ -1,0 +1,220 @@
+//! What a server's object reads and writes in D1. Its writes can be repeated and can come late: each carries a revision,
+//! and an older one changes nothing.
+
+use farhand_domain::command::{Command, Output, split_result};
+use farhand_domain::lifecycle::Lifecycle;
+use farhand_domain::time::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+use worker::{Env, Error, Result};
+
+use super::db::{self, Failure, Statement};
+use crate::server_link_sql::Held;
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        Self::RustError(farhand_domain::error::Error::from(failure).detail.into_owned())
+    }
+}
+
+fn own(error: &farhand_domain::error::Error) -> Error {
+    Error::RustError(error.detail.to_string())
+}
+
+/// What D1 knows of a server that its object must know.
+#[derive(Debug)]
+pub struct Found {
+    /// The workspace.
+    pub workspace_id: i64,
+    /// The server's name.
+    pub name: String,
+    /// The hash of its agent's key.
+    pub key_hash: String,
+    /// Whether an agent was here before.
+    pub commissioned: bool,
+    /// The last revision of the object's reports.
+    pub revision: i64,
+}
+
+/// Finds a server in a workspace that exists.
+pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Option<Found>> {
+    let sql = "SELECT s.workspace_id, s.name, s.agent_key_hash, s.commissioned, s.link_revision
+        FROM workspaces w JOIN servers s ON s.id = ?2 AND s.workspace_id = w.id
+        WHERE w.slug = ?1 AND w.deleted_at IS NULL";
+    #[derive(Deserialize)]
+    struct Row {
+        workspace_id: f64,
+        name: String,
+        agent_key_hash: String,
+        commissioned: f64,
+        link_revision: f64,
+    }
+    let result = db::run(env, Statement::new(sql).bind(workspace).bind(server)).await?;
+    let row = db::first::<Row>(&result).map_err(|error| own(&error))?;
+    Ok(row.map(|row| Found {
+        workspace_id: row.workspace_id as i64,
+        name: row.name,
+        key_hash: row.agent_key_hash,
+        commissioned: row.commissioned != 0.0,
+        revision: row.link_revision as i64,
+    }))
+}
+
+/// What an object knows of its host and connection.
+#[derive(Clone, Default, Debug, Serialize, Deserialize)]
+pub struct ServerFacts {
+    /// An agent was here and told what its host is.
+    pub commissioned: bool,
+    /// A socket is open.
+    pub is_connected: bool,
+    /// Since when.
+    pub connected_at: Option<Timestamp>,
+    /// When the agent last said something.
+    pub last_seen_at: Option<Timestamp>,
+    /// From where it connected.
+    pub remote_ip: Option<String>,
+    agent_version: Option<String>,
+    platform: Option<String>,
+    os_name: Option<String>,
+    os_version: Option<String>,
+    cpu_logical_cores: Option<i64>,
+    physical_memory: Option<i64>,
+    load: Option<f64>,
+    /// Counts the changes.
+    pub revision: i64,
+    /// The revision that D1 has.
+    #[serde(default)]
+    pub flushed: i64,
+}
+
+impl ServerFacts {
+    /// What an object knows that has just begun, of a server of which D1 has a revision already.
+    pub fn beginning(commissioned: bool, revision: i64) -> Self {
+        Self { commissioned, revision, flushed: revision, ..Self::default() }
+    }
+
+    /// Takes what an agent tells of itself and its host (agent-protocol 2). What is missing or of another form stays as
+    /// it was.
+    pub fn learn(&mut self, told: &Value) {
+        let text =
+            |value: &Value| value.as_str().map(|text| text.replace('\0', "").chars().take(200).collect::<String>());
+        let count = |value: &Value| value.as_i64().filter(|number| (0..=1 << 53).contains(number));
+        let (info, os) = (&told["info"], &told["os"]);
+        let set = |field: &mut Option<String>, value: Option<String>| {
+            if value.is_some() {
+                *field = value;
+            }
+        };
+        self.commissioned = true;
+        set(&mut self.agent_version, text(&told["version"]));
+        set(&mut self.platform, text(&os["platform_like"]).or_else(|| text(&os["platform"])));
+        set(&mut self.os_name, text(&os["name"]));
+        set(&mut self.os_version, text(&os["version"]));
+        self.cpu_logical_cores = count(&info["cpu_logical_cores"]).or(self.cpu_logical_cores);
+        self.physical_memory = count(&info["physical_memory"]).or(self.physical_memory);
+        self.load = told["load"].as_f64().or(self.load);
+    }
+}
+
+/// The statement that tells what is known of a server.
+pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> Statement {
+    Statement::new(
+        "UPDATE servers SET commissioned = ?4, is_connected = ?5, connected_at = ?6, last_seen_at = ?7, remote_ip = ?8,
+            agent_version = ?9, platform = ?10, os_name = ?11, os_version = ?12, cpu_logical_cores = ?13,
+            physical_memory = ?14, load = ?15, link_revision = ?3
+         WHERE id = ?2 AND workspace_id = ?1 AND link_revision < ?3",
+    )
+    .bind(workspace_id)
+    .bind(server)
+    .bind(facts.revision)
+    .bind(facts.commissioned)
+    .bind(facts.is_connected)
+    .bind(facts.connected_at)
+    .bind(facts.last_seen_at)
+    .bind(facts.remote_ip.as_deref())
+    .bind(facts.agent_version.as_deref())
+    .bind(facts.platform.as_deref())
+    .bind(facts.os_name.as_deref())
+    .bind(facts.os_version.as_deref())
+    .bind(facts.cpu_logical_cores)
+    .bind(facts.physical_memory)
+    .bind(facts.load)
+}
+
+/// Writes a new command. False: its workspace is gone, and nothing was written.
+pub async fn insert_command(env: &Env, workspace_id: i64, command: &Command, life: &Lifecycle) -> Result<bool> {
+    let statement = Statement::new(
+        "INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
+            timeout, added_at, scheduled_at, expires_at, state, status_message)
+         SELECT w.id, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15
+         FROM workspaces w WHERE w.id = ?1 AND w.deleted_at IS NULL
+         RETURNING id",
+    )
+    .bind(workspace_id)
+    .bind(command.id)
+    .bind(command.server)
+    .bind(&command.server_name)
+    .bind(command.requested_by.as_ref().map(|requester| requester.id))
+    .bind(command.shell.as_str())
+    .bind(&command.line)
+    .bind(&command.username)
+    .bind(&command.groupname)
+    .bind(life.timeout)
+    .bind(life.added_at)
+    .bind(life.scheduled_at)
+    .bind(life.expires_at)
+    .bind(life.state().as_str())
+    .bind(life.message());
+    #[derive(Deserialize)]
+    struct Row {
+        #[serde(rename = "id")]
+        _id: String,
+    }
+    let result = db::run(env, statement).await?;
+    Ok(db::first::<Row>(&result).map_err(|error| own(&error))?.is_some())
+}
+
+/// The statement that tells the latest of a command.
+pub fn update_command(held: &Held, output: &Output) -> Statement {
+    let life = &held.life;
+    let outcome = life.outcome();
+    let (head, whole) = split_result(output.result.as_deref());
+    Statement::new(
+        "UPDATE commands SET delivered_at = ?4, acked_at = ?5, handled_at = ?6, state = ?7, status_message = ?8,
+            success = ?9, exit_code = ?10, response_delay = ?11, elapsed_time = ?12, output_bytes = ?13,
+            result_truncated = ?14, result = ?15, full_result = ?16, revision = ?3
+         WHERE workspace_id = ?1 AND id = ?2 AND revision < ?3",
+    )
+    .bind(held.workspace_id)
+    .bind(held.command.id)
+    .bind(held.revision)
+    .bind(life.delivered_at)
+    .bind(life.acked_at)
+    .bind(life.handled_at)
+    .bind(life.state().as_str())
+    .bind(life.message())
+    .bind(life.success())
+    .bind(outcome.and_then(|outcome| outcome.exit_code))
+    .bind(life.response_delay())
+    .bind(outcome.and_then(|outcome| outcome.elapsed_time))
+    .bind(output.bytes)
+    .bind(output.truncated)
+    .bind(head)
+    .bind(whole)
+}
+
+/// The statement that removes a command that was never delivered.
+pub fn delete_command(workspace_id: i64, id: Uuid) -> Statement {
+    Statement::new("DELETE FROM commands WHERE workspace_id = ?1 AND id = ?2 AND delivered_at IS NULL")
+        .bind(workspace_id)
+        .bind(id)
+}
+
+/// Carries statements out in one round trip.
+pub async fn send(env: &Env, statements: Vec<Statement>) -> Result<()> {
+    if !statements.is_empty() {
+        db::batch(env, statements).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! The table of servers.
+
+use farhand_domain::command::ServerRef;
+use uuid::Uuid;
+
+use super::db::{Parameter, Statement};
+use crate::caller::Credential;
+
+/// SQL for the server object (contract 6) of a row of `servers s`, as JSON.
+pub const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
+    'is_connected', json(iif(s.is_connected, 'true', 'false')), 'remote_ip', s.remote_ip, 'platform', s.platform,
+    'os_name', s.os_name, 'os_version', s.os_version, 'agent_version', s.agent_version,
+    'cpu_logical_cores', s.cpu_logical_cores, 'physical_memory', s.physical_memory, 'load', s.load,
+    'owner', (SELECT json_object('id', o.id, 'username', o.username, 'email', o.email) FROM users o WHERE o.id = s.owner_id),
+    'groups', json('[]'), 'connected_at', s.connected_at, 'last_seen_at', s.last_seen_at,
+    'added_at', s.added_at, 'updated_at', s.updated_at)";
+
+/// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5, Server access).
+pub const REACHABLE: &str =
+    "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
+
+/// SQL for a server that a command names, as `{id, name, any_account}`, and the parameter that it takes as `?5`.
+///
+/// `any_account` tells whether the caller may name any remote account there (contract 5, Run-as).
+pub fn for_command(server: &ServerRef) -> (String, Parameter) {
+    let (column, value) = match server {
+        ServerRef::Id(id) => ("id", id.to_string()),
+        ServerRef::Name(name) => ("name", name.clone()),
+    };
+    let sql = format!(
+        "(SELECT json_object('id', s.id, 'name', s.name,
+            'any_account', json(iif(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id, 'true', 'false')))
+          FROM servers s WHERE s.{column} = ?5 AND {REACHABLE})"
+    );
+    (sql, value.into())
+}
+
+/// A server to be made.
+#[derive(Debug)]
+pub struct New<'a> {
+    /// Its id.
+    pub id: Uuid,
+    /// Its name.
+    pub name: &'a str,
+    /// The hash of its agent's key.
+    pub key_hash: &'a str,
+}
+
+/// The statement that makes a server owned by the caller, if the caller is staff, and returns its id as `body`.
+pub fn insert(credential: &Credential<'_>, new: &New<'_>) -> Statement {
+    credential
+        .statement(
+            "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at)
+             SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3 FROM me WHERE is_staff OR is_superuser
+             RETURNING id AS body",
+        )
+        .bind(new.id)
+        .bind(new.name)
+        .bind(new.key_hash)
+}
+
+/// The statement that reads a server that the caller reaches, as `body`.
+pub fn select(credential: &Credential<'_>, id: Uuid) -> Statement {
+    credential
+        .statement(&format!("SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = ?5 AND {REACHABLE}"))
+        .bind(id)
+}

@@ -1,0 +1,149 @@
+//! The table of workspaces, and what this isolate remembers of it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use farhand_domain::error::Error;
+use farhand_domain::page::Page;
+use farhand_domain::time::Timestamp;
+use farhand_domain::user::NewUser;
+use serde::Deserialize;
+use worker::Env;
+
+use super::db::{self, Failure, Statement};
+
+/// How long it may be remembered that a workspace exists, in seconds (contract 1).
+const REMEMBERED: i64 = 60;
+
+thread_local! {
+    /// Workspaces that exist, until when that may be believed. That one does not exist is never remembered.
+    static KNOWN: RefCell<HashMap<String, Timestamp>> = RefCell::default();
+}
+
+/// Notes that a workspace exists.
+pub fn remember(slug: &str, now: Timestamp) {
+    KNOWN.with_borrow_mut(|known| known.insert(slug.to_owned(), now.plus_seconds(REMEMBERED)));
+}
+
+/// Forgets that a workspace exists.
+pub fn forget(slug: &str) {
+    KNOWN.with_borrow_mut(|known| known.remove(slug));
+}
+
+/// Tells whether it is remembered that a workspace exists.
+pub fn is_remembered(slug: &str, now: Timestamp) -> bool {
+    KNOWN.with_borrow(|known| known.get(slug).is_some_and(|until| *until > now))
+}
+
+/// Looks whether a workspace exists.
+pub async fn exists(env: &Env, slug: &str) -> Result<bool, Error> {
+    let sql = "SELECT 1 AS found FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL";
+    #[derive(Deserialize)]
+    struct Row {
+        #[serde(rename = "found")]
+        _found: f64,
+    }
+    let result = db::run(env, Statement::new(sql).bind(slug)).await?;
+    Ok(db::first::<Row>(&result)?.is_some())
+}
+
+/// A workspace to be made.
+pub struct New<'a> {
+    /// Its slug.
+    pub slug: &'a str,
+    /// What people call it.
+    pub name: &'a str,
+    /// Its first superuser.
+    pub admin: &'a NewUser,
+    /// The PHC string of the admin's password.
+    pub password: &'a str,
+}
+
+/// Makes a workspace with its superuser, whose id it returns; `None` where the slug is taken.
+pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<i64>, Error> {
+    let workspace = Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (?1, ?2, ?3)")
+        .bind(new.slug)
+        .bind(new.name)
+        .bind(now);
+    let admin = Statement::new(
+        "INSERT INTO users (workspace_id, username, email, password, is_staff, is_superuser, date_joined)
+         SELECT id, ?2, ?3, ?4, 1, 1, ?5 FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL
+         RETURNING id",
+    )
+    .bind(new.slug)
+    .bind(&new.admin.username)
+    .bind(&new.admin.email)
+    .bind(new.password)
+    .bind(now);
+    #[derive(Deserialize)]
+    struct Row {
+        id: f64,
+    }
+    match db::batch(env, vec![workspace, admin]).await {
+        Ok(results) => {
+            let row = db::first::<Row>(results.last().ok_or_else(|| Error::internal("D1 gave no result"))?)?;
+            Ok(row.map(|row| row.id as i64))
+        }
+        Err(Failure::NotUnique(_)) => Ok(None),
+        Err(failure) => Err(failure.into()),
+    }
+}
+
+/// A page of the workspaces that exist, oldest first, as JSON text, and how many there are.
+pub async fn list(env: &Env, region: &str, page: Page) -> Result<(String, u64), Error> {
+    let sql = "SELECT
+        (SELECT json_group_array(json_object('slug', slug, 'name', name, 'region', ?1, 'added_at', added_at))
+         FROM (SELECT * FROM workspaces WHERE deleted_at IS NULL ORDER BY id LIMIT ?2 OFFSET ?3)) AS body,
+        (SELECT count(*) FROM workspaces WHERE deleted_at IS NULL) AS total";
+    #[derive(Deserialize)]
+    struct Row {
+        body: String,
+        total: f64,
+    }
+    let result = db::run(env, Statement::new(sql).bind(region).bind(page.size).bind(page.offset())).await?;
+    let row = db::first::<Row>(&result)?.ok_or_else(|| Error::internal("D1 gave no row"))?;
+    Ok((row.body, row.total as u64))
+}
+
+/// Marks a workspace as deleted, which refuses every credential in it at once; its id, or `None` where there is none.
+pub async fn mark_deleted(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
+    let sql = "UPDATE workspaces SET deleted_at = ?2 WHERE slug = ?1 AND deleted_at IS NULL RETURNING id";
+    #[derive(Deserialize)]
+    struct Row {
+        id: f64,
+    }
+    let result = db::run(env, Statement::new(sql).bind(slug).bind(now)).await?;
+    Ok(db::first::<Row>(&result)?.map(|row| row.id as i64))
+}
+
+/// The tables of a workspace's rows, but for the users that others refer to.
+const TABLES: [&str; 4] = ["commands", "sessions", "api_tokens", "servers"];
+/// How many rows go at a time, so that no statement runs long.
+const PURGE_ROWS: u64 = 500;
+
+/// Removes some of what is left of a deleted workspace. True: nothing is left.
+pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<bool, Error> {
+    let some_of = |table: &str, condition: &str| {
+        let rows = format!("SELECT rowid FROM {table} WHERE workspace_id = ?1 LIMIT {PURGE_ROWS}");
+        Statement::new(format!("DELETE FROM {table} WHERE rowid IN ({rows}){condition}")).bind(workspace_id)
+    };
+    // A round takes what the others refer to only when it took all of the others.
+    let after: String =
+        TABLES.map(|table| format!(" AND NOT EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")).concat();
+    let mut statements: Vec<Statement> = TABLES.iter().map(|table| some_of(table, "")).collect();
+    statements.push(some_of("users", &after));
+    statements
+        .push(Statement::new(format!("DELETE FROM command_counts WHERE workspace_id = ?1{after}")).bind(workspace_id));
+    let no_users = "AND NOT EXISTS (SELECT 1 FROM users WHERE workspace_id = ?1)";
+    statements
+        .push(Statement::new(format!("DELETE FROM workspaces WHERE id = ?1{after} {no_users}")).bind(workspace_id));
+    statements.push(Statement::new("SELECT id FROM workspaces WHERE id = ?1").bind(workspace_id));
+    #[derive(Deserialize)]
+    struct Row {
+        #[serde(rename = "id")]
+        _id: f64,
+    }
+    let results = db::batch(env, statements).await?;
+    let left = results.last().map(db::first::<Row>).transpose()?.flatten();
+    Ok(left.is_none())
+}

@@ -1,0 +1,4 @@
+//! Agents: the protocol by a scripted one, and the real one with real processes.
+
+mod protocol;
+mod real;

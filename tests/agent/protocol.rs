@@ -1,0 +1,246 @@
+//! The agent protocol, sections 1 to 5, as an agent sees it.
+
+use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
+use farhand_tests::{Api, Workspace, eventually};
+use serde_json::{Value, json};
+
+const OWN: &str = "/api/servers/servers/-/";
+
+async fn agent_of_a_new_server() -> (Workspace, Value, Api) {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let api = workspace.anonymous.with(&credential(&server));
+    (workspace, server, api)
+}
+
+/// The facts that an agent of version 2 sends.
+fn facts() -> Value {
+    json!({
+        "version": "2.1.0", "load": 0.75,
+        "info": {"hostname": "web", "cpu_type": "x86_64", "cpu_brand": "x", "cpu_physical_cores": 2, "cpu_logical_cores": 4, "physical_memory": 8_589_934_592_u64},
+        "os": {"name": "Ubuntu", "version": "24.04", "platform": "ubuntu", "platform_like": "debian"},
+    })
+}
+
+#[tokio::test]
+async fn the_start_of_an_agent() {
+    let (workspace, server, agent) = agent_of_a_new_server().await;
+    let id = server["id"].as_str().unwrap();
+    let own = agent.get(OWN).await.expect(200);
+    assert_eq!((&own["commissioned"], &own["id"], &own["name"]), (&json!(false), &server["id"], &json!("web-1")));
+    assert_eq!(agent.get(&format!("/api/servers/servers/{id}/")).await.expect(200), own);
+    let event = json!({"reporter": "alpamon", "record": "started", "description": "x"});
+    assert_eq!(agent.post("/api/events/events/", &event).await.status / 100, 2);
+    assert_eq!(agent.send_json("PUT", &format!("{OWN}commit/"), &facts()).await.status / 100, 2);
+    assert_eq!(agent.get(OWN).await.expect(200)["commissioned"], true);
+
+    let check = agent.post(&format!("{OWN}sync-check/"), &json!({"hashes": {"info": "sha256:x"}})).await;
+    assert!(check.expect(200)["sync_required"].is_array());
+    assert_eq!(agent.get("/api/metrics/config/").await.expect(200), json!([{"type": "status", "interval": 300}]));
+    assert_eq!(agent.call("PATCH", &format!("{OWN}status/")).await.status / 100, 2);
+
+    let shown = eventually("the server's facts", || async {
+        let server = workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
+        server["agent_version"].is_string().then_some(server)
+    })
+    .await;
+    let expected = json!({
+        "agent_version": "2.1.0", "load": 0.75, "cpu_logical_cores": 4, "physical_memory": 8_589_934_592_u64,
+        "os_name": "Ubuntu", "os_version": "24.04", "platform": "debian",
+    });
+    for (field, value) in expected.as_object().unwrap() {
+        assert_eq!(&shown[field], value, "{field}");
+    }
+    // A later sync changes what it names.
+    agent.send_json("PATCH", &format!("{OWN}sync/"), &json!({"version": "2.2.0", "load": 1.5})).await.expect(200);
+    eventually("the new facts", || async {
+        let server = workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
+        (server["agent_version"] == "2.2.0" && server["load"] == 1.5 && server["os_name"] == "Ubuntu").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn odd_facts_are_taken_as_far_as_they_make_sense() {
+    let (workspace, server, agent) = agent_of_a_new_server().await;
+    let odd = json!({"version": 7, "load": "high", "info": [], "os": {"name": "x".repeat(5_000), "version": null}, "more": {"a": 1}});
+    agent.send_json("PUT", &format!("{OWN}commit/"), &odd).await.expect(200);
+    let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
+    let shown = eventually("the facts", || async {
+        let server = workspace.admin.get(&path).await.expect(200);
+        server["os_name"].is_string().then_some(server)
+    })
+    .await;
+    assert_eq!((shown["os_name"].as_str().unwrap().len(), &shown["load"]), (200, &json!(null)));
+}
+
+#[tokio::test]
+async fn reports_that_are_of_no_use_are_taken_and_unknown_questions_are_404() {
+    let (_, _, agent) = agent_of_a_new_server().await;
+    for path in [
+        "/api/history/logs/",
+        "/api/proc/packages/",
+        "/api/proc/users/sync/",
+        "/api/metrics/cpu/",
+        "/api/servers/servers/-/whatever/x/",
+    ] {
+        for method in ["POST", "PUT", "PATCH", "DELETE"] {
+            agent.send_json(method, path, &json!([{"x": 1}])).await.expect(204);
+        }
+    }
+    for path in
+        ["/api/servers/servers/-/access-policy/", "/api/history/logs/", "/api/metrics/cpu/", "/api/proc/packages/"]
+    {
+        agent.get(path).await.expect_detail(404, None);
+    }
+    for (category, empty) in [("info", json!({})), ("os", json!({})), ("time", json!({})), ("packages", json!([]))] {
+        assert_eq!(agent.get(&format!("/api/proc/{category}/sync/")).await.expect(200), empty);
+        assert_eq!(agent.get(&format!("/api/proc/{category}/x/sync/")).await.expect(200), empty);
+    }
+}
+
+#[tokio::test]
+async fn an_agent_is_never_redirected() {
+    let (_, _, agent) = agent_of_a_new_server().await;
+    agent.get("/api/servers/servers/-").await.expect(200);
+    agent.call("POST", "/api/events/events").await.expect(204);
+}
+
+#[tokio::test]
+async fn an_agent_sees_its_own_server_only_and_is_no_user() {
+    let (workspace, server, agent) = agent_of_a_new_server().await;
+    let other = workspace.server("web-2").await;
+    let path = |server: &Value| format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
+    agent.get(&path(&server)).await.expect(200);
+    agent.get(&path(&other)).await.expect_detail(404, None);
+    for path in ["/api/status/", "/api/servers/", "/api/events/commands/", "/api/iam/users/-/", "/api/auth/tokens/"] {
+        agent.get(path).await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
+    }
+    let key_as_token = workspace.anonymous.with_token(server["key"].as_str().unwrap());
+    key_as_token.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
+    // One server's key under another one's id.
+    let mixed = json!({"id": other["id"], "key": server["key"]});
+    let mixed = workspace.anonymous.with(&credential(&mixed));
+    mixed.get(OWN).await.expect_detail(403, Some("INVALID_TOKEN"));
+    assert_eq!(dial(&mixed, "/ws/servers/backhaul/").await.err(), Some(403));
+}
+
+#[tokio::test]
+async fn malformed_reports_are_400_and_change_nothing() {
+    let (workspace, server, _) = agent_of_a_new_server().await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let made =
+        workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
+    for (kind, bad) in [
+        ("chunk", json!({})),
+        ("chunk", json!({"seq": -1, "content": "x"})),
+        ("chunk", json!({"seq": 0, "content": 7})),
+        ("chunk", json!([])),
+        ("fin", json!({})),
+        ("fin", json!({"success": "yes"})),
+        ("fin", json!({"success": true, "result": 7})),
+        ("fin", json!({"success": true, "exit_code": "0"})),
+    ] {
+        agent.report(&id, kind, Some(&bad)).await.expect_fields(400, &["non_field_errors"]);
+    }
+    for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense"] {
+        agent.report(missing, "ack", None).await.expect_detail(404, None);
+        agent.report(missing, "fin", Some(&json!({"success": true}))).await.expect_detail(404, None);
+    }
+    let too_large = json!({"success": true, "result": "x".repeat(16 << 20)});
+    agent.report(&id, "fin", Some(&too_large)).await.expect_detail(413, None);
+    let shown =
+        workspace.admin.get(&format!("/api/events/commands/{}/", made["id"].as_str().unwrap())).await.expect(200);
+    assert_eq!(shown["status"]["text"], "Sent");
+    // Numbers that no host sends are left out, and the report stands.
+    let odd = json!({"success": false, "elapsed_time": -1, "exit_code": 1_u64 << 40});
+    agent.report(&id, "fin", Some(&odd)).await.expect(204);
+    let shown =
+        workspace.admin.get(&format!("/api/events/commands/{}/", made["id"].as_str().unwrap())).await.expect(200);
+    assert_eq!(
+        (&shown["exit_code"], &shown["elapsed_time"], &shown["success"]),
+        (&json!(null), &json!(null), &json!(false))
+    );
+}
+
+#[tokio::test]
+async fn a_large_chunk_is_kept_whole() {
+    let (workspace, server, _) = agent_of_a_new_server().await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
+    agent.chunk(&id, 0, &"é".repeat(1_500_000)).await;
+    agent.chunk(&id, 1, "end").await;
+    agent.report(&id, "fin", Some(&json!({"success": true}))).await.expect(204);
+    let shown = workspace.admin.get(&format!("/api/events/commands/{id}/")).await.expect(200);
+    assert_eq!((&shown["output_bytes"], &shown["result_truncated"]), (&json!(3_000_003), &json!(true)));
+    assert!(shown["result"].as_str().unwrap().ends_with("ééend"));
+}
+
+#[tokio::test]
+async fn a_newer_connection_wins() {
+    let (workspace, server, _) = agent_of_a_new_server().await;
+    let id = server["id"].as_str().unwrap();
+    let mut first = ScriptedAgent::connect(&workspace, &server).await;
+    let mut second = ScriptedAgent::connect(&workspace, &server).await;
+    assert_eq!(first.next().await, Err(Some(1000)), "closed, and not asked to quit");
+    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    second.next_command().await;
+    wait_until_connected(&workspace, id, true).await;
+    second.hang_up().await;
+    wait_until_connected(&workspace, id, false).await;
+}
+
+#[tokio::test]
+async fn the_connection_shows_at_the_server() {
+    let (workspace, server, _) = agent_of_a_new_server().await;
+    let id = server["id"].as_str().unwrap();
+    let agent = ScriptedAgent::connect(&workspace, &server).await;
+    wait_until_connected(&workspace, id, true).await;
+    let shown = workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
+    assert_eq!(shown["remote_ip"], "127.0.0.1");
+    assert!(shown["connected_at"].is_string() && shown["last_seen_at"].is_string());
+    agent.hang_up().await;
+    wait_until_connected(&workspace, id, false).await;
+}
+
+#[tokio::test]
+async fn the_control_socket_is_taken_and_kept() {
+    let (workspace, server, api) = agent_of_a_new_server().await;
+    let control = dial(&api, "/ws/servers/control/").await.unwrap();
+    // It is no connection for commands.
+    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(503);
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    agent.next_command().await;
+    drop(control);
+}
+
+#[tokio::test]
+async fn a_socket_is_for_agents_that_ask_for_one() {
+    let (workspace, _, api) = agent_of_a_new_server().await;
+    for path in ["/ws/servers/backhaul/", "/ws/servers/control/"] {
+        api.get(path).await.expect_fields(400, &["non_field_errors"]);
+        assert_eq!(dial(&workspace.anonymous, path).await.err(), Some(401));
+        assert_eq!(dial(&workspace.admin, path).await.err(), Some(403));
+        assert_eq!(dial(&api.under("elsewhere.example"), path).await.err(), Some(404));
+    }
+}
+
+#[tokio::test]
+async fn nonsense_on_the_socket_is_ignored() {
+    let (workspace, server, _) = agent_of_a_new_server().await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    for message in [
+        json!({"query": "dance"}),
+        json!([]),
+        json!("x"),
+        json!({"query": "pong", "timestamp": 1.5}),
+        json!({"query": "command"}),
+    ] {
+        agent.say(&message).await;
+    }
+    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    agent.next_command().await;
+}

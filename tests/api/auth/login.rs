@@ -1,0 +1,108 @@
+//! `/api/auth/login/` (spec.md, Authentication endpoints; contract 4).
+
+use farhand_domain::time::Timestamp;
+use farhand_tests::Workspace;
+use farhand_tests::client::PASSWORD;
+use reqwest::multipart::Form;
+use serde_json::{Value, json};
+
+const PATH: &str = "/api/auth/login/";
+const LIFETIME: f64 = 14.0 * 24.0 * 3600.0;
+
+/// Asserts that this is a login's answer, and that its token is good.
+async fn check(workspace: &Workspace, body: &Value) {
+    let token = body["token"].as_str().unwrap();
+    assert!(token.len() == 128 && token.bytes().all(|b| b.is_ascii_alphanumeric()), "{token}");
+    assert_eq!(body.as_object().unwrap().len(), 2, "{body}");
+    let expires_at = Timestamp::parse(body["expires_at"].as_str().unwrap()).unwrap();
+    let me = workspace.anonymous.with_token(token).get("/api/iam/users/-/").await.expect(200);
+    assert_eq!(me["username"], "boss");
+    let logged_in = Timestamp::parse(me["last_login"].as_str().unwrap()).unwrap();
+    assert_eq!(expires_at.seconds_since(logged_in), LIFETIME, "valid for 14 days");
+}
+
+#[tokio::test]
+async fn takes_json_and_both_kinds_of_form() {
+    let workspace = Workspace::new().await;
+    let api = &workspace.anonymous;
+    let fields = [("username", "boss"), ("password", PASSWORD)];
+    let mut tokens = Vec::new();
+    for form in ["json", "urlencoded", "multipart"] {
+        let request = api.request("POST", PATH);
+        let request = match form {
+            "json" => request.json(&json!({"username": "boss", "password": PASSWORD})),
+            "urlencoded" => request.form(&fields),
+            _ => request.multipart(fields.into_iter().fold(Form::new(), |form, (name, value)| form.text(name, value))),
+        };
+        let body = api.send(request).await.expect(200);
+        check(&workspace, &body).await;
+        tokens.push(body["token"].to_string());
+    }
+    tokens.sort();
+    tokens.dedup();
+    assert_eq!(tokens.len(), 3, "each login has a token of its own");
+    // Names of accounts do not depend on case.
+    let upper = api.post(PATH, &json!({"username": "BOSS", "password": PASSWORD})).await.expect(200);
+    check(&workspace, &upper).await;
+}
+
+#[tokio::test]
+async fn an_old_header_does_not_matter() {
+    let workspace = Workspace::new().await;
+    let login = json!({"username": "boss", "password": PASSWORD});
+    for header in ["nonsense", "token=\"unknown\""] {
+        workspace.anonymous.with(header).post(PATH, &login).await.expect(200);
+    }
+}
+
+#[tokio::test]
+async fn wrong_credentials_are_403_in_the_same_words() {
+    let workspace = Workspace::new().await;
+    let mut texts = Vec::new();
+    for (username, password) in
+        [("boss", "wrong"), ("nobody-here", PASSWORD), ("boss", "correct horse batterY"), ("boss' --", PASSWORD)]
+    {
+        let reply = workspace.anonymous.post(PATH, &json!({"username": username, "password": password})).await;
+        reply.expect_fields(403, &["non_field_errors"]);
+        texts.push(reply.text);
+    }
+    texts.dedup();
+    assert_eq!(texts.len(), 1, "{texts:?}");
+}
+
+#[tokio::test]
+async fn missing_and_blank_fields_are_403_with_the_field_arrays() {
+    let api = Workspace::new().await.anonymous;
+    for (body, wrong) in [
+        (json!({}), &["password", "username"][..]),
+        (json!({"username": "boss"}), &["password"]),
+        (json!({"username": "", "password": " "}), &["password", "username"]),
+        (json!({"username": null, "password": 7}), &["password", "username"]),
+    ] {
+        api.post(PATH, &body).await.expect_fields(403, wrong);
+    }
+    api.call("POST", PATH).await.expect_fields(403, &["password", "username"]);
+    let form = api.send(api.request("POST", PATH).form(&[("username", "boss")])).await;
+    form.expect_fields(403, &["password"]);
+    let form = Form::new().text("password", PASSWORD);
+    api.send(api.request("POST", PATH).multipart(form)).await.expect_fields(403, &["username"]);
+}
+
+#[tokio::test]
+async fn bodies_that_cannot_be_read() {
+    let api = Workspace::new().await.anonymous;
+    let send = |media_type: &'static str, body: &'static str| {
+        let api = api.clone();
+        async move { api.send(api.request("POST", PATH).header("Content-Type", media_type).body(body)).await }
+    };
+    send("application/json", "{").await.expect_fields(400, &["non_field_errors"]);
+    send("application/json", "[]").await.expect_fields(400, &["non_field_errors"]);
+    send("multipart/form-data; boundary=x", "nonsense").await.expect_fields(400, &["non_field_errors"]);
+    send("multipart/form-data", "nonsense").await.expect_fields(400, &["non_field_errors"]);
+    send("text/plain", "username=boss").await.expect_detail(415, None);
+    let large = api
+        .request("POST", PATH)
+        .header("Content-Type", "application/x-www-form-urlencoded")
+        .body("x".repeat((1 << 20) + 1));
+    api.send(large).await.expect_detail(413, None);
+}

@@ -1,0 +1,51 @@
+//! `/api/auth/logout/` (spec.md, Authentication endpoints; contract 4).
+
+use farhand_tests::Workspace;
+use farhand_tests::client::PASSWORD;
+use serde_json::json;
+
+const PATH: &str = "/api/auth/logout/";
+
+#[tokio::test]
+async fn ends_the_session_by_get_and_by_post() {
+    let workspace = Workspace::new().await;
+    for method in ["GET", "POST"] {
+        let login =
+            workspace.anonymous.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await;
+        let session = workspace.anonymous.with_token(login.expect(200)["token"].as_str().unwrap());
+        session.get("/api/status/").await.expect(200);
+        let reply = session.call(method, PATH).await;
+        assert_eq!((reply.status, reply.text.as_str()), (200, "null"));
+        session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
+        session.call(method, PATH).await.expect_detail(403, Some("INVALID_TOKEN"));
+    }
+    // Only that session: the user's other one lives on.
+    workspace.session().get("/api/status/").await.expect(200);
+}
+
+#[tokio::test]
+async fn without_a_header_it_is_403() {
+    let workspace = Workspace::new().await;
+    for method in ["GET", "POST"] {
+        let reply = workspace.anonymous.call(method, PATH).await;
+        reply.expect_detail(403, Some("INVALID_AUTHORIZATION"));
+    }
+}
+
+#[tokio::test]
+async fn an_api_token_cannot_log_out_and_stays() {
+    let workspace = Workspace::new().await;
+    for method in ["GET", "POST"] {
+        workspace.admin.call(method, PATH).await.expect_detail(403, Some("PERMISSION_DENIED"));
+        workspace.admin.get("/api/status/").await.expect(200);
+    }
+    workspace.session().get("/api/status/").await.expect(200);
+}
+
+#[tokio::test]
+async fn an_empty_body_may_call_itself_anything() {
+    let workspace = Workspace::new().await;
+    let session = workspace.session();
+    let request = session.request("POST", PATH).header("Content-Type", "text/plain").header("Content-Length", "0");
+    session.send(request).await.expect(200);
+}

@@ -1,0 +1,7 @@
+//! `/api/auth/`.
+
+mod header;
+mod is_authenticated;
+mod login;
+mod logout;
+mod tokens;

@@ -1,0 +1,414 @@
+//! `/api/events/commands/` (spec.md, Commands; contract 7 and 8).
+
+use farhand_domain::time::Timestamp;
+use farhand_tests::agents::ScriptedAgent;
+use farhand_tests::{Workspace, eventually};
+use serde_json::{Value, json};
+
+const PATH: &str = "/api/events/commands/";
+
+async fn workspace_with_agent() -> (Workspace, Value, ScriptedAgent) {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let agent = ScriptedAgent::connect(&workspace, &server).await;
+    (workspace, server, agent)
+}
+
+fn path_of(command: &Value) -> String {
+    format!("{PATH}{}/", command["id"].as_str().unwrap())
+}
+
+fn id_of(command: &Value) -> &str {
+    command["id"].as_str().unwrap()
+}
+
+/// Reads a command alone and in the list. What the list tells may be a second behind; the rest must be the same.
+async fn read(workspace: &Workspace, command: &Value) -> Value {
+    let one = workspace.admin.get(&path_of(command)).await.expect(200);
+    eventually("the list to show the same", || async {
+        let list = workspace.admin.get(PATH).await.expect(200);
+        let item = list["results"].as_array().unwrap().iter().find(|item| item["id"] == command["id"]).cloned();
+        (item.expect("in the list at once") == one).then_some(())
+    })
+    .await;
+    one
+}
+
+#[track_caller]
+fn has_status(command: &Value, text: &str, color: &str, cancellable: bool) {
+    let status = &command["status"];
+    assert_eq!(
+        (&status["text"], &status["color"], &status["cancellable"]),
+        (&json!(text), &json!(color), &json!(cancellable))
+    );
+    assert!(status["message"].as_str().is_some_and(|message| !message.is_empty()), "{status}");
+    assert_eq!(status.as_object().unwrap().len(), 4, "{status}");
+}
+
+#[track_caller]
+fn moment(command: &Value, field: &str) -> Timestamp {
+    Timestamp::parse(command[field].as_str().unwrap_or_else(|| panic!("{field}: {command}"))).unwrap()
+}
+
+#[tokio::test]
+async fn a_command_runs_from_post_to_result() {
+    let (workspace, server, mut agent) = workspace_with_agent().await;
+    let me = workspace.admin.get("/api/iam/users/-/").await.expect(200);
+    let body =
+        json!({"server": server["id"], "line": "uname -a | tr a-z A-Z", "username": "deploy", "groupname": "www"});
+    let made = workspace.admin.post(PATH, &body).await.expect(201);
+    has_status(&made, "Sent", "warning", false);
+    assert_eq!((&made["line"], &made["shell"]), (&json!("uname -a | tr a-z A-Z"), &json!("system")));
+    assert_eq!((&made["server"], &made["server_name"]), (&server["id"], &json!("web-1")));
+    assert_eq!(
+        (&made["username"], &made["groupname"], &made["timeout"]),
+        (&json!("deploy"), &json!("www"), &json!(1800))
+    );
+    assert_eq!(made["requested_by"], json!({"id": me["id"], "username": "boss", "email": "boss@example.com"}));
+    assert_eq!(made["added_at"], made["scheduled_at"]);
+    assert_eq!(moment(&made, "expires_at").seconds_since(moment(&made, "scheduled_at")), 3600.0);
+    for unknown in ["success", "result", "exit_code", "elapsed_time", "response_delay", "acked_at", "handled_at"] {
+        assert_eq!(made[unknown], json!(null), "{unknown}");
+    }
+    assert_eq!(read(&workspace, &made).await, made, "what POST answers is what GET shows");
+
+    // What the agent gets.
+    let order = agent.next_command().await;
+    let expected = json!({
+        "id": made["id"], "shell": "system", "line": "uname -a | tr a-z A-Z", "user": "deploy", "group": "www",
+        "env": null, "allow_sh": true, "data": null,
+    });
+    assert_eq!(order, expected);
+
+    agent.ack(id_of(&made)).await;
+    let acked = read(&workspace, &made).await;
+    has_status(&acked, "Acked", "warning", false);
+    let delay = acked["response_delay"].as_f64().unwrap();
+    assert_eq!(delay, moment(&acked, "acked_at").seconds_since(moment(&acked, "delivered_at")));
+
+    agent.chunk(id_of(&made), 0, "LINUX\n").await;
+    agent.fin(id_of(&made), 0, "LINUX\n").await;
+    let done = read(&workspace, &made).await;
+    has_status(&done, "Success", "success", false);
+    assert_eq!((&done["success"], &done["exit_code"], &done["elapsed_time"]), (&json!(true), &json!(0), &json!(0.25)));
+    assert_eq!(
+        (&done["result"], &done["result_truncated"], &done["output_bytes"]),
+        (&json!("LINUX\n"), &json!(false), &json!(6))
+    );
+    let moments =
+        ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"].map(|field| moment(&done, field));
+    assert!(moments.is_sorted(), "{done}");
+    let mut keys: Vec<&String> = done.as_object().unwrap().keys().collect();
+    keys.sort();
+    assert_eq!(
+        keys,
+        [
+            "acked_at",
+            "added_at",
+            "delivered_at",
+            "elapsed_time",
+            "exit_code",
+            "expires_at",
+            "groupname",
+            "handled_at",
+            "id",
+            "line",
+            "output_bytes",
+            "requested_by",
+            "response_delay",
+            "result",
+            "result_truncated",
+            "scheduled_at",
+            "server",
+            "server_name",
+            "shell",
+            "status",
+            "success",
+            "timeout",
+            "username"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn the_server_may_be_named_and_the_line_called_command() {
+    let (workspace, server, mut agent) = workspace_with_agent().await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "command": "id"})).await.expect(201);
+    assert_eq!((&made["server"], &made["line"], &made["username"]), (&server["id"], &json!("id"), &json!("boss")));
+    let order = agent.next_command().await;
+    assert_eq!((&order["user"], &order["group"]), (&json!("boss"), &json!("")), "the caller's own account, never root");
+    let upper = server["id"].as_str().unwrap().to_uppercase();
+    let both = json!({"server": upper, "command": "id", "line": "id", "shell": "internal", "timeout": 5});
+    let made = workspace.admin.post(PATH, &both).await.expect(201);
+    assert_eq!(made["timeout"], 5);
+    let order = agent.next_command().await;
+    assert_eq!((&order["shell"], &order["allow_sh"]), (&json!("internal"), &json!(false)));
+}
+
+#[tokio::test]
+async fn a_failed_command() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "exit 3"})).await.expect(201);
+    agent.next_command().await;
+    agent.ack(id_of(&made)).await;
+    agent.fin(id_of(&made), 3, "").await;
+    let done = read(&workspace, &made).await;
+    has_status(&done, "Failed", "danger", false);
+    assert_eq!((&done["success"], &done["exit_code"], &done["result"]), (&json!(false), &json!(3), &json!("")));
+}
+
+#[tokio::test]
+async fn an_offline_server_is_503_and_nothing_is_stored() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let command = json!({"server": "web-1", "line": "id"});
+    workspace.admin.post(PATH, &command).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+    let agent = ScriptedAgent::connect(&workspace, &server).await;
+    let id = server["id"].as_str().unwrap();
+    farhand_tests::agents::wait_until_connected(&workspace, id, true).await;
+    agent.hang_up().await;
+    farhand_tests::agents::wait_until_connected(&workspace, id, false).await;
+    workspace.admin.post(PATH, &command).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+    assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 0);
+    // What is wrong with the request comes before the server's state.
+    let bad = json!({"server": "web-1", "line": ""});
+    workspace.admin.post(PATH, &bad).await.expect_fields(400, &["line"]);
+}
+
+#[tokio::test]
+async fn bad_fields_change_nothing() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let with = |changes: Value| {
+        let mut body = json!({"server": "web-1", "line": "id"});
+        body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        body
+    };
+    let invalid = Some("INVALID_COMMAND");
+    for (body, wrong, code) in [
+        (json!({}), &["line", "server"][..], None),
+        (json!({"line": "id"}), &["server"], None),
+        (json!({"server": "web-1"}), &["line"], None),
+        (with(json!({"server": "nowhere"})), &["server"], None),
+        (with(json!({"server": "01936d3e-7a00-7000-8000-000000000000"})), &["server"], None),
+        (with(json!({"server": 7})), &["server"], None),
+        (with(json!({"line": ""})), &["line"], invalid),
+        (with(json!({"line": " \n\t"})), &["line"], invalid),
+        (with(json!({"line": "a\u{0}b"})), &["line"], invalid),
+        (with(json!({"line": "x".repeat(16_385)})), &["line"], invalid),
+        (with(json!({"line": ["id"]})), &["line"], None),
+        (with(json!({"command": "ls"})), &["command"], None),
+        (json!({"server": "web-1", "command": ""}), &["command"], invalid),
+        (with(json!({"shell": "bash"})), &["shell"], invalid),
+        (with(json!({"shell": "System"})), &["shell"], invalid),
+        (with(json!({"username": ""})), &["username"], None),
+        (with(json!({"username": "a b"})), &["username"], None),
+        (with(json!({"groupname": "a:b"})), &["groupname"], None),
+        (with(json!({"timeout": 0})), &["timeout"], None),
+        (with(json!({"timeout": 86_401})), &["timeout"], None),
+        (with(json!({"scheduled_at": "2999-01-01T00:00:00Z"})), &["scheduled_at"], None),
+        (with(json!({"expires_at": "2999-01-01T00:00:00Z"})), &["expires_at"], None),
+        (with(json!({"on_offline": "queue"})), &["on_offline"], None),
+        (with(json!({"env": {"A": "b"}})), &["env"], None),
+    ] {
+        let reply = workspace.admin.post(PATH, &body).await;
+        reply.expect_fields(400, wrong);
+        assert_eq!(reply.json()["code"].as_str(), code, "{body}");
+    }
+    assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 0);
+    assert!(agent.stays_silent().await);
+    // The longest line arrives whole.
+    let longest = "é".repeat(16_384);
+    let made = workspace.admin.post(PATH, &with(json!({"line": longest}))).await.expect(201);
+    assert_eq!(agent.next_command().await["line"], json!(longest));
+    assert_eq!(read(&workspace, &made).await["line"], json!(longest));
+}
+
+#[tokio::test]
+async fn a_command_is_told_by_its_id_alone() {
+    let (workspace, _, _agent) = workspace_with_agent().await;
+    let other = Workspace::new().await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    other.admin.get(&path_of(&made)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-", "1"] {
+        workspace.admin.get(&format!("{PATH}{missing}/")).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    }
+    workspace.admin.get(&path_of(&made)).await.expect(200);
+}
+
+#[tokio::test]
+async fn the_list_has_the_latest_first() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    for number in 0..17 {
+        let body = json!({"server": "web-1", "line": format!("echo {number}")});
+        workspace.admin.post(PATH, &body).await.expect(201);
+        assert_eq!(agent.next_command().await["line"], format!("echo {number}"), "in order");
+    }
+    let lines = |body: &Value| -> Vec<String> {
+        body["results"].as_array().unwrap().iter().map(|item| item["line"].as_str().unwrap().to_owned()).collect()
+    };
+    let expected: Vec<String> = (0..17).rev().map(|number| format!("echo {number}")).collect();
+    let first = workspace.admin.get(PATH).await.expect(200);
+    assert_eq!((&first["count"], lines(&first).as_slice()), (&json!(17), &expected[..15]));
+    let second = workspace.admin.get(&format!("{PATH}?page=2")).await.expect(200);
+    assert_eq!((lines(&second).as_slice(), &second["next"]), (&expected[15..], &json!(null)));
+    let all = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
+    assert_eq!(lines(&all), expected);
+    workspace.admin.get(&format!("{PATH}?page=3")).await.expect_detail(404, None);
+    workspace.admin.get(&format!("{PATH}?page=x")).await.expect_fields(400, &["page"]);
+}
+
+#[tokio::test]
+async fn waiting_ends_with_the_result_or_with_the_time() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let post = |wait: &'static str| {
+        let request = workspace
+            .admin
+            .request("POST", PATH)
+            .header("Prefer", wait)
+            .json(&json!({"server": "web-1", "line": "id"}));
+        workspace.admin.send(request)
+    };
+    let (reply, ()) = futures_util::join!(post("wait=30"), async {
+        let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
+        agent.ack(&id).await;
+        agent.fin(&id, 0, "done").await;
+    });
+    let done = reply.expect(201);
+    assert_eq!((&done["status"]["text"], &done["result"]), (&json!("Success"), &json!("done")));
+
+    let late = post("wait=1").await.expect(201);
+    has_status(&late, "Sent", "warning", false);
+    let id = id_of(&late).to_owned();
+    let waiting = format!("{PATH}{id}/?wait=30");
+    let (reply, ()) = futures_util::join!(workspace.admin.get(&waiting), async {
+        agent.next_command().await;
+        agent.fin(&id, 1, "late").await;
+    });
+    has_status(&reply.expect(200), "Failed", "danger", false);
+    // What has ended is told at once, and a wrong number is refused.
+    workspace.admin.get(&format!("{PATH}{id}/?wait=60")).await.expect(200);
+    for bad in ["61", "-1", "x", ""] {
+        workspace.admin.get(&format!("{PATH}{id}/?wait={bad}")).await.expect_fields(400, &["wait"]);
+    }
+}
+
+#[tokio::test]
+async fn reports_may_come_late_twice_and_in_any_order() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let run = async |reports: &[&str], agent: &mut ScriptedAgent| {
+        let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+        agent.next_command().await;
+        for report in reports {
+            match *report {
+                "ack" => agent.ack(id_of(&made)).await,
+                "fin" => agent.fin(id_of(&made), 0, "onetwo").await,
+                "other fin" => agent.fin(id_of(&made), 9, "other").await,
+                "0" => agent.chunk(id_of(&made), 0, "one").await,
+                "1" => agent.chunk(id_of(&made), 1, "two").await,
+                other => panic!("{other}"),
+            }
+        }
+        let mut done = read(&workspace, &made).await;
+        let moments = ["delivered_at", "acked_at", "handled_at"].map(|field| moment(&done, field));
+        assert!(moments.is_sorted(), "{done}");
+        // What differs between two commands.
+        for own in
+            ["id", "added_at", "scheduled_at", "expires_at", "delivered_at", "acked_at", "handled_at", "response_delay"]
+        {
+            done[own] = json!(null);
+        }
+        done["status"]["message"] = json!(null);
+        done
+    };
+    let usual = run(&["ack", "0", "1", "fin"], &mut agent).await;
+    assert_eq!((&usual["result"], &usual["output_bytes"]), (&json!("onetwo"), &json!(6)));
+    for order in [
+        &["fin", "ack", "1", "0"][..],
+        &["1", "fin", "0", "ack"],
+        &["ack", "ack", "0", "0", "1", "1", "fin", "fin"],
+        &["0", "1", "fin", "other fin", "ack"],
+    ] {
+        assert_eq!(run(order, &mut agent).await, usual, "{order:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_result_is_made_of_chunks_where_the_agent_sent_none() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    for fin in [json!({"success": true}), json!({"success": true, "result": "", "elapsed_time": 1})] {
+        let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+        agent.next_command().await;
+        agent.chunk(id_of(&made), 1, "\u{1F980} two").await;
+        agent.report(id_of(&made), "fin", Some(&fin)).await.expect(204);
+        agent.chunk(id_of(&made), 0, "one\u{0}\n").await;
+        let done = read(&workspace, &made).await;
+        assert_eq!((&done["result"], &done["output_bytes"]), (&json!("one\u{0}\n\u{1F980} two"), &json!(13)));
+        assert_eq!(done["exit_code"], json!(null));
+    }
+}
+
+#[tokio::test]
+async fn long_output_is_cut_and_says_so() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let finish = async |output: String, agent: &mut ScriptedAgent| {
+        let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+        agent.next_command().await;
+        agent.fin(id_of(&made), 0, &output).await;
+        made
+    };
+    // Longer than a list shows, but whole in the command itself.
+    let middling = "é".repeat(4_097);
+    let made = finish(middling.clone(), &mut agent).await;
+    let one = workspace.admin.get(&path_of(&made)).await.expect(200);
+    assert_eq!((&one["result"], &one["result_truncated"]), (&json!(middling), &json!(false)));
+    let item = eventually("the list", || async {
+        let list = workspace.admin.get(PATH).await.expect(200);
+        Some(list["results"][0].clone()).filter(|item| item["result"].is_string())
+    })
+    .await;
+    assert_eq!((&item["result"], &item["result_truncated"]), (&json!("é".repeat(4_096)), &json!(true)));
+    assert_eq!(item["output_bytes"], 2 * 4_097);
+    // Longer than is kept at all.
+    let long = format!("head{}tail", "x".repeat(3 << 20));
+    let made = finish(long.clone(), &mut agent).await;
+    let one = workspace.admin.get(&path_of(&made)).await.expect(200);
+    let result = one["result"].as_str().unwrap();
+    assert!(result.len() <= 256 * 1024 && result.starts_with("head") && result.ends_with("tail"), "{}", result.len());
+    assert!(result.contains(" bytes cut ..."));
+    assert_eq!((&one["result_truncated"], &one["output_bytes"]), (&json!(true), &json!(long.len())));
+}
+
+#[tokio::test]
+async fn only_the_own_agent_reports() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let other = workspace.server("web-2").await;
+    let stranger = ScriptedAgent::connect(&workspace, &other).await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    agent.next_command().await;
+    let fin = json!({"success": true, "result": "forged", "elapsed_time": 0, "exit_code": 0});
+    stranger.report(id_of(&made), "ack", None).await.expect_detail(404, None);
+    stranger
+        .report(id_of(&made), "chunk", Some(&json!({"seq": 0, "content": "forged"})))
+        .await
+        .expect_detail(404, None);
+    stranger.report(id_of(&made), "fin", Some(&fin)).await.expect_detail(404, None);
+    has_status(&read(&workspace, &made).await, "Sent", "warning", false);
+}
+
+#[tokio::test]
+async fn commands_posted_together_run_once_each() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let bodies: Vec<Value> =
+        (0..20).map(|number| json!({"server": "web-1", "line": format!("echo {number}")})).collect();
+    let replies = futures_util::future::join_all(bodies.iter().map(|body| workspace.admin.post(PATH, body))).await;
+    let mut accepted: Vec<String> = replies.iter().map(|reply| id_of(&reply.expect(201)).to_owned()).collect();
+    let mut delivered = Vec::new();
+    for _ in 0..20 {
+        delivered.push(id_of(&agent.next_command().await).to_owned());
+    }
+    assert!(agent.stays_silent().await);
+    accepted.sort();
+    delivered.sort();
+    assert_eq!(accepted, delivered);
+    assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 20);
+}

@@ -1,0 +1,3 @@
+//! `/api/events/`.
+
+mod commands;

@@ -1,0 +1,3 @@
+//! `/api/iam/`.
+
+mod users;

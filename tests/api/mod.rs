@@ -1,0 +1,7 @@
+//! `/api/`.
+
+mod auth;
+mod events;
+mod iam;
+mod servers;
+mod status;

@@ -1,0 +1,93 @@
+//! `/api/servers/` (contract 6).
+
+use farhand_tests::Workspace;
+use farhand_tests::agents::credential;
+use serde_json::json;
+
+#[tokio::test]
+async fn a_new_server_shows_its_key_once() {
+    let workspace = Workspace::new().await;
+    for path in ["/api/servers/", "/api/servers/servers/"] {
+        let name = format!("web{}.example_1", path.len());
+        let made = workspace.admin.post(path, &json!({"name": name, "groups": []})).await.expect(201);
+        let (id, key) = (made["id"].as_str().unwrap(), made["key"].as_str().unwrap());
+        assert!(key.len() == 128 && key.bytes().all(|b| b.is_ascii_alphanumeric()));
+        let install = made["install"].as_str().unwrap();
+        assert!(install.contains(id) && install.contains(key) && install.contains("farhand-agent run"), "{install}");
+        assert!(install.contains(&format!("url = \"http://{}\"", workspace.admin.host)), "{install}");
+        assert_eq!((&made["is_connected"], &made["groups"]), (&json!(false), &json!([])));
+        assert_eq!(made["owner"]["username"], "boss");
+
+        let mut shown = made.clone();
+        shown.as_object_mut().unwrap().retain(|name, _| name != "key" && name != "install");
+        assert_eq!(workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200), shown);
+        assert_eq!(workspace.admin.get(path).await.expect(200)["results"][0], shown, "newest first");
+        let mut keys: Vec<&String> = shown.as_object().unwrap().keys().collect();
+        keys.sort();
+        assert_eq!(
+            keys,
+            [
+                "added_at",
+                "agent_version",
+                "connected_at",
+                "cpu_logical_cores",
+                "groups",
+                "id",
+                "is_connected",
+                "last_seen_at",
+                "load",
+                "name",
+                "os_name",
+                "os_version",
+                "owner",
+                "physical_memory",
+                "platform",
+                "remote_ip",
+                "updated_at"
+            ]
+        );
+    }
+    let both = ["/api/servers/", "/api/servers/servers/"].map(|path| workspace.admin.get(path));
+    let [one, other] = futures_util::future::join_all(both).await.try_into().unwrap();
+    assert_eq!(one.expect(200)["results"], other.expect(200)["results"], "both paths are the same list");
+}
+
+#[tokio::test]
+async fn bad_names_change_nothing() {
+    let workspace = Workspace::new().await;
+    let too_long = "a".repeat(65);
+    for bad in ["", " ", "Web", "a b", "a/b", "ä", "a\n", "01936d3e-7a00-7000-8000-000000000000", &too_long] {
+        workspace.admin.post("/api/servers/", &json!({"name": bad})).await.expect_fields(400, &["name"]);
+    }
+    for bad in [json!({}), json!({"name": null}), json!({"name": 7}), json!({"name": ["a"]})] {
+        workspace.admin.post("/api/servers/", &bad).await.expect_fields(400, &["name"]);
+    }
+    workspace.admin.post("/api/servers/", &json!({"name": "a", "groups": [1]})).await.expect_fields(400, &["groups"]);
+    assert_eq!(workspace.admin.get("/api/servers/").await.expect(200)["count"], 0);
+    workspace.server(&"a".repeat(64)).await;
+}
+
+#[tokio::test]
+async fn names_are_unique_also_when_two_come_at_once() {
+    let workspace = Workspace::new().await;
+    let body = json!({"name": "web-1"});
+    let posts = (0..8).map(|_| workspace.admin.post("/api/servers/", &body));
+    let replies = futures_util::future::join_all(posts).await;
+    let (made, refused): (Vec<_>, Vec<_>) = replies.iter().partition(|reply| reply.status == 201);
+    assert_eq!(made.len(), 1);
+    for reply in refused {
+        reply.expect_fields(400, &["name"]);
+    }
+    // The one that was made is whole: its key is good.
+    let agent = workspace.anonymous.with(&credential(&made[0].json()));
+    agent.get("/api/servers/servers/-/").await.expect(200);
+}
+
+#[tokio::test]
+async fn ids_of_nothing_are_404() {
+    let workspace = Workspace::new().await;
+    let id = workspace.server("web-1").await["id"].as_str().unwrap().to_owned();
+    for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-", "web-1", &id.replace('-', "")] {
+        workspace.admin.get(&format!("/api/servers/servers/{missing}/")).await.expect_detail(404, None);
+    }
+}

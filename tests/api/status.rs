@@ -1,0 +1,12 @@
+//! `/api/status/` (contract 9).
+
+use farhand_tests::Workspace;
+use serde_json::json;
+
+#[tokio::test]
+async fn tells_a_user_that_it_is_there() {
+    let workspace = Workspace::new().await;
+    for api in [&workspace.admin, &workspace.session()] {
+        assert_eq!(api.get("/api/status/").await.expect(200), json!({"status": "ok"}));
+    }
+}

@@ -1,0 +1,81 @@
+//! Contract 1: hosts, workspaces, regions.
+
+use farhand_tests::client::{PASSWORD, new_workspace};
+use farhand_tests::{Api, Workspace};
+use serde_json::json;
+
+#[tokio::test]
+async fn a_workspace_answers_under_its_own_name() {
+    let workspace = Workspace::new().await;
+    workspace.admin.get("/api/status/").await.expect(200);
+    let upper = format!("{}.LOCAL.LocalHost:1234", workspace.slug.to_uppercase());
+    workspace.admin.under(&upper).get("/api/status/").await.expect(200);
+}
+
+#[tokio::test]
+async fn other_names_are_404_before_the_credential_is_looked_at() {
+    let workspace = Workspace::new().await;
+    let slug = &workspace.slug;
+    let names = [
+        format!("{slug}.elsewhere.localhost"),
+        format!("deeper.{slug}.local.localhost"),
+        format!("{slug}.localhost"),
+        format!("{slug}x.local.localhost"),
+        format!("{slug}.local.localhost.example.com"),
+        "local.localhost".to_owned(),
+        "example.com".to_owned(),
+    ];
+    for name in names {
+        let elsewhere = workspace.admin.under(&name);
+        for api in [elsewhere.clone(), elsewhere.anonymous(), elsewhere.with("nonsense")] {
+            api.get("/api/status/").await.expect_detail(404, None);
+            api.get("/api/status").await.expect_detail(404, None);
+            api.get("/api/nope/").await.expect_detail(404, None);
+            api.call("PATCH", "/api/status/").await.expect_detail(404, None);
+            api.call("OPTIONS", "/api/status/").await.expect_detail(404, None);
+            api.get("/api/auth/is-authenticated/").await.expect_detail(404, None);
+        }
+        let login = elsewhere.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await;
+        login.expect_detail(404, None);
+        let agent = elsewhere.with("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"k\"");
+        agent.call("POST", "/api/events/events/").await.expect_detail(404, None);
+    }
+}
+
+#[tokio::test]
+async fn the_bare_domain_and_addresses_stand_for_the_default_workspace() {
+    let operator = Api::operator();
+    // The one workspace that tests share; whoever comes first makes it.
+    let made = operator.post("/operator/workspaces/", &new_workspace("demo")).await;
+    assert!(made.status == 201 || made.status == 400, "{}", made.text);
+    let login = json!({"username": "boss", "password": PASSWORD});
+    let named = Api::at("demo.local.localhost");
+    let token = named.post("/api/auth/login/", &login).await.expect(200)["token"].as_str().unwrap().to_owned();
+    for bare in ["127.0.0.1", "localhost", "LOCALHOST:8787", "[::1]:8787"] {
+        named.with_token(&token).under(bare).get("/api/status/").await.expect(200);
+    }
+}
+
+#[tokio::test]
+async fn nothing_crosses_a_workspace() {
+    let (one, two) = (Workspace::new().await, Workspace::new().await);
+    let server = one.server("web-1").await;
+    let id = server["id"].as_str().unwrap();
+    for api in [one.admin.clone(), one.session()] {
+        api.under(&two.anonymous.host).get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
+        api.under(&two.anonymous.host).get("/api/servers/").await.expect_detail(403, Some("INVALID_TOKEN"));
+        api.get("/api/status/").await.expect(200);
+    }
+    two.admin.get(&format!("/api/servers/servers/{id}/")).await.expect_detail(404, None);
+    for named in [id, "web-1"] {
+        let command = json!({"server": named, "line": "id"});
+        two.admin.post("/api/events/commands/", &command).await.expect_fields(400, &["server"]);
+    }
+    // The same name is free in another workspace.
+    two.server("web-1").await;
+    assert_eq!(one.admin.get("/api/servers/").await.expect(200)["count"], 1);
+    // An agent's key is good in its own workspace only.
+    let agent = one.anonymous.with(&farhand_tests::agents::credential(&server));
+    agent.get("/api/servers/servers/-/").await.expect(200);
+    agent.under(&two.anonymous.host).get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
+}

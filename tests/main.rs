@@ -1,0 +1,16 @@
+//! The end-to-end tests, through HTTP and WebSocket only. `npm test` starts the service that they talk to; each test
+//! makes its own workspace, so that they run side by side.
+
+mod agent;
+mod api;
+mod conventions;
+mod endpoints;
+mod hosts;
+mod operator;
+mod secrets;
+mod start;
+
+/// The Worker's own table of endpoints, the very same file.
+#[path = "../src/routes.rs"]
+#[allow(dead_code)]
+mod routes;

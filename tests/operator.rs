@@ -1,0 +1,166 @@
+//! Contract 2: the operator API.
+
+use farhand_tests::agents::{ScriptedAgent, credential, dial};
+use farhand_tests::client::{PASSWORD, new_workspace, unique};
+use farhand_tests::{Api, Workspace, eventually};
+use serde_json::{Value, json};
+
+const PATH: &str = "/operator/workspaces/";
+
+#[tokio::test]
+async fn creates_a_workspace_with_a_superuser() {
+    let slug = unique("op");
+    let mut body = new_workspace(&slug);
+    body["name"] = json!("Acme & Sons");
+    let made = Api::operator().post(PATH, &body).await.expect(201);
+    let port = farhand_tests::setting("FARHAND_URL").rsplit(':').next().unwrap().to_owned();
+    assert_eq!((&made["slug"], &made["region"], &made["name"]), (&json!(slug), &json!("local"), &json!("Acme & Sons")));
+    // The base URL is made with the port that the operator called; here the Host header named none.
+    assert_eq!(made["base_url"], format!("http://{slug}.local.localhost"));
+    let with_port = Api::operator().under(&format!("127.0.0.1:{port}"));
+    let other = with_port.post(PATH, &new_workspace(&unique("op"))).await.expect(201);
+    assert!(other["base_url"].as_str().unwrap().ends_with(&format!(".local.localhost:{port}")), "{other}");
+    assert_eq!((&made["admin"]["username"], &made["admin"]["email"]), (&json!("boss"), &json!("boss@example.com")));
+
+    let api = Api::at(&format!("{slug}.local.localhost"));
+    let login = api.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await.expect(200);
+    let me = api.with_token(login["token"].as_str().unwrap()).get("/api/iam/users/-/").await.expect(200);
+    assert_eq!((&me["id"], &me["is_superuser"]), (&made["admin"]["id"], &json!(true)));
+}
+
+#[tokio::test]
+async fn a_taken_slug_changes_nothing() {
+    let workspace = Workspace::new().await;
+    let mut body = new_workspace(&workspace.slug);
+    body["admin"]["username"] = json!("other");
+    Api::operator().post(PATH, &body).await.expect_fields(400, &["slug"]);
+    let login = json!({"username": "other", "password": PASSWORD});
+    workspace.anonymous.post("/api/auth/login/", &login).await.expect_fields(403, &["non_field_errors"]);
+    workspace.session().get("/api/status/").await.expect(200);
+}
+
+#[tokio::test]
+async fn bad_input_is_told_by_field() {
+    let operator = Api::operator();
+    let good = new_workspace(&unique("op"));
+    operator.post(PATH, &json!({})).await.expect_fields(400, &["admin", "slug"]);
+    operator.post(PATH, &json!({"slug": "x", "admin": []})).await.expect_fields(400, &["admin"]);
+    let all = operator.post(PATH, &json!({"slug": "X", "admin": {}})).await;
+    all.expect_fields(400, &["email", "password", "slug", "username"]);
+    let too_long = "a".repeat(64);
+    for slug in ["", "1a", "-a", "a-", "A", "a.b", "a_b", "ä", &too_long] {
+        let mut body = good.clone();
+        body["slug"] = json!(slug);
+        operator.post(PATH, &body).await.expect_fields(400, &["slug"]);
+    }
+    for (field, bad) in [("username", "root"), ("username", "Boss"), ("email", "nobody"), ("password", "12345")] {
+        let mut body = good.clone();
+        body["admin"][field] = json!(bad);
+        operator.post(PATH, &body).await.expect_fields(400, &[field]);
+    }
+    let mut body = good.clone();
+    body["admin"]["password"] = json!("12345");
+    let messages = operator.post(PATH, &body).await.expect_fields(400, &["password"])["password"].to_string();
+    for word in ["at least 8 characters", "too common", "entirely numeric"] {
+        assert!(messages.contains(word), "{messages}");
+    }
+    let mut body = good.clone();
+    body["admin"]["password"] = json!("boss@example.com");
+    operator.post(PATH, &body).await.expect_fields(400, &["password"]);
+    // Nothing was made by any of these.
+    operator.post(PATH, &good).await.expect(201);
+}
+
+#[tokio::test]
+async fn the_operator_alone_gets_in_and_on_the_bare_domain_only() {
+    let workspace = Workspace::new().await;
+    let operator = Api::operator();
+    let single = format!("{PATH}{}/", workspace.slug);
+    let named = operator.under(&workspace.anonymous.host);
+    for (method, path) in [("GET", PATH), ("POST", PATH), ("DELETE", single.as_str())] {
+        named.call(method, path).await.expect_detail(404, None);
+        operator.anonymous().call(method, path).await.expect_detail(401, None);
+        operator.with("Bearer wrong").call(method, path).await.expect_detail(403, Some("INVALID_TOKEN"));
+        operator.with("Basic eDp5").call(method, path).await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
+        let user = workspace.admin.under("127.0.0.1");
+        user.call(method, path).await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
+    }
+    workspace.admin.get("/api/status/").await.expect(200);
+    // An operator is no user.
+    operator
+        .under(&workspace.anonymous.host)
+        .get("/api/status/")
+        .await
+        .expect_detail(403, Some("INVALID_AUTHORIZATION"));
+}
+
+#[tokio::test]
+async fn lists_workspaces() {
+    let workspace = Workspace::new().await;
+    let mut path = format!("{PATH}?page_size=100");
+    let found: Value = loop {
+        let page = Api::operator().get(&path).await.expect(200);
+        let results = page["results"].as_array().unwrap();
+        if let Some(found) = results.iter().find(|item| item["slug"] == workspace.slug) {
+            break found.clone();
+        }
+        path =
+            page["next"].as_str().expect("the workspace is in the list").split_once("127.0.0.1").unwrap().1.to_owned();
+    };
+    assert_eq!((&found["name"], &found["region"]), (&json!(workspace.slug), &json!("local")));
+    Api::operator().get(&format!("{PATH}?page=0")).await.expect_fields(400, &["page"]);
+}
+
+#[tokio::test]
+async fn a_deleted_workspace_is_refused_at_once_and_purged() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let command =
+        workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    agent.next_command().await;
+    let session = workspace.session();
+    session.get("/api/status/").await.expect(200);
+
+    let single = format!("{PATH}{}/", workspace.slug);
+    let deleted = Api::operator().call("DELETE", &single).await;
+    assert_eq!((deleted.status, deleted.text.as_str()), (204, ""));
+    Api::operator().call("DELETE", &single).await.expect_detail(404, None);
+    for api in [&workspace.admin, &session, &workspace.anonymous] {
+        api.get("/api/status/").await.expect_detail(404, None);
+        api.get("/api/events/commands/").await.expect_detail(404, None);
+    }
+    let login = workspace.anonymous.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await;
+    login.expect_detail(404, None);
+    // The agent is cut off, and stays out.
+    assert_eq!(agent.next().await, Err(Some(1000)));
+    agent.report(command["id"].as_str().unwrap(), "ack", None).await.expect_detail(404, None);
+    assert_eq!(dial(&agent.api, "/ws/servers/backhaul/").await.err(), Some(404));
+
+    // The slug is free at once, and nothing of the old workspace is in the new one.
+    let again = Workspace::with_slug(&workspace.slug).await;
+    assert_eq!(again.admin.get("/api/servers/").await.expect(200)["count"], 0);
+    assert_eq!(again.admin.get("/api/events/commands/").await.expect(200)["count"], 0);
+    for old in [&workspace.admin, &session] {
+        old.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
+    }
+    let old_agent = again.anonymous.with(&credential(&server));
+    old_agent.get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
+    assert_eq!(dial(&old_agent, "/ws/servers/backhaul/").await.err(), Some(403));
+
+    // To the last row.
+    let id = server["id"].as_str().unwrap();
+    eventually("the purge", || async {
+        let left = farhand_tests::d1(&format!(
+            "SELECT (SELECT count(*) FROM workspaces WHERE deleted_at IS NOT NULL AND slug = '{}')
+                + (SELECT count(*) FROM servers WHERE id = '{id}')
+                + (SELECT count(*) FROM commands WHERE server_id = '{id}')
+                + (SELECT count(*) FROM command_counts WHERE server_id = '{id}') AS rows_left",
+            workspace.slug
+        ))
+        .await;
+        (left[0]["rows_left"] == 0).then_some(())
+    })
+    .await;
+    again.admin.get("/api/status/").await.expect(200);
+}

@@ -1,0 +1,168 @@
+//! Agents: one that does what a test tells it to, and the real one.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::{WebSocketStream, client_async};
+
+use crate::client::{Api, Reply, Workspace};
+use crate::processes::Process;
+use crate::{PATIENCE, eventually, setting};
+
+/// An agent whose every step is a test's.
+pub struct ScriptedAgent {
+    /// A client with the agent's credential.
+    pub api: Api,
+    socket: Socket,
+}
+
+type Socket = WebSocketStream<TcpStream>;
+
+/// The Authorization header of a server's agent.
+pub fn credential(server: &Value) -> String {
+    format!("id=\"{}\", key=\"{}\"", server["id"].as_str().unwrap(), server["key"].as_str().unwrap())
+}
+
+/// Opens a WebSocket as an agent does; the status where it is refused.
+pub async fn dial(api: &Api, path: &str) -> Result<Socket, u16> {
+    let address = api.url.strip_prefix("http://").unwrap();
+    let mut request = format!("ws://{address}{path}").into_client_request().unwrap();
+    let headers = request.headers_mut();
+    headers.insert("Host", api.host.parse().unwrap());
+    headers.insert("Origin", format!("http://{}", api.host).parse().unwrap());
+    headers.insert("User-Agent", "alpamon/2.0.0".parse().unwrap());
+    if let Some(authorization) = &api.authorization {
+        headers.insert("Authorization", authorization.parse().unwrap());
+    }
+    let stream = TcpStream::connect(address).await.unwrap();
+    match client_async(request, stream).await {
+        Ok((socket, _)) => Ok(socket),
+        Err(tokio_tungstenite::tungstenite::Error::Http(response)) => Err(response.status().as_u16()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+impl ScriptedAgent {
+    /// Connects an agent for a server that was just made.
+    pub async fn connect(workspace: &Workspace, server: &Value) -> Self {
+        let api = workspace.anonymous.with(&credential(server));
+        let socket = dial(&api, "/ws/servers/backhaul/").await.unwrap();
+        Self { api, socket }
+    }
+
+    /// The next message, or `None` where the service closed the socket, with its code.
+    pub async fn next(&mut self) -> Result<Value, Option<u16>> {
+        loop {
+            let message = tokio::time::timeout(PATIENCE, self.socket.next()).await.expect("no message came");
+            match message {
+                Some(Ok(Message::Text(text))) => return Ok(serde_json::from_str(&text).unwrap()),
+                Some(Ok(Message::Close(frame))) => return Err(frame.map(|frame| frame.code.into())),
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return Err(None),
+            }
+        }
+    }
+
+    /// The next command.
+    pub async fn next_command(&mut self) -> Value {
+        let message = self.next().await.unwrap();
+        assert_eq!(message["query"], "command", "{message}");
+        message["command"].clone()
+    }
+
+    /// Tells whether nothing comes for a moment. For what must not happen there is no condition to wait for.
+    pub async fn stays_silent(&mut self) -> bool {
+        tokio::time::timeout(Duration::from_millis(500), self.socket.next()).await.is_err()
+    }
+
+    /// Sends a message on the socket.
+    pub async fn say(&mut self, message: &Value) {
+        self.socket.send(Message::text(message.to_string())).await.unwrap();
+    }
+
+    /// Closes the socket.
+    pub async fn hang_up(mut self) {
+        self.socket.close(None).await.unwrap();
+    }
+
+    /// Reports about a command: `ack`, `chunk` or `fin`.
+    pub async fn report(&self, command: &str, kind: &str, body: Option<&Value>) -> Reply {
+        let request = self.api.request("POST", &format!("/api/events/commands/{command}/{kind}/"));
+        let request = match body {
+            Some(body) => request.json(body),
+            None => request.header("Content-Type", "application/json"),
+        };
+        self.api.send(request).await
+    }
+
+    /// Acknowledges a command.
+    pub async fn ack(&self, command: &str) {
+        self.report(command, "ack", None).await.expect(204);
+    }
+
+    /// Sends a piece of output.
+    pub async fn chunk(&self, command: &str, seq: u32, content: &str) {
+        self.report(command, "chunk", Some(&json!({"seq": seq, "content": content}))).await.expect(204);
+    }
+
+    /// Ends a command.
+    pub async fn fin(&self, command: &str, code: i32, result: &str) {
+        let fin = json!({"success": code == 0, "result": result, "elapsed_time": 0.25, "exit_code": code});
+        self.report(command, "fin", Some(&fin)).await.expect(204);
+    }
+}
+
+/// The project's agent, as a process of its own.
+pub struct RealAgent {
+    /// The process; it ends with this.
+    pub process: Process,
+    _folder: TempDir,
+}
+
+impl RealAgent {
+    /// Starts the agent for a server that was just made, and waits until it is connected.
+    pub async fn start(workspace: &Workspace, server: &Value) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("agent.toml");
+        let port = workspace.anonymous.url.rsplit(':').next().unwrap();
+        let url = format!("http://{}:{port}", workspace.anonymous.host);
+        let (id, key) = (server["id"].as_str().unwrap(), server["key"].as_str().unwrap());
+        std::fs::write(&config, format!("url = \"{url}\"\nid = \"{id}\"\nkey = \"{key}\"\n")).unwrap();
+        let mut command = tokio::process::Command::new(setting("FARHAND_AGENT"));
+        command
+            .args(["run", "--config"])
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log(folder.path()));
+        let process = Process::spawn(&mut command);
+        wait_until_connected(workspace, id, true).await;
+        Self { process, _folder: folder }
+    }
+}
+
+fn log(folder: &Path) -> Stdio {
+    std::fs::File::create(folder.join("agent.log")).unwrap().into()
+}
+
+/// Waits until the API shows a server as connected, or not.
+pub async fn wait_until_connected(workspace: &Workspace, server: &str, connected: bool) {
+    let path = format!("/api/servers/servers/{server}/");
+    eventually("the server's connection", || async {
+        (workspace.admin.get(&path).await.expect(200)["is_connected"] == connected).then_some(())
+    })
+    .await;
+}
+
+/// The account that this process runs as.
+pub fn own_account() -> String {
+    let id = std::process::Command::new("id").arg("-un").output().unwrap();
+    String::from_utf8(id.stdout).unwrap().trim().to_owned()
+}

@@ -1,0 +1,204 @@
+//! A client of the API, and workspaces made for one test each.
+
+use reqwest::header::{HeaderMap, HeaderValue};
+use reqwest::{Client, Method, RequestBuilder, redirect};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::setting;
+
+/// The password of every user that the tests make.
+pub const PASSWORD: &str = "correct horse battery";
+
+/// A client of the service under one Host header, with one Authorization header or none.
+#[derive(Clone)]
+pub struct Api {
+    client: Client,
+    /// Where the service listens.
+    pub url: String,
+    /// The Host header.
+    pub host: String,
+    /// The Authorization header.
+    pub authorization: Option<String>,
+}
+
+/// An answer, read to its end.
+#[derive(Debug)]
+pub struct Reply {
+    /// The status.
+    pub status: u16,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub text: String,
+}
+
+impl Reply {
+    /// The body as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {} {:?}", self.status, self.text))
+    }
+
+    /// A header's value, or "".
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+    }
+
+    /// Asserts the status, and returns the body.
+    #[track_caller]
+    pub fn expect(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.text);
+        if self.text.is_empty() { Value::Null } else { self.json() }
+    }
+
+    /// Asserts a refusal of the form `{"detail": ...}` with a code or none.
+    #[track_caller]
+    pub fn expect_detail(&self, status: u16, code: Option<&str>) {
+        let body = self.expect(status);
+        assert!(body["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{body}");
+        assert_eq!(body["code"].as_str(), code, "{body}");
+    }
+
+    /// Asserts a refusal whose only keys beside `code` and `detail` are these fields, each with messages.
+    #[track_caller]
+    pub fn expect_fields(&self, status: u16, fields: &[&str]) -> Value {
+        let body = self.expect(status);
+        let keys = body.as_object().unwrap().keys().filter(|key| *key != "code" && *key != "detail");
+        assert_eq!(keys.collect::<Vec<_>>(), fields, "{body}");
+        for field in fields {
+            let messages = body[field].as_array().unwrap();
+            assert!(!messages.is_empty() && messages.iter().all(Value::is_string), "{body}");
+        }
+        body
+    }
+}
+
+impl Api {
+    /// A client under a Host header.
+    pub fn new(url: &str, host: &str) -> Self {
+        // A connection belongs to the runtime of the test that opened it, so none is kept.
+        let client = Client::builder().redirect(redirect::Policy::none()).no_proxy().pool_max_idle_per_host(0);
+        let client = client.build().expect("a client without TLS has nothing to fail on");
+        Self { client, url: url.to_owned(), host: host.to_owned(), authorization: None }
+    }
+
+    /// A client of the service under test, under another Host header.
+    pub fn at(host: &str) -> Self {
+        Self::new(&setting("FARHAND_URL"), host)
+    }
+
+    /// A client of the operator API.
+    pub fn operator() -> Self {
+        Self::at("127.0.0.1").with(&format!("Bearer {}", setting("FARHAND_OPERATOR_TOKEN")))
+    }
+
+    /// The same with an Authorization header.
+    pub fn with(&self, authorization: &str) -> Self {
+        Self { authorization: Some(authorization.to_owned()), ..self.clone() }
+    }
+
+    /// The same with a user's token.
+    pub fn with_token(&self, token: &str) -> Self {
+        self.with(&format!("token=\"{token}\""))
+    }
+
+    /// The same without an Authorization header.
+    pub fn anonymous(&self) -> Self {
+        Self { authorization: None, ..self.clone() }
+    }
+
+    /// The same under another Host header.
+    pub fn under(&self, host: &str) -> Self {
+        Self { host: host.to_owned(), ..self.clone() }
+    }
+
+    /// A request to be completed.
+    pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
+        let method = Method::from_bytes(method.as_bytes()).unwrap();
+        let mut request = self.client.request(method, format!("{}{path}", self.url)).header("Host", &self.host);
+        if let Some(authorization) = &self.authorization {
+            let value = HeaderValue::from_bytes(authorization.as_bytes()).unwrap();
+            request = request.header("Authorization", value);
+        }
+        request
+    }
+
+    /// Sends a request as it is.
+    pub async fn send(&self, request: RequestBuilder) -> Reply {
+        let response = request.send().await.unwrap();
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        Reply { status, headers, text: response.text().await.unwrap() }
+    }
+
+    /// GET.
+    pub async fn get(&self, path: &str) -> Reply {
+        self.send(self.request("GET", path)).await
+    }
+
+    /// Any method without a body.
+    pub async fn call(&self, method: &str, path: &str) -> Reply {
+        self.send(self.request(method, path)).await
+    }
+
+    /// POST with JSON.
+    pub async fn post(&self, path: &str, body: &Value) -> Reply {
+        self.send(self.request("POST", path).json(body)).await
+    }
+
+    /// Any method with JSON.
+    pub async fn send_json(&self, method: &str, path: &str, body: &Value) -> Reply {
+        self.send(self.request(method, path).json(body)).await
+    }
+}
+
+/// A workspace made for one test, with its superuser.
+pub struct Workspace {
+    /// Its slug.
+    pub slug: String,
+    /// A client under its name, without a credential.
+    pub anonymous: Api,
+    /// A client with an API token of the superuser's.
+    pub admin: Api,
+    /// A login token of the superuser's.
+    pub login_token: String,
+}
+
+/// A name that no other test has.
+pub fn unique(prefix: &str) -> String {
+    format!("{prefix}-{}", &Uuid::new_v4().simple().to_string()[..12])
+}
+
+/// The body that makes a workspace.
+pub fn new_workspace(slug: &str) -> Value {
+    json!({"slug": slug, "admin": {"username": "boss", "email": "boss@example.com", "password": PASSWORD}})
+}
+
+impl Workspace {
+    /// Makes a workspace.
+    pub async fn new() -> Self {
+        Self::with_slug(&unique("t")).await
+    }
+
+    /// Makes a workspace with a slug.
+    pub async fn with_slug(slug: &str) -> Self {
+        Api::operator().post("/operator/workspaces/", &new_workspace(slug)).await.expect(201);
+        let anonymous = Api::at(&format!("{slug}.local.localhost"));
+        let login = anonymous.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await;
+        let login_token = login.expect(200)["token"].as_str().unwrap().to_owned();
+        let session = anonymous.with_token(&login_token);
+        let token = session.post("/api/auth/tokens/", &json!({"name": "test", "expires_at": null})).await.expect(201);
+        let admin = anonymous.with_token(token["key"].as_str().unwrap());
+        Self { slug: slug.to_owned(), anonymous, admin, login_token }
+    }
+
+    /// A client with the superuser's login token.
+    pub fn session(&self) -> Api {
+        self.anonymous.with_token(&self.login_token)
+    }
+
+    /// Makes a server; returns it with its key.
+    pub async fn server(&self, name: &str) -> Value {
+        self.admin.post("/api/servers/", &json!({"name": name})).await.expect(201)
+    }
+}
