@@ -1,5 +1,7 @@
 // Builds the project's own agent: one static binary where the musl target can be had, else one for this machine's libc.
+// `npm run --silent agent` prints where the binary is.
 import { join } from "node:path";
+import { pathToFileURL } from "node:url";
 import { output, root, run, say } from "./lib.mjs";
 
 /** Builds the agent and returns the binary's path. cargo does nothing when nothing changed. */
@@ -11,3 +13,5 @@ export function buildAgent() {
   run("cargo", ["build", "--quiet", "--release", "-p", "farhand-agent", ...(isStatic ? ["--target", musl] : [])]);
   return join(root, "target", ...(isStatic ? [musl] : []), "release", "farhand-agent");
 }
+
+if (import.meta.url === pathToFileURL(process.argv[1]).href) console.log(buildAgent());

@@ -23,6 +23,14 @@ export const freePort = () =>
     });
   });
 
+/** Whether something listens on a port already: its answers would be taken for ours. */
+const isTaken = (port) =>
+  new Promise((answer) => {
+    const probe = createServer();
+    probe.once("error", () => answer(true));
+    probe.listen(port, "127.0.0.1", () => probe.close(() => answer(false)));
+  });
+
 /** The secrets of an instance: from the environment, or made once and kept in the state folder. */
 function secrets(stateDir, environment) {
   const file = join(stateDir, "secrets.json");
@@ -64,6 +72,8 @@ async function migrate(stateDir) {
  * @returns {Promise<{url: string, operatorToken: string, stop: () => Promise<void>}>}
  */
 export async function startInstance({ stateDir, port, environment = process.env, onExit }) {
+  if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is not a port number`);
+  if (await isTaken(port)) throw new Error(`port ${port} of 127.0.0.1 is in use; set PORT to another one`);
   stateDir = resolve(root, stateDir);
   mkdirSync(stateDir, { recursive: true, mode: 0o700 });
   await migrate(stateDir);

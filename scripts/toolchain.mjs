@@ -87,9 +87,10 @@ function buildSysroot(bin) {
   mkdirSync(join(crate, "src"));
   writeFileSync(join(crate, "Cargo.toml"), '[package]\nname = "empty"\nversion = "0.0.0"\nedition = "2021"\n[profile.release]\npanic = "abort"\n');
   writeFileSync(join(crate, "src", "lib.rs"), "");
+  // With bitcode: the Worker is linked with link-time optimisation, std included.
   run("/usr/bin/cargo", ["build", "--release", "--target", TARGET, "-Zbuild-std=std,panic_abort"], {
     cwd: crate,
-    env: { ...process.env, RUSTC: "/usr/bin/rustc", RUSTC_BOOTSTRAP: "1", CARGO_TARGET_DIR: join(crate, "target"), RUSTFLAGS: "" },
+    env: { ...process.env, RUSTC: "/usr/bin/rustc", RUSTC_BOOTSTRAP: "1", CARGO_TARGET_DIR: join(crate, "target"), RUSTFLAGS: "-Cembed-bitcode=yes" },
   });
   const deps = join(crate, "target", TARGET, "release", "deps");
   for (const name of readdirSync(deps)) {

@@ -547,7 +547,10 @@ impl ServerLink {
         for mut held in tables.due_commands(now, BATCH)? {
             let id = held.command.id;
             match held.phase {
-                Phase::Recording if self.recording.borrow().contains(&id) => continue,
+                Phase::Recording if self.recording.borrow().contains(&id) => {
+                    tables.postpone(id, now.plus_seconds(RECORD_WITHIN))?;
+                    continue;
+                }
                 // Its request died before it was answered.
                 Phase::Recording => held.phase = Phase::Withdrawing,
                 Phase::Withdrawing => {}

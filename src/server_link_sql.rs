@@ -268,6 +268,11 @@ impl Tables {
         self.exec(sql, parameters)
     }
 
+    /// Has a command looked at later.
+    pub fn postpone(&self, id: Uuid, due_at: Timestamp) -> Result<()> {
+        self.exec("UPDATE commands SET due_at = ?2 WHERE id = ?1", vec![text(id), text(due_at)])
+    }
+
     /// Notes that D1 has a revision of a command.
     pub fn mark_flushed(&self, held: &Held) -> Result<()> {
         let sql = "UPDATE commands SET flushed = max(flushed, ?2) WHERE id = ?1";

@@ -2,7 +2,7 @@
 
 use farhand_tests::agents::{ScriptedAgent, credential, dial};
 use farhand_tests::client::{PASSWORD, new_workspace, unique};
-use farhand_tests::{Api, Workspace, eventually};
+use farhand_tests::{Api, Instance, Workspace, eventually};
 use serde_json::{Value, json};
 
 const PATH: &str = "/operator/workspaces/";
@@ -147,20 +147,32 @@ async fn a_deleted_workspace_is_refused_at_once_and_purged() {
     let old_agent = again.anonymous.with(&credential(&server));
     old_agent.get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
     assert_eq!(dial(&old_agent, "/ws/servers/backhaul/").await.err(), Some(403));
+}
 
-    // To the last row.
-    let id = server["id"].as_str().unwrap();
-    eventually("the purge", || async {
-        let left = farhand_tests::d1(&format!(
-            "SELECT (SELECT count(*) FROM workspaces WHERE deleted_at IS NOT NULL AND slug = '{}')
-                + (SELECT count(*) FROM servers WHERE id = '{id}')
-                + (SELECT count(*) FROM commands WHERE server_id = '{id}')
-                + (SELECT count(*) FROM command_counts WHERE server_id = '{id}') AS rows_left",
-            workspace.slug
-        ))
-        .await;
-        (left[0]["rows_left"] == 0).then_some(())
-    })
-    .await;
-    again.admin.get("/api/status/").await.expect(200);
+#[tokio::test]
+async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
+    let (instance, _state) = Instance::new().await;
+    let kept = Workspace::made_by(&instance.operator(), "kept").await;
+    let gone = Workspace::made_by(&instance.operator(), "gone").await;
+    for workspace in [&kept, &gone] {
+        for number in 0..3 {
+            let server = workspace.server(&format!("web-{number}")).await;
+            let mut agent = ScriptedAgent::connect(workspace, &server).await;
+            let command = json!({"server": server["id"], "line": "id"});
+            workspace.admin.post("/api/events/commands/", &command).await.expect(201);
+            agent.next_command().await;
+        }
+        workspace.session().get("/api/status/").await.expect(200);
+    }
+    instance.operator().call("DELETE", &format!("{PATH}gone/")).await.expect(204);
+    let left = async || {
+        let tables = ["workspaces", "users", "sessions", "api_tokens", "servers", "commands", "command_counts"];
+        let counts = tables.map(|table| format!("(SELECT count(*) FROM {table}) AS {table}"));
+        instance.d1(&format!("SELECT {}", counts.join(", "))).await[0].clone()
+    };
+    let expected = json!({"workspaces": 1, "users": 1, "sessions": 1, "api_tokens": 1, "servers": 3, "commands": 3, "command_counts": 4});
+    eventually("the purge", || async { (left().await == expected).then_some(()) }).await;
+    assert!(instance.kv_entries("gone").await.is_empty());
+    assert_eq!(instance.kv_entries("kept").await.len(), 1);
+    assert_eq!(kept.admin.get("/api/events/commands/").await.expect(200)["count"], 3);
 }

@@ -4,8 +4,8 @@
 //! go out as values. So every rule is tested natively, in milliseconds, and the Worker at the root of the
 //! repository only carries them out.
 //!
-//! "contract" in the documentation of these modules is the project's HTTP contract; `docs/api.md` tells its users what
-//! of it is served today.
+//! "spec.md" and "contract" with a section in the documentation of these modules mean the user's specification and the
+//! project's HTTP contract; `docs/api.md` tells what of them is served today.
 
 pub mod api_token;
 pub mod authorization;

@@ -182,8 +182,13 @@ impl Workspace {
 
     /// Makes a workspace with a slug.
     pub async fn with_slug(slug: &str) -> Self {
-        Api::operator().post("/operator/workspaces/", &new_workspace(slug)).await.expect(201);
-        let anonymous = Api::at(&format!("{slug}.local.localhost"));
+        Self::made_by(&Api::operator(), slug).await
+    }
+
+    /// Makes a workspace with a slug, through an operator API.
+    pub async fn made_by(operator: &Api, slug: &str) -> Self {
+        operator.post("/operator/workspaces/", &new_workspace(slug)).await.expect(201);
+        let anonymous = operator.anonymous().under(&format!("{slug}.local.localhost"));
         let login = anonymous.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await;
         let login_token = login.expect(200)["token"].as_str().unwrap().to_owned();
         let session = anonymous.with_token(&login_token);

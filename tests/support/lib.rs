@@ -2,10 +2,12 @@
 
 pub mod agents;
 pub mod client;
+pub mod instance;
 pub mod processes;
 
 pub use agents::{RealAgent, ScriptedAgent};
 pub use client::{Api, Reply, Workspace};
+pub use instance::Instance;
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -34,24 +36,4 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: i
 /// Without it.
 pub fn setting(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run the tests with npm test"))
-}
-
-/// Looks into the service's D1 from outside, for what the API cannot show.
-///
-/// # Panics
-/// Where wrangler fails, or the service is not a local one.
-pub async fn d1(sql: &str) -> serde_json::Value {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-    let state = setting("FARHAND_STATE_DIR");
-    let output = tokio::process::Command::new("node_modules/.bin/wrangler")
-        .args(["d1", "execute", "DB", "--local", "--json", "--persist-to", &state, "--command", sql])
-        .env("WRANGLER_SEND_METRICS", "false")
-        .env("CI", "true")
-        .current_dir(root)
-        .output()
-        .await
-        .expect("wrangler is in node_modules");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let answer: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
-    answer[0]["results"].clone()
 }

@@ -3,6 +3,7 @@
 use farhand_domain::time::Timestamp;
 use farhand_tests::Workspace;
 use farhand_tests::client::PASSWORD;
+use farhand_tests::{Instance, eventually};
 use reqwest::multipart::Form;
 use serde_json::{Value, json};
 
@@ -44,6 +45,77 @@ async fn takes_json_and_both_kinds_of_form() {
     // Names of accounts do not depend on case.
     let upper = api.post(PATH, &json!({"username": "BOSS", "password": PASSWORD})).await.expect(200);
     check(&workspace, &upper).await;
+}
+
+#[tokio::test]
+async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let session = workspace.session();
+    let entries = instance.kv_entries(&workspace.slug).await;
+    assert_eq!(entries.len(), 1, "an API token has no entry: {entries:?}");
+    let name = entries[0]["name"].as_str().unwrap();
+    let hash = name.split('/').nth(1).unwrap();
+    assert!(hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit()), "{name}");
+    let rows = instance
+        .d1(&format!("SELECT expires_at, user_agent, remote_ip FROM sessions WHERE token_hash = '{hash}'"))
+        .await;
+    let expires_at = Timestamp::parse(rows[0]["expires_at"].as_str().unwrap()).unwrap();
+    assert_eq!(rows[0]["remote_ip"], "127.0.0.1");
+    // 14 days and some slack: KV's own expiry only clears away.
+    let slack = entries[0]["expiration"].as_f64().unwrap() - expires_at.as_millis() as f64 / 1000.0;
+    assert!((60.0..=24.0 * 3600.0).contains(&slack), "{slack}");
+
+    // KV does not decide: without its entry the token is as good, and the entry comes back.
+    instance.kv_delete(name).await;
+    assert!(instance.kv_entries(&workspace.slug).await.is_empty());
+    session.get("/api/status/").await.expect(200);
+    eventually("the entry's repair", || async {
+        (instance.kv_entries(&workspace.slug).await == entries).then_some(())
+    })
+    .await;
+
+    session.call("POST", "/api/auth/logout/").await.expect(200);
+    let left = instance.d1(&format!("SELECT id FROM sessions WHERE token_hash = '{hash}'")).await;
+    assert_eq!(left, json!([]));
+    eventually("the entry's end", || async { instance.kv_entries(&workspace.slug).await.is_empty().then_some(()) })
+        .await;
+}
+
+#[tokio::test]
+async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let session = workspace.session();
+    // Ages the stored session: its last refresh and its expiry, by whole seconds.
+    let age = async |seconds: u32| {
+        let aged =
+            |column: &str| format!("{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')");
+        instance.d1(&format!("UPDATE sessions SET {}, {}", aged("expires_at"), aged("refreshed_at"))).await;
+    };
+    let expires_at = async || instance.d1("SELECT expires_at FROM sessions").await[0]["expires_at"].clone();
+    let before = expires_at().await;
+    session.get("/api/status/").await.expect(200);
+    assert_eq!(expires_at().await, before, "moved at most every ten minutes");
+    age(601).await;
+    let aged = expires_at().await;
+    assert_ne!(aged, before);
+    session.get("/api/status/").await.expect(200);
+    eventually("the expiry to move", || async { (expires_at().await.as_str() > aged.as_str()).then_some(()) }).await;
+    // The same in KV.
+    let expiry = Timestamp::parse(expires_at().await.as_str().unwrap()).unwrap().as_millis() as f64 / 1000.0;
+    eventually("KV to follow", || async {
+        let kept = instance.kv_entries(&workspace.slug).await[0]["expiration"].as_f64().unwrap();
+        (kept > expiry).then_some(())
+    })
+    .await;
+    // Used just before its end, it is good; 14 days and ten minutes after its last use it is not.
+    age(14 * 24 * 3600 - 60).await;
+    session.get("/api/status/").await.expect(200);
+    eventually("the expiry to move", || async { (expires_at().await.as_str() > aged.as_str()).then_some(()) }).await;
+    age(14 * 24 * 3600 + 601).await;
+    session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
+    session.get("/api/iam/users/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
 }
 
 #[tokio::test]

@@ -1,0 +1,151 @@
+//! Instances of a test's own, started with `npm start`: for tests of starting, and for those that look into the state
+//! from outside. Another process that opens the database of the shared instance could lock out the tests beside it.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+
+use crate::client::Api;
+use crate::eventually;
+use crate::processes::Process;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+/// The operator's token of the instances that [`Instance::new`] starts.
+const OPERATOR_TOKEN: &str = "operator-of-this-instance";
+/// How long `npm start` may take when everything is built.
+const SERVES_WITHIN: Duration = Duration::from_secs(180);
+/// How long it may take to end, the agent's draining included.
+const ENDS_WITHIN: Duration = Duration::from_secs(60);
+
+/// A running instance; it ends with this.
+pub struct Instance {
+    /// Where it listens.
+    pub url: String,
+    /// What it printed.
+    pub printed: String,
+    /// Its state folder.
+    pub state: PathBuf,
+    port: u16,
+    process: Process,
+}
+
+/// A port that nobody listens on now.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl Instance {
+    /// Runs `npm start` with a state folder and further variables, until it serves.
+    pub async fn start(state: &Path, variables: &[(&str, &str)]) -> Self {
+        let port = free_port();
+        let mut command = Command::new("npm");
+        command
+            .args(["start", "--silent"])
+            .current_dir(ROOT)
+            .env("PORT", port.to_string())
+            .env("STATE_DIR", state)
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut process = Process::spawn(&mut command);
+        let mut lines = BufReader::new(process.child().stdout.take().unwrap()).lines();
+        let mut printed = String::new();
+        let read = async {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                printed.push_str(&line);
+                printed.push('\n');
+                if line.contains("Ctrl-C") {
+                    return true;
+                }
+            }
+            false
+        };
+        let served = tokio::time::timeout(SERVES_WITHIN, read).await.expect("npm start did not serve");
+        assert!(served, "npm start ended: {printed}");
+        Self { url: format!("http://127.0.0.1:{port}"), printed, state: state.to_owned(), port, process }
+    }
+
+    /// Starts an instance without the demo, whose state can be looked into. The folder is its state.
+    pub async fn new() -> (Self, TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let variables = [("DEMO", "0"), ("OPERATOR_TOKEN", OPERATOR_TOKEN), ("PBKDF2_ITERATIONS", "100000")];
+        (Self::start(folder.path(), &variables).await, folder)
+    }
+
+    /// A client of the operator API of an instance that [`Instance::new`] started.
+    pub fn operator(&self) -> Api {
+        Api::new(&self.url, "127.0.0.1").with(&format!("Bearer {OPERATOR_TOKEN}"))
+    }
+
+    /// Sends SIGTERM, and waits until nothing is left of what it started.
+    pub async fn stop(mut self) {
+        assert!(!processes_of(&self.state).is_empty());
+        self.process.signal(Signal::SIGTERM);
+        self.process.ended(ENDS_WITHIN).await;
+        eventually("everything to end", || async {
+            (processes_of(&self.state).is_empty() && TcpListener::bind(("127.0.0.1", self.port)).is_ok()).then_some(())
+        })
+        .await;
+    }
+
+    /// Runs wrangler on the instance's state, for what the API cannot show.
+    async fn wrangler(&self, arguments: &[&str]) -> String {
+        let output = Command::new("node_modules/.bin/wrangler")
+            .args(arguments)
+            .args(["--local", "--persist-to"])
+            .arg(&self.state)
+            .env("WRANGLER_SEND_METRICS", "false")
+            .env("CI", "true")
+            .current_dir(ROOT)
+            .output()
+            .await
+            .unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The rows that a statement gives on the instance's D1.
+    pub async fn d1(&self, sql: &str) -> Value {
+        let text = self.wrangler(&["d1", "execute", "DB", "--json", "--command", sql]).await;
+        let answer: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        answer[0]["results"].clone()
+    }
+
+    /// The names and expiries of a workspace's entries in KV.
+    pub async fn kv_entries(&self, workspace: &str) -> Vec<Value> {
+        let prefix = format!("{workspace}/");
+        let text = self.wrangler(&["kv", "key", "list", "--binding", "LOGIN_TOKENS", "--prefix", &prefix]).await;
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    /// Removes an entry of KV behind the instance's back.
+    pub async fn kv_delete(&self, name: &str) {
+        self.wrangler(&["kv", "key", "delete", name, "--binding", "LOGIN_TOKENS"]).await;
+    }
+}
+
+/// The processes of which some argument or variable names a folder: what an instance started, and what that started.
+fn processes_of(state: &Path) -> Vec<String> {
+    let needle = state.to_str().unwrap().as_bytes();
+    let names = |bytes: &[u8]| bytes.windows(needle.len()).any(|window| window == needle);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let file_name = entry.file_name();
+        let Some(pid) = file_name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // A process may end while it is looked at.
+        let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
+        let command = read("cmdline");
+        if pid != std::process::id() && (names(&command) || names(&read("environ"))) {
+            found.push(format!("{pid} {}", String::from_utf8_lossy(&command).replace('\0', " ")));
+        }
+    }
+    found
+}
