@@ -4,14 +4,28 @@ import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { output, root, run, say } from "./lib.mjs";
 
+/** The target of a static binary for this machine, or null where it cannot be had. */
+function staticTarget() {
+  if (process.platform !== "linux") return null;
+  const target = `${process.arch === "arm64" ? "aarch64" : "x86_64"}-unknown-linux-musl`;
+  const has = () => output("rustup", ["target", "list", "--installed"])?.split("\n").includes(target) ?? false;
+  return has() || (output("rustup", ["target", "add", target], { timeout: 120_000 }) !== null && has()) ? target : null;
+}
+
 /** Builds the agent and returns the binary's path. cargo does nothing when nothing changed. */
 export function buildAgent() {
-  const musl = `${process.arch === "arm64" ? "aarch64" : "x86_64"}-unknown-linux-musl`;
-  const has = () => output("rustup", ["target", "list", "--installed"])?.split("\n").includes(musl) ?? false;
-  const isStatic = process.platform === "linux" && (has() || (output("rustup", ["target", "add", musl], { timeout: 120_000 }) !== null && has()));
-  say(`agent: ${isStatic ? `static, for ${musl}` : "for this machine's libc (no musl target here)"}`);
-  run("cargo", ["build", "--quiet", "--release", "-p", "farhand-agent", ...(isStatic ? ["--target", musl] : [])]);
-  return join(root, "target", ...(isStatic ? [musl] : []), "release", "farhand-agent");
+  const target = staticTarget();
+  say(`agent: ${target ? `static, for ${target}` : "for this machine's libc (no musl target here)"}`);
+  const env = { ...process.env };
+  if (target && output("musl-gcc", ["--version"]) === null) {
+    // The cryptography has some C, which needs no libc: any C compiler will do, without the fortified calls into glibc
+    // that some distributions turn on.
+    const name = target.replaceAll("-", "_");
+    env[`CC_${name}`] ??= "cc";
+    env[`CFLAGS_${name}`] ??= "-U_FORTIFY_SOURCE";
+  }
+  run("cargo", ["build", "--quiet", "--release", "-p", "farhand-agent", ...(target ? ["--target", target] : [])], { env });
+  return join(root, "target", ...(target ? [target] : []), "release", "farhand-agent");
 }
 
 if (import.meta.url === pathToFileURL(process.argv[1]).href) console.log(buildAgent());

@@ -1,7 +1,9 @@
 //! The agent protocol, sections 1 to 5, as an agent sees it.
 
+use std::time::Duration;
+
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
-use farhand_tests::{Api, Workspace, eventually};
+use farhand_tests::{Api, Instance, Workspace, eventually};
 use serde_json::{Value, json};
 
 const OWN: &str = "/api/servers/servers/-/";
@@ -243,4 +245,42 @@ async fn nonsense_on_the_socket_is_ignored() {
     }
     workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
     agent.next_command().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_answers_no_ping_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let variables =
+        [("DEMO", "0"), ("OPERATOR_TOKEN", "op"), ("PBKDF2_ITERATIONS", "100000"), ("AGENT_PING_SECONDS", "2")];
+    let instance = Instance::start(folder.path(), &variables).await;
+    let operator = Api::new(&instance.url, "127.0.0.1").with("Bearer op");
+    let workspace = Workspace::made_by(&operator, "acme").await;
+    let (silent, alive) = (workspace.server("silent").await, workspace.server("alive").await);
+    let mut silent_agent = ScriptedAgent::connect(&workspace, &silent).await;
+    let mut alive_agent = ScriptedAgent::connect(&workspace, &alive).await;
+    let mut control = ScriptedAgent::over(&silent_agent.api, "/ws/servers/control/").await;
+    assert_eq!(silent_agent.next().await, Ok(json!({"query": "ping"})));
+    assert_eq!(control.next().await, Ok(json!({"query": "ping"})), "a control socket must hear something as well");
+
+    let answering = async {
+        loop {
+            match alive_agent.next().await {
+                Ok(message) => assert_eq!(message, json!({"query": "ping"})),
+                Err(code) => panic!("closed with {code:?}"),
+            }
+            alive_agent.say(&json!({"query": "pong", "timestamp": 1.5})).await;
+        }
+    };
+    let given_up = async {
+        while silent_agent.next().await.is_ok() {}
+        let id = silent["id"].as_str().unwrap();
+        wait_until_connected(&workspace, id, false).await;
+    };
+    tokio::select! {
+        () = answering => {}
+        done = tokio::time::timeout(Duration::from_secs(90), given_up) => done.expect("the silent agent was not given up"),
+    }
+    wait_until_connected(&workspace, alive["id"].as_str().unwrap(), true).await;
+    workspace.admin.post("/api/events/commands/", &json!({"server": "silent", "line": "id"})).await.expect(503);
+    workspace.admin.post("/api/events/commands/", &json!({"server": "alive", "line": "id"})).await.expect(201);
 }

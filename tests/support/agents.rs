@@ -52,9 +52,12 @@ pub async fn dial(api: &Api, path: &str) -> Result<Socket, u16> {
 impl ScriptedAgent {
     /// Connects an agent for a server that was just made.
     pub async fn connect(workspace: &Workspace, server: &Value) -> Self {
-        let api = workspace.anonymous.with(&credential(server));
-        let socket = dial(&api, "/ws/servers/backhaul/").await.unwrap();
-        Self { api, socket }
+        Self::over(&workspace.anonymous.with(&credential(server)), "/ws/servers/backhaul/").await
+    }
+
+    /// Connects to one of the sockets with a credential.
+    pub async fn over(api: &Api, path: &str) -> Self {
+        Self { api: api.clone(), socket: dial(api, path).await.unwrap() }
     }
 
     /// The next message, or `None` where the service closed the socket, with its code.

@@ -19,13 +19,25 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// # Panics
 /// When there is none within [`PATIENCE`].
-pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
-    let until = Instant::now() + PATIENCE;
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, ask: impl FnMut() -> F) -> T {
+    eventually_within(PATIENCE, what, ask).await
+}
+
+/// Asks again until there is an answer, of what takes its time.
+///
+/// # Panics
+/// When there is none within `patience`.
+pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
+    patience: Duration,
+    what: &str,
+    mut ask: impl FnMut() -> F,
+) -> T {
+    let until = Instant::now() + patience;
     loop {
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(Instant::now() < until, "waited {PATIENCE:?} for {what}");
+        assert!(Instant::now() < until, "waited {patience:?} for {what}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

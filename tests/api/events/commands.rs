@@ -1,8 +1,10 @@
 //! `/api/events/commands/` (spec.md, Commands; contract 7 and 8).
 
+use std::time::Duration;
+
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::ScriptedAgent;
-use farhand_tests::{Workspace, eventually};
+use farhand_tests::{Workspace, eventually, eventually_within};
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
@@ -411,4 +413,30 @@ async fn commands_posted_together_run_once_each() {
     delivered.sort();
     assert_eq!(accepted, delivered);
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 20);
+}
+
+#[tokio::test]
+async fn a_command_that_nobody_acknowledges_is_stuck_with_nobody_looking() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    agent.next_command().await;
+    // The list is read from D1 alone: nothing wakes the server's object but its own alarm.
+    let stuck = eventually_within(Duration::from_secs(90), "the command to be stuck", || async {
+        let item = workspace.admin.get(PATH).await.expect(200)["results"][0].clone();
+        (item["status"]["text"] == "Stuck").then_some(item)
+    })
+    .await;
+    has_status(&stuck, "Stuck", "danger", false);
+    assert_eq!((&stuck["success"], &stuck["acked_at"], &stuck["result"]), (&json!(false), &json!(null), &json!(null)));
+    let waited = moment(&stuck, "handled_at").seconds_since(moment(&stuck, "delivered_at"));
+    assert!(waited >= 60.0, "{waited}");
+    assert_eq!(read(&workspace, &made).await, stuck);
+    // The agent is asked whether it is still there.
+    assert_eq!(agent.next().await, Ok(json!({"query": "ping"})));
+    agent.say(&json!({"query": "pong", "timestamp": 1.5})).await;
+    // A late result still counts.
+    agent.fin(id_of(&made), 0, "late").await;
+    let done = read(&workspace, &made).await;
+    has_status(&done, "Success", "success", false);
+    assert!(moment(&done, "handled_at") > moment(&stuck, "handled_at"));
 }

@@ -1,0 +1,164 @@
+//! The account that a command runs as, and who may run as whom (agent-protocol 3, and the last paragraph of 6).
+//!
+//! As root the agent runs a command as any account that the order names, and as none where it names none: root has to
+//! be asked for by name. As another account it can run commands as itself only, and refuses every other name.
+//!
+//! Lookups read the host's account database (NSS). A static binary built for musl reads `/etc/passwd` and `/etc/group`
+//! alone, so it does not know accounts of a directory service such as LDAP.
+
+use std::ffi::CString;
+use std::path::PathBuf;
+
+use nix::unistd::{Gid, Group, Uid, User, getegid, geteuid, getgrouplist};
+
+/// Who the agent itself runs as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Own {
+    /// Its effective user.
+    pub uid: Uid,
+    /// Its effective group.
+    pub gid: Gid,
+}
+
+impl Own {
+    /// Asks the kernel.
+    pub fn current() -> Self {
+        Self { uid: geteuid(), gid: getegid() }
+    }
+}
+
+/// An account to run a command as.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Account {
+    /// Its name.
+    pub name: String,
+    /// Its home directory, whether or not that exists.
+    pub home: PathBuf,
+    /// Its login shell, for the variable SHELL: a line always runs in `/bin/sh`.
+    pub shell: PathBuf,
+    /// What the child process becomes before it runs the command. None where the agent is that account already.
+    pub switch: Option<Switch>,
+}
+
+/// The credentials that a child process takes on, looked up beforehand: after a fork it may only make system calls.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Switch {
+    /// The user.
+    pub uid: Uid,
+    /// The group: the one that the order names, else the account's own.
+    pub gid: Gid,
+    /// All groups of the account, as `initgroups` would set them.
+    pub groups: Vec<Gid>,
+}
+
+/// Finds the account `user` and checks that `group`, unless empty, is one of its groups.
+///
+/// As an ordinary account a group that the account is in is accepted, but stays what it is, a supplementary one: the
+/// kernel lets root alone choose.
+///
+/// # Errors
+/// Why the agent does not run a command as this account, in a sentence for the one who sent it.
+pub fn resolve(user: &str, group: &str, own: Own) -> Result<Account, String> {
+    if user.is_empty() {
+        return Err("The command names no account to run as.".to_owned());
+    }
+    if !own.uid.is_root() {
+        // The name is compared before anything is looked up, so that nobody learns which accounts there are.
+        let name = User::from_uid(own.uid).map_err(|error| lookup_failed(&error))?.map(|user| user.name);
+        if name.as_deref() != Some(user) {
+            let own_name = name.unwrap_or_else(|| format!("number {}", own.uid));
+            return Err(format!("This agent runs as {own_name} and cannot run a command as {user}."));
+        }
+    }
+    let found = User::from_name(user).map_err(|error| lookup_failed(&error))?;
+    let found = found.ok_or_else(|| format!("There is no account {user} on this server."))?;
+    let name = CString::new(user).map_err(|_| "The account's name is not a name.".to_owned())?;
+    let groups = getgrouplist(&name, found.gid).map_err(|error| lookup_failed(&error))?;
+    let gid = if group.is_empty() { found.gid } else { member_of(user, group, &groups)? };
+    let switch = own.uid.is_root().then_some(Switch { uid: found.uid, gid, groups });
+    Ok(Account { name: found.name, home: found.dir, shell: found.shell, switch })
+}
+
+/// The number of the group `group`, which must be among `groups`.
+fn member_of(user: &str, group: &str, groups: &[Gid]) -> Result<Gid, String> {
+    let found = Group::from_name(group).map_err(|error| lookup_failed(&error))?;
+    let found = found.ok_or_else(|| format!("There is no group {group} on this server."))?;
+    if groups.contains(&found.gid) {
+        Ok(found.gid)
+    } else {
+        Err(format!("The account {user} is not in the group {group}."))
+    }
+}
+
+fn lookup_failed(error: &nix::Error) -> String {
+    format!("The server's accounts could not be read: {}.", error.desc())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const ROOT: Own = Own { uid: Uid::from_raw(0), gid: Gid::from_raw(0) };
+
+    /// As if the agent ran as `name`.
+    fn own(name: &str) -> Own {
+        let user = User::from_name(name).unwrap().unwrap();
+        Own { uid: user.uid, gid: user.gid }
+    }
+
+    fn refused(user: &str, group: &str, own: Own) -> String {
+        resolve(user, group, own).unwrap_err()
+    }
+
+    #[test]
+    fn root_runs_as_any_account_by_name() {
+        let nobody = User::from_name("nobody").unwrap().unwrap();
+        let account = resolve("nobody", "", ROOT).unwrap();
+        let switch = account.switch.unwrap();
+        assert_eq!((switch.uid, switch.gid), (nobody.uid, nobody.gid));
+        assert!(switch.groups.contains(&nobody.gid) && !switch.groups.contains(&ROOT.gid));
+        assert_eq!((account.name.as_str(), account.home), ("nobody", nobody.dir));
+        assert_eq!(resolve("root", "root", ROOT).unwrap().switch.unwrap().uid, ROOT.uid);
+    }
+
+    #[test]
+    fn no_name_is_not_root() {
+        for own in [ROOT, own("nobody")] {
+            assert_eq!(refused("", "", own), "The command names no account to run as.");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        assert_eq!(refused("no-such-user", "", ROOT), "There is no account no-such-user on this server.");
+        assert_eq!(refused("nobody", "no-such-group", ROOT), "There is no group no-such-group on this server.");
+        assert!(!refused("a\0b", "", ROOT).is_empty());
+        assert!(!refused("nobody", "a\0b", ROOT).is_empty());
+    }
+
+    #[test]
+    fn a_group_must_be_one_of_the_accounts() {
+        assert_eq!(refused("nobody", "root", ROOT), "The account nobody is not in the group root.");
+        let nobody = User::from_name("nobody").unwrap().unwrap();
+        let group = Group::from_gid(nobody.gid).unwrap().unwrap();
+        assert_eq!(resolve("nobody", &group.name, ROOT).unwrap().switch.unwrap().gid, nobody.gid);
+    }
+
+    #[test]
+    fn an_ordinary_account_runs_as_itself_only() {
+        let nobody = own("nobody");
+        assert_eq!(resolve("nobody", "", nobody).unwrap().switch, None);
+        for other in ["root", "daemon", "no-such-user"] {
+            let expected = format!("This agent runs as nobody and cannot run a command as {other}.");
+            assert_eq!(refused(other, "", nobody), expected);
+        }
+        assert_eq!(refused("nobody", "root", nobody), "The account nobody is not in the group root.");
+        let nameless = Own { uid: Uid::from_raw(4_000_000), gid: Gid::from_raw(4_000_000) };
+        assert_eq!(
+            refused("nobody", "", nameless),
+            "This agent runs as number 4000000 and cannot run a command as nobody."
+        );
+    }
+}

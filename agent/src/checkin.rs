@@ -1,0 +1,123 @@
+//! What the agent says before it connects, and its heartbeat (agent-protocol 2).
+
+use std::time::Duration;
+
+use hyper::Method;
+use hyper::body::Bytes;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::client::{ANSWER_TIMEOUT, Client};
+use crate::host::Facts;
+use crate::reports::jitter;
+
+/// The first pause between two attempts to check in, and the longest; each is twice the one before.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
+/// The pauses between tries of the calls that follow, in seconds, as for reports.
+const RETRIES: [u64; 5] = [1, 2, 4, 8, 16];
+/// The interval of the heartbeat where the service does not tell one.
+const HEARTBEAT: Duration = Duration::from_secs(300);
+/// What the service may tell as an interval, in seconds. A wrong one makes the agent neither a nuisance nor mute.
+const INTERVALS: (f64, f64) = (1.0, 24.0 * 60.0 * 60.0);
+
+/// Checks in and tells the host's facts. Returns when the service knows this agent, which can take for ever; gives the
+/// interval of the heartbeat, where one is wanted.
+pub async fn check_in(client: &Client) -> Option<Duration> {
+    // 1. The service must know this agent.
+    let commissioned = find_own_server(client).await;
+    // 2. An event; like all that follows, nothing depends on it.
+    let (record, description) = if commissioned {
+        ("started", "The agent started.")
+    } else {
+        ("committed", "The agent started for the first time.")
+    };
+    let event = json!({"reporter": "farhand-agent", "record": record, "description": description});
+    tell(client, Method::POST, "/api/events/events/", &event).await;
+    // 3. What this host is.
+    let facts = Facts::read();
+    let told = serde_json::to_value(&facts).unwrap_or_default();
+    if commissioned {
+        tell(client, Method::PATCH, "/api/servers/servers/-/sync/", &told).await;
+        // All that the service could ask for in its answer was in the call before.
+        tell(client, Method::POST, "/api/servers/servers/-/sync-check/", &json!({"hashes": facts.hashes()})).await;
+    } else {
+        tell(client, Method::PUT, "/api/servers/servers/-/commit/", &told).await;
+    }
+    // 4. How often it wants to hear of this agent.
+    match client.get("/api/metrics/config/").await {
+        Ok((200, config)) => heartbeat_interval(&config),
+        _ => Some(HEARTBEAT),
+    }
+}
+
+/// Asks for this agent's server until the service tells whether it is commissioned.
+async fn find_own_server(client: &Client) -> bool {
+    let mut pause = PAUSES.0;
+    loop {
+        let why = match client.get("/api/servers/servers/-/").await {
+            Ok((200, server)) => match server["commissioned"].as_bool() {
+                Some(commissioned) => return commissioned,
+                None => "the answer is not a server".to_owned(),
+            },
+            Ok((403, _)) => "the id or the key is wrong, or the server is deleted".to_owned(),
+            Ok((status, _)) => format!("status {status}"),
+            Err(why) => why.0,
+        };
+        log::warn!("cannot check in at {}: {why}; next try in {} s", client.service(), pause.as_secs());
+        sleep(jitter(pause)).await;
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+/// Makes a call, and makes it again a few times if need be.
+async fn tell(client: &Client, method: Method, path: &str, body: &Value) {
+    let body = Bytes::from(body.to_string());
+    let mut pauses = RETRIES.iter();
+    loop {
+        let outcome = client.send(method.clone(), path, body.clone(), ANSWER_TIMEOUT).await;
+        let why = match outcome {
+            Ok(200..=299) => return,
+            Ok(status) => format!("status {status}"),
+            Err(why) => why.0,
+        };
+        let Some(pause) = pauses.next() else {
+            return log::warn!("{method} {path}: {why}");
+        };
+        sleep(Duration::from_secs(*pause)).await;
+    }
+}
+
+/// Reads the interval from `[{"type": "status", "interval": s}]`. None where the service wants no heartbeat.
+fn heartbeat_interval(config: &Value) -> Option<Duration> {
+    let status = config.as_array()?.iter().find(|entry| entry["type"] == "status")?;
+    let seconds = status["interval"].as_f64().unwrap_or(HEARTBEAT.as_secs_f64());
+    Some(Duration::from_secs_f64(seconds.clamp(INTERVALS.0, INTERVALS.1)))
+}
+
+/// Tells the service every `interval` that this agent is there. Never returns.
+pub async fn heartbeat(client: &Client, interval: Duration) {
+    loop {
+        sleep(jitter(interval)).await;
+        // The next one is the retry.
+        match client.send(Method::PATCH, "/api/servers/servers/-/status/", Bytes::new(), ANSWER_TIMEOUT).await {
+            Ok(200..=299) => {}
+            Ok(status) => log::warn!("heartbeat: status {status}"),
+            Err(why) => log::warn!("heartbeat: {}", why.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_read_and_bounded() {
+        let seconds = |config| heartbeat_interval(&config).map(|interval| interval.as_secs());
+        assert_eq!(seconds(json!([{"type": "cpu", "interval": 1}, {"type": "status", "interval": 60}])), Some(60));
+        assert_eq!(seconds(json!([{"type": "status"}])), Some(300));
+        assert_eq!(seconds(json!([{"type": "status", "interval": -5}])), Some(1));
+        assert_eq!(seconds(json!([{"type": "status", "interval": 1e300}])), Some(86_400));
+        assert_eq!((seconds(json!([])), seconds(json!({}))), (None, None));
+    }
+}

@@ -1,0 +1,356 @@
+//! What the agent is told at its start: a file, flags and one environment variable.
+
+use std::fmt;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use farhand_domain::secret::Secret;
+use serde::Deserialize;
+use uuid::Uuid;
+
+/// How many commands run at once unless the file says otherwise (agent-protocol 4).
+pub const MAX_RUNNING: usize = 20;
+/// The most that the file may ask for: each one costs a process and up to a megabyte of kept output.
+const MOST_RUNNING: usize = 1_000;
+/// The most of a file that is read, in bytes: far more than any that makes sense, and `/dev/zero` ends too.
+const MAX_FILE: u64 = 64 * 1024;
+
+/// What is wrong with the configuration, in one line for the one who started the agent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigError(String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn error<T>(message: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError(message.into()))
+}
+
+/// What the command line and the environment say. Each is preferred to what the file says.
+#[derive(Clone, Default, Debug)]
+pub struct Given {
+    /// The file.
+    pub config: Option<PathBuf>,
+    /// The service.
+    pub url: Option<String>,
+    /// The server's id.
+    pub id: Option<String>,
+    /// A file that holds the key and nothing else.
+    pub key_file: Option<PathBuf>,
+    /// The key, from the environment.
+    pub key: Option<Secret>,
+}
+
+/// The file, as it is written.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    url: Option<String>,
+    id: Option<String>,
+    key: Option<String>,
+    max_running: Option<usize>,
+}
+
+/// What the agent works with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where the service is.
+    pub service: Service,
+    /// The server that this agent runs on.
+    pub id: Uuid,
+    /// The agent's key: visible ASCII without quotes, so it fits into a header.
+    pub key: Secret,
+    /// How many commands run at once.
+    pub max_running: usize,
+    /// What the one who started the agent should know, in one line each.
+    pub warnings: Vec<String>,
+}
+
+impl Settings {
+    /// Reads the file, if one is given, and puts everything together.
+    ///
+    /// # Errors
+    /// What is wrong, in one line.
+    pub fn load(given: Given) -> Result<Self, ConfigError> {
+        let mut warnings = Vec::new();
+        let file = match &given.config {
+            Some(path) => {
+                let text = read(path, &mut warnings)?;
+                toml::from_str(&text).or_else(|e| error(format!("{}: {}", path.display(), describe(&e, &text))))?
+            }
+            None => File::default(),
+        };
+        let key = match (given.key, &given.key_file, file.key) {
+            (_, Some(path), _) => Secret::new(read(path, &mut warnings)?.trim()),
+            (Some(key), None, _) => key,
+            (None, None, Some(key)) => Secret::new(key),
+            (None, None, None) => {
+                return error(
+                    "no key is given: put `key` into the config file, or use --key-file or FARHAND_AGENT_KEY",
+                );
+            }
+        };
+        let Some(url) = given.url.or(file.url) else {
+            return error("no url is given: put `url` into the config file, or use --url");
+        };
+        let Some(id) = given.id.or(file.id) else {
+            return error("no id is given: put `id` into the config file, or use --id");
+        };
+        let Some(id) = farhand_domain::id::parse(id.trim()) else {
+            return error(format!("id: {id:?} is not the UUID of a server"));
+        };
+        let is_fit = |b: u8| b.is_ascii_graphic() && b != b'"';
+        if key.expose().is_empty() || !key.expose().bytes().all(is_fit) {
+            return error("key: a key is made of visible ASCII characters, without quotes and blanks");
+        }
+        let max_running = file.max_running.unwrap_or(MAX_RUNNING);
+        if !(1..=MOST_RUNNING).contains(&max_running) {
+            return error(format!("max_running: {max_running} is not between 1 and {MOST_RUNNING}"));
+        }
+        let service = Service::parse(&url)?;
+        if !service.tls && !service.is_local() {
+            warnings.push(format!("{service} is not https: the key and all output can be read on the way"));
+        }
+        Ok(Self { service, id, key, max_running, warnings })
+    }
+}
+
+/// Reads a file that may hold the key, and warns if others can read it too.
+fn read(path: &Path, warnings: &mut Vec<String>) -> Result<String, ConfigError> {
+    let shown = path.display();
+    let mut file = fs::File::open(path).or_else(|e| error(format!("{shown}: {e}")))?;
+    let metadata = file.metadata().or_else(|e| error(format!("{shown}: {e}")))?;
+    if metadata.is_file() && metadata.permissions().mode() & 0o077 != 0 {
+        warnings.push(format!("{shown} can be read or changed by other accounts: chmod 600 it, as it holds the key"));
+    }
+    let mut bytes = Vec::new();
+    file.by_ref().take(MAX_FILE + 1).read_to_end(&mut bytes).or_else(|e| error(format!("{shown}: {e}")))?;
+    if bytes.len() as u64 > MAX_FILE {
+        return error(format!("{shown}: larger than {MAX_FILE} bytes"));
+    }
+    String::from_utf8(bytes).or_else(|_| error(format!("{shown}: not UTF-8")))
+}
+
+/// What TOML has to say, in one line and without what may be the key.
+fn describe(error: &toml::de::Error, text: &str) -> String {
+    let message = error.message().lines().collect::<Vec<_>>().join(", ");
+    let Some(span) = error.span() else {
+        return message;
+    };
+    let number = text.bytes().take(span.start).filter(|b| *b == b'\n').count();
+    let is_key = text.lines().nth(number).is_some_and(|line| line.trim_start().starts_with("key"));
+    // A message can quote the value.
+    let message = if is_key { "`key` must be given once, as text in quotes" } else { &message };
+    format!("line {}: {message}", number + 1)
+}
+
+/// Where the service is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Service {
+    /// https and wss, or http and ws.
+    pub tls: bool,
+    /// The host's name or address, lower-case; an IPv6 address without brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+    /// The host as it is sent: with brackets, and with the port where that is not the usual one.
+    pub authority: String,
+    /// What comes before `/api/`: empty, or a path without a slash at its end.
+    pub path: String,
+}
+
+impl Service {
+    /// Reads `http(s)://host[:port][/path]`.
+    ///
+    /// # Errors
+    /// What is wrong, in one line.
+    pub fn parse(url: &str) -> Result<Self, ConfigError> {
+        let bad = |why: &str| error(format!("url: {url:?} {why}"));
+        let Ok(uri) = url.trim().parse::<hyper::Uri>() else {
+            return bad("is not a URL");
+        };
+        let tls = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return bad("does not begin with https:// or http://"),
+        };
+        // A fragment is thrown away while parsing.
+        if uri.query().is_some() || url.contains('#') || uri.authority().is_none_or(|a| a.as_str().contains('@')) {
+            return bad("has more than a host, a port and a path");
+        }
+        let written = uri.host().unwrap_or("");
+        let usual = if tls { 443 } else { 80 };
+        // A port that does not fit is no port at all to `Uri`, so it is read here.
+        let behind = uri.authority().and_then(|authority| authority.as_str().strip_prefix(written)).unwrap_or("");
+        let port = match behind.strip_prefix(':').map(str::parse) {
+            None => usual,
+            Some(Ok(port)) if port > 0 => port,
+            Some(_) => return bad("has a port that is none"),
+        };
+        let written = written.to_ascii_lowercase();
+        let host = written.trim_start_matches('[').trim_end_matches(']').to_owned();
+        if host.is_empty() {
+            return bad("has no host");
+        }
+        let authority = if port == usual { written } else { format!("{written}:{port}") };
+        Ok(Self { tls, host, port, authority, path: uri.path().trim_end_matches('/').to_owned() })
+    }
+
+    /// Whether the host is this one by its name: the C library does not resolve what ends in `.localhost`, and what
+    /// does is by definition never anywhere else.
+    pub fn is_local_name(&self) -> bool {
+        let host = self.host.strip_suffix('.').unwrap_or(&self.host);
+        host == "localhost" || host.ends_with(".localhost")
+    }
+
+    /// Whether nothing leaves this host on the way.
+    fn is_local(&self) -> bool {
+        self.is_local_name() || self.host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    }
+
+    /// The URL's beginning as a browser would send it in `Origin`.
+    pub fn origin(&self) -> String {
+        format!("{}://{}", if self.tls { "https" } else { "http" }, self.authority)
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.origin(), self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::Write;
+
+    use super::*;
+
+    const ID: &str = "01936d3e-7a00-7000-8000-000000000000";
+
+    fn file(content: &str) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(content.as_bytes()).unwrap();
+        file
+    }
+
+    fn load(content: &str) -> Result<Settings, String> {
+        let file = file(content);
+        let given = Given { config: Some(file.path().to_owned()), ..Given::default() };
+        Settings::load(given).map_err(|error| error.to_string().replace(&file.path().display().to_string(), "FILE"))
+    }
+
+    fn good() -> String {
+        format!("url = \"https://a.example\"\nid = \"{ID}\"\nkey = \"sesame\"\n")
+    }
+
+    #[test]
+    fn a_file_says_it_all() {
+        let settings = load(&good()).unwrap();
+        assert_eq!(settings.service.to_string(), "https://a.example");
+        assert_eq!((settings.id.to_string().as_str(), settings.max_running), (ID, MAX_RUNNING));
+        assert_eq!(settings.key.expose(), "sesame");
+        assert_eq!(settings.warnings, [] as [&str; 0]);
+        assert_eq!(load(&(good() + "max_running = 3")).unwrap().max_running, 3);
+        assert!(!format!("{settings:?}").contains("sesame"));
+    }
+
+    #[test]
+    fn errors_are_one_line_and_never_the_key() {
+        let cases = [
+            (
+                good() + "kex = 1",
+                "FILE: line 4: unknown field `kex`, expected one of `url`, `id`, `key`, `max_running`",
+            ),
+            (good() + "max_running = 0", "max_running: 0 is not between 1 and 1000"),
+            (good() + "max_running = \"x\"", "FILE: line 4: invalid type: string \"x\", expected usize"),
+            (good().replace(ID, "web-1"), "id: \"web-1\" is not the UUID of a server"),
+            (good().replace("https:", "ftp:"), "url: \"ftp://a.example\" does not begin with https:// or http://"),
+            (
+                good().replace("sesame", "ses ame"),
+                "key: a key is made of visible ASCII characters, without quotes and blanks",
+            ),
+            (format!("id = \"{ID}\"\nkey = \"k\""), "no url is given: put `url` into the config file, or use --url"),
+            (
+                "url = \"http://localhost\"\nkey = \"k\"".to_owned(),
+                "no id is given: put `id` into the config file, or use --id",
+            ),
+        ];
+        for (content, expected) in cases {
+            assert_eq!(load(&content).unwrap_err(), expected);
+        }
+        let number = load(&good().replace("\"sesame\"", "123456")).unwrap_err();
+        assert_eq!(number, "FILE: line 3: `key` must be given once, as text in quotes");
+        let unclosed = load(&good().replace("sesame\"", "sesame")).unwrap_err();
+        assert!(unclosed.starts_with("FILE: line 3: ") && !unclosed.contains("sesame"), "{unclosed}");
+        assert_eq!(unclosed.lines().count(), 1);
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let given = Given { config: Some("/no/such/file".into()), ..Given::default() };
+        let error = Settings::load(given).unwrap_err().to_string();
+        assert_eq!(error, "/no/such/file: No such file or directory (os error 2)");
+    }
+
+    #[test]
+    fn flags_are_preferred_to_the_file() {
+        let (config, key_file) = (file(&good()), file("from-file\n"));
+        let given = Given {
+            config: Some(config.path().to_owned()),
+            url: Some("http://b.localhost:8787/".to_owned()),
+            key: Some(Secret::new("from-environment")),
+            ..Given::default()
+        };
+        let settings = Settings::load(given.clone()).unwrap();
+        assert_eq!(settings.service.to_string(), "http://b.localhost:8787");
+        assert_eq!(settings.key.expose(), "from-environment");
+        let given = Given { key_file: Some(key_file.path().to_owned()), ..given };
+        assert_eq!(Settings::load(given).unwrap().key.expose(), "from-file");
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_warned_of() {
+        let file = file(&good());
+        fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644)).unwrap();
+        let settings = Settings::load(Given { config: Some(file.path().to_owned()), ..Given::default() }).unwrap();
+        assert_eq!(settings.warnings.len(), 1);
+        assert!(settings.warnings[0].contains("chmod 600"), "{:?}", settings.warnings);
+    }
+
+    #[test]
+    fn plain_http_to_elsewhere_is_warned_of() {
+        assert_eq!(load(&good().replace("https:", "http:")).unwrap().warnings.len(), 1);
+        for local in ["localhost", "a.localhost:8787", "127.0.0.1", "[::1]:80"] {
+            let settings = load(&good().replace("https://a.example", &format!("http://{local}"))).unwrap();
+            assert_eq!(settings.warnings, [] as [&str; 0], "{local}");
+        }
+    }
+
+    #[test]
+    fn services() {
+        let service = Service::parse("https://A.Example:8443/base/").unwrap();
+        assert_eq!((service.tls, service.host.as_str(), service.port), (true, "a.example", 8443));
+        assert_eq!((service.authority.as_str(), service.path.as_str()), ("a.example:8443", "/base"));
+        assert_eq!(Service::parse("http://[::1]").unwrap().host, "::1");
+        assert_eq!(Service::parse("http://[::1]:8080").unwrap().origin(), "http://[::1]:8080");
+        assert_eq!(Service::parse("https://a.example:443").unwrap().origin(), "https://a.example");
+        for (name, local) in
+            [("localhost", true), ("a.b.localhost", true), ("notlocalhost", false), ("127.0.0.1", false)]
+        {
+            assert_eq!(Service::parse(&format!("http://{name}")).unwrap().is_local_name(), local, "{name}");
+        }
+        for bad in
+            ["", "a.example", "https://", "https://u:p@a.example", "https://a?x=1", "https://a#x", "https://a:99999"]
+        {
+            assert!(Service::parse(bad).is_err(), "{bad}");
+        }
+    }
+}

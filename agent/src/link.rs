@@ -1,0 +1,313 @@
+//! The WebSocket on which commands come: dialing, messages and renewal (agent-protocol 2, 3 and 5).
+//!
+//! Commands do not hang on it: they run and report over HTTP, whether it is there or not.
+
+use std::pin::pin;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use farhand_domain::wire::{FromAgent, Order, ToAgent};
+use futures_util::{SinkExt, StreamExt};
+use hyper::header::{AUTHORIZATION, HOST, ORIGIN, USER_AGENT};
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::{WebSocketStream, client_async_with_config};
+use tokio_util::sync::CancellationToken;
+
+use crate::client::{Client, Stream, causes};
+
+/// The path of the WebSocket.
+const PATH: &str = "/ws/servers/backhaul/";
+/// How long a socket may be without a data message before it counts as dead. The service pings well before.
+const SILENCE: Duration = Duration::from_secs(35 * 60);
+/// How long dialing may take, connection and handshake.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long the service has to take an answer, and to answer a close.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the service has to answer a close.
+const CLOSING: Duration = Duration::from_secs(2);
+/// A socket that lived shorter than this was no success: after two of them in a row the next one waits like after a
+/// failed dial. Else two agents of one server, which close each other's socket, would do so many times a second.
+const SHORT_LIFE: Duration = Duration::from_secs(10);
+/// The largest message that is read, in bytes.
+const MAX_MESSAGE: usize = 4 * 1024 * 1024;
+
+/// Why the agent dials no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Over {
+    /// The service asked the process to exit.
+    Quit,
+    /// The agent drains.
+    Draining,
+}
+
+/// Why one socket ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum End {
+    /// No more sockets are to follow.
+    Over(Over),
+    /// The service asked for another one.
+    Reconnect,
+    /// Something else, in a few words.
+    Dropped(String),
+}
+
+/// Keeps a WebSocket open and passes commands to `take`, until the service or `draining` ends it.
+pub async fn run(client: &Client, draining: &CancellationToken, take: impl Fn(Order)) -> Over {
+    // How many attempts in a row came to nothing.
+    let mut failures = 0;
+    loop {
+        let dialed = tokio::select! {
+            dialed = dial(client) => dialed,
+            () = draining.cancelled() => return Over::Draining,
+        };
+        let pause = match dialed {
+            Ok(socket) => {
+                log::info!("connected to {}", client.service());
+                let began = Instant::now();
+                match session(socket, draining, &take).await {
+                    End::Over(over) => return over,
+                    End::Reconnect => {
+                        log::info!("the service asked for a new connection");
+                        failures = 0;
+                        Duration::ZERO
+                    }
+                    End::Dropped(why) => {
+                        log::warn!("connection lost: {why}");
+                        failures = if began.elapsed() < SHORT_LIFE { failures + 1 } else { 0 };
+                        // At once, but not all agents of a service that was restarted in the same instant.
+                        if failures < 2 {
+                            Duration::from_millis(fastrand::u64(0..500))
+                        } else {
+                            pause_after(failures - 1)
+                        }
+                    }
+                }
+            }
+            Err(why) => {
+                failures += 1;
+                let pause = pause_after(failures);
+                log::warn!("cannot connect to {}: {why}; next try in {:.0} s", client.service(), pause.as_secs_f64());
+                pause
+            }
+        };
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = draining.cancelled() => return Over::Draining,
+        }
+    }
+}
+
+/// The pause after as many failures in a row: 5, 10, 20, 40, 60, 60 … s, up to a fifth less or more.
+fn pause_after(failures: u32) -> Duration {
+    let seconds = (5 << failures.saturating_sub(1).min(4)).min(60);
+    Duration::from_secs(seconds).mul_f64(0.8 + 0.4 * fastrand::f64())
+}
+
+/// Opens a WebSocket.
+async fn dial(client: &Client) -> Result<WebSocketStream<Stream>, String> {
+    let service = client.service();
+    let scheme = if service.tls { "wss" } else { "ws" };
+    let url = format!("{scheme}://{}{}{PATH}", service.authority, service.path);
+    let mut request = url.into_client_request().map_err(|error| causes(&error))?;
+    let origin = service.origin().parse().map_err(|_| "the host does not fit into a header")?;
+    let headers = client.headers();
+    request.headers_mut().insert(HOST, headers.host.clone());
+    request.headers_mut().insert(AUTHORIZATION, headers.authorization.clone());
+    request.headers_mut().insert(USER_AGENT, headers.user_agent.clone());
+    request.headers_mut().insert(ORIGIN, origin);
+    let config = WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
+    let dial = async {
+        let stream = client.connect().await.map_err(|error| causes(&error))?;
+        let dialed = client_async_with_config(request, stream, Some(config)).await;
+        dialed.map(|(socket, _)| socket).map_err(|error| match error {
+            Error::Http(response) => format!("status {}", response.status().as_u16()),
+            error => causes(&error),
+        })
+    };
+    timeout(DIAL_TIMEOUT, dial).await.unwrap_or_else(|_| Err("no answer in time".to_owned()))
+}
+
+/// Serves one socket until its end.
+async fn session<S: AsyncRead + AsyncWrite + Unpin>(
+    mut socket: WebSocketStream<S>,
+    draining: &CancellationToken,
+    take: &impl Fn(Order),
+) -> End {
+    let mut silent = pin!(sleep(SILENCE));
+    let end = loop {
+        let message = tokio::select! {
+            message = socket.next() => message,
+            () = draining.cancelled() => break End::Over(Over::Draining),
+            () = &mut silent => break End::Dropped(format!("nothing came for {} minutes", SILENCE.as_secs() / 60)),
+        };
+        let text = match message {
+            Some(Ok(Message::Text(text))) => text,
+            Some(Ok(Message::Binary(_))) => {
+                log::warn!("a binary message came, and is ignored");
+                silent.as_mut().reset(Instant::now() + SILENCE);
+                continue;
+            }
+            Some(Ok(Message::Close(frame))) => {
+                let code = frame.map_or(CloseCode::Status, |frame| frame.code);
+                // Reading on sends the answer.
+                let _ = timeout(CLOSING, socket.next()).await;
+                return End::Dropped(format!("closed with {code}"));
+            }
+            Some(Ok(_)) => continue,
+            Some(Err(error)) => return End::Dropped(causes(&error)),
+            None => return End::Dropped("closed".to_owned()),
+        };
+        silent.as_mut().reset(Instant::now() + SILENCE);
+        match understand(&text) {
+            ToAgent::Ping => match timeout(PATIENCE, socket.send(pong())).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return End::Dropped(causes(&error)),
+                Err(_) => return End::Dropped("the service takes no answer".to_owned()),
+            },
+            ToAgent::Command { command } => take(*command),
+            ToAgent::Reconnect => break End::Reconnect,
+            ToAgent::Quit => break End::Over(Over::Quit),
+            ToAgent::Unknown => log::warn!("a message came that this version does not know, and is ignored"),
+        }
+    };
+    close(socket, take).await;
+    end
+}
+
+/// Closes with 1000. A command that was on its way already is not lost: the service sends each only once.
+async fn close<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStream<S>, take: &impl Fn(Order)) {
+    let frame = CloseFrame { code: CloseCode::Normal, reason: "".into() };
+    let closing = async {
+        if socket.close(Some(frame)).await.is_err() {
+            return;
+        }
+        while let Some(Ok(message)) = socket.next().await {
+            if let Message::Text(text) = message
+                && let ToAgent::Command { command } = understand(&text)
+            {
+                take(*command);
+            }
+        }
+    };
+    // Waiting for longer would help nobody.
+    let until = Instant::now() + CLOSING;
+    tokio::select! {
+        () = closing => {}
+        () = sleep_until(until) => {}
+    }
+}
+
+/// Reads a message. What cannot be read is as good as unknown.
+fn understand(text: &str) -> ToAgent {
+    serde_json::from_str(text).unwrap_or(ToAgent::Unknown)
+}
+
+fn pong() -> Message {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let mut pong = serde_json::to_value(FromAgent::Pong).unwrap_or_default();
+    pong["timestamp"] = Value::from(now);
+    Message::text(pong.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Mutex;
+
+    use tokio::io::{DuplexStream, duplex};
+    use tokio_tungstenite::tungstenite::protocol::Role;
+
+    use super::*;
+
+    /// Lets a service talk to a session; tells how that ended and which lines it took.
+    async fn talk<F: Future<Output = ()>>(
+        service: impl FnOnce(WebSocketStream<DuplexStream>) -> F,
+    ) -> (End, Vec<String>) {
+        let (near, far) = duplex(64 * 1024);
+        let agent = WebSocketStream::from_raw_socket(near, Role::Client, None).await;
+        let far = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
+        let lines = Mutex::new(Vec::new());
+        let take = |order: Order| lines.lock().unwrap().push(order.line);
+        let never = CancellationToken::new();
+        let (end, ()) = tokio::join!(session(agent, &never, &take), service(far));
+        (end, lines.into_inner().unwrap())
+    }
+
+    fn command(line: &str) -> Message {
+        let id = uuid::Uuid::nil();
+        Message::text(format!(
+            r#"{{"query":"command","command":{{"id":"{id}","shell":"system","line":"{line}","user":"a","data":null}}}}"#
+        ))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_have_their_effects() {
+        let (end, lines) = talk(|mut far| async move {
+            for odd in ["{}", "x", "[]", r#"{"query":"dance"}"#, r#"{"query":"command","command":{"id":1}}"#] {
+                far.send(Message::text(odd)).await.unwrap();
+            }
+            far.send(Message::binary("x")).await.unwrap();
+            far.send(command("one")).await.unwrap();
+            far.send(Message::text(r#"{"query":"ping"}"#)).await.unwrap();
+            let pong: Value = serde_json::from_str(far.next().await.unwrap().unwrap().to_text().unwrap()).unwrap();
+            assert_eq!(pong["query"], "pong");
+            assert!(pong["timestamp"].as_f64() > Some(1.7e9));
+            far.send(Message::text(r#"{"query":"reconnect"}"#)).await.unwrap();
+            // Sent before the close is seen.
+            far.send(command("two")).await.unwrap();
+            let closed = far.next().await.unwrap().unwrap();
+            assert!(matches!(closed, Message::Close(Some(frame)) if frame.code == CloseCode::Normal));
+        })
+        .await;
+        assert_eq!((end, lines), (End::Reconnect, vec!["one".to_owned(), "two".to_owned()]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn quit_ends_it() {
+        let (end, _) = talk(|mut far| async move {
+            far.send(Message::text(r#"{"query":"quit"}"#)).await.unwrap();
+            while let Some(Ok(_)) = far.next().await {}
+        })
+        .await;
+        assert_eq!(end, End::Over(Over::Quit));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_socket_is_closed_whatever_its_pings() {
+        let began = Instant::now();
+        let (end, _) = talk(|mut far| async move {
+            sleep(SILENCE / 2).await;
+            far.send(Message::text("{}")).await.unwrap();
+            for _ in 0..4 {
+                sleep(SILENCE / 5).await;
+                far.send(Message::Ping("x".into())).await.unwrap();
+            }
+            while let Some(Ok(_)) = far.next().await {}
+        })
+        .await;
+        assert_eq!(end, End::Dropped("nothing came for 35 minutes".to_owned()));
+        assert_eq!(began.elapsed().as_secs(), SILENCE.as_secs() * 3 / 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_goes_is_noticed() {
+        let (end, _) = talk(|far| async move { drop(far) }).await;
+        assert!(matches!(end, End::Dropped(_)), "{end:?}");
+        let (end, _) = talk(|mut far| async move { far.close(None).await.unwrap() }).await;
+        assert!(matches!(end, End::Dropped(_)), "{end:?}");
+    }
+
+    #[test]
+    fn pauses_grow_to_a_minute() {
+        for (failures, seconds) in [(1, 5.0), (2, 10.0), (3, 20.0), (4, 40.0), (5, 60.0), (6, 60.0), (u32::MAX, 60.0)] {
+            let pause = pause_after(failures).as_secs_f64();
+            assert!((seconds * 0.8..=seconds * 1.2).contains(&pause), "{failures}: {pause}");
+        }
+    }
+}

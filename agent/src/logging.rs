@@ -1,0 +1,60 @@
+//! The log: one line for each event, on standard error.
+//!
+//! Only the agent's own events are shown, as libraries may show headers. A command's line and its output are never
+//! logged, and neither is the key.
+
+use std::io::Write;
+
+use chrono::{SecondsFormat, Utc};
+use log::{LevelFilter, Log, Metadata, Record};
+
+struct Lines {
+    /// A journal notes the time by itself.
+    has_time: bool,
+}
+
+impl Log for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("farhand_agent")
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            let line = line(record, self.has_time.then(|| Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true)));
+            // Where nobody reads, there is nobody to tell.
+            let _ = std::io::stderr().lock().write_all(line.as_bytes());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// An event as one line, whatever came from outside into its message.
+fn line(record: &Record<'_>, time: Option<String>) -> String {
+    let message = record.args().to_string().replace(char::is_control, " ");
+    let time = time.map(|time| time + " ").unwrap_or_default();
+    format!("{time}{:<5} {message}\n", record.level())
+}
+
+/// Begins logging.
+pub fn start(is_verbose: bool) {
+    log::set_max_level(if is_verbose { LevelFilter::Debug } else { LevelFilter::Info });
+    let lines = Lines { has_time: std::env::var_os("JOURNAL_STREAM").is_none() };
+    // It fails where there is a log already, which then is one.
+    let _ = log::set_boxed_logger(Box::new(lines));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line() {
+        let record = Record::builder().args(format_args!("a\nb\x1b[0m")).level(log::Level::Warn).build();
+        assert_eq!(line(&record, None), "WARN  a b [0m\n");
+        assert_eq!(
+            line(&record, Some("2026-01-01T00:00:00.000Z".to_owned())),
+            "2026-01-01T00:00:00.000Z WARN  a b [0m\n"
+        );
+    }
+}

@@ -1,0 +1,278 @@
+//! What a command writes: bytes to text, text to chunks, and the part of it that the last report repeats
+//! (agent-protocol 4).
+//!
+//! Nothing here grows with the output: a command that never stops writing costs the same as one that wrote a megabyte.
+
+use farhand_domain::output::{MAX_KEPT, MAX_RESULT};
+
+/// The most bytes of text in one chunk.
+pub const CHUNK_BYTES: usize = 4 * 1024;
+/// As much of the output's beginning as a cut result keeps, and as much of its end: what
+/// [`farhand_domain::output::result`] keeps.
+const HALF: usize = (MAX_RESULT - 64) / 2;
+/// How much may lie behind the head before all but the last [`HALF`] is thrown away. It leaves out the beginning, so it
+/// must be at least [`MAX_RESULT`], as up to there nothing is cut; the rest makes throwing away rare.
+const MAX_REST: usize = MAX_RESULT + 64 * 1024;
+
+/// Turns bytes into text as they come: a character whose bytes come in two pieces is held back until it is whole, and
+/// what is no UTF-8 becomes U+FFFD, one for each piece that [`String::from_utf8_lossy`] would replace.
+#[derive(Default)]
+pub struct Decoder {
+    /// The first bytes of a character, at most three.
+    held: Vec<u8>,
+}
+
+impl Decoder {
+    /// Appends the text of `bytes` to `text`.
+    pub fn push(&mut self, bytes: &[u8], text: &mut String) {
+        // A held piece is three bytes at most, so joining it costs no more than reading did.
+        let joined;
+        let rest = if self.held.is_empty() {
+            bytes
+        } else {
+            joined = [std::mem::take(&mut self.held).as_slice(), bytes].concat();
+            joined.as_slice()
+        };
+        let mut chunks = rest.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            text.push_str(chunk.valid());
+            if chunk.invalid().is_empty() {
+                continue;
+            }
+            let is_last = chunks.peek().is_none();
+            if is_last && std::str::from_utf8(chunk.invalid()).is_err_and(|error| error.error_len().is_none()) {
+                self.held = chunk.invalid().to_vec();
+            } else {
+                text.push(char::REPLACEMENT_CHARACTER);
+            }
+        }
+    }
+
+    /// At the end of the output: what was held back is no character any more.
+    pub fn finish(&mut self, text: &mut String) {
+        if !std::mem::take(&mut self.held).is_empty() {
+            text.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+}
+
+/// Cuts text into the chunks that are sent, until [`MAX_KEPT`] bytes were.
+#[derive(Default)]
+pub struct Chunker {
+    waiting: String,
+    sent: u64,
+    full: bool,
+}
+
+impl Chunker {
+    /// Takes more text.
+    pub fn push(&mut self, text: &str) {
+        if !self.full {
+            self.waiting.push_str(text);
+        }
+    }
+
+    /// Whether some text waits.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The next chunk: one of about [`CHUNK_BYTES`] and never more, or with `all` also what is less. None when there is
+    /// nothing to send, or when enough was sent.
+    pub fn next(&mut self, all: bool) -> Option<String> {
+        if self.waiting.is_empty() || (!all && self.waiting.len() < CHUNK_BYTES) {
+            return None;
+        }
+        let chunk = match self.waiting.floor_char_boundary(CHUNK_BYTES) {
+            end if end == self.waiting.len() => std::mem::take(&mut self.waiting),
+            end => self.waiting.drain(..end).collect(),
+        };
+        self.sent += chunk.len() as u64;
+        if self.sent > MAX_KEPT {
+            // The service would keep no more, and a gap in the middle would be worse than an end.
+            self.full = true;
+            self.waiting = String::new();
+            return None;
+        }
+        Some(chunk)
+    }
+}
+
+/// The output as the last report repeats it: whole, or its head and tail around a line that tells of the cut, in the
+/// form of [`farhand_domain::output::result`] but in bounded memory.
+#[derive(Default)]
+pub struct Kept {
+    head: String,
+    head_is_full: bool,
+    rest: String,
+    total: usize,
+}
+
+impl Kept {
+    /// Takes more text.
+    pub fn push(&mut self, mut text: &str) {
+        self.total += text.len();
+        if !self.head_is_full {
+            let end = text.floor_char_boundary(HALF - self.head.len());
+            let (head, behind) = text.split_at(end);
+            self.head.push_str(head);
+            // A character that did not fit ends the head, even where a smaller one would still fit.
+            self.head_is_full = !behind.is_empty();
+            text = behind;
+        }
+        self.rest.push_str(text);
+        if self.rest.len() > MAX_REST {
+            let start = self.rest.floor_char_boundary(self.rest.len() - HALF);
+            self.rest.drain(..start);
+        }
+    }
+
+    /// The result: at most [`MAX_RESULT`] bytes.
+    pub fn finish(self) -> String {
+        let Self { mut head, rest, total, .. } = self;
+        if total <= MAX_RESULT {
+            head.push_str(&rest);
+            return head;
+        }
+        let tail = &rest[rest.ceil_char_boundary(rest.len() - HALF)..];
+        let cut = total - head.len() - tail.len();
+        format!("{head}\n[... {cut} bytes cut ...]\n{tail}")
+    }
+}
+
+/// Shortens a result to about `bytes`, keeping its head and tail in the same form.
+pub fn shorten(result: &str, bytes: usize) -> String {
+    if result.len() <= bytes {
+        return result.to_owned();
+    }
+    let half = bytes / 2;
+    let head = &result[..result.floor_char_boundary(half)];
+    let tail = &result[result.ceil_char_boundary(result.len() - half)..];
+    format!("{head}\n[... {} bytes cut ...]\n{tail}", result.len() - head.len() - tail.len())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use farhand_domain::output::result;
+    use proptest::prelude::*;
+
+    fn decode(pieces: &[&[u8]]) -> String {
+        let mut decoder = Decoder::default();
+        let mut text = String::new();
+        for piece in pieces {
+            decoder.push(piece, &mut text);
+        }
+        decoder.finish(&mut text);
+        text
+    }
+
+    fn chunks(pieces: &[&str]) -> Vec<String> {
+        let mut chunker = Chunker::default();
+        let mut chunks = Vec::new();
+        for piece in pieces {
+            chunker.push(piece);
+            chunks.extend(std::iter::from_fn(|| chunker.next(false)));
+        }
+        chunks.extend(std::iter::from_fn(|| chunker.next(true)));
+        chunks
+    }
+
+    #[test]
+    fn a_character_in_two_pieces_is_whole() {
+        let euro = "€".as_bytes();
+        assert_eq!(decode(&[&euro[..1], &euro[1..2], &euro[2..]]), "€");
+        assert_eq!(decode(&[b"a", "😀".as_bytes(), b"b"]), "a😀b");
+    }
+
+    #[test]
+    fn what_is_no_text_is_replaced_and_nul_stays() {
+        assert_eq!(decode(&[b"a\xffb\0c"]), "a\u{fffd}b\0c");
+        // Cut off at the end, or by a character that does not go on.
+        assert_eq!(decode(&[b"a\xe2\x82"]), "a\u{fffd}");
+        assert_eq!(decode(&[b"a\xe2\x82", b"b"]), "a\u{fffd}b");
+    }
+
+    #[test]
+    fn chunks_are_full_and_never_split_a_character() {
+        let text = "€".repeat(3_000);
+        let chunks = chunks(&[&text]);
+        assert_eq!(chunks.concat(), text);
+        assert_eq!(chunks.iter().map(String::len).collect::<Vec<_>>(), [4_095, 4_095, 810]);
+    }
+
+    #[test]
+    fn chunks_end_at_the_most_that_is_kept() {
+        let mut chunker = Chunker::default();
+        let piece = "x".repeat(CHUNK_BYTES);
+        let mut sent = 0;
+        for _ in 0..2 * MAX_KEPT as usize / CHUNK_BYTES {
+            chunker.push(&piece);
+            sent += chunker.next(true).map_or(0, |chunk| chunk.len() as u64);
+        }
+        assert_eq!(sent, MAX_KEPT);
+        assert!(!chunker.is_waiting());
+    }
+
+    #[test]
+    fn a_result_is_cut_like_the_service_cuts() {
+        for unit in ["a", "ä", "a€", "€😀b"] {
+            for length in [0, 10, HALF, MAX_RESULT - 1, MAX_RESULT, MAX_RESULT + 1, MAX_REST + HALF, 3 * MAX_RESULT] {
+                let text = unit.repeat(length / unit.len() + 1);
+                let mut kept = Kept::default();
+                // Pieces of an odd size, at character boundaries.
+                let mut rest = text.as_str();
+                while !rest.is_empty() {
+                    let (piece, behind) = rest.split_at(rest.ceil_char_boundary(rest.len().min(9_973)));
+                    kept.push(piece);
+                    rest = behind;
+                }
+                assert!(kept.finish() == result(&text).0, "{unit} {length}");
+            }
+        }
+    }
+
+    #[test]
+    fn endless_output_is_kept_in_bounded_memory() {
+        let mut kept = Kept::default();
+        let piece = "y\n".repeat(32 * 1024);
+        for _ in 0..1_000 {
+            kept.push(&piece);
+            assert!(kept.head.capacity() + kept.rest.capacity() < 4 * MAX_RESULT);
+        }
+        assert!(kept.finish().len() <= MAX_RESULT);
+    }
+
+    #[test]
+    fn a_short_result_is_shorter() {
+        assert_eq!(shorten("abc", 10), "abc");
+        let short = shorten(&"€".repeat(10_000), 4_096);
+        assert!(short.len() < 4_200 && short.starts_with('€') && short.ends_with('€'));
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_in_pieces_is_decoding_at_once(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..8), 0..20)) {
+            let whole = pieces.concat();
+            let pieces: Vec<_> = pieces.iter().map(Vec::as_slice).collect();
+            prop_assert_eq!(decode(&pieces), String::from_utf8_lossy(&whole));
+        }
+
+        #[test]
+        fn text_in_pieces_of_bytes_comes_back(text in "\\PC{0,40}", cut in 1usize..5) {
+            let pieces: Vec<_> = text.as_bytes().chunks(cut).collect();
+            prop_assert_eq!(decode(&pieces), text);
+        }
+
+        #[test]
+        fn chunks_are_the_text(unit in "\\PC{1,6}", times in prop::collection::vec(0usize..4_000, 1..4)) {
+            let pieces: Vec<_> = times.iter().map(|times| unit.repeat(*times)).collect();
+            let pieces: Vec<_> = pieces.iter().map(String::as_str).collect();
+            let chunks = chunks(&pieces);
+            prop_assert_eq!(chunks.concat(), pieces.concat());
+            prop_assert!(chunks.iter().all(|chunk| !chunk.is_empty() && chunk.len() <= CHUNK_BYTES));
+        }
+    }
+}

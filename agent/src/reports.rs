@@ -1,0 +1,530 @@
+//! Reports of commands: what is sent, in which order, how often it is tried, and what is given up when (agent-protocol 4).
+//!
+//! Each command has one sender of its own, which sends its ack, then its chunks, then its fin, one after the other.
+//! - A call without a 2xx in 5 s is tried again 1, 3, 7, 15 and 31 s after it first failed. 404 means that the service
+//!   does not know the command: nothing is tried again.
+//! - An ack or a chunk is then given up. From there on the service counts as away, and chunks are tried once every few
+//!   seconds and dropped in between, so that a command never stands still for long behind a service that is not there.
+//! - A fin is tried for a day, except after 403, which a deleted server gets. At most [`MAX_FINS`] wait, and the oldest
+//!   gives way; together they are bounded too, and beyond that they keep a short piece of output only.
+//!
+//! A command's output waits in a queue of a few chunks. When that is full, its reader waits, then the pipe is full, and
+//! then the command itself waits: a slow service costs time and not memory.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farhand_domain::wire::{Chunk, Fin};
+use hyper::Method;
+use hyper::body::Bytes;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use crate::client::{ANSWER_TIMEOUT, Client, Outcome};
+use crate::output;
+
+/// The pauses between the first tries, in seconds: 1, 3, 7, 15 and 31 s after the first one failed.
+const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
+/// The pause between the later tries of a fin.
+const LONG_PAUSE: Duration = Duration::from_secs(60);
+/// How long a fin is tried.
+const FIN_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long the service has for a later try of a fin. Longer than for the first ones, as a slow line may be what failed.
+const LATE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a chunk is tried while the service is away.
+const AWAY_PAUSE: Duration = Duration::from_secs(5);
+/// The pause between tries while the agent is about to exit.
+const FLUSH_PAUSE: Duration = Duration::from_millis(500);
+/// How many chunks of one command wait to be sent.
+pub const QUEUE: usize = 16;
+/// How many fins wait to be sent.
+const MAX_FINS: usize = 1_000;
+/// How large all waiting fins are together, in bytes; beyond that a new one is shortened.
+const MAX_FIN_BYTES: usize = 64 * 1024 * 1024;
+/// What is left of the output in a shortened fin, in bytes.
+const SHORT_RESULT: usize = 4 * 1024;
+/// How many calls are under way at once: first tries and, apart from them, later tries of fins, so that a day's worth of
+/// those cannot stand in the way of what is going on.
+const CALLS: (usize, usize) = (16, 4);
+
+/// By what reports are sent. The tests have one that answers as they like.
+pub trait Transport: Clone + Send + Sync + 'static {
+    /// Posts `body` to `path` and tells the status of the answer.
+    fn post(&self, path: &str, body: Bytes, timeout: Duration) -> impl Future<Output = Outcome> + Send;
+}
+
+impl Transport for Client {
+    async fn post(&self, path: &str, body: Bytes, timeout: Duration) -> Outcome {
+        self.send(Method::POST, path, body, timeout).await
+    }
+}
+
+/// A report on its way to a command's sender.
+pub enum Report {
+    /// A piece of output.
+    Chunk(Chunk),
+    /// The end, as JSON.
+    Fin(Bytes, Ticket),
+}
+
+/// Sends reports of all commands.
+#[derive(Clone)]
+pub struct Reports<T> {
+    transport: T,
+    first_calls: Arc<Semaphore>,
+    late_calls: Arc<Semaphore>,
+    ledger: Ledger,
+    flushing: CancellationToken,
+    senders: TaskTracker,
+}
+
+/// One command's way to its sender. When it is dropped without a fin, none is sent.
+pub struct Reporter {
+    id: Uuid,
+    queue: mpsc::Sender<Report>,
+    ledger: Ledger,
+}
+
+impl Reporter {
+    /// Where chunks go.
+    pub fn queue(&self) -> &mpsc::Sender<Report> {
+        &self.queue
+    }
+
+    /// The command.
+    pub fn id(&self) -> Uuid {
+        self.id
+    }
+
+    /// Reports the end; what was queued before is sent before. Returns when it is queued.
+    pub async fn fin(self, fin: Fin) {
+        let (body, ticket) = self.ledger.enter(fin);
+        // The sender ends after the fin only, so there is always one that takes it.
+        let _ = self.queue.send(Report::Fin(body, ticket)).await;
+    }
+}
+
+/// How a report came to its end.
+enum End {
+    /// The service took it, or does not know the command.
+    Done,
+    /// It was tried as often as it is; with the last status.
+    GivenUp(Option<u16>),
+}
+
+impl<T: Transport> Reports<T> {
+    /// Reports that go by `transport`. Once `flushing` is cancelled, tries follow each other quickly.
+    pub fn new(transport: T, flushing: CancellationToken) -> Self {
+        Self {
+            transport,
+            first_calls: Arc::new(Semaphore::new(CALLS.0)),
+            late_calls: Arc::new(Semaphore::new(CALLS.1)),
+            ledger: Ledger::default(),
+            flushing,
+            senders: TaskTracker::new(),
+        }
+    }
+
+    /// Acknowledges a command and begins its reports.
+    pub fn begin(&self, id: Uuid) -> Reporter {
+        let (queue, reports) = mpsc::channel(QUEUE);
+        let sender = self.clone();
+        self.senders.spawn(async move { sender.send_all(id, reports).await });
+        Reporter { id, queue, ledger: self.ledger.clone() }
+    }
+
+    /// Waits until all reports are sent or given up. For the time after the last [`begin`](Self::begin).
+    pub async fn finished(&self) {
+        self.senders.close();
+        self.senders.wait().await;
+    }
+
+    /// How many commands have reports that are not sent yet.
+    pub fn unsent(&self) -> usize {
+        self.senders.len()
+    }
+
+    /// The one sender of a command.
+    async fn send_all(&self, id: Uuid, mut reports: mpsc::Receiver<Report>) {
+        let path = |report| format!("/api/events/commands/{id}/{report}/");
+        // When the service was found away.
+        let mut away = None;
+        if let End::GivenUp(_) = self.deliver(&path("ack"), Bytes::new(), PAUSES.len()).await {
+            log::warn!("command {id}: the acknowledgement could not be sent");
+            away = Some(Instant::now());
+        }
+        let path_of_chunks = path("chunk");
+        while let Some(report) = reports.recv().await {
+            match report {
+                Report::Chunk(_) if away.is_some_and(|at: Instant| at.elapsed() < AWAY_PAUSE) => {}
+                Report::Chunk(chunk) => {
+                    let retries = if away.is_some() { 0 } else { PAUSES.len() };
+                    let sent = self.deliver(&path_of_chunks, json(&chunk), retries).await;
+                    let is_away = matches!(sent, End::GivenUp(_));
+                    if is_away && away.is_none() {
+                        log::warn!(
+                            "command {id}: output could not be sent, and more may be lost until the service is back"
+                        );
+                    }
+                    away = is_away.then(Instant::now);
+                }
+                Report::Fin(body, ticket) => {
+                    let path = path("fin");
+                    tokio::select! {
+                        () = self.deliver_fin(id, &path, body) => {}
+                        () = ticket.evicted.cancelled() => {
+                            log::error!("command {id}: its end was never sent, as too many newer ones wait");
+                        }
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sends a fin, for a day if need be.
+    async fn deliver_fin(&self, id: Uuid, path: &str, body: Bytes) {
+        let began = Instant::now();
+        match self.deliver(path, body.clone(), PAUSES.len()).await {
+            End::Done => return,
+            End::GivenUp(Some(403)) => return log::warn!("command {id}: its end was refused: is the server deleted?"),
+            End::GivenUp(_) => log::warn!("command {id}: its end could not be sent yet, and will be tried for a day"),
+        }
+        while began.elapsed() < FIN_LIFE {
+            self.pause(jitter(LONG_PAUSE)).await;
+            match self.call(&self.late_calls, path, body.clone(), LATE_TIMEOUT).await {
+                Ok(200..=299) => return log::info!("command {id}: its end is sent"),
+                Ok(404) => return,
+                Ok(403) => return log::warn!("command {id}: its end was refused: is the server deleted?"),
+                _ => {}
+            }
+        }
+        log::error!("command {id}: its end could not be sent for a day and is given up");
+    }
+
+    /// Sends a report, with `retries` more tries.
+    async fn deliver(&self, path: &str, body: Bytes, retries: usize) -> End {
+        let mut pauses = PAUSES.iter().take(retries);
+        loop {
+            let outcome = self.call(&self.first_calls, path, body.clone(), ANSWER_TIMEOUT).await;
+            match &outcome {
+                Ok(200..=299 | 404) => return End::Done,
+                Ok(status) => log::debug!("{path}: status {status}"),
+                Err(why) => log::debug!("{path}: {}", why.0),
+            }
+            match pauses.next() {
+                Some(pause) => self.pause(Duration::from_secs(*pause)).await,
+                None => return End::GivenUp(outcome.ok()),
+            }
+        }
+    }
+
+    async fn call(&self, calls: &Semaphore, path: &str, body: Bytes, timeout: Duration) -> Outcome {
+        // Never closed; if it were, a call too many would be no harm.
+        let _call = calls.acquire().await;
+        self.transport.post(path, body, timeout).await
+    }
+
+    /// Waits before the next try, which comes at once when the agent is about to exit, and soon when it already was.
+    async fn pause(&self, time: Duration) {
+        if self.flushing.is_cancelled() {
+            return sleep(time.min(FLUSH_PAUSE)).await;
+        }
+        tokio::select! {
+            () = sleep(time) => {}
+            () = self.flushing.cancelled() => {}
+        }
+    }
+}
+
+/// `time`, up to a tenth less or more, so that many agents do not call at once.
+pub fn jitter(time: Duration) -> Duration {
+    time.mul_f64(0.9 + 0.2 * fastrand::f64())
+}
+
+fn json(report: &impl serde::Serialize) -> Bytes {
+    // Texts and numbers: there is nothing in them that JSON cannot say.
+    serde_json::to_vec(report).unwrap_or_default().into()
+}
+
+/// The fins that wait to be sent.
+#[derive(Clone, Default)]
+struct Ledger(Arc<Mutex<Waiting>>);
+
+#[derive(Default)]
+struct Waiting {
+    next: u64,
+    bytes: usize,
+    /// By age: the size of each, and how it learns that it must give way.
+    fins: BTreeMap<u64, (usize, CancellationToken)>,
+}
+
+/// A fin's place among those that wait; given back when dropped.
+pub struct Ticket {
+    number: u64,
+    evicted: CancellationToken,
+    ledger: Ledger,
+}
+
+impl Ledger {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // Nothing in here can panic half-way.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes room for a fin, and makes it shorter if there is little.
+    fn enter(&self, mut fin: Fin) -> (Bytes, Ticket) {
+        let mut body = json(&fin);
+        let mut waiting = self.lock();
+        if waiting.bytes + body.len() > MAX_FIN_BYTES {
+            fin.result = fin.result.map(|result| output::shorten(&result, SHORT_RESULT));
+            body = json(&fin);
+        }
+        let (number, evicted) = (waiting.next, CancellationToken::new());
+        waiting.next += 1;
+        waiting.bytes += body.len();
+        waiting.fins.insert(number, (body.len(), evicted.clone()));
+        if waiting.fins.len() > MAX_FINS
+            && let Some((_, (size, oldest))) = waiting.fins.pop_first()
+        {
+            waiting.bytes -= size;
+            oldest.cancel();
+        }
+        (body, Ticket { number, evicted, ledger: self.clone() })
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut waiting = self.ledger.lock();
+        if let Some((size, _)) = waiting.fins.remove(&self.number) {
+            waiting.bytes -= size;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::client::NoAnswer;
+
+    /// Answers as it is told to, then as at last, and notes what came when.
+    #[derive(Clone)]
+    struct Scripted {
+        began: Instant,
+        state: Arc<Mutex<State>>,
+    }
+
+    struct State {
+        answers: VecDeque<Outcome>,
+        at_last: Outcome,
+        /// At which second, what, and its body.
+        calls: Vec<(u64, String, serde_json::Value)>,
+    }
+
+    impl Scripted {
+        fn new(answers: &[u16], at_last: u16) -> Self {
+            let outcome = |status: u16| if status == 0 { Err(NoAnswer("away".into())) } else { Ok(status) };
+            let answers = answers.iter().map(|status| outcome(*status)).collect();
+            let state = State { answers, at_last: outcome(at_last), calls: Vec::new() };
+            Self { began: Instant::now(), state: Arc::new(Mutex::new(state)) }
+        }
+
+        fn answer(&self, status: u16) {
+            self.state.lock().unwrap().at_last = Ok(status);
+        }
+
+        /// Each call: at which second, what of, and its `seq` or `exit_code`.
+        fn calls(&self) -> Vec<(u64, String, i64)> {
+            let number = |body: &serde_json::Value| body["seq"].as_i64().or(body["exit_code"].as_i64()).unwrap_or(-1);
+            self.state.lock().unwrap().calls.iter().map(|(at, what, body)| (*at, what.clone(), number(body))).collect()
+        }
+
+        fn whats(&self) -> Vec<String> {
+            self.calls().into_iter().map(|(_, what, _)| what).collect()
+        }
+    }
+
+    impl Transport for Scripted {
+        async fn post(&self, path: &str, body: Bytes, _: Duration) -> Outcome {
+            tokio::task::yield_now().await;
+            let what = path.trim_end_matches('/').rsplit('/').next().unwrap().to_owned();
+            let mut state = self.state.lock().unwrap();
+            let body = serde_json::from_slice(&body).unwrap_or_default();
+            state.calls.push((self.began.elapsed().as_secs(), what, body));
+            state.answers.pop_front().unwrap_or_else(|| state.at_last.clone())
+        }
+    }
+
+    fn fin(exit_code: i64, result: &str) -> Fin {
+        Fin {
+            success: exit_code == 0,
+            result: Some(result.to_owned()),
+            elapsed_time: Some(0.5),
+            exit_code: Some(exit_code),
+        }
+    }
+
+    fn chunk(seq: u32) -> Report {
+        Report::Chunk(Chunk { seq, content: "x".into() })
+    }
+
+    fn reports(transport: &Scripted) -> Reports<Scripted> {
+        Reports::new(transport.clone(), CancellationToken::new())
+    }
+
+    async fn one_command(reports: &Reports<Scripted>, chunks: u32) {
+        let reporter = reports.begin(Uuid::nil());
+        for seq in 0..chunks {
+            let _ = reporter.queue().send(chunk(seq)).await;
+        }
+        reporter.fin(fin(7, "xxx")).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reports_go_in_order() {
+        let service = Scripted::new(&[], 204);
+        let reports = reports(&service);
+        one_command(&reports, 3).await;
+        reports.finished().await;
+        let call = |what: &str, number| (0, what.to_owned(), number);
+        assert_eq!(
+            service.calls(),
+            [call("ack", -1), call("chunk", 0), call("chunk", 1), call("chunk", 2), call("fin", 7)]
+        );
+        assert_eq!(reports.ledger.lock().bytes, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_report_is_tried_again_and_those_behind_it_wait() {
+        let service = Scripted::new(&[500, 0, 429, 403, 503, 200, 204], 204);
+        let reports = reports(&service);
+        one_command(&reports, 1).await;
+        reports.finished().await;
+        let times: Vec<_> = service.calls().into_iter().map(|(at, what, _)| (at, what)).collect();
+        let expected =
+            [(0, "ack"), (1, "ack"), (3, "ack"), (7, "ack"), (15, "ack"), (31, "ack"), (31, "chunk"), (31, "fin")];
+        assert_eq!(times, expected.map(|(at, what)| (at, what.to_owned())));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unknown_command_is_not_tried_again() {
+        let service = Scripted::new(&[], 404);
+        let reports = reports(&service);
+        one_command(&reports, 2).await;
+        reports.finished().await;
+        assert_eq!(service.whats(), ["ack", "chunk", "chunk", "fin"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_fins_of_a_deleted_server_are_given_up() {
+        let service = Scripted::new(&[204, 204], 403);
+        let reports = reports(&service);
+        one_command(&reports, 1).await;
+        reports.finished().await;
+        assert_eq!(service.calls().last(), Some(&(31, "fin".to_owned(), 7)));
+        assert_eq!(service.calls().len(), 2 + 6);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fin_waits_for_hours_and_chunks_do_not() {
+        let service = Scripted::new(&[], 0);
+        let reports = reports(&service);
+        one_command(&reports, 1_000).await;
+        // All that stood behind the ack is dropped with a try now and then, and the fin is not much later.
+        assert!(service.began.elapsed() < Duration::from_secs(70), "{:?}", service.began.elapsed());
+        sleep(Duration::from_secs(5 * 60 * 60)).await;
+        assert_eq!(reports.unsent(), 1);
+        service.answer(204);
+        reports.finished().await;
+        assert_eq!(service.calls().last().unwrap().1, "fin");
+        let tries = service.whats().into_iter().filter(|what| what == "fin").count();
+        assert!((250..350).contains(&tries), "{tries}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fin_is_given_up_after_a_day() {
+        let service = Scripted::new(&[], 503);
+        let reports = reports(&service);
+        one_command(&reports, 0).await;
+        reports.finished().await;
+        let hours = service.began.elapsed().as_secs_f64() / 3600.0;
+        assert!((24.0..24.2).contains(&hours), "{hours}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn chunks_are_sent_again_when_the_service_is_back() {
+        let service = Scripted::new(&[204], 503);
+        let reports = reports(&service);
+        let reporter = reports.begin(Uuid::nil());
+        let _ = reporter.queue().send(chunk(0)).await;
+        sleep(Duration::from_secs(40)).await;
+        service.answer(204);
+        let _ = reporter.queue().send(chunk(1)).await;
+        let _ = reporter.queue().send(chunk(2)).await;
+        reporter.fin(fin(0, "")).await;
+        reports.finished().await;
+        let behind: Vec<_> = service.calls().into_iter().skip(7).map(|(_, what, number)| (what, number)).collect();
+        assert_eq!(behind, [("chunk".to_owned(), 1), ("chunk".to_owned(), 2), ("fin".to_owned(), 0)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_queue_that_is_full_makes_its_command_wait() {
+        let service = Scripted::new(&[], 0);
+        let reporter = reports(&service).begin(Uuid::nil());
+        for seq in 0..QUEUE {
+            reporter.queue().try_send(chunk(seq as u32)).ok().unwrap();
+        }
+        assert!(reporter.queue().try_send(chunk(99)).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn too_many_fins_lose_the_oldest() {
+        let service = Scripted::new(&[], 0);
+        let reports = reports(&service);
+        for number in 0..MAX_FINS + 5 {
+            reports.begin(Uuid::nil()).fin(fin(number as i64, "")).await;
+        }
+        sleep(Duration::from_secs(600)).await;
+        assert_eq!((reports.unsent(), reports.ledger.lock().fins.len()), (MAX_FINS, MAX_FINS));
+        let before = service.calls().len();
+        service.answer(204);
+        reports.finished().await;
+        let mut sent: Vec<_> = service.calls().split_off(before).into_iter().map(|(_, _, number)| number).collect();
+        sent.sort_unstable();
+        assert_eq!(sent, (5..MAX_FINS as i64 + 5).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn waiting_fins_are_bounded_together() {
+        let ledger = Ledger::default();
+        let large = "\0".repeat(256 * 1024);
+        let entered: Vec<_> = (0..200).map(|number| ledger.enter(fin(number, &large))).collect();
+        assert!(ledger.lock().bytes < MAX_FIN_BYTES + 200 * 8 * SHORT_RESULT);
+        drop(entered);
+        assert_eq!(ledger.lock().bytes, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn flushing_tries_at_once() {
+        let service = Scripted::new(&[204], 503);
+        let flushing = CancellationToken::new();
+        let reports = Reports::new(service.clone(), flushing.clone());
+        one_command(&reports, 0).await;
+        sleep(Duration::from_secs(600)).await;
+        service.answer(204);
+        flushing.cancel();
+        let began = Instant::now();
+        reports.finished().await;
+        assert!(began.elapsed() < Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,350 @@
+//! The real agent, as a process, against a service that the tests play (agent-protocol 1 to 6).
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use nix::unistd::{User, geteuid};
+use serde_json::{Value, json};
+
+use support::{KEY, SERVER, Service, eventually, is_running};
+
+fn run(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farhand-agent"));
+    command.args(arguments).env_remove("FARHAND_AGENT_KEY").output().unwrap()
+}
+
+#[test]
+fn a_wrong_configuration_is_one_line_and_exit_code_2() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "url = \"http://localhost\"\nport = 1\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let cases = [
+        (
+            vec!["run"],
+            "farhand-agent: no key is given: put `key` into the config file, or use --key-file or FARHAND_AGENT_KEY",
+        ),
+        (
+            vec!["run", "--config", "/no/such/file"],
+            "farhand-agent: /no/such/file: No such file or directory (os error 2)",
+        ),
+        (vec!["run", "--config", path], "line 2: unknown field `port`"),
+    ];
+    for (arguments, expected) in cases {
+        let output = run(&arguments);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(expected) && error.lines().count() == 1, "{error}");
+        assert_eq!(output.status.code(), Some(2));
+    }
+    // A key is no argument, as everyone on the host could read it.
+    assert_eq!(run(&["run", "--key", "x"]).status.code(), Some(2));
+}
+
+#[test]
+fn it_tells_its_version_and_its_usage() {
+    let version = run(&["--version"]);
+    assert_eq!(String::from_utf8(version.stdout).unwrap(), format!("farhand-agent {}\n", env!("CARGO_PKG_VERSION")));
+    for arguments in [&["--help"][..], &["run", "--help"]] {
+        let help = run(arguments);
+        assert!(help.status.success() && !help.stdout.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn it_checks_in_and_then_connects() {
+    let mut service = Service::start(true).await;
+    // Resolved by nobody, and this host all the same.
+    service.url = format!("http://acme.localhost:{}", service.port);
+    let _agent = service.agent();
+    let _socket = service.socket().await;
+    service.until(|calls| calls.iter().any(|seen| seen.call == "PATCH /api/servers/servers/-/status/")).await;
+    let calls = service.calls();
+    let expected = [
+        "GET /api/servers/servers/-/",
+        "POST /api/events/events/",
+        "PATCH /api/servers/servers/-/sync/",
+        "POST /api/servers/servers/-/sync-check/",
+        "GET /api/metrics/config/",
+        "GET /ws/servers/backhaul/",
+        "PATCH /api/servers/servers/-/status/",
+    ];
+    assert_eq!(calls.iter().map(|seen| seen.call.as_str()).collect::<Vec<_>>(), expected);
+    for seen in &calls {
+        assert_eq!(seen.headers["authorization"], format!("id=\"{SERVER}\", key=\"{KEY}\""));
+        assert_eq!(seen.headers["user-agent"], format!("farhand-agent/{}", env!("CARGO_PKG_VERSION")));
+        assert_eq!(seen.headers["host"], format!("acme.localhost:{}", service.port));
+        assert!(!seen.headers.contains_key("x-agent-features"));
+        if !seen.call.starts_with("GET") {
+            assert_eq!(seen.headers["content-type"], "application/json");
+            assert!(seen.headers.contains_key("content-length"));
+        }
+    }
+    assert_eq!(calls[5].headers["origin"], service.url);
+    assert_eq!((&calls[1].body["record"], &calls[1].body["reporter"]), (&json!("started"), &json!("farhand-agent")));
+    let facts = &calls[2].body;
+    assert_eq!(facts["version"], env!("CARGO_PKG_VERSION"));
+    assert!(facts["load"].is_number() && facts["info"]["physical_memory"].as_u64() > Some(0), "{facts}");
+    assert!(facts["info"]["cpu_logical_cores"].as_u64() > Some(0) && facts["os"].is_object(), "{facts}");
+    assert!(calls[3].body["hashes"]["os"].is_string());
+    assert_eq!(calls[6].body, Value::Null);
+}
+
+#[tokio::test]
+async fn a_new_server_is_committed() {
+    let mut service = Service::start(false).await;
+    let _agent = service.agent();
+    let _socket = service.socket().await;
+    let calls = service.calls();
+    assert_eq!(calls[1].body["record"], "committed");
+    assert_eq!(calls[2].call, "PUT /api/servers/servers/-/commit/");
+    assert!(calls[2].body["info"]["hostname"].is_string());
+}
+
+#[tokio::test]
+async fn nothing_is_done_before_the_service_knows_it() {
+    let mut service = Service::start(true).await;
+    service.answer("/api/servers/servers/-/", &[403]);
+    let agent = service.agent();
+    // The second attempt comes after ten seconds.
+    let _socket = service.socket().await;
+    let calls: Vec<_> = service.calls().into_iter().map(|seen| seen.call).collect();
+    assert_eq!(calls[..3], ["GET /api/servers/servers/-/", "GET /api/servers/servers/-/", "POST /api/events/events/"]);
+    assert!(agent.log().contains("the id or the key is wrong"), "{}", agent.log());
+}
+
+#[tokio::test]
+async fn it_speaks_tls() {
+    let mut service = Service::start_tls().await;
+    let _agent = service.agent();
+    let mut socket = service.socket().await;
+    let id = socket.command("echo over TLS").await;
+    assert_eq!(service.fin(id).await["result"], "over TLS\n");
+}
+
+#[tokio::test]
+async fn an_untrusted_certificate_is_refused() {
+    let service = Service::start_tls().await;
+    let mut other = Service::start(true).await;
+    other.url = service.url.clone();
+    let agent = other.agent();
+    eventually(|| agent.log().contains("certificate")).await;
+    assert!(service.calls().is_empty());
+}
+
+#[tokio::test]
+async fn a_command_is_acknowledged_then_streamed_then_ended() {
+    let mut service = Service::start(true).await;
+    let agent = service.agent();
+    let mut socket = service.socket().await;
+    let id = socket.command("i=0; while [ $i -lt 2000 ]; do echo \"line $i ä€\"; i=$((i+1)); done; env; exit 3").await;
+    let fin = service.fin(id).await;
+    assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(3)));
+    assert!(fin["elapsed_time"].as_f64() > Some(0.0));
+    let reports = service.reports(id);
+    let kinds: Vec<_> = reports.iter().map(|(kind, _)| kind.as_str()).collect();
+    let chunks = reports.len() - 2;
+    assert!(chunks > 5);
+    assert_eq!(kinds, [&["ack"], vec!["chunk"; chunks].as_slice(), &["fin"]].concat());
+    assert_eq!(reports[0].1, Value::Null);
+    let mut text = String::new();
+    for (seq, (_, chunk)) in reports[1..=chunks].iter().enumerate() {
+        assert_eq!(chunk["seq"], seq);
+        text += chunk["content"].as_str().unwrap();
+    }
+    assert_eq!(fin["result"], text);
+    assert!(text.starts_with("line 0 ä€\nline 1 ä€\n") && text.contains("\nline 1999 ä€\n"));
+    assert!(!text.contains("leaked") && !text.contains(KEY));
+    // The log tells that it ran, and not what.
+    let log = agent.log();
+    assert!(log.contains(&id.to_string()) && log.contains("exit code 3"), "{log}");
+    assert!(!log.contains("line 1") && !log.contains("while") && !log.contains(KEY), "{log}");
+}
+
+#[tokio::test]
+async fn a_refused_command_is_acknowledged_and_ended() {
+    let mut service = Service::start(true).await;
+    let _agent = service.agent();
+    let mut socket = service.socket().await;
+    let id = socket.command_as("", "id").await;
+    let fin = service.fin(id).await;
+    assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(126)));
+    assert_eq!(fin["result"], "The command names no account to run as.");
+    assert_eq!(service.reports(id)[0].0, "ack");
+}
+
+#[tokio::test]
+async fn root_runs_a_command_as_its_account() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let mut service = Service::start(true).await;
+    let _agent = service.agent();
+    let mut socket = service.socket().await;
+    let id = socket.command_as("nobody", "id -un").await;
+    assert_eq!(service.fin(id).await["result"], "nobody\n");
+}
+
+#[tokio::test]
+async fn another_account_runs_commands_as_itself_only() {
+    // As root: an agent of another account. Else the agent is of one already.
+    let nobody = geteuid().is_root().then(|| User::from_name("nobody").unwrap().unwrap());
+    let mut service = Service::start(true).await;
+    let _agent = service.agent_with(&[], nobody.as_ref());
+    let mut socket = service.socket().await;
+    let id = socket.command_as("root", "id -un").await;
+    let fin = service.fin(id).await;
+    assert_eq!(fin["exit_code"], 126);
+    assert!(fin["result"].as_str().unwrap().contains("cannot run a command as root"), "{fin}");
+    let own = nobody.map_or_else(support::own_name, |user| user.name);
+    let id = socket.command_as(&own, "id -un").await;
+    assert_eq!(service.fin(id).await["result"], format!("{own}\n"));
+}
+
+#[tokio::test]
+async fn a_fin_is_sent_until_it_is_taken() {
+    let mut service = Service::start(true).await;
+    let _agent = service.agent();
+    let mut socket = service.socket().await;
+    service.answer("/fin/", &[503, 500]);
+    let id = socket.command("echo x").await;
+    let fins = |reports: &[(String, Value)]| reports.iter().filter(|(kind, _)| kind == "fin").count();
+    eventually(|| fins(&service.reports(id)) == 3).await;
+    let kinds: Vec<_> = service.reports(id).into_iter().map(|(kind, _)| kind).collect();
+    assert_eq!(kinds, ["ack", "chunk", "fin", "fin", "fin"]);
+}
+
+#[tokio::test]
+async fn a_dropped_socket_is_renewed_and_commands_go_on() {
+    let mut service = Service::start(true).await;
+    let _agent = service.agent();
+    let mut socket = service.socket().await;
+    let directory = tempfile::tempdir().unwrap();
+    let go = directory.path().join("go");
+    let id =
+        socket.command(&format!("echo begun; until [ -e {} ]; do sleep 0.02; done; echo ended", go.display())).await;
+    service.wrote(id, "begun").await;
+    // Without a close.
+    drop(socket);
+    let mut socket = service.socket().await;
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(service.fin(id).await["result"], "begun\nended\n");
+    let id = socket.command("echo again").await;
+    assert_eq!(service.fin(id).await["result"], "again\n");
+}
+
+#[tokio::test]
+async fn messages_are_answered_or_ignored() {
+    let mut service = Service::start(true).await;
+    let agent = service.agent();
+    let mut socket = service.socket().await;
+    socket.send(json!({"query": "dance"})).await;
+    socket.send(json!([1])).await;
+    socket.send(json!({"query": "ping"})).await;
+    let pong = socket.next().await.unwrap();
+    assert_eq!(pong["query"], "pong");
+    assert!(pong["timestamp"].is_f64(), "{pong}");
+    assert!(agent.log().contains("WARN"));
+    socket.send(json!({"query": "reconnect"})).await;
+    assert_eq!(socket.next().await, Err(1000));
+    let mut socket = service.socket().await;
+    socket.send(json!({"query": "ping"})).await;
+    assert_eq!(socket.next().await.unwrap()["query"], "pong");
+}
+
+#[tokio::test]
+async fn quit_ends_the_process_after_its_commands() {
+    let mut service = Service::start(true).await;
+    let mut agent = service.agent();
+    let mut socket = service.socket().await;
+    let id = socket.command("echo begun; sleep 0.5; echo ended").await;
+    service.wrote(id, "begun").await;
+    socket.send(json!({"query": "quit"})).await;
+    assert_eq!(socket.next().await, Err(1000));
+    assert_eq!(agent.exit().await.code(), Some(0));
+    assert_eq!(service.fin(id).await["result"], "begun\nended\n");
+}
+
+#[tokio::test]
+async fn sigterm_lets_commands_end() {
+    let mut service = Service::start(true).await;
+    let mut agent = service.agent();
+    let mut socket = service.socket().await;
+    let directory = tempfile::tempdir().unwrap();
+    let go = directory.path().join("go");
+    let id =
+        socket.command(&format!("echo begun; until [ -e {} ]; do sleep 0.02; done; echo ended", go.display())).await;
+    service.wrote(id, "begun").await;
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(socket.next().await, Err(1000));
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(agent.exit().await.code(), Some(0));
+    let fin = service.fin(id).await;
+    assert_eq!((&fin["success"], &fin["result"]), (&json!(true), &json!("begun\nended\n")));
+}
+
+#[tokio::test]
+async fn sigterm_stops_what_does_not_end() {
+    let mut service = Service::start(true).await;
+    let mut agent = service.agent_with(&["--drain-seconds", "1"], None);
+    let mut socket = service.socket().await;
+    let id = socket.command("echo $$; exec sleep 60").await;
+    service.wrote(id, "\n").await;
+    // Its end is taken at the second attempt only.
+    service.answer("/fin/", &[503]);
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.exit().await.code(), Some(0));
+    let fin = service.fin(id).await;
+    assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(143)));
+    let result = fin["result"].as_str().unwrap();
+    assert!(result.ends_with("The agent was stopped.\n"), "{result}");
+    assert!(!is_running(result.lines().next().unwrap()));
+    assert_eq!(service.reports(id).iter().filter(|(kind, _)| kind == "fin").count(), 2);
+}
+
+#[tokio::test]
+async fn a_second_signal_exits_at_once() {
+    let mut service = Service::start(true).await;
+    let mut agent = service.agent();
+    let mut socket = service.socket().await;
+    let id = socket.command("echo $$; trap '' TERM; while :; do sleep 1; done").await;
+    service.wrote(id, "\n").await;
+    let chunk = service.reports(id)[1].1["content"].as_str().unwrap().to_owned();
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(socket.next().await, Err(1000));
+    agent.signal(Signal::SIGINT);
+    let began = std::time::Instant::now();
+    assert_eq!(agent.exit().await.code(), Some(1));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    eventually(|| !is_running(chunk.trim())).await;
+}
+
+#[tokio::test]
+async fn sigterm_before_the_service_answers_exits() {
+    let service = Service::start(true).await;
+    service.answer("/api/servers/servers/-/", &[503, 503]);
+    let mut agent = service.agent();
+    service.until(|calls| !calls.is_empty()).await;
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_service_that_is_away_keeps_commands_running() {
+    let mut service = Service::start(true).await;
+    let _agent = service.agent();
+    let mut socket = service.socket().await;
+    // The acknowledgement is not taken for a while: the command runs all the same.
+    service.answer("/ack/", &[500, 500]);
+    let directory = tempfile::tempdir().unwrap();
+    let ran = directory.path().join("ran");
+    let id = socket.command(&format!("touch {}", ran.display())).await;
+    service.acked(id).await;
+    eventually(|| ran.exists()).await;
+    service.fin(id).await;
+    let kinds: Vec<_> = service.reports(id).into_iter().map(|(kind, _)| kind).collect();
+    assert_eq!(kinds, ["ack", "ack", "ack", "fin"]);
+}

@@ -1,0 +1,379 @@
+//! A service for the agent to talk to, which notes what it is told and answers as a test wants it, and the agent itself.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, User, geteuid};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::Role;
+use uuid::Uuid;
+
+/// How long anything may take that a test waits for: far longer than it does.
+pub const PATIENCE: Duration = Duration::from_secs(25);
+/// The server that the agent is for.
+pub const SERVER: &str = "01936d3e-7a00-7000-8000-000000000001";
+/// Its key.
+pub const KEY: &str = "kEyKeYkEyKeYkEyKeY";
+
+pub trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
+
+/// A call that came.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Method and path.
+    pub call: String,
+    /// By lower-case name.
+    pub headers: HashMap<String, String>,
+    /// Null where there is none.
+    pub body: Value,
+}
+
+/// What is answered instead of 200, by a piece of the path: each once, in order.
+type Answers = Arc<Mutex<Vec<(&'static str, u16)>>>;
+
+/// The service.
+pub struct Service {
+    pub port: u16,
+    pub url: String,
+    certificate: Option<String>,
+    calls: watch::Sender<Vec<Seen>>,
+    answers: Answers,
+    sockets: mpsc::UnboundedReceiver<Socket>,
+}
+
+impl Service {
+    /// A service of which the agent's server is commissioned, or is not yet.
+    pub async fn start(commissioned: bool) -> Self {
+        Self::listen(commissioned, None).await
+    }
+
+    /// The same by https, for `localhost`.
+    pub async fn start_tls() -> Self {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .unwrap();
+        Self::listen(true, Some((TlsAcceptor::from(Arc::new(config)), made.cert.pem()))).await
+    }
+
+    async fn listen(commissioned: bool, tls: Option<(TlsAcceptor, String)>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let calls = watch::Sender::new(Vec::new());
+        let answers = Answers::default();
+        let (to_sockets, sockets) = mpsc::unbounded_channel();
+        let (acceptor, certificate) = tls.unzip();
+        let scheme = if acceptor.is_some() { "https" } else { "http" };
+        let handler = Handler { commissioned, calls: calls.clone(), answers: answers.clone(), sockets: to_sockets };
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (handler, acceptor) = (handler.clone(), acceptor.clone());
+                tokio::spawn(async move {
+                    let stream: Box<dyn Connection> = match acceptor {
+                        Some(acceptor) => match acceptor.accept(stream).await {
+                            Ok(stream) => Box::new(stream),
+                            Err(_) => return,
+                        },
+                        None => Box::new(stream),
+                    };
+                    handler.serve(stream).await;
+                });
+            }
+        });
+        Self { port, url: format!("{scheme}://localhost:{port}"), certificate, calls, answers, sockets }
+    }
+
+    /// Answers the next calls, of which the paths contain `part`, with these statuses.
+    pub fn answer(&self, part: &'static str, statuses: &[u16]) {
+        self.answers.lock().unwrap().extend(statuses.iter().map(|status| (part, *status)));
+    }
+
+    /// All calls so far.
+    pub fn calls(&self) -> Vec<Seen> {
+        self.calls.borrow().clone()
+    }
+
+    /// The calls about a command so far: `ack`, `chunk`, `fin`, with their bodies.
+    pub fn reports(&self, id: Uuid) -> Vec<(String, Value)> {
+        reports(&self.calls.borrow(), id)
+    }
+
+    /// Waits until the calls so far are as wanted.
+    pub async fn until(&self, condition: impl Fn(&[Seen]) -> bool) {
+        let mut calls = self.calls.subscribe();
+        if timeout(PATIENCE, calls.wait_for(|calls| condition(calls))).await.is_err() {
+            panic!("it did not come to that: {:#?}", self.calls());
+        }
+    }
+
+    /// Waits for the end of a command.
+    pub async fn fin(&self, id: Uuid) -> Value {
+        self.until(|calls| reports(calls, id).iter().any(|(kind, _)| kind == "fin")).await;
+        self.reports(id).into_iter().find(|(kind, _)| kind == "fin").unwrap().1
+    }
+
+    /// Waits for the acknowledgement of a command.
+    pub async fn acked(&self, id: Uuid) {
+        self.until(|calls| reports(calls, id).iter().any(|(kind, _)| kind == "ack")).await;
+    }
+
+    /// Waits until a command has written `text`.
+    pub async fn wrote(&self, id: Uuid, text: &str) {
+        let content = |calls: &[Seen]| {
+            let chunks = reports(calls, id).into_iter().filter(|(kind, _)| kind == "chunk");
+            chunks.map(|(_, body)| body["content"].as_str().unwrap().to_owned()).collect::<String>()
+        };
+        self.until(|calls| content(calls).contains(text)).await;
+    }
+
+    /// The agent's next WebSocket.
+    pub async fn socket(&mut self) -> Socket {
+        timeout(PATIENCE, self.sockets.recv()).await.expect("the agent does not connect").unwrap()
+    }
+
+    /// Starts an agent.
+    pub fn agent(&self) -> Agent {
+        self.agent_with(&[], None)
+    }
+
+    /// Starts an agent with more arguments and as another account.
+    pub fn agent_with(&self, arguments: &[&str], account: Option<&User>) -> Agent {
+        let directory = tempfile::tempdir().unwrap();
+        let (config, log) = (directory.path().join("agent.toml"), directory.path().join("log"));
+        write_config(&config, &format!("url = {:?}\nid = {SERVER:?}\nkey = {KEY:?}\n", self.url));
+        let mut program = PathBuf::from(env!("CARGO_BIN_EXE_farhand-agent"));
+        if let Some(account) = account {
+            // The account may be unable to read the folder of the build.
+            let copy = directory.path().join("farhand-agent");
+            fs::copy(&program, &copy).unwrap();
+            fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+            fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+            chown(&config, Some(account.uid.as_raw()), Some(account.gid.as_raw())).unwrap();
+            program = copy;
+        }
+        let mut command = Command::new(program);
+        command.arg("run").arg("--config").arg(&config).args(arguments);
+        // What must not reach a command.
+        command.env("FARHAND_TEST_LEAK", "leaked").env_remove("FARHAND_AGENT_KEY");
+        if let Some(certificate) = &self.certificate {
+            let path = directory.path().join("roots.pem");
+            fs::write(&path, certificate).unwrap();
+            command.env("SSL_CERT_FILE", path);
+        }
+        if let Some(account) = account {
+            command.uid(account.uid.as_raw()).gid(account.gid.as_raw());
+        }
+        let process = command.stdin(Stdio::null()).stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
+        Agent { process, log, _directory: directory }
+    }
+}
+
+/// Writes a file that its owner alone can read.
+fn write_config(path: &std::path::Path, content: &str) {
+    use std::io::Write;
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).unwrap();
+    file.write_all(content.as_bytes()).unwrap();
+}
+
+fn reports(calls: &[Seen], id: Uuid) -> Vec<(String, Value)> {
+    let prefix = format!("POST /api/events/commands/{id}/");
+    let reports = calls.iter().filter_map(|seen| Some((seen.call.strip_prefix(&prefix)?, &seen.body)));
+    reports.map(|(kind, body)| (kind.trim_end_matches('/').to_owned(), body.clone())).collect()
+}
+
+#[derive(Clone)]
+struct Handler {
+    commissioned: bool,
+    calls: watch::Sender<Vec<Seen>>,
+    answers: Answers,
+    sockets: mpsc::UnboundedSender<Socket>,
+}
+
+impl Handler {
+    /// Serves one connection: calls, until one of them makes it a WebSocket.
+    async fn serve(self, stream: Box<dyn Connection>) {
+        let mut stream = BufReader::new(stream);
+        while let Some(seen) = read_call(&mut stream).await {
+            let path = seen.call.split(' ').nth(1).unwrap().to_owned();
+            if path.starts_with("/ws/") && seen.headers.contains_key("upgrade") {
+                let accept = derive_accept_key(seen.headers["sec-websocket-key"].as_bytes());
+                let answer = format!(
+                    "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n"
+                );
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                let socket = WebSocketStream::from_raw_socket(stream.into_inner(), Role::Server, None).await;
+                self.calls.send_modify(|calls| calls.push(seen));
+                let _ = self.sockets.send(Socket(socket));
+                return;
+            }
+            let status = {
+                let mut answers = self.answers.lock().unwrap();
+                let found = answers.iter().position(|(part, _)| path.contains(part));
+                found.map_or(200, |index| answers.remove(index).1)
+            };
+            let body = match path.as_str() {
+                _ if status != 200 => String::new(),
+                "/api/servers/servers/-/" => json!({"id": SERVER, "commissioned": self.commissioned}).to_string(),
+                "/api/metrics/config/" => json!([{"type": "status", "interval": 1}]).to_string(),
+                "/api/servers/servers/-/sync-check/" => json!({"sync_required": ["info", "os"]}).to_string(),
+                _ => "{}".to_owned(),
+            };
+            let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+            self.calls.send_modify(|calls| calls.push(seen));
+        }
+    }
+}
+
+/// Reads a request; none where the connection ends.
+async fn read_call(stream: &mut BufReader<Box<dyn Connection>>) -> Option<Seen> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if stream.read_line(&mut line).await.ok()? == 0 {
+            return None;
+        }
+        match line.trim_end() {
+            "" => break,
+            line => lines.push(line.to_owned()),
+        }
+    }
+    let call = lines.first()?.strip_suffix(" HTTP/1.1")?.to_owned();
+    let headers: HashMap<_, _> = lines[1..]
+        .iter()
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+        .collect();
+    let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.ok()?;
+    Some(Seen { call, headers, body: serde_json::from_slice(&body).unwrap_or_default() })
+}
+
+/// The service's side of a WebSocket.
+pub struct Socket(WebSocketStream<Box<dyn Connection>>);
+
+impl Socket {
+    /// Sends a message.
+    pub async fn send(&mut self, message: Value) {
+        self.0.send(Message::text(message.to_string())).await.unwrap();
+    }
+
+    /// Sends a command for the account of the tests; its id.
+    pub async fn command(&mut self, line: &str) -> Uuid {
+        self.command_as(&own_name(), line).await
+    }
+
+    /// Sends a command; its id.
+    pub async fn command_as(&mut self, user: &str, line: &str) -> Uuid {
+        let id = Uuid::from_u64_pair(0x7a00, NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        let command = json!({
+            "id": id, "shell": "system", "line": line, "user": user, "group": "", "env": null, "allow_sh": true, "data": null,
+        });
+        self.send(json!({"query": "command", "command": command})).await;
+        id
+    }
+
+    /// The next message: a text as JSON, or a close as its code.
+    pub async fn next(&mut self) -> Result<Value, u16> {
+        loop {
+            match timeout(PATIENCE, self.0.next()).await.expect("no message came") {
+                Some(Ok(Message::Text(text))) => return Ok(serde_json::from_str(&text).unwrap()),
+                Some(Ok(Message::Close(frame))) => {
+                    // Reading on sends the answer.
+                    let _ = timeout(PATIENCE, self.0.next()).await;
+                    return Err(frame.map_or(0, |frame| frame.code.into()));
+                }
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return Err(0),
+            }
+        }
+    }
+}
+
+static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+
+/// The account that the tests run as.
+pub fn own_name() -> String {
+    User::from_uid(geteuid()).unwrap().unwrap().name
+}
+
+/// Waits for a condition that no call tells of.
+pub async fn eventually(condition: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < until, "it never happened");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Whether a process runs; one that nobody has waited for yet does not.
+pub fn is_running(pid: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// A running agent; killed when dropped.
+pub struct Agent {
+    process: Child,
+    log: PathBuf,
+    _directory: TempDir,
+}
+
+impl Agent {
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.process.id() as i32), signal).unwrap();
+    }
+
+    /// Waits until it exits.
+    pub async fn exit(&mut self) -> ExitStatus {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "the agent does not exit: {}", self.log());
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// What it logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the agent's log:\n{}", self.log());
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
