@@ -3,7 +3,7 @@
 import { existsSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { digest, once, root, run, say } from "./lib.mjs";
+import { digest, locked, once, root, run, say, tools } from "./lib.mjs";
 import { prepare } from "./toolchain.mjs";
 
 const SOURCES = ["Cargo.lock", "Cargo.toml", "src", "domain/Cargo.toml", "domain/src", "domain/data", "scripts/build.mjs", "scripts/toolchain.mjs"];
@@ -15,9 +15,15 @@ const FEATURES = [
 
 /** Gets the tools and builds the Worker where that is needed. */
 export async function build() {
+  await locked(join(tools, "build.lock"), buildAlone);
+}
+
+async function buildAlone() {
   const stamp = join(root, "build", ".made-of");
   if (!existsSync(join(root, "build", "index.js"))) rmSync(stamp, { force: true });
   await once(stamp, digest(SOURCES), async () => {
+    // What is cut off from here on is not taken for a build.
+    rmSync(stamp, { force: true });
     const env = await prepare();
     say("worker: building");
     run(env.WORKER_BUILD, ["--release"], { env });

@@ -1,7 +1,7 @@
 // Small helpers that every script here shares. Node built-ins only: this file runs before `npm ci`.
 import { spawn, spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, readFileSync, readdirSync, statSync, writeFileSync, mkdirSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -59,6 +59,37 @@ export async function once(stampFile, value, work) {
   mkdirSync(dirname(stampFile), { recursive: true });
   writeFileSync(stampFile, value);
   return true;
+}
+
+const isAlive = (pid) => {
+  try {
+    process.kill(pid, 0);
+    return true;
+  } catch (error) {
+    return error.code === "EPERM";
+  }
+};
+
+/** Does `work` while no other process does work under the same lock; waits for it, unless it is dead. */
+export async function locked(lockFile, work) {
+  mkdirSync(dirname(lockFile), { recursive: true });
+  for (let isSaid = false; ; isSaid = true) {
+    try {
+      writeFileSync(lockFile, `${process.pid}`, { flag: "wx" });
+      break;
+    } catch (error) {
+      if (error.code !== "EEXIST") throw error;
+    }
+    const owner = Number(readFileSync(lockFile, "utf8") || NaN);
+    if (owner && !isAlive(owner)) rmSync(lockFile, { force: true });
+    else if (!isSaid) say(`waiting for process ${owner}, which builds here`);
+    await new Promise((go) => setTimeout(go, 200));
+  }
+  try {
+    return await work();
+  } finally {
+    rmSync(lockFile, { force: true });
+  }
 }
 
 /** Starts a program in a process group of its own, so that `endGroup` reaches its children too. */

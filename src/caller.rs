@@ -5,7 +5,7 @@
 //! nothing for a dead credential, and a revocation is effective at the very next request.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
@@ -47,12 +47,17 @@ const WHO: &str = "(SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS 
         'is_staff', json(iif(is_staff, 'true', 'false')), 'is_superuser', json(iif(is_superuser, 'true', 'false')),
         'kind', kind, 'credential_id', credential_id, 'moved_at', moved_at, 'expires_at', expires_at) FROM me) AS me";
 
-/// How many hashes of API tokens an isolate remembers at most.
-const REMEMBERED_API_TOKENS: usize = 10_000;
+/// How many hashes an isolate remembers at most, of each kind.
+const REMEMBERED: usize = 10_000;
+/// How long KV may not show what was written, in seconds.
+const KV_SETTLES_WITHIN: i64 = 60;
 
 thread_local! {
     /// Hashes that were found to be of API tokens. Only a hint: KV is not asked for them.
     static API_TOKENS: RefCell<HashSet<String>> = RefCell::default();
+    /// Hashes whose entry in KV was written lately. KV may say for a minute that there is none, and takes one write a
+    /// second for a key; so it is not written again for as long.
+    static WRITTEN: RefCell<HashMap<String, Timestamp>> = RefCell::default();
 }
 
 /// What kind of credential it is.
@@ -179,36 +184,51 @@ impl<'a> Credential<'a> {
     /// After the response: moves a session's expiry and repairs its KV entry, or notes an API token's use; each at
     /// most every ten minutes.
     fn keep_up(&self, caller: &Caller, entry: Option<Entry>) {
-        let (env, now, id) = (self.call.env.clone(), self.call.now, caller.credential_id);
+        let (env, now) = (self.call.env.clone(), self.call.now);
+        let (workspace_id, id) = (caller.workspace_id, caller.credential_id);
         let is_due = caller.moved_at.is_none_or(|moved| moved.plus_seconds(sessions::REFRESH_EVERY) <= now);
         match caller.kind {
             Kind::ApiToken => {
                 API_TOKENS.with_borrow_mut(|known| {
-                    if known.len() >= REMEMBERED_API_TOKENS {
+                    if known.len() >= REMEMBERED {
                         known.clear();
                     }
                     known.insert(self.hash.clone());
                 });
                 if is_due {
-                    self.call.context.wait_until(logged(async move { api_tokens::touch(&env, id, now).await }));
+                    self.call
+                        .context
+                        .wait_until(logged(async move { api_tokens::touch(&env, workspace_id, id, now).await }));
                 }
             }
             Kind::Session => {
                 let expires_at = if is_due { Some(now.plus_seconds(sessions::LIFETIME)) } else { caller.expires_at };
                 let Some(expires_at) = expires_at else { return };
                 let wanted = Entry { session: id, expires_at };
-                if entry == Some(wanted) {
+                if entry == Some(wanted) || (!is_due && !self.may_write_entry()) {
                     return;
                 }
                 let (workspace, hash) = (self.workspace.to_owned(), self.hash.clone());
                 self.call.context.wait_until(logged(async move {
                     if is_due {
-                        sessions::refresh(&env, id, now, expires_at).await?;
+                        sessions::refresh(&env, workspace_id, id, now, expires_at).await?;
                     }
                     login_tokens::put(&env, &workspace, &hash, wanted).await
                 }));
             }
         }
+    }
+
+    /// Tells whether the token's KV entry was not written lately, and notes that it is now.
+    fn may_write_entry(&self) -> bool {
+        let now = self.call.now;
+        WRITTEN.with_borrow_mut(|written| {
+            if written.len() >= REMEMBERED {
+                written.clear();
+            }
+            let lately = written.insert(self.hash.clone(), now.plus_seconds(KV_SETTLES_WITHIN));
+            lately.is_none_or(|until| until <= now)
+        })
     }
 
     /// After the response: removes the token's KV entry, as D1 has no such session any more.

@@ -1,50 +1,49 @@
-//! The Durable Object that clears a deleted workspace away, to the last row, key and object. There is one for the region
+//! The Durable Object that clears deleted workspaces away, to the last row, key and object. There is one for the region
 //! cell.
 //!
-//! Its invariant: a purge that was taken is in its own storage until nothing is left of the workspace, so that it goes
-//! on whatever is cut off in between.
+//! What is to be purged is told by D1 alone: the row of a deleted workspace stays, marked, until nothing else is left of
+//! it. The alarm is set before the mark, so whatever is cut off in between, the object looks again, finds the row and
+//! goes on. Each alarm does one bounded step, for one workspace after the other.
+
+use std::time::Duration;
 
 use farhand_domain::error::Error;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 use worker::{DurableObject, Env, Method, Request, RequestInit, Response, State, console_error, durable_object};
 
 use crate::link_calls::{self, Ask};
 use crate::platform::{self, internal};
-use crate::store::db::{self, Statement};
-use crate::store::{login_tokens, workspaces};
+use crate::store::workspaces::{self, Deleted};
+use crate::store::{login_tokens, servers};
 
 /// How many servers are cut off side by side.
 const SERVERS: u64 = 50;
-/// Milliseconds between two steps of a purge.
-const STEP: i64 = 10;
-/// Milliseconds to the next try after a step that failed.
-const RETRY: i64 = 5_000;
-/// The storage key of the purges at hand.
-const PURGES: &str = "purges";
+/// How many servers are cut off before a deletion is answered; what is beyond that follows within seconds, and is refused
+/// by the name of the workspace, which is gone.
+const SERVERS_AT_ONCE: u64 = 500;
+/// Between two steps of a purge.
+const STEP: Duration = Duration::from_millis(10);
+/// To the next look after a deletion was asked for, and after a step that failed.
+const RETRY: Duration = Duration::from_secs(5);
+/// The storage key of the workspace that had the last step.
+const LAST: &str = "last";
 
-/// A workspace to be cleared away. It is marked as deleted already.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Purge {
-    /// Its id.
-    pub workspace_id: i64,
-    /// Its slug, under which its login tokens are in KV.
-    pub slug: String,
-}
-
-/// Has a workspace cleared away; returns when its agents are cut off.
+/// Deletes a workspace. Everything in it is refused when this returns, and the rest is purged after. False: there is none.
 ///
 /// # Errors
-/// The object could not be reached. The purge may go on all the same.
-pub async fn ask(env: &Env, purge: &Purge) -> Result<(), Error> {
+/// The object could not be reached, or D1 not be told. The workspace may be deleted all the same.
+pub async fn delete_workspace(env: &Env, slug: &str) -> Result<bool, Error> {
     let namespace = env.durable_object(platform::JANITOR).map_err(internal)?;
     let stub = namespace.get_by_name("janitor").map_err(internal)?;
     let mut init = RequestInit::new();
-    init.with_method(Method::Post).with_body(Some(serde_json::to_string(purge).map_err(internal)?.into()));
+    init.with_method(Method::Post).with_body(Some(slug.into()));
     let request = Request::new_with_init("https://janitor.invalid", &init).map_err(internal)?;
-    let response = stub.fetch_with_request(request).await.map_err(internal)?;
-    if response.status_code() == 204 { Ok(()) } else { Err(Error::internal("the janitor failed")) }
+    match stub.fetch_with_request(request).await.map_err(internal)?.status_code() {
+        204 => Ok(true),
+        404 => Ok(false),
+        _ => Err(Error::internal("the janitor failed")),
+    }
 }
 
 /// The object.
@@ -60,17 +59,13 @@ impl DurableObject for Janitor {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        let purge: Purge = serde_json::from_slice(&request.bytes().await?)?;
-        let mut purges = self.purges().await?;
-        if !purges.contains(&purge) {
-            purges.push(purge.clone());
-            self.state.storage().put(PURGES, &purges).await?;
-        }
-        self.state.storage().set_alarm(STEP).await?;
-        let status = match self.sever_all(&purge).await {
-            Ok(()) => 204,
+        let slug = request.text().await?;
+        self.state.storage().set_alarm(RETRY).await?;
+        let status = match self.delete(&slug).await {
+            Ok(true) => 204,
+            Ok(false) => 404,
             Err(error) => {
-                console_error!("purge of workspace {}: {}", purge.workspace_id, error.detail);
+                console_error!("deletion of workspace {slug}: {}", error.detail);
                 500
             }
         };
@@ -78,60 +73,73 @@ impl DurableObject for Janitor {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        let purges = self.purges().await?;
-        let Some(purge) = purges.first() else { return Response::empty() };
-        match self.step(purge).await {
-            Ok(true) => {
-                // Another purge may have been taken meanwhile.
-                let mut purges = self.purges().await?;
-                purges.retain(|other| other != purge);
-                self.state.storage().put(PURGES, &purges).await?;
-                if !purges.is_empty() {
-                    self.state.storage().set_alarm(STEP).await?;
-                }
-            }
-            Ok(false) => self.state.storage().set_alarm(STEP).await?,
+        let next = match self.step().await {
+            Ok(true) => Some(STEP),
+            Ok(false) => None,
             Err(error) => {
-                console_error!("purge of workspace {}: {}", purge.workspace_id, error.detail);
-                self.state.storage().set_alarm(RETRY).await?;
+                console_error!("purge: {}", error.detail);
+                Some(RETRY)
             }
+        };
+        if let Some(delay) = next {
+            self.state.storage().set_alarm(delay).await?;
         }
         Response::empty()
     }
 }
 
 impl Janitor {
-    async fn purges(&self) -> worker::Result<Vec<Purge>> {
-        Ok(self.state.storage().get(PURGES).await?.unwrap_or_default())
-    }
-
-    /// Wipes the objects of all servers, which cuts their agents off. No new server can come: no credential of the
-    /// workspace is alive.
-    async fn sever_all(&self, purge: &Purge) -> Result<(), Error> {
-        #[derive(Deserialize)]
-        struct Row {
-            id: String,
-        }
+    /// Marks a workspace as deleted and cuts its agents off.
+    async fn delete(&self, slug: &str) -> Result<bool, Error> {
+        let Some(id) = workspaces::mark_deleted(&self.env, slug, platform::now()).await? else { return Ok(false) };
         let mut after = String::new();
-        loop {
-            let sql = "SELECT id FROM servers WHERE workspace_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3";
-            let page = Statement::new(sql).bind(purge.workspace_id).bind(&after).bind(SERVERS);
-            let rows: Vec<Row> = db::rows(&db::run(&self.env, page).await?)?;
-            let Some(last) = rows.last() else { return Ok(()) };
-            after.clone_from(&last.id);
-            let servers = rows.iter().filter_map(|row| Uuid::try_parse(&row.id).ok());
-            let severed = servers.map(|server| link_calls::ask::<Value>(&self.env, server, &Ask::Sever));
-            futures_util::future::try_join_all(severed).await?;
+        for _ in 0..SERVERS_AT_ONCE / SERVERS {
+            let ids = servers::ids_after(&self.env, id, &after, SERVERS).await?;
+            self.sever(&ids).await?;
+            match ids.last() {
+                Some(last) => after.clone_from(last),
+                None => break,
+            }
         }
+        Ok(true)
     }
 
-    /// Clears some more away. True: nothing is left.
-    async fn step(&self, purge: &Purge) -> Result<bool, Error> {
+    /// Wipes the objects of servers, which cuts their agents off.
+    async fn sever(&self, servers: &[String]) -> Result<(), Error> {
+        let ids = servers.iter().filter_map(|id| Uuid::try_parse(id).ok());
+        let severed = ids.map(|id| link_calls::ask::<Value>(&self.env, id, &Ask::Sever));
+        futures_util::future::try_join_all(severed).await.map(drop)
+    }
+
+    /// Does one step for the next workspace that is to be purged. False: there is none.
+    async fn step(&self) -> Result<bool, Error> {
+        let storage = self.state.storage();
+        let last: i64 = storage.get(LAST).await.map_err(internal)?.unwrap_or(0);
+        // The next one, and not the same again: one that fails must not hold the others up.
+        let Some(deleted) = workspaces::next_deleted(&self.env, last).await? else { return Ok(false) };
+        storage.put(LAST, deleted.id).await.map_err(internal)?;
+        self.purge_some(&deleted).await?;
+        Ok(true)
+    }
+
+    async fn purge_some(&self, deleted: &Deleted) -> Result<(), Error> {
         // Objects first: once the rows of the servers are gone, nobody knows their names.
-        self.sever_all(purge).await?;
-        if !login_tokens::purge_some(&self.env, &purge.slug).await? {
-            return Ok(false);
+        let ids = servers::ids_after(&self.env, deleted.id, "", SERVERS).await?;
+        if !ids.is_empty() {
+            self.sever(&ids).await?;
+            return servers::delete(&self.env, deleted.id, &ids).await;
         }
-        workspaces::purge_some(&self.env, purge.workspace_id).await
+        // A workspace made since under the same slug has entries of the same beginning.
+        if !deleted.slug_is_used {
+            if !login_tokens::purge_some(&self.env, &deleted.slug).await? {
+                return Ok(());
+            }
+        } else {
+            let hashes = workspaces::token_hashes(&self.env, deleted.id).await?;
+            for hash in &hashes {
+                login_tokens::delete(&self.env, &deleted.slug, hash).await?;
+            }
+        }
+        workspaces::purge_some(&self.env, deleted.id).await
     }
 }

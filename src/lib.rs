@@ -40,11 +40,9 @@ async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<R
     };
     let reply = outcome.unwrap_or_else(|error| {
         let reply = Reply::refusal(&error, &call.id);
-        match error.kind {
-            Kind::Unauthenticated => reply.header("WWW-Authenticate", "token realm=\"farhand\""),
-            Kind::MethodNotAllowed => {
-                reply.header("Allow", routes::find(&call.path).map(|(r, _)| r.allow()).unwrap_or_default())
-            }
+        match (error.kind, routes::find(&call.path)) {
+            (Kind::Unauthenticated, Some((route, _))) => reply.header("WWW-Authenticate", challenge(route.access)),
+            (Kind::MethodNotAllowed, Some((route, _))) => reply.header("Allow", route.allow()),
             _ => reply,
         }
     });
@@ -89,6 +87,15 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
     }
 }
 
+/// What a request without a credential is asked for.
+fn challenge(access: Access) -> &'static str {
+    match access {
+        Access::Operator => "Bearer realm=\"farhand operator\"",
+        Access::Agent => "id realm=\"farhand agent\"",
+        Access::Open | Access::User | Access::UserOrAgent => "token realm=\"farhand\"",
+    }
+}
+
 /// The path with the slash that it lacks; every path but `/healthz` ends with one.
 fn with_slash(call: &Call) -> Option<String> {
     (!call.path.ends_with('/') && call.path != "/healthz").then(|| format!("{}/", call.path))
@@ -116,7 +123,8 @@ async fn workspace_missing(call: &Call) -> Option<Error> {
 
 /// Lets pages of the web console's origin read the answer, and no others (contract 3).
 fn with_cors(call: &Call, reply: Reply) -> Reply {
-    let Some(origin) = call.header("Origin") else { return reply };
+    let is_operator = call.path.starts_with("/operator/");
+    let Some(origin) = call.header("Origin").filter(|_| !is_operator) else { return reply };
     let web_client = if call.config.web_client_url.is_empty() { &call.origin } else { &call.config.web_client_url };
     let reply = reply.header("Vary", "Origin");
     if !cors::allows(web_client, &origin) {

@@ -2,7 +2,7 @@
 
 use farhand_domain::command::Command;
 use farhand_domain::error::{Code, Error, Kind};
-use farhand_domain::wire::{Chunk, Fin};
+use farhand_domain::wire::{Chunk, Fin, HostFacts};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -100,8 +100,8 @@ pub enum Report {
     },
     /// What it and its host are.
     Facts {
-        /// As sent: agents of several versions send several forms.
-        facts: Box<Value>,
+        /// As far as they are of use.
+        facts: HostFacts,
     },
 }
 
@@ -116,7 +116,7 @@ pub enum Answer {
     NotFound,
     /// No agent is connected, and nothing was stored.
     NotConnected,
-    /// It could not be done, and nothing was stored.
+    /// It could not be done. A command that was not handed over yet is withdrawn.
     Failed(String),
 }
 

@@ -1,6 +1,7 @@
 //! A request as the handlers see it.
 
 use std::cell::Cell;
+use std::fmt::Display;
 
 use farhand_domain::authorization::{self, AgentCredential};
 use farhand_domain::error::{Error, Kind, NON_FIELD};
@@ -11,6 +12,7 @@ use farhand_domain::page::Query;
 use farhand_domain::secret::Secret;
 use farhand_domain::time::Timestamp;
 use futures_util::StreamExt;
+use serde::de::DeserializeOwned;
 use uuid::Uuid;
 use worker::{Context, Env, Headers, Method, Request, RequestInit};
 
@@ -221,13 +223,48 @@ impl Call {
         Fields::from_json(&body)
     }
 
+    /// The fields of a user's JSON body, for whoever sends a token of the right form at all; the body of another one is
+    /// not parsed.
+    ///
+    /// # Errors
+    /// The outer ones are of the Authorization header, the inner ones those of [`Call::fields`].
+    pub async fn fields_of_user(&mut self) -> Result<Result<Fields, Error>, Error> {
+        if let Err(error) = self.user_token() {
+            self.discard().await;
+            return Err(error);
+        }
+        Ok(self.fields().await)
+    }
+
+    /// Takes the body in and drops it, so that a client that is still sending sees the refusal.
+    pub async fn discard(&mut self) {
+        // That it is too large or cut off does not matter any more.
+        self.body(0).await.ok();
+    }
+
+    /// Tells whether the body is, or may be, so large that only a known caller's is read.
+    pub fn has_large_body(&self) -> bool {
+        let length = self.header("Content-Length").and_then(|length| length.parse::<usize>().ok());
+        length.map_or_else(|| self.header("Transfer-Encoding").is_some(), |length| length > MAX_BODY)
+    }
+
     /// The JSON body of an agent's report.
     ///
     /// # Errors
     /// Too large, another media type, or not of the form.
-    pub async fn report<T: serde::de::DeserializeOwned>(&mut self) -> Result<T, Error> {
+    pub async fn report<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
+        self.report_with(|body| serde_json::from_str(body)).await
+    }
+
+    /// The JSON body of an agent's report, read in a way of its own.
+    ///
+    /// # Errors
+    /// Too large, another media type, or not of the form.
+    pub async fn report_with<T>(&mut self, read: impl FnOnce(&str) -> serde_json::Result<T>) -> Result<T, Error> {
         let body = self.json_body(MAX_REPORT).await?;
-        serde_json::from_slice(&body).map_err(|error| Error::field(NON_FIELD, format!("JSON parse error: {error}")))
+        let malformed = |error: &dyn Display| Error::field(NON_FIELD, format!("JSON parse error: {error}"));
+        let body = std::str::from_utf8(&body).map_err(|error| malformed(&error))?;
+        read(body).map_err(|error| malformed(&error))
     }
 
     /// Takes in a body that nobody will look at.

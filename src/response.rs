@@ -99,11 +99,10 @@ impl Reply {
 
     /// Makes the platform's response. `without_body` is for HEAD.
     pub fn into_response(self, request_id: &str, without_body: bool) -> worker::Result<Response> {
-        let text = match self.body {
-            // The handshake's headers are the runtime's.
-            Body::WebSocket(socket) => return Response::from_websocket(socket),
-            Body::Empty => None,
-            Body::Json(text) => Some(text),
+        let (text, socket) = match self.body {
+            Body::WebSocket(socket) => (None, Some(socket)),
+            Body::Empty => (None, None),
+            Body::Json(text) => (Some(text), None),
         };
         let headers = Headers::new();
         headers.set("X-Request-Id", request_id)?;
@@ -116,6 +115,9 @@ impl Reply {
             headers.set(name, value)?;
         }
         let builder = Response::builder().with_status(self.status).with_headers(headers);
+        if let Some(socket) = socket {
+            return Ok(builder.with_websocket(socket).empty());
+        }
         Ok(match text.filter(|_| !without_body) {
             Some(text) => builder.fixed(text.into_bytes()),
             None => builder.empty(),

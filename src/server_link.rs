@@ -42,6 +42,12 @@ const PONG_WITHIN: i64 = 60;
 const SEEN_EVERY: i64 = 300;
 /// How many commands go to D1, or are looked at, in one go.
 const BATCH: u32 = 20;
+/// When an alarm that failed is tried again, in seconds.
+const AFTER_FAILURE: u64 = 60;
+/// After how many failures in a row D1 is told of each thing alone, so that one that it refuses holds no other up.
+const TOGETHER: u32 = 3;
+/// How long a request may be recording a command before it is taken for dead, in seconds.
+const ABANDONED: i64 = 120;
 /// The slowest that a failing flush is tried again, in seconds.
 const SLOWEST_RETRY: i64 = 60;
 
@@ -80,6 +86,16 @@ struct Known {
     server: Uuid,
     name: String,
     key_hash: String,
+}
+
+/// Something that D1 lacks.
+enum Lacking {
+    /// The latest of a command.
+    Change(Held),
+    /// That a command was withdrawn.
+    Removal(Held),
+    /// What is known of the host, by its revision.
+    Facts(i64),
 }
 
 /// What a socket carries through hibernation.
@@ -131,7 +147,11 @@ impl DurableObject for ServerLink {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        self.wake_up().await?;
+        // The runtime gives an alarm up that fails again and again; what is due would then wait for somebody to call.
+        if let Err(error) = self.wake_up().await {
+            console_error!("server {:?}: the alarm failed: {error}", self.state.id().name());
+            self.state.storage().set_alarm(Duration::from_secs(AFTER_FAILURE)).await?;
+        }
         Response::empty()
     }
 
@@ -396,10 +416,10 @@ impl ServerLink {
         let tables = self.tables();
         let Some(mut held) = tables.command(id)? else { return Ok(None) };
         let undelivered = held.clone();
-        held.phase = Phase::Accepted;
-        if !held.life.deliver(now()) {
+        if held.phase != Phase::Recording || !held.life.deliver(now()) {
             return Ok(None);
         }
+        held.phase = Phase::Accepted;
         tables.save(&held)?;
         let message = ToAgent::Command { command: Box::new(held.command.order()) };
         if socket.send_with_str(serde_json::to_string(&message)?).is_err() {
@@ -418,12 +438,13 @@ impl ServerLink {
             return Ok(());
         }
         let tables = self.tables();
-        if let Some(mut held) = tables.command(id)?.filter(|held| held.life.state() == Life::Waiting) {
-            held.phase = Phase::Withdrawing;
-            tables.save(&held)?;
-            self.flush_soon()?;
-            self.arm().await?;
-        }
+        // One that was handed over stays, whatever failed after that.
+        let waiting = tables.command(id)?.filter(|held| held.life.state() == Life::Waiting);
+        let Some(mut held) = waiting else { return Ok(()) };
+        held.phase = Phase::Withdrawing;
+        tables.save(&held)?;
+        self.flush_soon()?;
+        self.arm().await?;
         if d1::send(&self.env, vec![d1::delete_command(workspace_id, id)]).await.is_ok() && self.is_used()? {
             tables.delete_command(id)?;
         }
@@ -464,6 +485,8 @@ impl ServerLink {
     async fn agent(&self, call: AgentCall) -> worker::Result<Answer> {
         let AgentCall { identity, report } = call;
         let Some(known) = self.authenticate(&identity).await? else { return Ok(Answer::InvalidAgent) };
+        // Notices a connection that the runtime lost.
+        self.open_socket()?;
         self.seen()?;
         let answer = match report {
             Report::Whoami => self.whoami(&known)?,
@@ -472,7 +495,10 @@ impl ServerLink {
             Report::Chunk { command, chunk } => match self.tables().command(command)? {
                 None => Answer::NotFound,
                 Some(held) => {
-                    if held.life.delivered_at.is_some() && self.tables().add_chunk(&held, chunk.seq, &chunk.content)? {
+                    let is_new = held.life.delivered_at.is_some()
+                        && self.tables().add_chunk(&held, chunk.seq, &chunk.content)?;
+                    // Until the end D1 need not know how much output there is: who reads the command asks here.
+                    if is_new && held.life.outcome().is_some() {
                         self.flush_soon()?;
                     }
                     Answer::Done(Value::Null)
@@ -484,7 +510,7 @@ impl ServerLink {
                 answer
             }
             Report::Facts { facts } => {
-                self.change_facts(|known| known.learn(&facts))?;
+                self.change_facts(|known| known.learn(facts))?;
                 Answer::Done(Value::Null)
             }
         };
@@ -544,10 +570,11 @@ impl ServerLink {
 
     fn look_at_due_commands(&self, now: Timestamp) -> worker::Result<()> {
         let tables = self.tables();
+        let mut is_silent = false;
         for mut held in tables.due_commands(now, BATCH)? {
             let id = held.command.id;
             match held.phase {
-                Phase::Recording if self.recording.borrow().contains(&id) => {
+                Phase::Recording if self.is_recording(&held, now) => {
                     tables.postpone(id, now.plus_seconds(RECORD_WITHIN))?;
                     continue;
                 }
@@ -555,10 +582,7 @@ impl ServerLink {
                 Phase::Recording => held.phase = Phase::Withdrawing,
                 Phase::Withdrawing => {}
                 Phase::Accepted => {
-                    // An agent that took a command and says nothing may be gone.
-                    if held.life.state() == Life::Sent {
-                        self.ping(now)?;
-                    }
+                    is_silent |= held.life.state() == Life::Sent;
                     held.life.give_up_if_overdue(now);
                 }
             }
@@ -568,50 +592,79 @@ impl ServerLink {
             }
             self.flush_soon()?;
         }
+        // An agent that took a command and says nothing may be gone.
+        if is_silent && tables.wake(wake::PONG)?.is_none() {
+            self.ping(now)?;
+        }
         Ok(())
+    }
+
+    /// Tells whether a request is still recording a command.
+    fn is_recording(&self, held: &Held, now: Timestamp) -> bool {
+        let mut recording = self.recording.borrow_mut();
+        if held.life.added_at.plus_seconds(ABANDONED) <= now {
+            recording.remove(&held.command.id);
+        }
+        recording.contains(&held.command.id)
     }
 
     /// Tells D1 what it lacks, all in one round trip. A failure is tried again later, slower each time.
     async fn flush(&self) -> worker::Result<()> {
         let tables = self.tables();
-        let unflushed = tables.unflushed_commands(BATCH)?;
         let facts = self.facts()?;
-        let (withdrawn, changed): (Vec<_>, Vec<_>) =
-            unflushed.into_iter().partition(|held| held.phase == Phase::Withdrawing);
-        let mut updates = Vec::new();
-        for held in &changed {
-            updates.push(d1::update_command(held, &tables.output(held)?));
+        let mut lacking = Vec::new();
+        for held in tables.unflushed_commands(BATCH)? {
+            lacking.push(match held.phase {
+                Phase::Withdrawing => (d1::delete_command(held.workspace_id, held.command.id), Lacking::Removal(held)),
+                _ => (d1::update_command(&held, &tables.output(&held)?), Lacking::Change(held)),
+            });
         }
         if let Some(known) = tables.fact::<Known>(fact::KNOWN)?
             && facts.revision > facts.flushed
         {
-            updates.push(d1::update_server(known.workspace_id, known.server, &facts));
+            let update = d1::update_server(known.workspace_id, known.server, &facts);
+            lacking.push((update, Lacking::Facts(facts.revision)));
         }
-        updates.extend(withdrawn.iter().map(|held| d1::delete_command(held.workspace_id, held.command.id)));
-
-        let sent = d1::send(&self.env, updates).await;
-        if !self.is_used()? {
-            return Ok(());
+        let failures = tables.fact::<u32>(fact::FAILURES)?.unwrap_or(0);
+        let groups: Vec<Vec<_>> =
+            if failures < TOGETHER { vec![lacking] } else { lacking.into_iter().map(|one| vec![one]).collect() };
+        let mut failure = None;
+        for group in groups {
+            let (statements, told): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+            let sent = d1::send(&self.env, statements).await;
+            // Meanwhile the object may have been wiped.
+            if !self.is_used()? {
+                return Ok(());
+            }
+            match sent {
+                Ok(()) => told.iter().try_for_each(|lacking| self.d1_knows(lacking))?,
+                Err(error) => failure = Some(error),
+            }
         }
-        if let Err(error) = sent {
-            let failures = tables.fact::<u32>(fact::FAILURES)?.unwrap_or(0) + 1;
-            console_error!("server {:?}: D1 was not told, try {failures}: {error}", self.state.id().name());
-            tables.set_fact(fact::FAILURES, &failures)?;
-            let delay = (1 << failures.min(6)).min(SLOWEST_RETRY);
+        if let Some(error) = failure {
+            console_error!("server {:?}: D1 was not told, try {}: {error}", self.state.id().name(), failures + 1);
+            tables.set_fact(fact::FAILURES, &(failures + 1))?;
+            let delay = (1 << (failures + 1).min(6)).min(SLOWEST_RETRY);
             return tables.set_wake(wake::FLUSH, Some(now().plus_seconds(delay)));
         }
-        for held in &changed {
-            tables.mark_flushed(held)?;
-        }
-        for held in &withdrawn {
-            tables.delete_command(held.command.id)?;
-        }
-        let mut latest = self.facts()?;
-        latest.flushed = facts.revision;
-        tables.set_fact(fact::SERVER, &latest)?;
         tables.set_fact(fact::FAILURES, &0)?;
-        let more = latest.revision > latest.flushed || !tables.unflushed_commands(1)?.is_empty();
+        let facts = self.facts()?;
+        let more = facts.revision > facts.flushed || !tables.unflushed_commands(1)?.is_empty();
         tables.set_wake(wake::FLUSH, more.then(now))
+    }
+
+    /// Notes what D1 was told.
+    fn d1_knows(&self, lacking: &Lacking) -> worker::Result<()> {
+        let tables = self.tables();
+        match lacking {
+            Lacking::Change(held) => tables.mark_flushed(held),
+            Lacking::Removal(held) => tables.delete_command(held.command.id),
+            Lacking::Facts(revision) => {
+                let mut facts = self.facts()?;
+                facts.flushed = *revision;
+                tables.set_fact(fact::SERVER, &facts)
+            }
+        }
     }
 
     /// Forgets everything: the server is gone, and its agent with it.

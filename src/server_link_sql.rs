@@ -308,19 +308,42 @@ impl Tables {
             }
             (rest, piece) = (after, piece + 1);
         }
-        let sql = "UPDATE commands SET chunk_bytes = chunk_bytes + ?2, revision = revision + 1 WHERE id = ?1";
-        self.exec(sql, vec![text(id), integer(length)])?;
+        let is_over = u64::from(held.life.outcome().is_some());
+        let sql = "UPDATE commands SET chunk_bytes = chunk_bytes + ?2, revision = revision + ?3 WHERE id = ?1";
+        self.exec(sql, vec![text(id), integer(length), integer(is_over)])?;
         Ok(true)
     }
 
-    fn chunks_text(&self, id: Uuid) -> Result<String> {
+    /// The chunks of a command from one end, until there are as many bytes as a result holds. The flag tells whether that
+    /// was all.
+    fn chunks_from(&self, id: Uuid, order: &str) -> Result<(Vec<String>, bool)> {
         #[derive(Deserialize)]
         struct Row {
             content: String,
         }
-        let rows: Vec<Row> =
-            self.rows("SELECT content FROM chunks WHERE command = ? ORDER BY seq, piece", vec![text(id)])?;
-        Ok(rows.into_iter().map(|row| row.content).collect())
+        let sql = format!("SELECT content FROM chunks WHERE command = ? ORDER BY seq {order}, piece {order}");
+        let (mut chunks, mut length) = (Vec::new(), 0);
+        for row in self.0.exec(&sql, vec![text(id)])?.next::<Row>() {
+            if length > output::MAX_RESULT {
+                return Ok((chunks, false));
+            }
+            let Row { content } = row?;
+            length += content.len();
+            chunks.push(content);
+        }
+        Ok((chunks, true))
+    }
+
+    /// A result made of the chunks of a command. Output can be far larger than a result: only its two ends are read.
+    fn result_of_chunks(&self, held: &Held) -> Result<(String, bool)> {
+        let (head, is_all) = self.chunks_from(held.command.id, "ASC")?;
+        if is_all {
+            return Ok(output::result(&head.concat()));
+        }
+        let (mut tail, _) = self.chunks_from(held.command.id, "DESC")?;
+        tail.reverse();
+        let length = usize::try_from(held.chunk_bytes).unwrap_or(usize::MAX);
+        Ok((output::result_of_ends(&head.concat(), &tail.concat(), length), true))
     }
 
     /// What is known of a command's output: the agent's result, or one made of the chunks where it sent none.
@@ -332,7 +355,7 @@ impl Tables {
         let larger_than_kept = bytes > output::MAX_RESULT as u64;
         let (result, cut) = match &held.result {
             Some(result) if !result.is_empty() || held.chunk_bytes == 0 => (result.clone(), held.result_cut),
-            _ => output::result(&self.chunks_text(held.command.id)?),
+            _ => self.result_of_chunks(held)?,
         };
         Ok(Output { result: Some(result), truncated: cut || larger_than_kept, bytes })
     }

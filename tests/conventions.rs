@@ -168,6 +168,13 @@ async fn bodies_over_a_mebibyte_are_413() {
     post(&workspace.admin, streamed).await.expect_detail(413, None);
     // Who is calling comes first.
     post(&workspace.anonymous, body((1 << 20) + 1).into()).await.expect_detail(401, None);
+    let stranger = workspace.anonymous.with("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"x\"");
+    let nobody = [(workspace.anonymous.clone(), 401), (stranger, 403), (workspace.admin.clone(), 403)];
+    for (api, status) in nobody {
+        let report = api.request("PUT", "/api/servers/servers/-/commit/").header("Content-Type", "application/json");
+        let reply = api.send(report.body("[".repeat(17 << 20))).await;
+        assert_eq!(reply.status, status, "{}", reply.text);
+    }
     workspace.admin.get("/api/status/").await.expect(200);
 }
 

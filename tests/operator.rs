@@ -1,5 +1,7 @@
 //! Contract 2: the operator API.
 
+use std::time::Duration;
+
 use farhand_tests::agents::{ScriptedAgent, credential, dial};
 use farhand_tests::client::{PASSWORD, new_workspace, unique};
 use farhand_tests::{Api, Instance, Workspace, eventually};
@@ -164,6 +166,17 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
         }
         workspace.session().get("/api/status/").await.expect(200);
     }
+    // More rows than one step of the purge takes.
+    let gone_id = "(SELECT id FROM workspaces WHERE slug = 'gone')";
+    let many = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900)";
+    instance
+        .d1(&format!(
+            "{many} INSERT INTO sessions SELECT 'x' || i, {gone_id}, 0, 'hash' || i, '', '', '', '', '' FROM n;
+             {many} INSERT INTO commands (id, workspace_id, server_id, server_name, shell, line, username, groupname, timeout,
+                added_at, scheduled_at, expires_at, state, status_message)
+             SELECT 'x' || i, {gone_id}, 'x' || (i % 10), '', '', '', '', '', 1, '', '', '', 'success', '' FROM n"
+        ))
+        .await;
     instance.operator().call("DELETE", &format!("{PATH}gone/")).await.expect(204);
     let left = async || {
         let tables = ["workspaces", "users", "sessions", "api_tokens", "servers", "commands", "command_counts"];
@@ -175,4 +188,33 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
     assert!(instance.kv_entries("gone").await.is_empty());
     assert_eq!(instance.kv_entries("kept").await.len(), 1);
     assert_eq!(kept.admin.get("/api/events/commands/").await.expect(200)["count"], 3);
+}
+
+#[tokio::test]
+async fn a_deletion_that_is_cut_off_goes_on_after_a_restart() {
+    let (mut instance, state) = Instance::new().await;
+    // Cut off at once, in the middle, and just after the answer.
+    for (number, delay) in [0, 4, 30].into_iter().enumerate() {
+        let slug = format!("gone{number}");
+        let workspace = Workspace::made_by(&instance.operator(), &slug).await;
+        let server = workspace.server("web-1").await;
+        let _agent = ScriptedAgent::connect(&workspace, &server).await;
+        let operator = instance.operator();
+        let request = operator.request("DELETE", &format!("{PATH}{slug}/"));
+        let deletion = tokio::spawn(async move { request.send().await.map(drop) });
+        tokio::time::sleep(Duration::from_millis(delay)).await;
+        instance.kill().await;
+        // Answered or not, it was sent.
+        deletion.await.unwrap().ok();
+        instance = Instance::restart(state.path()).await;
+        // It came through or it did not; asking again is fine either way.
+        let again = instance.operator().call("DELETE", &format!("{PATH}{slug}/")).await;
+        assert!([204, 404].contains(&again.status), "{}", again.text);
+        workspace.admin.on(&instance.url).get("/api/status/").await.expect_detail(404, None);
+    }
+    eventually("the purges", || async {
+        let left = instance.d1("SELECT (SELECT count(*) FROM workspaces) + (SELECT count(*) FROM servers) AS n").await;
+        (left[0]["n"] == 0).then_some(())
+    })
+    .await;
 }

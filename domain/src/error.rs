@@ -21,8 +21,6 @@ pub enum Code {
     CommandNotFound,
     /// The command's server has no agent connected (spec.md).
     ServerNotConnected,
-    /// The token's access control list does not allow the request (spec.md).
-    ApiTokenAclNotAllowed,
     /// The credential is not alive: unknown, expired, disabled, revoked, of another workspace; all alike.
     InvalidToken,
     /// The Authorization header does not have the form that the endpoint takes.
@@ -38,7 +36,6 @@ impl Code {
             Self::InvalidCommand => "INVALID_COMMAND",
             Self::CommandNotFound => "COMMAND_NOT_FOUND",
             Self::ServerNotConnected => "SERVER_NOT_CONNECTED",
-            Self::ApiTokenAclNotAllowed => "API_TOKEN_ACL_NOT_ALLOWED",
             Self::InvalidToken => "INVALID_TOKEN",
             Self::InvalidAuthorization => "INVALID_AUTHORIZATION",
             Self::PermissionDenied => "PERMISSION_DENIED",

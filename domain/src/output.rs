@@ -10,15 +10,18 @@ pub const MAX_KEPT: u64 = 16 * 1024 * 1024;
 /// What is kept of `text` as a result: all of it, or its head and tail around a line that tells of the cut. The flag
 /// tells whether it was cut.
 pub fn result(text: &str) -> (String, bool) {
-    if text.len() <= MAX_RESULT {
-        return (text.to_owned(), false);
-    }
+    if text.len() <= MAX_RESULT { (text.to_owned(), false) } else { (result_of_ends(text, text, text.len()), true) }
+}
+
+/// The result of output of `length` bytes, more than a result holds, of which a beginning and an end are at hand. Each is
+/// as long as a result, or longer.
+pub fn result_of_ends(beginning: &str, end: &str, length: usize) -> String {
     // The number in the marker is not known before the cut is; this leaves room for any.
     let half = (MAX_RESULT - 64) / 2;
-    let head = &text[..text.floor_char_boundary(half)];
-    let tail = &text[text.ceil_char_boundary(text.len() - half)..];
-    let cut = text.len() - head.len() - tail.len();
-    (format!("{head}\n[... {cut} bytes cut ...]\n{tail}"), true)
+    let head = &beginning[..beginning.floor_char_boundary(half)];
+    let tail = &end[end.ceil_char_boundary(end.len().saturating_sub(half))..];
+    let cut = length.saturating_sub(head.len() + tail.len());
+    format!("{head}\n[... {cut} bytes cut ...]\n{tail}")
 }
 
 /// The beginning of a result, as long as a list shows it; `None` where the list shows all of it.

@@ -121,8 +121,17 @@ pub fn verify(password: &str, stored: Option<&str>, rounds: u32) -> Option<Verif
         std::hint::black_box(hash(password, [0; 16], rounds));
         return None;
     };
-    Pbkdf2::SHA256.verify_password(password.as_bytes(), &parsed).ok()?;
     let stored_rounds = Params::try_from(&parsed).map(Params::rounds).ok()?;
+    if Pbkdf2::SHA256.verify_password(password.as_bytes(), &parsed).is_err() {
+        // A hash of fewer rounds must not tell an account that exists from one that does not.
+        let missing = params(rounds).rounds().saturating_sub(stored_rounds);
+        if missing > 0 {
+            let mut work = [0; 32];
+            pbkdf2::pbkdf2_hmac::<sha2::Sha256>(password.as_bytes(), &[0; 16], missing, &mut work);
+            std::hint::black_box(work);
+        }
+        return None;
+    }
     Some(Verified { outdated: stored_rounds < params(rounds).rounds() })
 }
 
@@ -188,6 +197,7 @@ mod tests {
         assert_eq!(verify("secret words", Some(&stored), 100_000), Some(Verified { outdated: false }));
         assert_eq!(verify("secret words", Some(&stored), 100_001), Some(Verified { outdated: true }));
         assert_eq!(verify("secret word", Some(&stored), 100_000), None);
+        assert_eq!(verify("secret word", Some(&stored), 100_001), None);
         assert_eq!(verify("", Some(""), 100_000), None);
         assert_eq!(verify("", None, 100_000), None);
     }

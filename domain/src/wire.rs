@@ -1,6 +1,9 @@
 //! The messages between the service and an agent (agent-protocol 3 and 4), shared by both.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -85,6 +88,63 @@ pub struct Fin {
     pub exit_code: Option<i64>,
 }
 
+/// What an agent tells of itself and its host: the body of `PUT …/commit/` and `PATCH …/sync/` (agent-protocol 2), as far
+/// as it is of use.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct HostFacts {
+    /// The agent's version.
+    pub version: Option<String>,
+    /// The load average.
+    pub load: Option<f64>,
+    /// The family of the host's system, such as `debian`.
+    pub platform: Option<String>,
+    /// The name of the host's system.
+    pub os_name: Option<String>,
+    /// Its version.
+    pub os_version: Option<String>,
+    /// Processors, as the system counts them.
+    pub cpu_logical_cores: Option<i64>,
+    /// Bytes.
+    pub physical_memory: Option<i64>,
+}
+
+/// The most characters of a text in [`HostFacts`].
+const MAX_FACT: usize = 200;
+
+/// An object's members by name, as text, so that what is of no use costs no more than its length.
+type Members<'a> = BTreeMap<String, &'a RawValue>;
+
+/// A member of the type that is wanted; one of another type is as good as none, as agents differ.
+fn member<'a, T: Deserialize<'a>>(members: &Members<'a>, name: &str) -> Option<T> {
+    serde_json::from_str(members.get(name)?.get()).ok()
+}
+
+impl HostFacts {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// It is not a JSON object.
+    pub fn read(body: &str) -> Result<Self, serde_json::Error> {
+        let told: Members<'_> = serde_json::from_str(body)?;
+        let info: Members<'_> = member(&told, "info").unwrap_or_default();
+        let os: Members<'_> = member(&told, "os").unwrap_or_default();
+        let text = |members: &Members<'_>, name: &str| {
+            let text: String = member(members, name)?;
+            Some(text.replace('\0', "").chars().take(MAX_FACT).collect())
+        };
+        let count = |name: &str| member::<i64>(&info, name).filter(|number| (0..=1 << 53).contains(number));
+        Ok(Self {
+            version: text(&told, "version"),
+            load: member(&told, "load"),
+            platform: text(&os, "platform_like").or_else(|| text(&os, "platform")),
+            os_name: text(&os, "name"),
+            os_version: text(&os, "version"),
+            cpu_logical_cores: count("cpu_logical_cores"),
+            physical_memory: count("physical_memory"),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,5 +181,19 @@ mod tests {
     fn older_agents_leave_fields_out() {
         let fin: Fin = serde_json::from_str(r#"{"success":true,"result":"x","elapsed_time":0.1}"#).unwrap();
         assert_eq!((fin.exit_code, fin.elapsed_time), (None, Some(0.1)));
+    }
+
+    #[test]
+    fn facts_of_another_form_are_left_out() {
+        let odd = r#"{"version":7,"load":"high","info":[1],"os":{"name":"x\u0000y","version":null},"more":{"a":[]}}"#;
+        let facts = HostFacts::read(odd).unwrap();
+        assert_eq!(facts, HostFacts { os_name: Some("xy".into()), ..HostFacts::default() });
+        let usual = r#"{"version":"2.1.0","load":0.5,"info":{"cpu_logical_cores":4,"physical_memory":-1},"os":{"platform":"ubuntu","platform_like":"debian"}}"#;
+        let facts = HostFacts::read(usual).unwrap();
+        assert_eq!(
+            (facts.platform.as_deref(), facts.cpu_logical_cores, facts.physical_memory),
+            (Some("debian"), Some(4), None)
+        );
+        assert!(HostFacts::read("[]").is_err() && HostFacts::read("{").is_err());
     }
 }

@@ -4,7 +4,8 @@
 use farhand_domain::error::Error;
 use farhand_domain::id;
 use farhand_domain::secret::Purpose;
-use farhand_domain::wire::{Chunk, Fin};
+use farhand_domain::wire::{Chunk, Fin, HostFacts};
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use worker::Response;
 
@@ -14,7 +15,7 @@ use crate::request::Call;
 use crate::response::Reply;
 
 /// Reads the agent's id and key.
-fn identity(call: &Call) -> Result<Identity, Error> {
+fn read_identity(call: &Call) -> Result<Identity, Error> {
     let credential = call.agent_credential()?;
     Ok(Identity {
         workspace: call.workspace()?.to_owned(),
@@ -24,20 +25,38 @@ fn identity(call: &Call) -> Result<Identity, Error> {
     })
 }
 
+/// Reads the agent's id and key before its body. A large body is taken from an agent only whose key is right.
+async fn identity(call: &mut Call) -> Result<Identity, Error> {
+    let identity = match read_identity(call) {
+        Ok(identity) if call.has_large_body() => tell(call, identity.clone(), Report::Seen).await.map(|_| identity),
+        other => other,
+    };
+    if identity.is_err() {
+        call.discard().await;
+    }
+    identity
+}
+
+/// Tells the agent's object something.
+async fn tell(call: &Call, identity: Identity, report: Report) -> Result<Value, Error> {
+    let server = identity.server;
+    link_calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report })).await
+}
+
 /// Passes a report on to the agent's object. A report that could not be read is refused after the key was checked.
 async fn report(call: &Call, identity: Identity, report: Result<Report, Error>) -> Result<Value, Error> {
-    let server = identity.server;
-    let (report, error) = match report {
-        Ok(report) => (report, None),
-        Err(error) => (Report::Seen, Some(error)),
-    };
-    let answer = link_calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report })).await?;
-    error.map_or(Ok(answer), Err)
+    match report {
+        Ok(report) => tell(call, identity, report).await,
+        Err(error) => {
+            tell(call, identity, Report::Seen).await?;
+            Err(error)
+        }
+    }
 }
 
 /// `GET /api/servers/servers/-/`: the first call of an agent.
 pub async fn own_server(call: &Call) -> Result<Reply, Error> {
-    let identity = identity(call)?;
+    let identity = read_identity(call)?;
     // An agent may ask for no other server than its own.
     let own = call.parameter("id") == "-" || id::parse(call.parameter("id")) == Some(identity.server);
     let answer = report(call, identity, if own { Ok(Report::Whoami) } else { Err(Error::not_found()) }).await?;
@@ -51,58 +70,66 @@ fn command(call: &Call) -> Result<uuid::Uuid, Error> {
 
 /// `POST /api/events/commands/<id>/ack/`.
 pub async fn ack(call: &mut Call) -> Result<Reply, Error> {
+    let identity = identity(call).await?;
     let body = call.discard_report().await;
     let ack = body.and_then(|()| Ok(Report::Ack { command: command(call)? }));
-    report(call, identity(call)?, ack).await?;
+    report(call, identity, ack).await?;
     Ok(Reply::no_content())
 }
 
 /// `POST /api/events/commands/<id>/chunk/`.
 pub async fn chunk(call: &mut Call) -> Result<Reply, Error> {
+    let identity = identity(call).await?;
     let body = call.report::<Chunk>().await;
     let chunk = body.and_then(|chunk| Ok(Report::Chunk { command: command(call)?, chunk }));
-    report(call, identity(call)?, chunk).await?;
+    report(call, identity, chunk).await?;
     Ok(Reply::no_content())
 }
 
 /// `POST /api/events/commands/<id>/fin/`.
 pub async fn fin(call: &mut Call) -> Result<Reply, Error> {
+    let identity = identity(call).await?;
     let body = call.report::<Fin>().await;
     let fin = body.and_then(|fin| Ok(Report::Fin { command: command(call)?, fin }));
-    report(call, identity(call)?, fin).await?;
+    report(call, identity, fin).await?;
     Ok(Reply::no_content())
 }
 
 /// `PUT /api/servers/servers/-/commit/` and `PATCH /api/servers/servers/-/sync/`.
 pub async fn facts(call: &mut Call) -> Result<Reply, Error> {
-    let body = call.report().await;
-    report(call, identity(call)?, body.map(|facts| Report::Facts { facts: Box::new(facts) })).await?;
+    let identity = identity(call).await?;
+    let facts = call.report_with(HostFacts::read).await;
+    report(call, identity, facts.map(|facts| Report::Facts { facts })).await?;
     Reply::ok(&json!({}))
 }
 
 /// `POST /api/servers/servers/-/sync-check/`: of all that an agent could send, `info` and `os` are of use.
 pub async fn sync_check(call: &mut Call) -> Result<Reply, Error> {
-    let body = call.report::<Value>().await;
-    report(call, identity(call)?, body.map(|_| Report::Seen)).await?;
+    let identity = identity(call).await?;
+    let body = call.report::<IgnoredAny>().await;
+    report(call, identity, body.map(|_| Report::Seen)).await?;
     Reply::ok(&json!({"sync_required": ["info", "os"]}))
 }
 
 /// Heartbeats, events, and reports that the service has no use for: all that is kept is that the agent was there.
 pub async fn seen(call: &mut Call) -> Result<Reply, Error> {
+    let identity = identity(call).await?;
     let body = call.discard_report().await;
-    report(call, identity(call)?, body.map(|()| Report::Seen)).await?;
+    // An agent that is told that it was unregistered believes it.
+    let served = if call.parameter("rest") == "unregister/" { Err(Error::not_found()) } else { Ok(Report::Seen) };
+    report(call, identity, body.and(served)).await?;
     Ok(Reply::no_content())
 }
 
 /// `GET /api/metrics/config/`: makes the agent send a heartbeat every five minutes.
 pub async fn metrics_config(call: &Call) -> Result<Reply, Error> {
-    report(call, identity(call)?, Ok(Report::Seen)).await?;
+    tell(call, read_identity(call)?, Report::Seen).await?;
     Reply::ok(&json!([{"type": "status", "interval": 300}]))
 }
 
 /// `GET /api/proc/<category>/…sync/`: older agents want something to compare with, and crash on a 404.
 pub async fn proc_sync(call: &Call) -> Result<Reply, Error> {
-    report(call, identity(call)?, Ok(Report::Seen)).await?;
+    tell(call, read_identity(call)?, Report::Seen).await?;
     let rest = call.parameter("rest");
     if !rest.ends_with("sync/") {
         return Err(Error::not_found());
@@ -113,16 +140,16 @@ pub async fn proc_sync(call: &Call) -> Result<Reply, Error> {
 
 /// A question that the service has no answer to.
 pub async fn unknown(call: &Call) -> Result<Reply, Error> {
-    report(call, identity(call)?, Ok(Report::Seen)).await?;
+    tell(call, read_identity(call)?, Report::Seen).await?;
     Err(Error::not_found())
 }
 
 /// `GET /ws/servers/backhaul/` and `/ws/servers/control/`: the object takes the WebSocket.
 pub async fn web_socket(call: &Call, path: &str) -> Result<Reply, Error> {
-    let identity = identity(call)?;
+    let identity = read_identity(call)?;
     if !call.header("Upgrade").is_some_and(|value| value.eq_ignore_ascii_case("websocket")) {
         // The key is checked first, as everywhere.
-        report(call, identity, Ok(Report::Seen)).await?;
+        tell(call, identity, Report::Seen).await?;
         return Err(Error::field(farhand_domain::error::NON_FIELD, "Connect with a WebSocket."));
     }
     let response: Response = link_calls::connect(call, &identity, path).await?;

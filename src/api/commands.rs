@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use farhand_domain::command::{self, Command, NewCommand, Requester, Shell};
-use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::page::parameter;
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
@@ -25,6 +25,10 @@ const MAX_WAIT: u32 = 60;
 /// For how long after its end a command's object is still asked: late chunks may change what it says of the output.
 const SETTLES_WITHIN: i64 = 10;
 
+/// The list's parameters that are not served yet.
+const UNSERVED: [&str; 7] =
+    ["server", "shell", "requested_by", "requested_by_isnull", "is_scheduled", "search", "ordering"];
+
 /// `GET /api/events/commands/`: the commands of servers that the caller reaches, the latest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
     let (object, reachable) = (commands::list_object(), commands::REACHABLE);
@@ -33,7 +37,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
             SELECT {object} AS item FROM commands c WHERE {reachable}
             ORDER BY c.scheduled_at DESC, c.id DESC LIMIT ?5 OFFSET ?6))"
     );
-    list_of(call, &items, commands::COUNT).await
+    list_of(call, &items, commands::COUNT, &UNSERVED).await
 }
 
 /// A server that a new command names, as far as the caller may use it.
@@ -52,10 +56,17 @@ struct Target {
 /// 4. Asks the server's object, which records the command in D1 and hands it to the agent, or refuses.
 /// 5. With `Prefer: wait=N`, the answer comes when the command is handled, or after N seconds.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields().await;
+    let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let wait = preferred_wait(&call.header("Prefer").unwrap_or_default());
-    let new = credential.checked(fields.and_then(NewCommand::read)).await?;
+    let input = fields.and_then(NewCommand::read).and_then(|new| {
+        // A client that sends it relies on it: better no command than two.
+        match call.header("Idempotency-Key") {
+            None => Ok(new),
+            Some(_) => Err(Error::field(NON_FIELD, "The header Idempotency-Key is not supported yet.")),
+        }
+    });
+    let new = credential.checked(input).await?;
 
     let (sql, server) = servers::for_command(&new.server);
     let (caller, target) = credential.read(&sql, vec![server]).await?;
@@ -67,7 +78,11 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let ask = Ask::Create(Create { workspace_id: caller.workspace_id, command: command.0.clone(), timeout: command.1 });
     let mut live: Map<String, Value> = link_calls::ask(&call.env, server, &ask).await?;
     if let Some(seconds) = wait {
-        live = link_calls::ask(&call.env, server, &Ask::Live(Live { id, wait: Some(seconds) })).await?;
+        match link_calls::ask(&call.env, server, &Ask::Live(Live { id, wait: Some(seconds) })).await {
+            Ok(later) => live = later,
+            // It runs: an error now would make the client send it again.
+            Err(error) => console_error!("the wait for command {id} was cut off: {}", error.detail),
+        }
     }
     Reply::created(&command::object(&command.0, live))
 }
@@ -95,8 +110,12 @@ fn authorize(new: NewCommand, caller: &Caller, target: Target, id: Uuid) -> Resu
 
 /// N of `Prefer: wait=N` (RFC 7240). A preference that is malformed is as good as none.
 fn preferred_wait(header: &str) -> Option<u32> {
-    let preference = header.split(',').find_map(|part| part.split(';').next()?.trim().strip_prefix("wait="))?;
-    preference.trim().parse().ok().map(|seconds: u32| seconds.min(MAX_WAIT))
+    let preference = header.split(',').find_map(|part| {
+        let (name, value) = part.split(';').next()?.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("wait").then_some(value)
+    })?;
+    let seconds: Option<u32> = preference.trim().trim_matches('"').parse().ok();
+    seconds.map(|seconds| seconds.min(MAX_WAIT))
 }
 
 /// N of `?wait=N`.
@@ -165,6 +184,7 @@ mod tests {
         assert_eq!(preferred_wait("wait=5"), Some(5));
         assert_eq!(preferred_wait("respond-async, wait=5; x=y"), Some(5));
         assert_eq!(preferred_wait("wait=600"), Some(60));
+        assert_eq!(preferred_wait("Wait = \"7\""), Some(7));
         for none in ["", "wait", "wait=", "wait=x", "wait=-1", "return=minimal"] {
             assert_eq!(preferred_wait(none), None, "{none}");
         }

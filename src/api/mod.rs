@@ -10,7 +10,7 @@ pub mod tokens;
 pub mod users;
 
 use farhand_domain::error::Error;
-use farhand_domain::page::{Page, Query};
+use farhand_domain::page::{Page, Query, parameter};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -80,11 +80,14 @@ fn envelope(call: &Call, query: &Query, page: Page, items: String, count: u64) -
 }
 
 /// Answers with a page of a list of the caller's: SQL for the array of its items and for their number, as
-/// [`Credential::list`] takes them.
-async fn list_of(call: &Call, items: &str, count: &str) -> Result<Reply, Error> {
+/// [`Credential::list`] takes them. Parameters of the contract that are not served yet are refused: all items would be
+/// the wrong answer to a question for some.
+async fn list_of(call: &Call, items: &str, count: &str, unserved: &[&'static str]) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let query = call.query();
-    let page = credential.checked(Page::of(&query)).await?;
+    let asked = unserved.iter().find(|name| parameter(&query, name).is_some());
+    let input = asked.map_or_else(|| Page::of(&query), |name| Err(Error::field(name, "Not supported yet.")));
+    let page = credential.checked(input).await?;
     let (items, count) = credential.list(items, count, page).await?;
     envelope(call, &query, page, items, count)
 }

@@ -10,7 +10,7 @@ use farhand_domain::workspace;
 use serde_json::json;
 
 use super::envelope;
-use crate::janitor::{self, Purge};
+use crate::janitor;
 use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
@@ -58,9 +58,11 @@ fn read(mut fields: Fields) -> Result<NewWorkspace, Error> {
 
 /// `POST /operator/workspaces/`.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields().await;
-    authorize(call)?;
-    let NewWorkspace { slug, name, admin } = fields.and_then(read)?;
+    if let Err(error) = authorize(call) {
+        call.discard().await;
+        return Err(error);
+    }
+    let NewWorkspace { slug, name, admin } = call.fields().await.and_then(read)?;
     let hash = password::hash(&admin.password, platform::random()?, call.config.pbkdf2_rounds);
     let new = workspaces::New { slug: &slug, name: &name, admin: &admin, password: &hash };
     let id = workspaces::insert(&call.env, new, call.now).await?;
@@ -87,9 +89,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     authorize(call)?;
     let slug = call.parameter("slug");
-    let missing = || Error::new(Kind::NotFound, "No such workspace.");
-    let id = workspaces::mark_deleted(&call.env, slug, call.now).await?.ok_or_else(missing)?;
+    let existed = janitor::delete_workspace(&call.env, slug).await?;
     workspaces::forget(slug);
-    janitor::ask(&call.env, &Purge { workspace_id: id, slug: slug.to_owned() }).await?;
-    Ok(Reply::no_content())
+    if existed { Ok(Reply::no_content()) } else { Err(Error::new(Kind::NotFound, "No such workspace.")) }
 }

@@ -20,7 +20,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
             SELECT {OBJECT} AS item FROM servers s WHERE {REACHABLE} ORDER BY s.id DESC LIMIT ?5 OFFSET ?6))"
     );
     let count = format!("(SELECT count(*) FROM servers s WHERE {REACHABLE})");
-    list_of(call, &items, &count).await
+    list_of(call, &items, &count, &["name", "is_connected", "search", "ordering"]).await
 }
 
 /// `GET /api/servers/servers/<id>/`: a server that the caller reaches; for an agent, with `-`, its own.
@@ -37,7 +37,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 
 /// `POST /api/servers/`: makes a server, if the caller is staff; the one answer that has the agent's key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields().await;
+    let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let input = fields.and_then(|mut fields| {
         let name = server::read_name(&mut fields);

@@ -2,7 +2,7 @@
 
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::fields::Fields;
-use farhand_domain::password;
+use farhand_domain::password::{self, Verified};
 use farhand_domain::secret::Purpose;
 use serde_json::{Value, json};
 use worker::console_error;
@@ -28,25 +28,42 @@ pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     let (username, password) = read(fields)?;
     let workspace = call.workspace()?;
 
-    let found = users::for_login(&call.env, workspace, &username).await?;
-    if !found.workspace_exists {
-        return Err(Error::not_found());
+    // Another login of the same user may renew the hash between the look and the session: then all is done once more.
+    for _ in 0..2 {
+        let found = users::for_login(&call.env, workspace, &username).await?;
+        if !found.workspace_exists {
+            return Err(Error::not_found());
+        }
+        workspaces::remember(workspace, call.now);
+        let stored = found.user.as_ref().map(|(_, password)| password.as_str());
+        let verified = password::verify(&password, stored, call.config.pbkdf2_rounds);
+        let (Some((user_id, stored)), Some(verified)) = (&found.user, verified) else {
+            return Err(wrong_credentials());
+        };
+        if let Some(reply) = begin_session(call, workspace, *user_id, &password, stored, verified).await? {
+            return Ok(reply);
+        }
     }
-    workspaces::remember(workspace, call.now);
-    let rounds = call.config.pbkdf2_rounds;
-    let stored = found.user.as_ref().map(|(_, password)| password.as_str());
-    let verified = password::verify(&password, stored, rounds);
-    let (Some((user_id, stored)), Some(verified)) = (&found.user, verified) else {
-        return Err(wrong_credentials());
-    };
+    Err(wrong_credentials())
+}
 
+/// Makes a session for a user whose password was checked against `stored`; `None` where that is not the user's any more.
+async fn begin_session(
+    call: &Call,
+    workspace: &str,
+    user_id: i64,
+    password: &str,
+    stored: &str,
+    verified: Verified,
+) -> Result<Option<Reply>, Error> {
     let token = platform::new_secret()?;
     let token_hash = platform::pepper(&call.env)?.hash(Purpose::Token, &token);
-    let renewed = if verified.outdated { Some(password::hash(&password, platform::random()?, rounds)) } else { None };
+    let rounds = call.config.pbkdf2_rounds;
+    let renewed = if verified.outdated { Some(password::hash(password, platform::random()?, rounds)) } else { None };
     let user_agent: String = call.header("User-Agent").unwrap_or_default().chars().take(MAX_USER_AGENT).collect();
     let session = sessions::New {
         id: platform::new_id(call.now)?,
-        user_id: *user_id,
+        user_id,
         checked_password: stored,
         password: renewed.as_deref().unwrap_or(stored),
         token_hash: &token_hash,
@@ -56,14 +73,13 @@ pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     };
     let entry = Entry { session: session.id, expires_at: session.expires_at };
     if !sessions::insert(&call.env, workspace, session, call.now).await? {
-        return Err(wrong_credentials());
+        return Ok(None);
     }
-
     // Without the entry the token is as good: KV only remembers, and the next request writes it.
     if let Err(error) = login_tokens::put(&call.env, workspace, &token_hash, entry).await {
         console_error!("KV did not take a login token: {}", error.detail);
     }
-    Reply::ok(&json!({"token": token.expose(), "expires_at": entry.expires_at}))
+    Reply::ok(&json!({"token": token.expose(), "expires_at": entry.expires_at})).map(Some)
 }
 
 /// A login's fields. Missing or blank ones are not a 400 here (spec.md: 403 on failure).

@@ -15,7 +15,7 @@ use crate::store::api_tokens::{self, OBJECT, OWN};
 /// `POST /api/auth/tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
-    let fields = call.fields().await;
+    let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let new = credential.checked(fields.and_then(|fields| NewToken::read(fields, now))).await?;
     let key = platform::new_secret()?;
@@ -35,7 +35,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
             SELECT {OBJECT} AS item FROM api_tokens t WHERE {OWN} ORDER BY t.id DESC LIMIT ?5 OFFSET ?6))"
     );
     let count = format!("(SELECT count(*) FROM api_tokens t WHERE {OWN})");
-    list_of(call, &items, &count).await
+    list_of(call, &items, &count, &["name", "enabled"]).await
 }
 
 /// `DELETE /api/auth/tokens/<id>/`.

@@ -52,7 +52,8 @@ pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
 }
 
 /// Notes that a token was used.
-pub async fn touch(env: &Env, id: Uuid, now: Timestamp) -> Result<(), Error> {
-    db::run(env, Statement::new("UPDATE api_tokens SET last_used_at = ?2 WHERE id = ?1").bind(id).bind(now)).await?;
+pub async fn touch(env: &Env, workspace_id: i64, id: Uuid, now: Timestamp) -> Result<(), Error> {
+    let sql = "UPDATE api_tokens SET last_used_at = ?3 WHERE workspace_id = ?1 AND id = ?2";
+    db::run(env, Statement::new(sql).bind(workspace_id).bind(id).bind(now)).await?;
     Ok(())
 }

@@ -4,8 +4,8 @@
 use farhand_domain::command::{Command, Output, split_result};
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::time::Timestamp;
+use farhand_domain::wire::HostFacts;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use uuid::Uuid;
 use worker::{Env, Error, Result};
 
@@ -94,26 +94,21 @@ impl ServerFacts {
         Self { commissioned, revision, flushed: revision, ..Self::default() }
     }
 
-    /// Takes what an agent tells of itself and its host (agent-protocol 2). What is missing or of another form stays as
-    /// it was.
-    pub fn learn(&mut self, told: &Value) {
-        let text =
-            |value: &Value| value.as_str().map(|text| text.replace('\0', "").chars().take(200).collect::<String>());
-        let count = |value: &Value| value.as_i64().filter(|number| (0..=1 << 53).contains(number));
-        let (info, os) = (&told["info"], &told["os"]);
-        let set = |field: &mut Option<String>, value: Option<String>| {
+    /// Takes what an agent tells of itself and its host. What is missing stays as it was.
+    pub fn learn(&mut self, told: HostFacts) {
+        fn set<T>(field: &mut Option<T>, value: Option<T>) {
             if value.is_some() {
                 *field = value;
             }
-        };
+        }
         self.commissioned = true;
-        set(&mut self.agent_version, text(&told["version"]));
-        set(&mut self.platform, text(&os["platform_like"]).or_else(|| text(&os["platform"])));
-        set(&mut self.os_name, text(&os["name"]));
-        set(&mut self.os_version, text(&os["version"]));
-        self.cpu_logical_cores = count(&info["cpu_logical_cores"]).or(self.cpu_logical_cores);
-        self.physical_memory = count(&info["physical_memory"]).or(self.physical_memory);
-        self.load = told["load"].as_f64().or(self.load);
+        set(&mut self.agent_version, told.version);
+        set(&mut self.platform, told.platform);
+        set(&mut self.os_name, told.os_name);
+        set(&mut self.os_version, told.os_version);
+        set(&mut self.cpu_logical_cores, told.cpu_logical_cores);
+        set(&mut self.physical_memory, told.physical_memory);
+        set(&mut self.load, told.load);
     }
 }
 

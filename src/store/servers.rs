@@ -1,9 +1,13 @@
 //! The table of servers.
 
 use farhand_domain::command::ServerRef;
+use farhand_domain::error::Error;
+use serde::Deserialize;
+use serde_json::json;
 use uuid::Uuid;
+use worker::Env;
 
-use super::db::{Parameter, Statement};
+use super::db::{self, Parameter, Statement};
 use crate::caller::Credential;
 
 /// SQL for the server object (contract 6) of a row of `servers s`, as JSON.
@@ -11,7 +15,8 @@ pub const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'is_connected', json(iif(s.is_connected, 'true', 'false')), 'remote_ip', s.remote_ip, 'platform', s.platform,
     'os_name', s.os_name, 'os_version', s.os_version, 'agent_version', s.agent_version,
     'cpu_logical_cores', s.cpu_logical_cores, 'physical_memory', s.physical_memory, 'load', s.load,
-    'owner', (SELECT json_object('id', o.id, 'username', o.username, 'email', o.email) FROM users o WHERE o.id = s.owner_id),
+    'owner', (SELECT json_object('id', o.id, 'username', o.username, 'email', o.email) FROM users o
+        WHERE o.id = s.owner_id AND o.workspace_id = s.workspace_id),
     'groups', json('[]'), 'connected_at', s.connected_at, 'last_seen_at', s.last_seen_at,
     'added_at', s.added_at, 'updated_at', s.updated_at)";
 
@@ -64,4 +69,22 @@ pub fn select(credential: &Credential<'_>, id: Uuid) -> Statement {
     credential
         .statement(&format!("SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = ?5 AND {REACHABLE}"))
         .bind(id)
+}
+
+/// Ids of a workspace's servers in their order, after one of them.
+pub async fn ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
+    let sql = "SELECT id FROM servers WHERE workspace_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3";
+    #[derive(Deserialize)]
+    struct Row {
+        id: String,
+    }
+    let result = db::run(env, Statement::new(sql).bind(workspace_id).bind(after).bind(limit)).await?;
+    Ok(db::rows::<Row>(&result)?.into_iter().map(|row| row.id).collect())
+}
+
+/// Removes the rows of servers whose objects are wiped.
+pub async fn delete(env: &Env, workspace_id: i64, ids: &[String]) -> Result<(), Error> {
+    let sql = "DELETE FROM servers WHERE workspace_id = ?1 AND id IN (SELECT value FROM json_each(?2))";
+    db::run(env, Statement::new(sql).bind(workspace_id).bind(json!(ids).to_string())).await?;
+    Ok(())
 }

@@ -81,8 +81,14 @@ pub fn delete_own(credential: &Credential<'_>) -> Statement {
 }
 
 /// Moves a session's expiry. A session that was revoked meanwhile stays so.
-pub async fn refresh(env: &Env, id: Uuid, now: Timestamp, expires_at: Timestamp) -> Result<(), Error> {
-    let sql = "UPDATE sessions SET refreshed_at = ?2, expires_at = ?3 WHERE id = ?1 AND expires_at < ?3";
-    db::run(env, Statement::new(sql).bind(id).bind(now).bind(expires_at)).await?;
+pub async fn refresh(
+    env: &Env,
+    workspace_id: i64,
+    id: Uuid,
+    now: Timestamp,
+    expires_at: Timestamp,
+) -> Result<(), Error> {
+    let sql = "UPDATE sessions SET refreshed_at = ?3, expires_at = ?4 WHERE workspace_id = ?1 AND id = ?2 AND expires_at < ?4";
+    db::run(env, Statement::new(sql).bind(workspace_id).bind(id).bind(now).bind(expires_at)).await?;
     Ok(())
 }

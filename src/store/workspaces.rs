@@ -116,34 +116,65 @@ pub async fn mark_deleted(env: &Env, slug: &str, now: Timestamp) -> Result<Optio
     Ok(db::first::<Row>(&result)?.map(|row| row.id as i64))
 }
 
-/// The tables of a workspace's rows, but for the users that others refer to.
-const TABLES: [&str; 4] = ["commands", "sessions", "api_tokens", "servers"];
-/// How many rows go at a time, so that no statement runs long.
-const PURGE_ROWS: u64 = 500;
+/// A deleted workspace of which something is left.
+#[derive(Debug)]
+pub struct Deleted {
+    /// Its id.
+    pub id: i64,
+    /// The slug that it had.
+    pub slug: String,
+    /// Whether another workspace has that slug now.
+    pub slug_is_used: bool,
+}
 
-/// Removes some of what is left of a deleted workspace. True: nothing is left.
-pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<bool, Error> {
-    let some_of = |table: &str, condition: &str| {
-        let rows = format!("SELECT rowid FROM {table} WHERE workspace_id = ?1 LIMIT {PURGE_ROWS}");
-        Statement::new(format!("DELETE FROM {table} WHERE rowid IN ({rows}){condition}")).bind(workspace_id)
-    };
-    // A round takes what the others refer to only when it took all of the others.
-    let after: String =
-        TABLES.map(|table| format!(" AND NOT EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")).concat();
-    let mut statements: Vec<Statement> = TABLES.iter().map(|table| some_of(table, "")).collect();
-    statements.push(some_of("users", &after));
-    statements
-        .push(Statement::new(format!("DELETE FROM command_counts WHERE workspace_id = ?1{after}")).bind(workspace_id));
-    let no_users = "AND NOT EXISTS (SELECT 1 FROM users WHERE workspace_id = ?1)";
-    statements
-        .push(Statement::new(format!("DELETE FROM workspaces WHERE id = ?1{after} {no_users}")).bind(workspace_id));
-    statements.push(Statement::new("SELECT id FROM workspaces WHERE id = ?1").bind(workspace_id));
+/// The deleted workspace with the next higher id, or else with the lowest.
+pub async fn next_deleted(env: &Env, after: i64) -> Result<Option<Deleted>, Error> {
+    let sql = "SELECT d.id, d.slug, EXISTS (
+            SELECT 1 FROM workspaces w WHERE w.slug = d.slug AND w.deleted_at IS NULL) AS slug_is_used
+        FROM workspaces d WHERE d.deleted_at IS NOT NULL AND d.id = coalesce(
+            (SELECT min(id) FROM workspaces WHERE deleted_at IS NOT NULL AND id > ?1),
+            (SELECT min(id) FROM workspaces WHERE deleted_at IS NOT NULL))";
     #[derive(Deserialize)]
     struct Row {
-        #[serde(rename = "id")]
-        _id: f64,
+        id: f64,
+        slug: String,
+        slug_is_used: f64,
     }
-    let results = db::batch(env, statements).await?;
-    let left = results.last().map(db::first::<Row>).transpose()?.flatten();
-    Ok(left.is_none())
+    let result = db::run(env, Statement::new(sql).bind(after)).await?;
+    let row = db::first::<Row>(&result)?;
+    Ok(row.map(|row| Deleted { id: row.id as i64, slug: row.slug, slug_is_used: row.slug_is_used != 0.0 }))
+}
+
+/// How many rows go at a time, so that no statement runs long.
+const PURGE_ROWS: u64 = 200;
+
+/// The hashes of login tokens that the next [`purge_some`] removes from D1.
+pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
+    let sql = format!("SELECT token_hash FROM sessions WHERE workspace_id = ?1 ORDER BY rowid LIMIT {PURGE_ROWS}");
+    #[derive(Deserialize)]
+    struct Row {
+        token_hash: String,
+    }
+    let result = db::run(env, Statement::new(sql).bind(workspace_id)).await?;
+    Ok(db::rows::<Row>(&result)?.into_iter().map(|row| row.token_hash).collect())
+}
+
+/// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
+pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
+    let tables = ["commands", "sessions", "api_tokens", "users"];
+    let mut statements: Vec<Statement> = tables
+        .iter()
+        .map(|table| {
+            let rows = format!("SELECT rowid FROM {table} WHERE workspace_id = ?1 ORDER BY rowid LIMIT {PURGE_ROWS}");
+            Statement::new(format!("DELETE FROM {table} WHERE rowid IN ({rows})")).bind(workspace_id)
+        })
+        .collect();
+    let nothing_left: String =
+        tables.map(|table| format!(" AND NOT EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")).concat();
+    let counts = format!("DELETE FROM command_counts WHERE workspace_id = ?1{nothing_left}");
+    statements.push(Statement::new(counts).bind(workspace_id));
+    let itself = format!("DELETE FROM workspaces WHERE id = ?1{nothing_left}");
+    statements.push(Statement::new(itself).bind(workspace_id));
+    db::batch(env, statements).await?;
+    Ok(())
 }

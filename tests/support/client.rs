@@ -113,6 +113,11 @@ impl Api {
         Self { host: host.to_owned(), ..self.clone() }
     }
 
+    /// The same to a service that listens elsewhere.
+    pub fn on(&self, url: &str) -> Self {
+        Self { url: url.to_owned(), ..self.clone() }
+    }
+
     /// A request to be completed.
     pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
         let method = Method::from_bytes(method.as_bytes()).unwrap();

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, getpgid};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -76,8 +77,20 @@ impl Instance {
     /// Starts an instance without the demo, whose state can be looked into. The folder is its state.
     pub async fn new() -> (Self, TempDir) {
         let folder = tempfile::tempdir().unwrap();
+        (Self::restart(folder.path()).await, folder)
+    }
+
+    /// Starts an instance like [`Instance::new`] on the state of an earlier one.
+    pub async fn restart(state: &Path) -> Self {
         let variables = [("DEMO", "0"), ("OPERATOR_TOKEN", OPERATOR_TOKEN), ("PBKDF2_ITERATIONS", "100000")];
-        (Self::start(folder.path(), &variables).await, folder)
+        Self::start(state, &variables).await
+    }
+
+    /// Kills all of it at once, as a crash would, and waits until it is gone.
+    pub async fn kill(self) {
+        let groups = groups_of(&self.state);
+        drop(self);
+        eventually("everything to end", || async { in_groups(&groups).is_empty().then_some(()) }).await;
     }
 
     /// A client of the operator API of an instance that [`Instance::new`] started.
@@ -87,11 +100,13 @@ impl Instance {
 
     /// Sends SIGTERM, and waits until nothing is left of what it started.
     pub async fn stop(mut self) {
-        assert!(!processes_of(&self.state).is_empty());
+        let groups = groups_of(&self.state);
+        assert!(in_groups(&groups).len() > 2, "npm start runs several programs");
         self.process.signal(Signal::SIGTERM);
         self.process.ended(ENDS_WITHIN).await;
         eventually("everything to end", || async {
-            (processes_of(&self.state).is_empty() && TcpListener::bind(("127.0.0.1", self.port)).is_ok()).then_some(())
+            let is_free = TcpListener::bind(("127.0.0.1", self.port)).is_ok();
+            (in_groups(&groups).is_empty() && groups_of(&self.state).is_empty() && is_free).then_some(())
         })
         .await;
     }
@@ -132,20 +147,54 @@ impl Instance {
     }
 }
 
-/// The processes of which some argument or variable names a folder: what an instance started, and what that started.
-fn processes_of(state: &Path) -> Vec<String> {
-    let needle = state.to_str().unwrap().as_bytes();
+impl Drop for Instance {
+    /// Nothing that a test started outlives it, however it ends.
+    fn drop(&mut self) {
+        for pid in in_groups(&groups_of(&self.state)) {
+            // One may end with another.
+            kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+        }
+    }
+}
+
+/// A process that has not ended.
+struct Running {
+    pid: i32,
+    group: i32,
+    /// Whether some argument or variable of it names the folder that was looked for.
+    is_named: bool,
+}
+
+/// All processes but this one. One that has ended and was not waited for has no command, and does not count.
+fn running(folder: &Path) -> Vec<Running> {
+    let needle = folder.to_str().unwrap().as_bytes();
     let names = |bytes: &[u8]| bytes.windows(needle.len()).any(|window| window == needle);
+    let own = i32::try_from(std::process::id()).unwrap();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let file_name = entry.file_name();
-        let Some(pid) = file_name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = file_name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
         // A process may end while it is looked at.
+        let Ok(group) = getpgid(Some(Pid::from_raw(pid))) else { continue };
         let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
         let command = read("cmdline");
-        if pid != std::process::id() && (names(&command) || names(&read("environ"))) {
-            found.push(format!("{pid} {}", String::from_utf8_lossy(&command).replace('\0', " ")));
+        if pid != own && !command.is_empty() {
+            found.push(Running { pid, group: group.as_raw(), is_named: names(&command) || names(&read("environ")) });
         }
     }
     found
+}
+
+/// The process groups of an instance: those in which a process names its state folder. The runtime itself does not, but is
+/// in the group of one that does.
+fn groups_of(state: &Path) -> Vec<i32> {
+    let own_group = getpgid(None).unwrap().as_raw();
+    let named = running(state).into_iter().filter(|process| process.is_named && process.group != own_group);
+    named.map(|process| process.group).collect()
+}
+
+/// The processes of some groups.
+fn in_groups(groups: &[i32]) -> Vec<i32> {
+    let all = running(Path::new("/")).into_iter();
+    all.filter(|process| groups.contains(&process.group)).map(|process| process.pid).collect()
 }

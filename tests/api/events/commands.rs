@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::ScriptedAgent;
-use farhand_tests::{Workspace, eventually, eventually_within};
+use farhand_tests::{Instance, Workspace, eventually, eventually_within};
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
@@ -398,6 +398,119 @@ async fn only_the_own_agent_reports() {
 }
 
 #[tokio::test]
+async fn what_is_not_served_yet_is_refused_rather_than_ignored() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let body = json!({"server": "web-1", "line": "id"});
+    let request = workspace.admin.request("POST", PATH).header("Idempotency-Key", "once").json(&body);
+    workspace.admin.send(request).await.expect_fields(400, &["non_field_errors"]);
+    assert!(agent.stays_silent().await);
+    for (parameter, value) in
+        [("server", "x"), ("shell", "system"), ("requested_by", "1"), ("search", "a"), ("ordering", "added_at")]
+    {
+        workspace.admin.get(&format!("{PATH}?{parameter}={value}")).await.expect_fields(400, &[parameter]);
+    }
+    workspace.admin.get("/api/servers/?search=web").await.expect_fields(400, &["search"]);
+    workspace.admin.get("/api/auth/tokens/?enabled=true").await.expect_fields(400, &["enabled"]);
+}
+
+#[tokio::test]
+async fn a_connection_that_comes_and_goes_loses_and_repeats_nothing() {
+    let (workspace, server, agent) = workspace_with_agent().await;
+    let bodies: Vec<Value> =
+        (0..30).map(|number| json!({"server": "web-1", "line": format!("echo {number}")})).collect();
+    let posts = async {
+        let mut replies = Vec::new();
+        for body in &bodies {
+            replies.push(workspace.admin.post(PATH, body).await);
+        }
+        replies
+    };
+    // The agent redials all the while, and notes what each socket brought before it was replaced.
+    let churn = async {
+        let (mut agent, mut delivered) = (agent, Vec::new());
+        for _ in 0..10 {
+            let newer = ScriptedAgent::connect(&workspace, &server).await;
+            while let Ok(message) = agent.next().await {
+                delivered.push(message["command"]["id"].as_str().unwrap().to_owned());
+            }
+            agent = newer;
+        }
+        (agent, delivered)
+    };
+    let (replies, (mut last, mut delivered)) = futures_util::join!(posts, churn);
+    let mut accepted: Vec<String> = Vec::new();
+    for reply in &replies {
+        match reply.status {
+            201 => accepted.push(id_of(&reply.json()).to_owned()),
+            _ => reply.expect_detail(503, Some("SERVER_NOT_CONNECTED")),
+        }
+    }
+    // The last socket's own come before this one.
+    let end = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "end"})).await.expect(201);
+    accepted.push(id_of(&end).to_owned());
+    while delivered.last().is_none_or(|id| id != id_of(&end)) {
+        delivered.push(id_of(&last.next_command().await).to_owned());
+    }
+    let mut once = delivered.clone();
+    once.sort();
+    once.dedup();
+    assert_eq!(once.len(), delivered.len(), "nothing is delivered twice");
+    let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
+    let mut listed: Vec<String> =
+        list["results"].as_array().unwrap().iter().map(|command| id_of(command).to_owned()).collect();
+    listed.sort();
+    accepted.sort();
+    assert_eq!(listed, accepted, "what is listed is what was accepted");
+    assert!(delivered.iter().all(|id| accepted.contains(id)));
+}
+
+#[tokio::test]
+async fn what_was_accepted_survives_a_killed_service() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let mut accepted = Vec::new();
+    for number in 0..6 {
+        let body = json!({"server": "web-1", "line": format!("echo {number}")});
+        let made = workspace.admin.post(PATH, &body).await.expect(201);
+        agent.next_command().await;
+        if number % 3 > 0 {
+            agent.ack(id_of(&made)).await;
+        }
+        if number % 3 > 1 {
+            agent.fin(id_of(&made), 0, "done").await;
+        }
+        accepted.push(made);
+    }
+    instance.kill().await;
+
+    let instance = Instance::restart(state.path()).await;
+    let api = workspace.admin.on(&instance.url);
+    for (number, made) in accepted.iter().enumerate() {
+        let found = api.get(&path_of(made)).await.expect(200);
+        let expected = ["Sent", "Acked", "Success"][number % 3];
+        assert_eq!(found["status"]["text"], expected, "a report answered with success is kept");
+    }
+    // The agent's socket is gone, and what it goes on to report is taken.
+    api.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+    eventually("the connection's end", || async {
+        (api.get("/api/servers/").await.expect(200)["results"][0]["is_connected"] == false).then_some(())
+    })
+    .await;
+    let agent_api = agent.api.on(&instance.url);
+    let fin = json!({"success": true, "result": "late", "elapsed_time": 1.0, "exit_code": 0});
+    agent_api.post(&format!("{}fin/", path_of(&accepted[0])), &fin).await.expect(204);
+    assert_eq!(api.get(&path_of(&accepted[0])).await.expect(200)["result"], "late");
+    assert_eq!(api.get(PATH).await.expect(200)["count"], 6);
+    // A new socket brings nothing again.
+    let mut again = ScriptedAgent::over(&agent_api, "/ws/servers/backhaul/").await;
+    assert!(again.stays_silent().await);
+    api.post(PATH, &json!({"server": "web-1", "line": "new"})).await.expect(201);
+    assert_eq!(again.next_command().await["line"], "new");
+}
+
+#[tokio::test]
 async fn commands_posted_together_run_once_each() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let bodies: Vec<Value> =
@@ -418,6 +531,10 @@ async fn commands_posted_together_run_once_each() {
 #[tokio::test]
 async fn a_command_that_nobody_acknowledges_is_stuck_with_nobody_looking() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
+    for _ in 0..3 {
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "earlier"})).await.expect(201);
+        agent.next_command().await;
+    }
     let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     agent.next_command().await;
     // The list is read from D1 alone: nothing wakes the server's object but its own alarm.
@@ -431,8 +548,9 @@ async fn a_command_that_nobody_acknowledges_is_stuck_with_nobody_looking() {
     let waited = moment(&stuck, "handled_at").seconds_since(moment(&stuck, "delivered_at"));
     assert!(waited >= 60.0, "{waited}");
     assert_eq!(read(&workspace, &made).await, stuck);
-    // The agent is asked whether it is still there.
+    // The agent is asked whether it is still there, once for all of them.
     assert_eq!(agent.next().await, Ok(json!({"query": "ping"})));
+    assert!(agent.stays_silent().await);
     agent.say(&json!({"query": "pong", "timestamp": 1.5})).await;
     // A late result still counts.
     agent.fin(id_of(&made), 0, "late").await;
