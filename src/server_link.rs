@@ -184,7 +184,7 @@ impl ServerLink {
         Tables(self.state.storage().sql())
     }
 
-    /// Whether this object was ever used. One that was not stores nothing, whoever asks.
+    /// Whether this object was ever used. One that was not makes no tables, whoever asks.
     fn is_used(&self) -> worker::Result<bool> {
         if !self.has_tables.get() {
             self.has_tables.set(self.tables().exist()?);
@@ -227,9 +227,7 @@ impl ServerLink {
     /// Tells whether an agent is this server's own. The first time D1 is asked, and its answer kept.
     async fn authenticate(&self, identity: &Identity) -> worker::Result<Option<Known>> {
         let matches = |known: &Known| known.workspace == identity.workspace && known.key_hash == identity.key_hash;
-        if self.is_used()?
-            && let Some(known) = self.tables().fact::<Known>(fact::KNOWN)?
-        {
+        if let Some(known) = self.known()? {
             return Ok(Some(known).filter(matches));
         }
         let epoch = self.epoch.get();
@@ -237,6 +235,10 @@ impl ServerLink {
         let Some(found) = found.filter(|found| found.key_hash == identity.key_hash) else { return Ok(None) };
         if self.epoch.get() != epoch {
             return Ok(None);
+        }
+        // Another call of the agent's may have been first, and what it told is not to be forgotten.
+        if let Some(known) = self.known()? {
+            return Ok(Some(known).filter(matches));
         }
         let known = Known {
             workspace: identity.workspace.clone(),
@@ -249,6 +251,11 @@ impl ServerLink {
         self.tables().set_fact(fact::KNOWN, &known)?;
         self.tables().set_fact(fact::SERVER, &ServerFacts::beginning(found.commissioned, found.revision))?;
         Ok(Some(known))
+    }
+
+    /// Who this server is, if that was ever learnt.
+    fn known(&self) -> worker::Result<Option<Known>> {
+        if self.is_used()? { self.tables().fact(fact::KNOWN) } else { Ok(None) }
     }
 
     fn facts(&self) -> worker::Result<ServerFacts> {
@@ -383,7 +390,10 @@ impl ServerLink {
         };
         match delivered {
             Ok(Some(held)) => {
-                self.arm().await?;
+                // It is with the agent, so nothing that fails now may look as if it were not.
+                if let Err(error) = self.arm().await {
+                    console_error!("command {id}: the alarm was not set: {error}");
+                }
                 let output = self.tables().output(&held)?;
                 Ok(Answer::Done(Value::Object(command::live_fields(&held.life, &output, now()))))
             }
@@ -419,10 +429,10 @@ impl ServerLink {
         if held.phase != Phase::Recording || !held.life.deliver(now()) {
             return Ok(None);
         }
+        let message = serde_json::to_string(&ToAgent::Command { command: Box::new(held.command.order()) })?;
         held.phase = Phase::Accepted;
         tables.save(&held)?;
-        let message = ToAgent::Command { command: Box::new(held.command.order()) };
-        if socket.send_with_str(serde_json::to_string(&message)?).is_err() {
+        if socket.send_with_str(message).is_err() {
             // It did not leave, so it was not delivered.
             tables.save(&undelivered)?;
             return Ok(None);
@@ -619,7 +629,7 @@ impl ServerLink {
                 _ => (d1::update_command(&held, &tables.output(&held)?), Lacking::Change(held)),
             });
         }
-        if let Some(known) = tables.fact::<Known>(fact::KNOWN)?
+        if let Some(known) = self.known()?
             && facts.revision > facts.flushed
         {
             let update = d1::update_server(known.workspace_id, known.server, &facts);

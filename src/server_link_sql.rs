@@ -148,7 +148,7 @@ impl Tables {
         self.0.exec(sql, parameters)?.to_array()
     }
 
-    /// Whether the tables are there: an object that nobody ever used has none, and stores nothing.
+    /// Whether the tables are there: an object that nobody ever used has none.
     pub fn exist(&self) -> Result<bool> {
         let found: Vec<serde_json::Value> = self.rows("SELECT name FROM sqlite_master WHERE name = 'facts'", vec![])?;
         Ok(!found.is_empty())

@@ -5,7 +5,7 @@
 //! does not hold the command. After the exit the pipe is read to its end, or until nothing came for [`QUIET`], or until
 //! it is empty after [`LINGER`]; then the pipe is closed, and a process that still writes into it gets SIGPIPE.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,6 +27,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use crate::account::{self, Account, Own};
 use crate::output::{Chunker, Decoder, Kept};
@@ -34,6 +35,8 @@ use crate::reports::{Report, Reporter, Reports, Transport};
 
 /// How many commands wait while as many run as may.
 pub const QUEUE: usize = 200;
+/// How many ids of commands are remembered, so that one which comes again is not run again.
+const REMEMBERED: usize = 1_000;
 /// How long output waits for more before it is sent.
 const FLUSH: Duration = Duration::from_millis(100);
 /// How long a pipe is read on without anything new after the process has exited.
@@ -110,8 +113,32 @@ pub struct Ending {
     pub stopping: CancellationToken,
 }
 
+/// The commands that came last.
+#[derive(Default)]
+struct Known {
+    ids: HashSet<Uuid>,
+    in_order: VecDeque<Uuid>,
+}
+
+impl Known {
+    /// Notes a command; false where it came before.
+    fn is_new(&mut self, id: Uuid) -> bool {
+        if !self.ids.insert(id) {
+            return false;
+        }
+        self.in_order.push_back(id);
+        if self.in_order.len() > REMEMBERED
+            && let Some(oldest) = self.in_order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+        true
+    }
+}
+
 /// Takes commands and runs them.
 pub struct Runner<T> {
+    known: Mutex<Known>,
     reports: Reports<T>,
     queue: mpsc::Sender<(Order, Reporter)>,
     tasks: TaskTracker,
@@ -153,12 +180,16 @@ impl<T: Transport> Runner<T> {
                 end(reporter, &order, stopped_before()).await;
             }
         });
-        Self { reports, queue, tasks }
+        Self { known: Mutex::default(), reports, queue, tasks }
     }
 
     /// Takes a command: acknowledges it and runs it, now or when others have ended. One that finds the queue full, or
-    /// the agent about to exit, fails.
+    /// the agent about to exit, fails. One that came before is dropped: nothing is run twice.
     pub fn take(&self, order: Order) {
+        if !self.known.lock().unwrap_or_else(PoisonError::into_inner).is_new(order.id) {
+            log::warn!("command {}: it came before, and is not run again", order.id);
+            return;
+        }
         let reporter = self.reports.begin(order.id);
         let (fin, (order, reporter)) = match self.queue.try_send((order, reporter)) {
             Ok(()) => return,
@@ -461,13 +492,22 @@ mod tests {
 
     use nix::unistd::{User, geteuid};
     use serde_json::json;
-    use uuid::Uuid;
 
     use super::*;
     use crate::client::Outcome;
 
     /// Far more than anything here takes.
     const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_bounded_number_of_ids_is_known() {
+        let id = |number: usize| Uuid::from_u128(number as u128);
+        let mut known = Known::default();
+        assert!((0..REMEMBERED).all(|number| known.is_new(id(number))));
+        assert!((0..REMEMBERED).all(|number| !known.is_new(id(number))));
+        assert!(known.is_new(id(REMEMBERED)) && known.is_new(id(0)), "the oldest gives way");
+        assert_eq!((known.ids.len(), known.in_order.len()), (REMEMBERED, REMEMBERED));
+    }
 
     fn own_name() -> String {
         User::from_uid(geteuid()).unwrap().unwrap().name

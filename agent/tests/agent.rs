@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::{User, geteuid};
 use serde_json::{Value, json};
 
-use support::{KEY, SERVER, Service, eventually, is_running};
+use support::{KEY, SERVER, Service, eventually, is_running, own_name};
 
 fn run(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farhand-agent"));
@@ -162,6 +162,22 @@ async fn a_command_is_acknowledged_then_streamed_then_ended() {
     let log = agent.log();
     assert!(log.contains(&id.to_string()) && log.contains("exit code 3"), "{log}");
     assert!(!log.contains("line 1") && !log.contains("while") && !log.contains(KEY), "{log}");
+}
+
+#[tokio::test]
+async fn a_command_that_comes_twice_runs_once() {
+    let mut service = Service::start(true).await;
+    let agent = service.agent();
+    let mut socket = service.socket().await;
+    let id = socket.command("echo once").await;
+    service.fin(id).await;
+    socket.command_with(id, &own_name(), "echo again").await;
+    eventually(|| agent.log().contains("not run again")).await;
+    // What comes after it has ended: whatever the repeated one had done would have been reported before.
+    let next = socket.command("echo next").await;
+    service.fin(next).await;
+    let kinds: Vec<_> = service.reports(id).into_iter().map(|(kind, _)| kind).collect();
+    assert_eq!(kinds, ["ack", "chunk", "fin"]);
 }
 
 #[tokio::test]

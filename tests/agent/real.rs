@@ -1,8 +1,10 @@
 //! The project's agent, as a process of its own, running real processes on this machine.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use farhand_tests::agents::{own_account, wait_until_connected};
+use farhand_tests::processes::Process;
 use farhand_tests::{RealAgent, Workspace};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -128,6 +130,25 @@ async fn many_at_once() {
     for (number, done) in runs.iter().enumerate() {
         check(done, 0, &format!("{number}\n"));
     }
+}
+
+#[tokio::test]
+async fn the_install_commands_work_when_pasted() {
+    let workspace = Workspace::new().await;
+    // As a client does that is not a test: with the port in the Host header.
+    let port = workspace.admin.url.rsplit(':').next().unwrap();
+    let client = workspace.admin.under(&format!("{}:{port}", workspace.admin.host));
+    let server = client.post("/api/servers/", &json!({"name": "here"})).await.expect(201);
+    let folder = tempfile::tempdir().unwrap();
+    let binary = farhand_tests::setting("FARHAND_AGENT");
+    let path = format!("{}:{}", binary.rsplit_once('/').unwrap().0, std::env::var("PATH").unwrap());
+    let mut shell = tokio::process::Command::new("sh");
+    shell.args(["-c", server["install"].as_str().unwrap()]).current_dir(folder.path()).env("PATH", path);
+    let _agent = Process::spawn(shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
+    wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
+    check(&run(&workspace, "echo hello").await, 0, "hello\n");
+    let config = std::fs::metadata(folder.path().join("farhand-agent.toml")).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&config) & 0o777, 0o600);
 }
 
 #[tokio::test]

@@ -292,11 +292,16 @@ impl Socket {
     /// Sends a command; its id.
     pub async fn command_as(&mut self, user: &str, line: &str) -> Uuid {
         let id = Uuid::from_u64_pair(0x7a00, NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        self.command_with(id, user, line).await;
+        id
+    }
+
+    /// Sends a command with an id; it may be one that was sent before.
+    pub async fn command_with(&mut self, id: Uuid, user: &str, line: &str) {
         let command = json!({
             "id": id, "shell": "system", "line": line, "user": user, "group": "", "env": null, "allow_sh": true, "data": null,
         });
         self.send(json!({"query": "command", "command": command})).await;
-        id
     }
 
     /// The next message: a text as JSON, or a close as its code.
