@@ -1,0 +1,136 @@
+//! Contract 5, Server access and Run-as, as far as these endpoints reach it: staff, an owner, and an ordinary user.
+//!
+//! Nothing makes ordinary users through the API yet, so they are put into the database.
+
+use farhand_tests::agents::ScriptedAgent;
+use farhand_tests::client::PASSWORD;
+use farhand_tests::{Api, Instance, Workspace};
+use serde_json::{Value, json};
+
+const COMMANDS: &str = "/api/events/commands/";
+
+struct People {
+    workspace: Workspace,
+    staff: Api,
+    owner: Api,
+    outsider: Api,
+    server: Value,
+    instance: Instance,
+    _state: tempfile::TempDir,
+}
+
+async fn people() -> People {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    workspace.server("web-2").await;
+    let copy = |name: &str, is_staff: u8| {
+        format!(
+            "INSERT INTO users (workspace_id, username, email, password, is_staff, date_joined)
+             SELECT workspace_id, '{name}', '{name}@example.com', password, {is_staff}, date_joined FROM users WHERE username = 'boss'"
+        )
+    };
+    let sql = [
+        copy("staff", 1),
+        copy("owner", 0),
+        copy("outsider", 0),
+        "UPDATE servers SET owner_id = (SELECT id FROM users WHERE username = 'owner') WHERE name = 'web-1'".to_owned(),
+    ];
+    instance.d1(&sql.join(";")).await;
+    let log_in = async |name: &str| {
+        let login =
+            workspace.anonymous.post("/api/auth/login/", &json!({"username": name, "password": PASSWORD})).await;
+        workspace.anonymous.with_token(login.expect(200)["token"].as_str().unwrap())
+    };
+    let (staff, owner, outsider) = (log_in("staff").await, log_in("owner").await, log_in("outsider").await);
+    People { workspace, staff, owner, outsider, server, instance, _state: state }
+}
+
+fn names(list: &Value) -> Vec<&str> {
+    list["results"].as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn each_reaches_their_own_servers_and_staff_reach_all() {
+    let people = people().await;
+    let id = people.server["id"].as_str().unwrap();
+    for (api, expected) in
+        [(&people.staff, &["web-2", "web-1"][..]), (&people.owner, &["web-1"]), (&people.outsider, &[])]
+    {
+        let list = api.get("/api/servers/").await.expect(200);
+        assert_eq!((names(&list).as_slice(), &list["count"]), (expected, &json!(expected.len())));
+        let status = if expected.contains(&"web-1") { 200 } else { 404 };
+        assert_eq!(api.get(&format!("/api/servers/servers/{id}/")).await.status, status);
+    }
+    let shown = people.owner.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
+    assert_eq!(shown["owner"]["username"], "owner");
+    // Only staff make servers; that is told before what is wrong with the input.
+    for body in [json!({"name": "web-3"}), json!({"name": "Not A Name"}), json!({}), json!({"name": "web-1"})] {
+        for api in [&people.owner, &people.outsider] {
+            api.post("/api/servers/", &body).await.expect_detail(403, Some("PERMISSION_DENIED"));
+        }
+    }
+    people.staff.post("/api/servers/", &json!({"name": "Not A Name"})).await.expect_fields(400, &["name"]);
+    people.staff.post("/api/servers/", &json!({"name": "web-3"})).await.expect(201);
+}
+
+#[tokio::test]
+async fn each_runs_and_sees_commands_where_they_may() {
+    let people = people().await;
+    let mut agent = ScriptedAgent::connect(&people.workspace, &people.server).await;
+    let run = |api: &Api, body: Value| {
+        let api = api.clone();
+        async move { api.post(COMMANDS, &body).await }
+    };
+    // Staff and the owner may name any account; by default it is their own.
+    for (api, name) in [(&people.staff, "staff"), (&people.owner, "owner")] {
+        run(api, json!({"server": "web-1", "line": "id"})).await.expect(201);
+        assert_eq!(agent.next_command().await["user"], name);
+        let body = json!({"server": "web-1", "line": "id", "username": "root", "groupname": "adm"});
+        let made = run(api, body).await.expect(201);
+        assert_eq!(made["requested_by"]["username"], name);
+        let order = agent.next_command().await;
+        assert_eq!((&order["user"], &order["group"]), (&json!("root"), &json!("adm")));
+    }
+    // The agent's built-ins are for staff.
+    let internal = json!({"server": "web-1", "line": "ping", "shell": "internal"});
+    run(&people.staff, internal.clone()).await.expect(201);
+    assert_eq!(agent.next_command().await["shell"], "internal");
+    run(&people.owner, internal).await.expect_detail(403, Some("PERMISSION_DENIED"));
+    // A server that is not reached is as good as none.
+    for server in [json!("web-1"), people.server["id"].clone(), json!("nowhere")] {
+        run(&people.outsider, json!({"server": server, "line": "id"})).await.expect_fields(400, &["server"]);
+    }
+    run(&people.owner, json!({"server": "web-2", "line": "id"})).await.expect_fields(400, &["server"]);
+    run(&people.staff, json!({"server": "web-2", "line": "id"})).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+    assert!(agent.stays_silent().await);
+
+    for (api, count) in [(&people.staff, 5), (&people.owner, 5), (&people.outsider, 0)] {
+        let list = api.get(COMMANDS).await.expect(200);
+        assert_eq!((&list["count"], list["results"].as_array().unwrap().len()), (&json!(count), count));
+    }
+    let any = people.staff.get(COMMANDS).await.expect(200)["results"][0]["id"].as_str().unwrap().to_owned();
+    people.owner.get(&format!("{COMMANDS}{any}/")).await.expect(200);
+    people.outsider.get(&format!("{COMMANDS}{any}/")).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+}
+
+#[tokio::test]
+async fn a_users_tokens_are_their_own_and_an_inactive_user_has_none() {
+    let people = people().await;
+    let path = "/api/auth/tokens/";
+    let made = people.owner.post(path, &json!({"name": "mine", "expires_at": null})).await.expect(201);
+    let single = format!("{path}{}/", made["id"].as_str().unwrap());
+    for other in [&people.outsider, &people.staff, &people.workspace.admin] {
+        other.call("DELETE", &single).await.expect_detail(404, None);
+        assert!(!names(&other.get(path).await.expect(200)).contains(&"mine"));
+    }
+    let token = people.workspace.anonymous.with_token(made["key"].as_str().unwrap());
+    token.get("/api/status/").await.expect(200);
+    people.instance.d1("UPDATE users SET is_active = 0 WHERE username = 'owner'").await;
+    for dead in [&token, &people.owner] {
+        dead.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
+        dead.post("/api/servers/", &json!({"name": "x"})).await.expect_detail(403, Some("INVALID_TOKEN"));
+    }
+    let login = json!({"username": "owner", "password": PASSWORD});
+    people.workspace.anonymous.post("/api/auth/login/", &login).await.expect_fields(403, &["non_field_errors"]);
+}
