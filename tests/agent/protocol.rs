@@ -251,12 +251,8 @@ async fn nonsense_on_the_socket_is_ignored() {
 
 #[tokio::test]
 async fn an_agent_that_answers_no_ping_is_given_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let variables =
-        [("DEMO", "0"), ("OPERATOR_TOKEN", "op"), ("PBKDF2_ITERATIONS", "100000"), ("AGENT_PING_SECONDS", "2")];
-    let instance = Instance::start(folder.path(), &variables).await;
-    let operator = Api::new(&instance.url, "127.0.0.1").with("Bearer op");
-    let workspace = Workspace::made_by(&operator, "acme").await;
+    let (instance, _state) = Instance::new_with(&[("AGENT_PING_SECONDS", "2")]).await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let (silent, alive) = (workspace.server("silent").await, workspace.server("alive").await);
     let mut silent_agent = ScriptedAgent::connect(&workspace, &silent).await;
     let mut alive_agent = ScriptedAgent::connect(&workspace, &alive).await;

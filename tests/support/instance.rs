@@ -76,14 +76,23 @@ impl Instance {
 
     /// Starts an instance without the demo, whose state can be looked into. The folder is its state.
     pub async fn new() -> (Self, TempDir) {
+        Self::new_with(&[]).await
+    }
+
+    /// The same with further variables.
+    pub async fn new_with(variables: &[(&str, &str)]) -> (Self, TempDir) {
         let folder = tempfile::tempdir().unwrap();
-        (Self::restart(folder.path()).await, folder)
+        (Self::without_demo(folder.path(), variables).await, folder)
     }
 
     /// Starts an instance like [`Instance::new`] on the state of an earlier one.
     pub async fn restart(state: &Path) -> Self {
+        Self::without_demo(state, &[]).await
+    }
+
+    async fn without_demo(state: &Path, more: &[(&str, &str)]) -> Self {
         let variables = [("DEMO", "0"), ("OPERATOR_TOKEN", OPERATOR_TOKEN), ("PBKDF2_ITERATIONS", "100000")];
-        Self::start(state, &variables).await
+        Self::start(state, &[&variables[..], more].concat()).await
     }
 
     /// Kills all of it at once, as a crash would, and waits until it is gone.
@@ -111,20 +120,26 @@ impl Instance {
         .await;
     }
 
-    /// Runs wrangler on the instance's state, for what the API cannot show.
+    /// Runs wrangler on the instance's state, for what the API cannot show. While the service holds the database's write
+    /// lock, wrangler is refused and has done nothing: then it runs again.
     async fn wrangler(&self, arguments: &[&str]) -> String {
-        let output = Command::new("node_modules/.bin/wrangler")
-            .args(arguments)
-            .args(["--local", "--persist-to"])
-            .arg(&self.state)
-            .env("WRANGLER_SEND_METRICS", "false")
-            .env("CI", "true")
-            .current_dir(ROOT)
-            .output()
-            .await
-            .unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
+        eventually("the database's lock", || async {
+            let output = Command::new("node_modules/.bin/wrangler")
+                .args(arguments)
+                .args(["--local", "--persist-to"])
+                .arg(&self.state)
+                .env("WRANGLER_SEND_METRICS", "false")
+                .env("CI", "true")
+                .current_dir(ROOT)
+                .output()
+                .await
+                .unwrap();
+            let (out, errors) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
+            let is_locked_out = !output.status.success() && format!("{out}{errors}").contains("SQLITE_BUSY");
+            assert!(output.status.success() || is_locked_out, "{arguments:?}: {out}{errors}");
+            (!is_locked_out).then_some(out)
+        })
+        .await
     }
 
     /// The rows that a statement gives on the instance's D1.
