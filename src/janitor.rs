@@ -129,16 +129,13 @@ impl Janitor {
             self.sever(&ids).await?;
             return servers::delete(&self.env, deleted.id, &ids).await;
         }
-        // A workspace made since under the same slug has entries of the same beginning.
-        if !deleted.slug_is_used {
-            if !login_tokens::purge_some(&self.env, &deleted.slug).await? {
-                return Ok(());
+        if deleted.slug_is_used {
+            // The entries of the workspace that was made since begin alike, and stay.
+            for hash in workspaces::token_hashes(&self.env, deleted.id).await? {
+                login_tokens::delete(&self.env, &deleted.slug, &hash).await?;
             }
-        } else {
-            let hashes = workspaces::token_hashes(&self.env, deleted.id).await?;
-            for hash in &hashes {
-                login_tokens::delete(&self.env, &deleted.slug, hash).await?;
-            }
+        } else if !login_tokens::purge_some(&self.env, &deleted.slug).await? {
+            return Ok(());
         }
         workspaces::purge_some(&self.env, deleted.id).await
     }

@@ -242,10 +242,10 @@ impl Call {
         self.body(0).await.ok();
     }
 
-    /// Tells whether the body is, or may be, so large that only a known caller's is read.
+    /// Tells whether the body is, or may be, so large that only a known caller's is read: HTTP/2 need not tell a length.
     pub fn has_large_body(&self) -> bool {
         let length = self.header("Content-Length").and_then(|length| length.parse::<usize>().ok());
-        length.map_or_else(|| self.header("Transfer-Encoding").is_some(), |length| length > MAX_BODY)
+        length.is_none_or(|length| length > MAX_BODY)
     }
 
     /// The JSON body of an agent's report.

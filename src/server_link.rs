@@ -657,7 +657,9 @@ impl ServerLink {
             let delay = (1 << (failures + 1).min(6)).min(SLOWEST_RETRY);
             return tables.set_wake(wake::FLUSH, Some(now().plus_seconds(delay)));
         }
-        tables.set_fact(fact::FAILURES, &0)?;
+        if failures > 0 {
+            tables.set_fact(fact::FAILURES, &0)?;
+        }
         let facts = self.facts()?;
         let more = facts.revision > facts.flushed || !tables.unflushed_commands(1)?.is_empty();
         tables.set_wake(wake::FLUSH, more.then(now))

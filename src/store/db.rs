@@ -1,5 +1,7 @@
 //! The one way to D1: statements with their parameters, and its errors made alike.
 
+use std::collections::HashMap;
+
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use serde::de::DeserializeOwned;
@@ -166,6 +168,22 @@ pub async fn run(env: &Env, statement: Statement) -> Result<D1Result, Failure> {
 /// Rows of another form: our own fault.
 pub fn rows<T: DeserializeOwned>(result: &D1Result) -> Result<Vec<T>, Error> {
     result.results().map_err(internal)
+}
+
+/// The values of a result that has one column.
+///
+/// # Errors
+/// Rows of another form: our own fault.
+pub fn column<T: DeserializeOwned>(result: &D1Result) -> Result<Vec<T>, Error> {
+    Ok(rows::<HashMap<String, T>>(result)?.into_iter().flat_map(HashMap::into_values).collect())
+}
+
+/// The id that a statement returned: of the row that it made, changed or found, if there was one.
+///
+/// # Errors
+/// Rows of another form: our own fault.
+pub fn returned_id(result: &D1Result) -> Result<Option<i64>, Error> {
+    Ok(column::<f64>(result)?.first().map(|id| *id as i64))
 }
 
 /// The first row of a result.

@@ -161,13 +161,8 @@ pub async fn insert_command(env: &Env, workspace_id: i64, command: &Command, lif
     .bind(life.expires_at)
     .bind(life.state().as_str())
     .bind(life.message());
-    #[derive(Deserialize)]
-    struct Row {
-        #[serde(rename = "id")]
-        _id: String,
-    }
-    let result = db::run(env, statement).await?;
-    Ok(db::first::<Row>(&result).map_err(|error| own(&error))?.is_some())
+    let made = db::column::<String>(&db::run(env, statement).await?).map_err(|error| own(&error))?;
+    Ok(!made.is_empty())
 }
 
 /// The statement that tells the latest of a command.

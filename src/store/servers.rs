@@ -2,7 +2,6 @@
 
 use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
-use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
@@ -74,12 +73,7 @@ pub fn select(credential: &Credential<'_>, id: Uuid) -> Statement {
 /// Ids of a workspace's servers in their order, after one of them.
 pub async fn ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
     let sql = "SELECT id FROM servers WHERE workspace_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3";
-    #[derive(Deserialize)]
-    struct Row {
-        id: String,
-    }
-    let result = db::run(env, Statement::new(sql).bind(workspace_id).bind(after).bind(limit)).await?;
-    Ok(db::rows::<Row>(&result)?.into_iter().map(|row| row.id).collect())
+    db::column(&db::run(env, Statement::new(sql).bind(workspace_id).bind(after).bind(limit)).await?)
 }
 
 /// Removes the rows of servers whose objects are wiped.

@@ -2,7 +2,6 @@
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
-use serde::Deserialize;
 use uuid::Uuid;
 use worker::Env;
 
@@ -64,13 +63,9 @@ pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) ->
     .bind(new.checked_password)
     .bind(now)
     .bind(new.password);
-    #[derive(Deserialize)]
-    struct Row {
-        #[serde(rename = "id")]
-        _id: String,
-    }
     let results = db::batch(env, vec![session, user]).await?;
-    Ok(results.first().map(db::first::<Row>).transpose()?.flatten().is_some())
+    let made = results.first().map(db::column::<String>).transpose()?;
+    Ok(made.is_some_and(|ids| !ids.is_empty()))
 }
 
 /// The statement that ends the session of a credential; it does nothing to an API token.

@@ -37,14 +37,9 @@ pub fn is_remembered(slug: &str, now: Timestamp) -> bool {
 
 /// Looks whether a workspace exists.
 pub async fn exists(env: &Env, slug: &str) -> Result<bool, Error> {
-    let sql = "SELECT 1 AS found FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL";
-    #[derive(Deserialize)]
-    struct Row {
-        #[serde(rename = "found")]
-        _found: f64,
-    }
+    let sql = "SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL";
     let result = db::run(env, Statement::new(sql).bind(slug)).await?;
-    Ok(db::first::<Row>(&result)?.is_some())
+    Ok(db::returned_id(&result)?.is_some())
 }
 
 /// A workspace to be made.
@@ -75,15 +70,8 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<i6
     .bind(&new.admin.email)
     .bind(new.password)
     .bind(now);
-    #[derive(Deserialize)]
-    struct Row {
-        id: f64,
-    }
     match db::batch(env, vec![workspace, admin]).await {
-        Ok(results) => {
-            let row = db::first::<Row>(results.last().ok_or_else(|| Error::internal("D1 gave no result"))?)?;
-            Ok(row.map(|row| row.id as i64))
-        }
+        Ok(results) => db::returned_id(results.last().ok_or_else(|| Error::internal("D1 gave no result"))?),
         Err(Failure::NotUnique(_)) => Ok(None),
         Err(failure) => Err(failure.into()),
     }
@@ -108,12 +96,7 @@ pub async fn list(env: &Env, region: &str, page: Page) -> Result<(String, u64), 
 /// Marks a workspace as deleted, which refuses every credential in it at once; its id, or `None` where there is none.
 pub async fn mark_deleted(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
     let sql = "UPDATE workspaces SET deleted_at = ?2 WHERE slug = ?1 AND deleted_at IS NULL RETURNING id";
-    #[derive(Deserialize)]
-    struct Row {
-        id: f64,
-    }
-    let result = db::run(env, Statement::new(sql).bind(slug).bind(now)).await?;
-    Ok(db::first::<Row>(&result)?.map(|row| row.id as i64))
+    db::returned_id(&db::run(env, Statement::new(sql).bind(slug).bind(now)).await?)
 }
 
 /// A deleted workspace of which something is left.
@@ -151,12 +134,7 @@ const PURGE_ROWS: u64 = 200;
 /// The hashes of login tokens that the next [`purge_some`] removes from D1.
 pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
     let sql = format!("SELECT token_hash FROM sessions WHERE workspace_id = ?1 ORDER BY rowid LIMIT {PURGE_ROWS}");
-    #[derive(Deserialize)]
-    struct Row {
-        token_hash: String,
-    }
-    let result = db::run(env, Statement::new(sql).bind(workspace_id)).await?;
-    Ok(db::rows::<Row>(&result)?.into_iter().map(|row| row.token_hash).collect())
+    db::column(&db::run(env, Statement::new(sql).bind(workspace_id)).await?)
 }
 
 /// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
