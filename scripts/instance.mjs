@@ -1,7 +1,7 @@
 // An instance of the service on this machine: workerd under wrangler dev, with D1, KV and Durable Objects in a state
 // folder of its own. `npm start` and the tests start it in the same way.
 import { randomBytes } from "node:crypto";
-import { chmodSync, existsSync, mkdirSync, openSync, readFileSync, writeFileSync } from "node:fs";
+import { chmodSync, existsSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join, resolve } from "node:path";
 import { digest, endGroup, fail, once, root, run, say, startGroup } from "./lib.mjs";
@@ -9,8 +9,21 @@ import { digest, endGroup, fail, once, root, run, say, startGroup } from "./lib.
 const wrangler = join(root, "node_modules", ".bin", "wrangler");
 /** Settings of wrangler's own: no telemetry, no questions, no look for updates. */
 const QUIET = { WRANGLER_SEND_METRICS: "false", CI: "true", NO_UPDATE_NOTIFIER: "1", FORCE_COLOR: "0" };
+
+/**
+ * The environment in which wrangler works on a state folder. What it writes beside the state stays in there, too: the mails of
+ * its own sink, which hold links, and nothing of a log of its own, which would hold every answer of D1.
+ */
+function wranglerEnvironment(stateDir) {
+  const [temporary, discarded] = [join(stateDir, "tmp"), join(stateDir, "discarded.log")];
+  mkdirSync(temporary, { recursive: true, mode: 0o700 });
+  if (!existsSync(discarded)) symlinkSync("/dev/null", discarded);
+  return { ...process.env, ...QUIET, TMPDIR: temporary, WRANGLER_LOG_PATH: discarded };
+}
 const READY_WITHIN_MS = 60_000;
 const SECRETS = ["OPERATOR_TOKEN", "TOKEN_PEPPER"];
+/** Secrets of others, which cannot be made here: they come from the environment each time, or there are none. */
+const GIVEN_SECRETS = ["SMTP_PASSWORD"];
 
 /** A port of this machine that nobody listens on now. */
 export const freePort = () =>
@@ -42,14 +55,21 @@ function secrets(stateDir, environment) {
 }
 
 /** Writes the variables that differ from wrangler.toml where wrangler reads them; on its command line all could see them. */
-async function writeVariables(stateDir, environment) {
+async function writeVariables(stateDir, port, environment) {
   const { parse } = await import("smol-toml");
   const { vars } = parse(readFileSync(join(root, "wrangler.toml"), "utf8"));
-  const chosen = Object.keys(vars).filter((name) => environment[name] !== undefined);
-  const values = { ...Object.fromEntries(chosen.map((name) => [name, environment[name]])), ...secrets(stateDir, environment) };
+  const chosen = [...Object.keys(vars), ...GIVEN_SECRETS].filter((name) => environment[name] !== undefined);
+  const { REGION, SERVICE_DOMAIN } = { ...vars, ...environment };
+  const values = {
+    // Links in mails lead here.
+    BASE_URL: `http://{workspace}.${REGION}.${SERVICE_DOMAIN}:${port}`,
+    ...Object.fromEntries(chosen.map((name) => [name, environment[name]])),
+    ...secrets(stateDir, environment),
+  };
   const quoted = ([name, value]) => {
     if (/['\n]/.test(value)) fail(`${name} may not hold a single quote or a line break`);
-    return `${name}='${value}'`;
+    // wrangler puts variables in for their names even within quotes, unless the dollar is escaped.
+    return `${name}='${value.replaceAll("$", "\\$")}'`;
   };
   const file = join(stateDir, "variables.env");
   writeFileSync(file, `${Object.entries(values).map(quoted).join("\n")}\n`);
@@ -62,7 +82,9 @@ async function migrate(stateDir) {
   await once(join(stateDir, "migrated"), digest(["migrations"]), () => {
     say("D1: applying migrations");
     const args = ["d1", "migrations", "apply", "DB", "--local", "--persist-to", stateDir];
-    run(wrangler, args, { env: { ...process.env, ...QUIET } });
+    const umask = process.umask(0o077);
+    run(wrangler, args, { env: wranglerEnvironment(stateDir) });
+    process.umask(umask);
   });
 }
 
@@ -75,13 +97,15 @@ export async function startInstance({ stateDir, port, environment = process.env,
   if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is not a port number`);
   if (await isTaken(port)) throw new Error(`port ${port} of 127.0.0.1 is in use; set PORT to another one`);
   stateDir = resolve(root, stateDir);
-  mkdirSync(stateDir, { recursive: true, mode: 0o700 });
+  // Nobody else on this machine has any business here. A folder that is not ours alone is left as it is: what comes into it is
+  // made for its owner only.
+  const isNew = mkdirSync(stateDir, { recursive: true, mode: 0o700 }) !== undefined;
+  if (isNew || existsSync(join(stateDir, "secrets.json"))) chmodSync(stateDir, 0o700);
   await migrate(stateDir);
-  const { file, values } = await writeVariables(stateDir, environment);
+  const { file, values } = await writeVariables(stateDir, port, environment);
   const logFile = join(stateDir, "worker.log");
-  const log = openSync(logFile, "a", 0o600);
-  const args = ["dev", "--ip", "127.0.0.1", "--port", `${port}`, "--inspector-port", "0", "--persist-to", stateDir, "--env-file", file, "--show-interactive-dev-session", "false"];
-  const child = startGroup(wrangler, args, { stdio: ["ignore", log, log], env: { ...process.env, ...QUIET } });
+  const args = [join(root, "scripts", "logged.mjs"), logFile, wrangler, "dev", "--ip", "127.0.0.1", "--port", `${port}`, "--inspector-port", "0", "--persist-to", stateDir, "--env-file", file, "--show-interactive-dev-session", "false"];
+  const child = startGroup(process.execPath, args, { stdio: ["ignore", "ignore", "inherit"], env: wranglerEnvironment(stateDir) });
   let stopped = false;
   let ended = null;
   child.once("error", (error) => (ended = error.message));

@@ -1,6 +1,9 @@
 // `npm test`: everything that CI runs. Formatting and lints, unit tests, and the end-to-end tests against the built Worker in
 // workerd, with a port and a state folder of their own.
 //
+// When the end-to-end tests are through, the state and the logs of all instances are searched for every credential that they
+// had to do with.
+//
 // `npm test -- e2e [filter]` runs only the end-to-end tests, those whose names hold the filter. With FARHAND_URL and
 // FARHAND_OPERATOR_TOKEN set, they run against that service instead.
 import { spawnSync } from "node:child_process";
@@ -8,6 +11,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { buildAgent } from "./agent.mjs";
+import { browser } from "./browser.mjs";
 import { build } from "./build.mjs";
 import { freePort, startInstance } from "./instance.mjs";
 import { root, run, say } from "./lib.mjs";
@@ -49,24 +53,34 @@ async function lints() {
 async function endToEnd() {
   const environment = { ...process.env };
   let instance = null;
-  let stateDir = null;
+  let folder = null;
   await build();
   environment.FARHAND_AGENT = buildAgent();
+  const { chromium, chromedriver } = browser();
+  environment.FARHAND_CHROMIUM = chromium;
+  environment.FARHAND_CHROMEDRIVER = chromedriver;
   try {
     if (!environment.FARHAND_URL) {
-      stateDir = mkdtempSync(join(tmpdir(), "farhand-test-"));
+      folder = mkdtempSync(join(tmpdir(), "farhand-test-"));
+      const stateDir = join(folder, "state");
       // The least rounds that the Worker takes: the tests log in some hundred times.
       const variables = { PBKDF2_ITERATIONS: "100000" };
       instance = await startInstance({ stateDir, port: await freePort(), environment: variables, onExit: (how) => say(`error: wrangler dev ended with ${how}`) });
       environment.FARHAND_URL = instance.url;
       environment.FARHAND_OPERATOR_TOKEN = instance.operatorToken;
       environment.FARHAND_STATE_DIR = stateDir;
+      environment.FARHAND_INSTANCES = mkdtempSync(join(folder, "instances-"));
+      environment.FARHAND_SECRETS_SEEN = join(folder, "secrets-seen");
     }
     cargoTest(["-p", "farhand-tests", "--test", "e2e", "--", ...filter], environment);
+    if (folder && filter.length === 0) {
+      await instance.stop();
+      cargoTest(["-p", "farhand-tests", "--test", "leaks"], { ...environment, FARHAND_SEARCHED: folder });
+    }
   } finally {
     await instance?.stop();
-    if (stateDir && counts.failed === 0) rmSync(stateDir, { recursive: true, force: true });
-    else if (stateDir) say(`the service's state and log are in ${stateDir}`);
+    if (folder && counts.failed === 0) rmSync(folder, { recursive: true, force: true });
+    else if (folder) say(`the services' states and logs are in ${folder}`);
   }
 }
 

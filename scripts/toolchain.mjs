@@ -39,18 +39,19 @@ function wasmToolchain() {
   return debianToolchain();
 }
 
+/** Installs those of some Debian packages that are not there. `why` is said first, and is what fails without apt-get. */
+export function debianPackages(names, why) {
+  const missing = names.filter((name) => !output("dpkg-query", ["-W", "-f=${Status}", name])?.includes("ok installed"));
+  if (missing.length === 0) return;
+  if (output("apt-get", ["--version"]) === null) fail(`${why}, and there is no apt-get here to install Debian's ${missing.join(", ")}`);
+  const [program, ...args] = [...(process.getuid() === 0 ? [] : ["sudo"]), "apt-get"];
+  say(`${why}: installing Debian's ${missing.join(", ")}`);
+  run(program, [...args, "update", "-q"]);
+  run(program, [...args, "install", "-yq", "--no-install-recommends", ...missing]);
+}
+
 function debianToolchain() {
-  const missing = () => DEBIAN_PACKAGES.filter((name) => !output("dpkg-query", ["-W", "-f=${Status}", name])?.includes("ok installed"));
-  if (missing().length > 0) {
-    if (output("apt-get", ["--version"]) === null) {
-      fail(`rustup could not add ${TARGET}, and there is no apt-get here to get Debian's rustc-web instead`);
-    }
-    const sudo = process.getuid() === 0 ? [] : ["sudo"];
-    const apt = [...sudo, "apt-get"];
-    say(`wasm target: rustup cannot download it; installing Debian's ${missing().join(", ")}`);
-    run(apt[0], [...apt.slice(1), "update", "-q"]);
-    run(apt[0], [...apt.slice(1), "install", "-yq", "--no-install-recommends", ...missing()]);
-  }
+  debianPackages(DEBIAN_PACKAGES, `rustup could not add ${TARGET}`);
   const version = output("/usr/bin/rustc", ["--version"]);
   const bin = join(debianRust, "bin");
   const stamp = join(debianRust, "version");

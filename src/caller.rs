@@ -7,10 +7,13 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
+use farhand_domain::acl::Acl;
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 use farhand_domain::secret::Purpose;
+use farhand_domain::session;
 use farhand_domain::time::Timestamp;
+use farhand_domain::user::Rank;
 use futures_util::future;
 use serde::Deserialize;
 use uuid::Uuid;
@@ -24,16 +27,20 @@ use crate::store::{api_tokens, sessions, workspaces};
 
 /// The parameters of `me`: `?1` the workspace's slug, `?2` the token's hash, `?3` now, `?4` now less the time that a
 /// login token is taken past its expiry. A handler's own parameters begin at `?5`.
-const ME: &str = "WITH me AS MATERIALIZED (
+///
+/// `credential` is who calls. `me` is the same, but empty for an API token with an access control list where the endpoint
+/// is not on the list of what such a token may reach: what a handler writes is then refused in the same statement.
+const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
     SELECT w.id AS workspace_id, u.id AS user_id, u.username, u.email, u.is_staff, u.is_superuser,
-        'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at
+        'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at,
+        NULL AS acl, NULL AS acl_servers
     FROM workspaces w
     JOIN sessions s ON s.workspace_id = w.id AND s.token_hash = ?2 AND s.expires_at > ?4
     JOIN users u ON u.id = s.user_id AND u.workspace_id = w.id AND u.is_active = 1
     WHERE w.slug = ?1 AND w.deleted_at IS NULL
     UNION ALL
     SELECT w.id, u.id, u.username, u.email, u.is_staff, u.is_superuser,
-        'api_token', t.id, t.last_used_at, t.expires_at
+        'api_token', t.id, t.last_used_at, t.expires_at, t.acl, json_extract(t.acl, '$.servers')
     FROM workspaces w
     JOIN api_tokens t ON t.workspace_id = w.id AND t.key_hash = ?2 AND t.enabled = 1
         AND (t.expires_at IS NULL OR t.expires_at > ?3)
@@ -41,11 +48,18 @@ const ME: &str = "WITH me AS MATERIALIZED (
     WHERE w.slug = ?1 AND w.deleted_at IS NULL
 )";
 
+/// `me` where the endpoint takes API tokens with an access control list. Such an endpoint writes nothing in the round trip
+/// that tells who calls.
+const ME_OR_LIMITED: &str = "me AS (SELECT * FROM credential)";
+/// `me` everywhere else.
+const ME_UNLIMITED: &str = "me AS (SELECT * FROM credential WHERE acl IS NULL)";
+
 /// The columns that tell of the credential: one row always, with nulls where there is no such workspace or caller.
 const WHO: &str = "(SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL) AS workspace,
     (SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
         'is_staff', json(iif(is_staff, 'true', 'false')), 'is_superuser', json(iif(is_superuser, 'true', 'false')),
-        'kind', kind, 'credential_id', credential_id, 'moved_at', moved_at, 'expires_at', expires_at) FROM me) AS me";
+        'kind', kind, 'credential_id', credential_id, 'moved_at', moved_at, 'expires_at', expires_at, 'acl', json(acl))
+     FROM credential) AS me";
 
 /// How many hashes an isolate remembers at most, of each kind.
 const REMEMBERED: usize = 10_000;
@@ -92,12 +106,19 @@ pub struct Caller {
     /// When the session's expiry was moved, or the token's use was noted.
     moved_at: Option<Timestamp>,
     expires_at: Option<Timestamp>,
+    /// What the API token is limited to, where it is.
+    pub acl: Option<Acl>,
 }
 
 impl Caller {
     /// Whether the caller has the rights of staff.
     pub fn is_staff_or_superuser(&self) -> bool {
-        self.is_staff || self.is_superuser
+        self.rank().is_staff_or_superuser()
+    }
+
+    /// The caller's rank.
+    pub fn rank(&self) -> Rank {
+        Rank { is_staff: self.is_staff, is_superuser: self.is_superuser }
     }
 }
 
@@ -121,7 +142,6 @@ struct Body {
 
 #[derive(Deserialize)]
 struct Listed {
-    body: Option<String>,
     total: Option<f64>,
 }
 
@@ -139,11 +159,12 @@ impl<'a> Credential<'a> {
     /// A statement on the common table `me`, whose own parameters begin at `?5`.
     pub fn statement(&self, sql: &str) -> Statement {
         let now = self.call.now;
-        Statement::new(format!("{ME}\n{sql}"))
+        let me = if self.call.takes_limited_tokens { ME_OR_LIMITED } else { ME_UNLIMITED };
+        Statement::new(format!("{CREDENTIAL}, {me}\n{sql}"))
             .bind(self.workspace)
             .bind(&self.hash)
             .bind(now)
-            .bind(now.plus_seconds(-sessions::REFRESH_EVERY))
+            .bind(session::dead_until(now))
     }
 
     /// Runs statements in one round trip: the first must select [`WHO`]. A failure is told only to a caller who is
@@ -163,11 +184,11 @@ impl<'a> Credential<'a> {
 
     /// Takes the caller from what D1 says, and puts right what KV says.
     fn settle(&self, who: Who, entry: Option<Entry>) -> Result<Caller, Error> {
-        if who.workspace.is_none() {
+        let Some(workspace_id) = who.workspace else {
             workspaces::forget(self.workspace);
             return Err(Error::not_found());
-        }
-        workspaces::remember(self.workspace, self.call.now);
+        };
+        workspaces::remember(self.workspace, workspace_id as i64, self.call.now);
         self.call.workspace_proven.set(true);
         let Some(me) = who.me else {
             API_TOKENS.with_borrow_mut(|known| known.remove(&self.hash));
@@ -177,6 +198,14 @@ impl<'a> Credential<'a> {
             return Err(Error::invalid_token());
         };
         let caller: Caller = serde_json::from_str(&me).map_err(platform::internal)?;
+        if let Some(acl) = &caller.acl {
+            let is_allowed = self.call.takes_limited_tokens
+                && acl.allows_method(&self.call.method)
+                && acl.allows_address(&self.call.remote_ip());
+            if !is_allowed {
+                return Err(Error::acl_not_allowed());
+            }
+        }
         self.keep_up(&caller, entry);
         Ok(caller)
     }
@@ -186,7 +215,7 @@ impl<'a> Credential<'a> {
     fn keep_up(&self, caller: &Caller, entry: Option<Entry>) {
         let (env, now) = (self.call.env.clone(), self.call.now);
         let (workspace_id, id) = (caller.workspace_id, caller.credential_id);
-        let is_due = caller.moved_at.is_none_or(|moved| moved.plus_seconds(sessions::REFRESH_EVERY) <= now);
+        let is_due = caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
         match caller.kind {
             Kind::ApiToken => {
                 API_TOKENS.with_borrow_mut(|known| {
@@ -202,7 +231,7 @@ impl<'a> Credential<'a> {
                 }
             }
             Kind::Session => {
-                let expires_at = if is_due { Some(now.plus_seconds(sessions::LIFETIME)) } else { caller.expires_at };
+                let expires_at = if is_due { Some(session::expires_at(now)) } else { caller.expires_at };
                 let Some(expires_at) = expires_at else { return };
                 let wanted = Entry { session: id, expires_at };
                 if entry == Some(wanted) || (!is_due && !self.may_write_entry()) {
@@ -233,8 +262,7 @@ impl<'a> Credential<'a> {
 
     /// After the response: removes the token's KV entry, as D1 has no such session any more.
     pub fn forget_login_token(&self) {
-        let (env, workspace, hash) = (self.call.env.clone(), self.workspace.to_owned(), self.hash.clone());
-        self.call.context.wait_until(logged(async move { login_tokens::delete(&env, &workspace, &hash).await }));
+        forget_login_tokens(self.call, self.workspace, vec![self.hash.clone()]);
     }
 
     /// Looks the credential up, and does nothing else.
@@ -273,22 +301,31 @@ impl<'a> Credential<'a> {
         Ok((caller, body.and_then(|body| body.body)))
     }
 
-    /// Reads a page of a list: SQL for the array of the page's items as JSON text, whose `LIMIT` and `OFFSET` are `?5`
-    /// and `?6`, and SQL for the number of all items. Returns both.
+    /// Reads a page of a list: a statement for the page's items, one in a row, as JSON text in the column `body`, with the
+    /// page's size and offset as `?5` and `?6` and its own parameters from `?7` on; and SQL for the number of all items.
+    /// Returns the JSON array of the items, and their number.
+    ///
+    /// One row for each, as a single text could grow past what the database takes.
     ///
     /// # Errors
     /// The credential is not alive.
-    pub async fn list(&self, items: &str, count: &str, page: Page) -> Result<(String, u64), Error> {
-        // A page past the end is not read: OFFSET would walk over all that comes before it.
-        let sql = format!(
-            "SELECT {WHO}, n.total, (SELECT iif(?6 = 0 OR n.total > ?6, {items}, NULL) FROM me) AS body
-             FROM (SELECT (SELECT {count} FROM me) AS total) n"
-        );
-        let statement = self.statement(&sql).bind(page.size).bind(page.offset());
-        let (_, results) = self.resolve(vec![statement]).await?;
-        let listed = results.first().map(db::first::<Listed>).transpose()?.flatten();
-        let listed = listed.ok_or_else(|| Error::internal("D1 gave no row"))?;
-        Ok((listed.body.unwrap_or_else(|| "[]".to_owned()), listed.total.unwrap_or(0.0) as u64))
+    pub async fn list(
+        &self,
+        items: &str,
+        count: &str,
+        page: Page,
+        parameters: Vec<Parameter>,
+    ) -> Result<(String, u64), Error> {
+        let bind = |statement: Statement| {
+            let statement = statement.bind(page.size).bind(page.offset());
+            parameters.iter().cloned().fold(statement, Statement::bind)
+        };
+        let who = self.statement(&format!("SELECT {WHO}, ?5 AS size, ?6 AS offset, (SELECT {count} FROM me) AS total"));
+        let (_, results) = self.resolve(vec![bind(who), bind(self.statement(items))]).await?;
+        let [who, items] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
+        let listed = db::first::<Listed>(who)?.ok_or_else(|| Error::internal("D1 gave no row"))?;
+        let items = db::column::<String>(items)?;
+        Ok((format!("[{}]", items.join(",")), listed.total.unwrap_or(0.0) as u64))
     }
 
     /// Changes something: statements made with [`Credential::statement`]. Returns the `body` column of the first row of
@@ -304,6 +341,20 @@ impl<'a> Credential<'a> {
         let bodies = results[1..].iter().map(body).collect::<Result<_, Error>>()?;
         Ok((caller, bodies))
     }
+}
+
+/// After the response: removes the KV entries of login tokens whose sessions are gone from D1.
+pub fn forget_login_tokens(call: &Call, workspace: &str, hashes: Vec<String>) {
+    if hashes.is_empty() {
+        return;
+    }
+    let (env, workspace) = (call.env.clone(), workspace.to_owned());
+    call.context.wait_until(logged(async move {
+        for hash in hashes {
+            login_tokens::delete(&env, &workspace, &hash).await?;
+        }
+        Ok(())
+    }));
 }
 
 /// Work after the response, whose failure only the log hears of: the next request does it again.

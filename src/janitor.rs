@@ -1,5 +1,5 @@
-//! The Durable Object that clears deleted workspaces away, to the last row, key and object. There is one for the region
-//! cell.
+//! The Durable Object that clears deleted workspaces away, to the last row, key and object, and takes deleted users off the
+//! commands that they asked for. There is one for the region cell.
 //!
 //! What is to be purged is told by D1 alone: the row of a deleted workspace stays, marked, until nothing else is left of
 //! it. The alarm is set before the mark, so whatever is cut off in between, the object looks again, finds the row and
@@ -13,15 +13,20 @@ use uuid::Uuid;
 use worker::{DurableObject, Env, Method, Request, RequestInit, Response, State, console_error, durable_object};
 
 use crate::link_calls::{self, Ask};
+use crate::objects;
 use crate::platform::{self, internal};
 use crate::store::workspaces::{self, Deleted};
-use crate::store::{login_tokens, servers};
+use crate::store::{login_tokens, servers, users};
 
 /// How many servers are cut off side by side.
 const SERVERS: u64 = 50;
 /// How many servers are cut off before a deletion is answered; what is beyond that follows within seconds, and is refused
 /// by the name of the workspace, which is gone.
 const SERVERS_AT_ONCE: u64 = 500;
+/// How many commands a deleted user is taken off at a time.
+const COMMANDS: u64 = 200;
+/// The name of the one object.
+const NAME: &str = "janitor";
 /// Between two steps of a purge.
 const STEP: Duration = Duration::from_millis(10);
 /// To the next look after a deletion was asked for, and after a step that failed.
@@ -34,14 +39,25 @@ const LAST: &str = "last";
 /// # Errors
 /// The object could not be reached, or D1 not be told. The workspace may be deleted all the same.
 pub async fn delete_workspace(env: &Env, slug: &str) -> Result<bool, Error> {
-    let namespace = env.durable_object(platform::JANITOR).map_err(internal)?;
-    let stub = namespace.get_by_name("janitor").map_err(internal)?;
+    let stub = objects::stub(env, platform::JANITOR, NAME)?;
     let mut init = RequestInit::new();
     init.with_method(Method::Post).with_body(Some(slug.into()));
-    let request = Request::new_with_init("https://janitor.invalid", &init).map_err(internal)?;
+    let request = Request::new_with_init(objects::ORIGIN, &init).map_err(internal)?;
     match stub.fetch_with_request(request).await.map_err(internal)?.status_code() {
         204 => Ok(true),
         404 => Ok(false),
+        _ => Err(Error::internal("the janitor failed")),
+    }
+}
+
+/// Has the object look for what is to be done.
+///
+/// # Errors
+/// It could not be reached.
+pub async fn wake(env: &Env) -> Result<(), Error> {
+    let stub = objects::stub(env, platform::JANITOR, NAME)?;
+    match stub.fetch_with_str(objects::ORIGIN).await.map_err(internal)?.status_code() {
+        204 => Ok(()),
         _ => Err(Error::internal("the janitor failed")),
     }
 }
@@ -61,6 +77,9 @@ impl DurableObject for Janitor {
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
         let slug = request.text().await?;
         self.state.storage().set_alarm(RETRY).await?;
+        if slug.is_empty() {
+            return Ok(Response::empty()?.with_status(204));
+        }
         let status = match self.delete(&slug).await {
             Ok(true) => 204,
             Ok(false) => 404,
@@ -111,12 +130,13 @@ impl Janitor {
         futures_util::future::try_join_all(severed).await.map(drop)
     }
 
-    /// Does one step for the next workspace that is to be purged. False: there is none.
+    /// Does one step for a deleted user, and one for the next workspace that is to be purged. False: there is neither.
     async fn step(&self) -> Result<bool, Error> {
         let storage = self.state.storage();
         let last: i64 = storage.get(LAST).await.map_err(internal)?.unwrap_or(0);
+        let departed = users::depart_some(&self.env, COMMANDS).await?;
         // The next one, and not the same again: one that fails must not hold the others up.
-        let Some(deleted) = workspaces::next_deleted(&self.env, last).await? else { return Ok(false) };
+        let Some(deleted) = workspaces::next_deleted(&self.env, last).await? else { return Ok(departed) };
         storage.put(LAST, deleted.id).await.map_err(internal)?;
         self.purge_some(&deleted).await?;
         Ok(true)

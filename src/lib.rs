@@ -4,13 +4,18 @@ mod api;
 mod caller;
 mod janitor;
 mod link_calls;
+mod mail;
+mod mailer;
+mod objects;
 mod platform;
 mod request;
 mod response;
 mod routes;
 mod server_link;
 mod server_link_sql;
+mod smtp;
 mod store;
+mod throttle;
 
 use farhand_domain::cors;
 use farhand_domain::error::{Error, Kind};
@@ -42,7 +47,7 @@ async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<R
         let reply = Reply::refusal(&error, &call.id);
         match (error.kind, routes::find(&call.path)) {
             (Kind::Unauthenticated, Some((route, _))) => reply.header("WWW-Authenticate", challenge(route.access)),
-            (Kind::MethodNotAllowed, Some((route, _))) => reply.header("Allow", route.allow()),
+            (Kind::MethodNotAllowed, Some((route, _))) => reply.header("Allow", route.allow(call.config.on_prem)),
             _ => reply,
         }
     });
@@ -75,10 +80,11 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
         if let Some(error) = workspace_missing(call).await {
             return Err(error);
         }
-        return Ok(Reply::no_content().header("Allow", route.allow()));
+        return Ok(Reply::no_content().header("Allow", route.allow(call.config.on_prem)));
     }
     let endpoint = route.endpoint(&call.method);
     let endpoint = endpoint.ok_or_else(|| Error::new(Kind::MethodNotAllowed, "Method not allowed."))?;
+    call.takes_limited_tokens = endpoint.takes_limited_tokens();
     call.parameters = parameters.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let reply = api::dispatch(endpoint, call).await?;
     match workspace_missing(call).await {
@@ -96,42 +102,46 @@ fn challenge(access: Access) -> &'static str {
     }
 }
 
-/// The path with the slash that it lacks; every path but `/healthz` ends with one.
+/// The path with the slash that it lacks; every path ends with one, but for those that the table has without.
 fn with_slash(call: &Call) -> Option<String> {
-    (!call.path.ends_with('/') && call.path != "/healthz").then(|| format!("{}/", call.path))
+    let is_whole = call.path.ends_with('/') || routes::ends_without_slash(&call.path);
+    (!is_whole).then(|| format!("{}/", call.path))
 }
 
+/// Tells whether there is such an endpoint here at all: what is hidden is 404, whatever the method.
 fn is_served(call: &Call, route: &Route) -> bool {
     let hidden_operator = route.access == Access::Operator && !api::operator::is_visible(call);
-    !hidden_operator && (call.config.on_prem || !route.on_prem_only)
+    let hidden_in_cloud = !call.config.on_prem
+        && (route.on_prem_only.contains(&call.method.as_str()) || route.served(false).next().is_none());
+    !hidden_operator && !hidden_in_cloud
 }
 
 /// The refusal where the request's workspace does not exist, if that is not known yet.
 async fn workspace_missing(call: &Call) -> Option<Error> {
     let outside = call.path == "/healthz" || call.path.starts_with("/operator/");
     let slug = call.host.workspace().filter(|_| !outside && !call.workspace_proven.get())?;
-    if !workspaces::is_remembered(slug, call.now) {
-        match workspaces::exists(&call.env, slug).await {
-            Ok(true) => workspaces::remember(slug, call.now),
-            Ok(false) => return Some(Error::not_found()),
-            Err(error) => return Some(error),
+    match workspaces::id_of(&call.env, slug, call.now).await {
+        Ok(Some(_)) => {
+            call.workspace_proven.set(true);
+            None
         }
+        Ok(None) => Some(Error::not_found()),
+        Err(error) => Some(error),
     }
-    call.workspace_proven.set(true);
-    None
 }
 
 /// Lets pages of the web console's origin read the answer, and no others (contract 3).
 fn with_cors(call: &Call, reply: Reply) -> Reply {
     let is_operator = call.path.starts_with("/operator/");
     let Some(origin) = call.header("Origin").filter(|_| !is_operator) else { return reply };
-    let web_client = if call.config.web_client_url.is_empty() { &call.origin } else { &call.config.web_client_url };
+    let web_client = call.config.web_client_elsewhere().unwrap_or(&call.origin);
     let reply = reply.header("Vary", "Origin");
     if !cors::allows(web_client, &origin) {
         return reply;
     }
-    let reply =
-        reply.header("Access-Control-Allow-Origin", origin).header("Access-Control-Expose-Headers", "X-Request-Id");
+    let reply = reply
+        .header("Access-Control-Allow-Origin", origin)
+        .header("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
     if call.method != "OPTIONS" {
         return reply;
     }

@@ -7,15 +7,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
-use worker::{Env, Headers, Method, Request, RequestInit, Response, Stub};
+use worker::{Env, Headers, Method, Request, RequestInit, Response};
 
+use crate::objects;
 use crate::platform::{self, internal};
 use crate::request::Call;
 
 /// The header in which [`connect`] tells the object who connects.
 pub const IDENTITY_HEADER: &str = "X-Farhand-Agent";
-/// A name that no request leaves the Worker under.
-const ORIGIN: &str = "https://server-link.invalid";
 
 /// What a server's object can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -120,22 +119,12 @@ pub enum Answer {
     Failed(String),
 }
 
-fn stub(env: &Env, server: Uuid) -> Result<Stub, Error> {
-    let namespace = env.durable_object(platform::SERVER_LINK).map_err(internal)?;
-    namespace.get_by_name(&server.to_string()).map_err(internal)
-}
-
 /// Asks the object of a server.
 ///
 /// # Errors
 /// What the object refuses, as the client is to see it.
 pub async fn ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) -> Result<T, Error> {
-    let body = serde_json::to_string(ask).map_err(internal)?;
-    let mut init = RequestInit::new();
-    init.with_method(Method::Post).with_body(Some(body.into()));
-    let request = Request::new_with_init(ORIGIN, &init).map_err(internal)?;
-    let mut response = stub(env, server)?.fetch_with_request(request).await.map_err(internal)?;
-    let answer: Answer = serde_json::from_slice(&response.bytes().await.map_err(internal)?).map_err(internal)?;
+    let answer: Answer = objects::ask(env, platform::SERVER_LINK, &server.to_string(), ask).await?;
     match answer {
         Answer::Done(value) => serde_json::from_value(value).map_err(internal),
         Answer::InvalidAgent => Err(Error::invalid_token()),
@@ -158,6 +147,7 @@ pub async fn connect(call: &Call, identity: &Identity, path: &str) -> Result<Res
     headers.set(IDENTITY_HEADER, &text).map_err(internal)?;
     let mut init = RequestInit::new();
     init.with_method(Method::Get).with_headers(headers);
-    let request = Request::new_with_init(&format!("{ORIGIN}{path}"), &init).map_err(internal)?;
-    stub(&call.env, identity.server)?.fetch_with_request(request).await.map_err(internal)
+    let request = Request::new_with_init(&format!("{}{path}", objects::ORIGIN), &init).map_err(internal)?;
+    let stub = objects::stub(&call.env, platform::SERVER_LINK, &identity.server.to_string())?;
+    stub.fetch_with_request(request).await.map_err(internal)
 }

@@ -7,9 +7,13 @@ use farhand_domain::error::Error;
 use farhand_domain::host::Names;
 use farhand_domain::id;
 use farhand_domain::secret::{Pepper, Secret};
+use farhand_domain::smtp::{Login, Security};
+use farhand_domain::throttle::Windows;
 use farhand_domain::time::Timestamp;
 use uuid::Uuid;
 use worker::{Date, Env};
+
+use crate::smtp::Server;
 
 /// The D1 database.
 pub const DB: &str = "DB";
@@ -19,6 +23,12 @@ pub const LOGIN_TOKENS: &str = "LOGIN_TOKENS";
 pub const SERVER_LINK: &str = "SERVER_LINK";
 /// The Durable Object that purges deleted workspaces, [`crate::janitor::Janitor`].
 pub const JANITOR: &str = "JANITOR";
+/// The Durable Objects that count guesses, [`crate::throttle::Throttle`].
+pub const THROTTLE: &str = "THROTTLE";
+/// The Durable Object that sends mails, [`crate::mailer::Mailer`].
+pub const MAILER: &str = "MAILER";
+/// Cloudflare's binding for sending mail.
+pub const EMAIL: &str = "EMAIL";
 
 /// Our own fault, with the cause for the log.
 pub fn internal(cause: impl Display) -> Error {
@@ -63,11 +73,20 @@ pub struct Config {
     /// Rounds for new password hashes.
     pub pbkdf2_rounds: u32,
     /// The web console's address; empty where it is the workspace's own.
-    pub web_client_url: String,
+    web_client_url: String,
+    /// The workspaces' addresses, with `{workspace}` for the slug; empty where it is made of the names.
+    base_url: String,
+    /// How long the throttles count.
+    pub windows: Windows,
 }
 
 fn var(env: &Env, name: &str) -> String {
     env.var(name).map(|value| value.to_string()).unwrap_or_default()
+}
+
+/// A var that is a whole number from 1 on, or what stands for it where it is none.
+fn positive(env: &Env, name: &str, otherwise: i64) -> i64 {
+    var(env, name).parse().ok().filter(|number| *number > 0).unwrap_or(otherwise)
 }
 
 impl Config {
@@ -79,8 +98,31 @@ impl Config {
             default_workspace: var(env, "DEFAULT_WORKSPACE"),
             on_prem: var(env, "DEPLOYMENT") != "cloud",
             pbkdf2_rounds: var(env, "PBKDF2_ITERATIONS").parse().unwrap_or(600_000),
-            web_client_url: var(env, "WEB_CLIENT_URL"),
+            web_client_url: var(env, "WEB_CLIENT_URL").trim_end_matches('/').to_owned(),
+            base_url: var(env, "BASE_URL"),
+            windows: Windows {
+                login_seconds: positive(env, "LOGIN_WINDOW_SECONDS", 300),
+                hour_seconds: positive(env, "HOUR_WINDOW_SECONDS", 3600),
+            },
         }
+    }
+
+    /// The address of a workspace, from configuration alone: what goes into a mail must not hang on a request's Host.
+    pub fn base_url_of(&self, slug: &str) -> String {
+        if self.base_url.is_empty() {
+            return format!("https://{slug}.{}.{}", self.region, self.service_domain);
+        }
+        self.base_url.replace("{workspace}", slug)
+    }
+
+    /// The address of the web console for a workspace (contract 4, reset confirm GET).
+    pub fn web_client_of(&self, slug: &str) -> String {
+        if self.web_client_url.is_empty() { self.base_url_of(slug) } else { self.web_client_url.clone() }
+    }
+
+    /// The origin of the web console, where it is not the workspace's own.
+    pub fn web_client_elsewhere(&self) -> Option<&str> {
+        Some(self.web_client_url.as_str()).filter(|url| !url.is_empty())
     }
 
     /// The names under which this region cell is reached.
@@ -95,7 +137,7 @@ impl Config {
 
 /// How often an agent is pinged, in seconds.
 pub fn ping_seconds(env: &Env) -> i64 {
-    var(env, "AGENT_PING_SECONDS").parse().ok().filter(|seconds| *seconds > 0).unwrap_or(600)
+    positive(env, "AGENT_PING_SECONDS", 600)
 }
 
 /// The key for hashing credentials.
@@ -112,4 +154,32 @@ pub fn pepper(env: &Env) -> Result<Pepper, Error> {
 /// The operator's token, where there is an operator API.
 pub fn operator_token(env: &Env) -> Option<Secret> {
     Some(var(env, "OPERATOR_TOKEN")).filter(|token| !token.is_empty()).map(Secret::new)
+}
+
+/// The sender's address of every mail.
+pub fn mail_from(env: &Env) -> String {
+    var(env, "MAIL_FROM")
+}
+
+/// The SMTP server that mails are handed to, if there is one.
+///
+/// # Errors
+/// Its settings make no sense.
+pub fn smtp_server(env: &Env) -> Result<Option<Server>, Error> {
+    let host = var(env, "SMTP_HOST");
+    if host.is_empty() {
+        return Ok(None);
+    }
+    let (security, usual_port) = match var(env, "SMTP_SECURITY").as_str() {
+        "" | "starttls" => (Security::StartTls, 587),
+        "tls" => (Security::Tls, 465),
+        _ => return Err(Error::internal("SMTP_SECURITY is neither starttls nor tls")),
+    };
+    let port = match var(env, "SMTP_PORT").as_str() {
+        "" => usual_port,
+        port => port.parse().map_err(|_| Error::internal("SMTP_PORT is not a port number"))?,
+    };
+    let username = Some(var(env, "SMTP_USERNAME")).filter(|name| !name.is_empty());
+    let login = username.map(|username| Login { username, password: Secret::new(var(env, "SMTP_PASSWORD")) });
+    Ok(Some(Server { host, port, security, login }))
 }

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use farhand_domain::authorization::{self, AgentCredential};
 use farhand_domain::error::{Error, Kind, NON_FIELD};
 use farhand_domain::fields::Fields;
-use farhand_domain::host::{self, Host};
+use farhand_domain::host::Host;
 use farhand_domain::id;
 use farhand_domain::page::Query;
 use farhand_domain::secret::Secret;
@@ -22,6 +22,8 @@ use crate::platform::{self, Config, internal};
 const MAX_BODY: usize = 1024 * 1024;
 /// The largest body of an agent's report, in bytes (contract 3).
 const MAX_REPORT: usize = 16 * 1024 * 1024;
+/// The longest client address that is kept, in characters: an IPv6 address has at most 45.
+const MAX_ADDRESS: usize = 45;
 /// How much of a body that is too large is taken in before the answer, in bytes.
 const MAX_DISCARDED: usize = 64 * 1024 * 1024;
 
@@ -51,6 +53,8 @@ pub struct Call {
     pub parameters: Vec<(String, String)>,
     /// Whether it is known that the workspace exists.
     pub workspace_proven: Cell<bool>,
+    /// Whether the endpoint takes API tokens with an access control list.
+    pub takes_limited_tokens: bool,
     request: Request,
 }
 
@@ -93,6 +97,7 @@ impl Call {
             host: Host::of(&host, config.names()),
             parameters: Vec::new(),
             workspace_proven: Cell::new(false),
+            takes_limited_tokens: false,
             env,
             context,
             config,
@@ -113,14 +118,6 @@ impl Call {
         self.host.workspace().ok_or_else(Error::not_found)
     }
 
-    /// The base URL of a workspace of this cell, by the scheme and port that the caller used.
-    pub fn base_url_of(&self, slug: &str) -> String {
-        let (scheme, authority) = self.origin.split_once("://").unwrap_or(("https", &self.origin));
-        let port = host::port(authority).map(|port| format!(":{port}")).unwrap_or_default();
-        let names = self.config.names();
-        format!("{scheme}://{slug}.{}.{}{port}", names.region, names.service_domain)
-    }
-
     /// The query's parameters, decoded.
     pub fn query(&self) -> Query {
         form_urlencoded::parse(self.raw_query.as_bytes()).into_owned().collect()
@@ -139,9 +136,9 @@ impl Call {
         id::parse(self.parameter("id")).ok_or_else(missing)
     }
 
-    /// The client's address.
+    /// The client's address. On this machine the header comes from the caller, and may be of any length.
     pub fn remote_ip(&self) -> String {
-        self.header("CF-Connecting-IP").unwrap_or_default()
+        self.header("CF-Connecting-IP").unwrap_or_default().chars().take(MAX_ADDRESS).collect()
     }
 
     fn authorization(&self) -> Option<String> {
@@ -290,7 +287,12 @@ impl Call {
                 let content_type = self.header("Content-Type").unwrap_or_default();
                 multipart(body, &content_type).await
             }
-            _ => self.fields().await,
+            _ => self.fields().await.map_err(|error| match error.kind {
+                Kind::UnsupportedMediaType => {
+                    Error::new(error.kind, "Send the body as application/json, or as a form.")
+                }
+                _ => error,
+            }),
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct Reply {
 #[derive(Debug)]
 enum Body {
     Empty,
-    Json(String),
+    Text { media_type: &'static str, text: String },
     WebSocket(WebSocket),
 }
 
@@ -29,8 +29,12 @@ impl Reply {
         Self { status, headers: Vec::new(), body }
     }
 
+    fn json_text(status: u16, text: String) -> Self {
+        Self::new(status, Body::Text { media_type: "application/json", text })
+    }
+
     fn json(status: u16, value: &impl Serialize) -> Result<Self, Error> {
-        Ok(Self::new(status, Body::Json(serde_json::to_string(value).map_err(internal)?)))
+        Ok(Self::json_text(status, serde_json::to_string(value).map_err(internal)?))
     }
 
     /// 200 with a value.
@@ -40,7 +44,12 @@ impl Reply {
 
     /// 200 with JSON that is text already.
     pub fn ok_text(json: String) -> Self {
-        Self::new(200, Body::Json(json))
+        Self::json_text(200, json)
+    }
+
+    /// 200 with a text of another media type.
+    pub fn file(media_type: &'static str, text: &str) -> Self {
+        Self::new(200, Body::Text { media_type, text: text.to_owned() })
     }
 
     /// 201 with what was created.
@@ -48,9 +57,19 @@ impl Reply {
         Self::json(201, value)
     }
 
+    /// 201 with JSON that is text already.
+    pub fn created_text(json: String) -> Self {
+        Self::json_text(201, json)
+    }
+
     /// 204.
     pub fn no_content() -> Self {
         Self::new(204, Body::Empty)
+    }
+
+    /// 302 to a page for people.
+    pub fn found(location: String) -> Self {
+        Self::new(302, Body::Empty).header("Location", location)
     }
 
     /// 308 to another address of the same resource.
@@ -79,6 +98,8 @@ impl Reply {
             Kind::MethodNotAllowed => 405,
             Kind::TooLarge => 413,
             Kind::UnsupportedMediaType => 415,
+            Kind::Conflict => 409,
+            Kind::Throttled => 429,
             Kind::NotConnected => 503,
             Kind::Internal => 500,
         };
@@ -94,22 +115,27 @@ impl Reply {
         } else if error.fields.is_empty() || error.code.is_some() {
             body.insert("detail", json!(error.detail));
         }
-        Self::new(status, Body::Json(json!(body).to_string()))
+        let body = if error.is_silent { Value::Null } else { json!(body) };
+        let reply = Self::json_text(status, body.to_string());
+        match error.retry_after {
+            Some(seconds) => reply.header("Retry-After", seconds.to_string()),
+            None => reply,
+        }
     }
 
     /// Makes the platform's response. `without_body` is for HEAD.
     pub fn into_response(self, request_id: &str, without_body: bool) -> worker::Result<Response> {
-        let (text, socket) = match self.body {
+        let (body, socket) = match self.body {
             Body::WebSocket(socket) => (None, Some(socket)),
             Body::Empty => (None, None),
-            Body::Json(text) => (Some(text), None),
+            Body::Text { media_type, text } => (Some((media_type, text)), None),
         };
         let headers = Headers::new();
         headers.set("X-Request-Id", request_id)?;
         headers.set("Cache-Control", "no-store")?;
         headers.set("X-Content-Type-Options", "nosniff")?;
-        if text.is_some() {
-            headers.set("Content-Type", "application/json")?;
+        if let Some((media_type, _)) = body {
+            headers.set("Content-Type", media_type)?;
         }
         for (name, value) in &self.headers {
             headers.set(name, value)?;
@@ -118,8 +144,8 @@ impl Reply {
         if let Some(socket) = socket {
             return Ok(builder.with_websocket(socket).empty());
         }
-        Ok(match text.filter(|_| !without_body) {
-            Some(text) => builder.fixed(text.into_bytes()),
+        Ok(match body.filter(|_| !without_body) {
+            Some((_, text)) => builder.fixed(text.into_bytes()),
             None => builder.empty(),
         })
     }

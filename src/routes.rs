@@ -27,6 +27,8 @@ pub enum Access {
 pub enum Endpoint {
     /// Liveness, for load balancers.
     Health,
+    /// A file of the page for a new password.
+    Page,
     /// Creates a workspace.
     WorkspaceCreate,
     /// Lists workspaces.
@@ -41,14 +43,48 @@ pub enum Endpoint {
     IsAuthenticated,
     /// Ends the session of the login token.
     Logout,
+    /// Lists the caller's login sessions.
+    SessionList,
+    /// A login session of the caller's.
+    SessionRetrieve,
+    /// Ends a login session of the caller's.
+    SessionDelete,
     /// Creates an API token.
     TokenCreate,
     /// Lists the caller's API tokens.
     TokenList,
+    /// An API token of the caller's.
+    TokenRetrieve,
+    /// Replaces an API token of the caller's, all but its key.
+    TokenReplace,
+    /// Changes fields of an API token of the caller's.
+    TokenUpdate,
     /// Deletes an API token of the caller's.
     TokenDelete,
+    /// Changes the caller's password.
+    PasswordChange,
+    /// Sets a user's password, for superusers.
+    PasswordSet,
+    /// Asks for a link to reset a password.
+    ResetRequest,
+    /// Opens such a link.
+    ResetOpen,
+    /// Sets the password that such a link is for.
+    ResetConfirm,
+    /// Lists users.
+    UserList,
+    /// Creates a user.
+    UserCreate,
+    /// A user.
+    UserRetrieve,
     /// The calling user.
     CurrentUser,
+    /// Replaces a user, all but the password.
+    UserReplace,
+    /// Changes fields of a user.
+    UserUpdate,
+    /// Deletes a user.
+    UserDelete,
     /// Lists servers.
     ServerList,
     /// Creates a server.
@@ -91,6 +127,24 @@ pub enum Endpoint {
     AgentControl,
 }
 
+impl Endpoint {
+    /// Tells whether an API token with an access control list may call it (contract 4, Token ACL). What is not in this
+    /// list is refused to such a token, so that it cannot widen itself.
+    pub fn takes_limited_tokens(self) -> bool {
+        matches!(
+            self,
+            Self::Status
+                | Self::IsAuthenticated
+                | Self::CurrentUser
+                | Self::ServerList
+                | Self::ServerRetrieve
+                | Self::CommandList
+                | Self::CommandCreate
+                | Self::CommandRetrieve
+        )
+    }
+}
+
 /// A path with its methods.
 pub struct Route {
     /// The pattern, with parameters in braces.
@@ -99,22 +153,25 @@ pub struct Route {
     pub methods: &'static [(&'static str, Endpoint)],
     /// What the endpoints ask of the Authorization header.
     pub access: Access,
-    /// Whether spec.md marks the path as on-prem only.
-    pub on_prem_only: bool,
+    /// The methods that spec.md marks as on-prem only.
+    pub on_prem_only: &'static [&'static str],
 }
 
 const fn route(path: &'static str, access: Access, methods: &'static [(&'static str, Endpoint)]) -> Route {
-    Route { path, methods, access, on_prem_only: false }
+    Route { path, methods, access, on_prem_only: &[] }
 }
 
-const fn on_prem(mut route: Route) -> Route {
-    route.on_prem_only = true;
+const fn on_prem(methods: &'static [&'static str], mut route: Route) -> Route {
+    route.on_prem_only = methods;
     route
 }
 
 /// Every path that is served.
 pub const TABLE: &[Route] = &[
     route("/healthz", Access::Open, &[("GET", Endpoint::Health)]),
+    route("/reset-password/", Access::Open, PAGE),
+    route("/reset-password/page.css", Access::Open, PAGE),
+    route("/reset-password/page.js", Access::Open, PAGE),
     route(
         "/operator/workspaces/",
         Access::Operator,
@@ -122,12 +179,68 @@ pub const TABLE: &[Route] = &[
     ),
     route("/operator/workspaces/{slug}/", Access::Operator, &[("DELETE", Endpoint::WorkspaceDelete)]),
     route("/api/status/", Access::User, &[("GET", Endpoint::Status)]),
-    on_prem(route("/api/auth/login/", Access::Open, &[("POST", Endpoint::Login)])),
+    on_prem(&["POST"], route("/api/auth/login/", Access::Open, &[("POST", Endpoint::Login)])),
     route("/api/auth/is-authenticated/", Access::Open, &[("GET", Endpoint::IsAuthenticated)]),
     route("/api/auth/logout/", Access::User, &[("GET", Endpoint::Logout), ("POST", Endpoint::Logout)]),
+    route("/api/auth/sessions/", Access::User, &[("GET", Endpoint::SessionList)]),
+    route(
+        "/api/auth/sessions/{id}/",
+        Access::User,
+        &[("GET", Endpoint::SessionRetrieve), ("DELETE", Endpoint::SessionDelete)],
+    ),
     route("/api/auth/tokens/", Access::User, &[("GET", Endpoint::TokenList), ("POST", Endpoint::TokenCreate)]),
-    route("/api/auth/tokens/{id}/", Access::User, &[("DELETE", Endpoint::TokenDelete)]),
-    route("/api/iam/users/-/", Access::User, &[("GET", Endpoint::CurrentUser)]),
+    route(
+        "/api/auth/tokens/{id}/",
+        Access::User,
+        &[
+            ("GET", Endpoint::TokenRetrieve),
+            ("PUT", Endpoint::TokenReplace),
+            ("PATCH", Endpoint::TokenUpdate),
+            ("DELETE", Endpoint::TokenDelete),
+        ],
+    ),
+    on_prem(&["POST"], route("/api/auth/change-password/", Access::User, &[("POST", Endpoint::PasswordChange)])),
+    route("/api/auth/reset-password/", Access::Open, &[("POST", Endpoint::ResetRequest)]),
+    route(
+        "/api/auth/reset-password/confirm/{key}/",
+        Access::Open,
+        &[("GET", Endpoint::ResetOpen), ("POST", Endpoint::ResetConfirm)],
+    ),
+    route("/api/iam/users/", Access::User, USERS),
+    route(
+        "/api/iam/users/-/",
+        Access::User,
+        &[
+            ("GET", Endpoint::CurrentUser),
+            ("PUT", Endpoint::UserReplace),
+            ("PATCH", Endpoint::UserUpdate),
+            ("DELETE", Endpoint::UserDelete),
+        ],
+    ),
+    route(
+        "/api/iam/users/{id}/",
+        Access::User,
+        &[
+            ("GET", Endpoint::UserRetrieve),
+            ("PUT", Endpoint::UserReplace),
+            ("PATCH", Endpoint::UserUpdate),
+            ("DELETE", Endpoint::UserDelete),
+        ],
+    ),
+    route("/api/users/users/", Access::User, USERS),
+    on_prem(
+        &["PUT", "PATCH"],
+        route(
+            "/api/users/users/{username}/",
+            Access::User,
+            &[
+                ("GET", Endpoint::UserRetrieve),
+                ("PUT", Endpoint::PasswordSet),
+                ("PATCH", Endpoint::PasswordSet),
+                ("DELETE", Endpoint::UserDelete),
+            ],
+        ),
+    ),
     route("/api/servers/", Access::User, &[("GET", Endpoint::ServerList), ("POST", Endpoint::ServerCreate)]),
     route("/api/servers/servers/", Access::User, &[("GET", Endpoint::ServerList), ("POST", Endpoint::ServerCreate)]),
     route("/api/servers/servers/{id}/", Access::UserOrAgent, &[("GET", Endpoint::ServerRetrieve)]),
@@ -149,6 +262,11 @@ pub const TABLE: &[Route] = &[
     route("/ws/servers/backhaul/", Access::Agent, &[("GET", Endpoint::AgentBackhaul)]),
     route("/ws/servers/control/", Access::Agent, &[("GET", Endpoint::AgentControl)]),
 ];
+
+/// The list of users has two paths (spec.md, What the service does, 6).
+const USERS: &[(&str, Endpoint)] = &[("GET", Endpoint::UserList), ("POST", Endpoint::UserCreate)];
+
+const PAGE: &[(&str, Endpoint)] = &[("GET", Endpoint::Page)];
 
 /// Agents retry a report until it is answered with success, so what is of no use here is taken (agent-protocol 4).
 const IGNORED: &[(&str, Endpoint)] = &[
@@ -181,7 +299,18 @@ pub fn find(path: &str) -> Option<(&'static Route, Params<'_, '_>)> {
     ROUTER.at(path).ok().map(|found| (*found.value, found.params))
 }
 
+/// Tells whether a path has no slash at its end on purpose: a row of the table says so.
+pub fn ends_without_slash(path: &str) -> bool {
+    !path.ends_with('/') && TABLE.iter().any(|route| route.path == path)
+}
+
 impl Route {
+    /// The methods that a deployment serves.
+    pub fn served(&self, on_prem: bool) -> impl Iterator<Item = &'static (&'static str, Endpoint)> {
+        let hidden = if on_prem { &[] } else { self.on_prem_only };
+        self.methods.iter().filter(move |(name, _)| !hidden.contains(name))
+    }
+
     /// The endpoint of a method.
     pub fn endpoint(&self, method: &str) -> Option<Endpoint> {
         let wanted = if method == "HEAD" { "GET" } else { method };
@@ -189,8 +318,8 @@ impl Route {
     }
 
     /// The value of the Allow header.
-    pub fn allow(&self) -> String {
-        let mut names: Vec<&str> = self.methods.iter().map(|(name, _)| *name).collect();
+    pub fn allow(&self, on_prem: bool) -> String {
+        let mut names: Vec<&str> = self.served(on_prem).map(|(name, _)| *name).collect();
         if names.contains(&"GET") {
             names.push("HEAD");
         }
@@ -224,10 +353,29 @@ mod tests {
     }
 
     #[test]
+    fn only_the_tables_own_paths_end_without_a_slash() {
+        for path in ["/healthz", "/reset-password/page.css", "/reset-password/page.js"] {
+            assert!(ends_without_slash(path), "{path}");
+        }
+        for path in ["", "/", "/healthz/", "/reset-password", "/reset-password/", "/api/status", "/api/proc/{*rest}/x"]
+        {
+            assert!(!ends_without_slash(path), "{path}");
+        }
+    }
+
+    #[test]
     fn get_answers_head() {
         let (route, _) = find("/api/status/").expect("a path of the table");
         assert_eq!(route.endpoint("HEAD"), Some(Endpoint::Status));
         assert_eq!(route.endpoint("POST"), None);
-        assert_eq!(route.allow(), "GET, HEAD, OPTIONS");
+        assert_eq!(route.allow(true), "GET, HEAD, OPTIONS");
+    }
+
+    #[test]
+    fn a_cloud_deployment_hides_what_is_on_prem_only() {
+        let (route, _) = find("/api/users/users/boss/").expect("a path of the table");
+        assert_eq!(route.allow(false), "GET, DELETE, HEAD, OPTIONS");
+        let (login, _) = find("/api/auth/login/").expect("a path of the table");
+        assert_eq!(login.served(false).count(), 0);
     }
 }

@@ -1,10 +1,8 @@
 //! Contract 5, Server access and Run-as, as far as these endpoints reach it: staff, an owner, and an ordinary user.
-//!
-//! Nothing makes ordinary users through the API yet, so they are put into the database.
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
-use farhand_tests::{Api, Instance, Workspace};
+use farhand_tests::{Api, Workspace};
 use serde_json::{Value, json};
 
 const COMMANDS: &str = "/api/events/commands/";
@@ -15,35 +13,18 @@ struct People {
     owner: Api,
     outsider: Api,
     server: Value,
-    instance: Instance,
-    _state: tempfile::TempDir,
 }
 
 async fn people() -> People {
-    let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let server = workspace.server("web-1").await;
+    let workspace = Workspace::new().await;
+    let (staff, owner) = (workspace.staff("staff").await, workspace.staff("owner").await);
+    let outsider = workspace.user("outsider").await;
+    // Staff make servers, and their creators are their owners: this one is an ordinary user by now.
+    let server = owner.post("/api/servers/", &json!({"name": "web-1"})).await.expect(201);
+    let id = owner.get("/api/iam/users/-/").await.expect(200)["id"].clone();
+    workspace.admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_staff": false})).await.expect(200);
     workspace.server("web-2").await;
-    let copy = |name: &str, is_staff: u8| {
-        format!(
-            "INSERT INTO users (workspace_id, username, email, password, is_staff, date_joined)
-             SELECT workspace_id, '{name}', '{name}@example.com', password, {is_staff}, date_joined FROM users WHERE username = 'boss'"
-        )
-    };
-    let sql = [
-        copy("staff", 1),
-        copy("owner", 0),
-        copy("outsider", 0),
-        "UPDATE servers SET owner_id = (SELECT id FROM users WHERE username = 'owner') WHERE name = 'web-1'".to_owned(),
-    ];
-    instance.d1(&sql.join(";")).await;
-    let log_in = async |name: &str| {
-        let login =
-            workspace.anonymous.post("/api/auth/login/", &json!({"username": name, "password": PASSWORD})).await;
-        workspace.anonymous.with_token(login.expect(200)["token"].as_str().unwrap())
-    };
-    let (staff, owner, outsider) = (log_in("staff").await, log_in("owner").await, log_in("outsider").await);
-    People { workspace, staff, owner, outsider, server, instance, _state: state }
+    People { workspace, staff, owner, outsider, server }
 }
 
 fn names(list: &Value) -> Vec<&str> {
@@ -126,7 +107,9 @@ async fn a_users_tokens_are_their_own_and_an_inactive_user_has_none() {
     }
     let token = people.workspace.anonymous.with_token(made["key"].as_str().unwrap());
     token.get("/api/status/").await.expect(200);
-    people.instance.d1("UPDATE users SET is_active = 0 WHERE username = 'owner'").await;
+    let id = people.owner.get("/api/iam/users/-/").await.expect(200)["id"].clone();
+    let user = format!("/api/iam/users/{id}/");
+    people.workspace.admin.patch(&user, &json!({"is_active": false})).await.expect(200);
     for dead in [&token, &people.owner] {
         dead.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
         dead.post("/api/servers/", &json!({"name": "x"})).await.expect_detail(403, Some("INVALID_TOKEN"));

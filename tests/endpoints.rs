@@ -8,8 +8,11 @@ use crate::routes::{self, Access};
 const ID: &str = "01936d3e-7a00-7000-8000-000000000000";
 
 /// All that is served: the method, the path, and whom it is for.
-const ALL: &[(&str, &str, Access)] = &[
+pub const ALL: &[(&str, &str, Access)] = &[
     ("GET", "/healthz", Access::Open),
+    ("GET", "/reset-password/", Access::Open),
+    ("GET", "/reset-password/page.css", Access::Open),
+    ("GET", "/reset-password/page.js", Access::Open),
     ("GET", "/operator/workspaces/", Access::Operator),
     ("POST", "/operator/workspaces/", Access::Operator),
     ("DELETE", "/operator/workspaces/{slug}/", Access::Operator),
@@ -18,10 +21,35 @@ const ALL: &[(&str, &str, Access)] = &[
     ("GET", "/api/auth/is-authenticated/", Access::Open),
     ("GET", "/api/auth/logout/", Access::User),
     ("POST", "/api/auth/logout/", Access::User),
+    ("GET", "/api/auth/sessions/", Access::User),
+    ("GET", "/api/auth/sessions/{id}/", Access::User),
+    ("DELETE", "/api/auth/sessions/{id}/", Access::User),
     ("GET", "/api/auth/tokens/", Access::User),
     ("POST", "/api/auth/tokens/", Access::User),
+    ("GET", "/api/auth/tokens/{id}/", Access::User),
+    ("PUT", "/api/auth/tokens/{id}/", Access::User),
+    ("PATCH", "/api/auth/tokens/{id}/", Access::User),
     ("DELETE", "/api/auth/tokens/{id}/", Access::User),
+    ("POST", "/api/auth/change-password/", Access::User),
+    ("POST", "/api/auth/reset-password/", Access::Open),
+    ("GET", "/api/auth/reset-password/confirm/{key}/", Access::Open),
+    ("POST", "/api/auth/reset-password/confirm/{key}/", Access::Open),
+    ("GET", "/api/iam/users/", Access::User),
+    ("POST", "/api/iam/users/", Access::User),
     ("GET", "/api/iam/users/-/", Access::User),
+    ("PUT", "/api/iam/users/-/", Access::User),
+    ("PATCH", "/api/iam/users/-/", Access::User),
+    ("DELETE", "/api/iam/users/-/", Access::User),
+    ("GET", "/api/iam/users/{id}/", Access::User),
+    ("PUT", "/api/iam/users/{id}/", Access::User),
+    ("PATCH", "/api/iam/users/{id}/", Access::User),
+    ("DELETE", "/api/iam/users/{id}/", Access::User),
+    ("GET", "/api/users/users/", Access::User),
+    ("POST", "/api/users/users/", Access::User),
+    ("GET", "/api/users/users/{username}/", Access::User),
+    ("PUT", "/api/users/users/{username}/", Access::User),
+    ("PATCH", "/api/users/users/{username}/", Access::User),
+    ("DELETE", "/api/users/users/{username}/", Access::User),
     ("GET", "/api/servers/", Access::User),
     ("POST", "/api/servers/", Access::User),
     ("GET", "/api/servers/servers/", Access::User),
@@ -71,8 +99,11 @@ fn the_table_is_the_workers_own() {
     assert_eq!(served.collect::<Vec<_>>(), ALL);
 }
 
-fn path_of(pattern: &str, slug: &str) -> String {
-    pattern.replace("{id}", ID).replace("{slug}", slug).replace("{*rest}", "some/where/")
+pub fn path_of(pattern: &str, slug: &str) -> String {
+    let id = if pattern.starts_with("/api/iam/") { "1" } else { ID };
+    let values =
+        [("{id}", id), ("{slug}", slug), ("{*rest}", "some/where/"), ("{key}", "unknown"), ("{username}", "boss")];
+    values.into_iter().fold(pattern.to_owned(), |path, (name, value)| path.replace(name, value))
 }
 
 #[tokio::test]
@@ -109,8 +140,10 @@ async fn every_endpoint_refuses_every_bad_credential() {
                 }
                 continue;
             }
-            // spec.md: logout is 403 where it is not authenticated.
-            _ if path == "/api/auth/logout/" => anonymous.expect_detail(403, malformed),
+            // spec.md: logout and change-password are 403 where it is not authenticated.
+            _ if ["/api/auth/logout/", "/api/auth/change-password/"].contains(&path.as_str()) => {
+                anonymous.expect_detail(403, malformed);
+            }
             _ => {
                 anonymous.expect_detail(401, None);
                 let scheme = match access {

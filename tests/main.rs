@@ -2,12 +2,17 @@
 //! makes its own workspace, so that they run side by side.
 
 mod access;
+mod acl;
 mod agent;
 mod api;
+mod cloud;
 mod conventions;
+mod docs;
 mod endpoints;
 mod hosts;
+mod mail;
 mod operator;
+mod reset_page;
 mod secrets;
 mod start;
 

@@ -17,9 +17,9 @@ async fn creates_a_workspace_with_a_superuser() {
     let made = Api::operator().post(PATH, &body).await.expect(201);
     let port = farhand_tests::setting("FARHAND_URL").rsplit(':').next().unwrap().to_owned();
     assert_eq!((&made["slug"], &made["region"], &made["name"]), (&json!(slug), &json!("local"), &json!("Acme & Sons")));
-    // The base URL is made with the port that the operator called; here the Host header named none.
-    assert_eq!(made["base_url"], format!("http://{slug}.local.localhost"));
-    let with_port = Api::operator().under(&format!("127.0.0.1:{port}"));
+    // The base URL is made of the configuration, whatever the Host header says.
+    assert_eq!(made["base_url"], format!("http://{slug}.local.localhost:{port}"));
+    let with_port = Api::operator().under("127.0.0.1:1");
     let other = with_port.post(PATH, &new_workspace(&unique("op"))).await.expect(201);
     assert!(other["base_url"].as_str().unwrap().ends_with(&format!(".local.localhost:{port}")), "{other}");
     assert_eq!((&made["admin"]["username"], &made["admin"]["email"]), (&json!("boss"), &json!("boss@example.com")));

@@ -1,13 +1,17 @@
 //! `npm start`, as a user runs it: two instances side by side, each with a port and a state folder of its own.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
 use farhand_tests::client::PASSWORD;
+use farhand_tests::instance::state_folder;
 use farhand_tests::{Api, Instance};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
 #[tokio::test]
 async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = state_folder();
     let state = folder.path().join("state");
     let instance = Instance::start(&state, &[]).await;
     let (url, printed) = (&instance.url, &instance.printed);
@@ -15,6 +19,17 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
     let file = state.join("demo.json");
     let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap());
     assert_eq!(mode & 0o777, 0o600);
+    // Nor is anything else of the state for others of this machine.
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&state), 0o700);
+    let mut files = vec![state.join("worker.log"), state.join("agent.log"), state.join("secrets.json")];
+    for folder in ["v3/d1/miniflare-D1DatabaseObject", "v3/do/farhand-ServerLink"] {
+        files.extend(std::fs::read_dir(state.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    assert!(files.len() > 5, "{files:?}");
+    for file in files {
+        assert_eq!(mode(&file) & 0o077, 0, "{}", file.display());
+    }
     let facts: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let mut names: Vec<&String> = facts.as_object().unwrap().keys().collect();
     names.sort();
@@ -50,7 +65,7 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
 
 #[tokio::test]
 async fn without_the_demo_and_with_variables_of_its_own() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = state_folder();
     let state = folder.path().join("state");
     let variables = [
         ("DEMO", "0"),
@@ -69,7 +84,11 @@ async fn without_the_demo_and_with_variables_of_its_own() {
     let body =
         json!({"slug": "acme", "admin": {"username": "boss", "email": "boss@example.com", "password": PASSWORD}});
     let made = operator.post("/operator/workspaces/", &body).await.expect(201);
-    assert_eq!((&made["region"], &made["base_url"]), (&json!("eu9"), &json!("http://acme.eu9.farhand.example")));
+    let port = instance.url.rsplit(':').next().unwrap();
+    assert_eq!(
+        (&made["region"], &made["base_url"]),
+        (&json!("eu9"), &json!(format!("http://acme.eu9.farhand.example:{port}")))
+    );
     // No default workspace: the bare domain has none.
     api.get("/api/status/").await.expect_detail(404, None);
     let acme = api.under("acme.eu9.farhand.example");

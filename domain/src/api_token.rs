@@ -1,7 +1,9 @@
-//! API tokens: what a request for one must look like (spec.md, API token; contract 4).
+//! API tokens: what requests that make, replace, change and list them must look like (spec.md, API token; contract 4).
 
+use crate::acl::Acl;
 use crate::error::Error;
 use crate::fields::{Fields, REQUIRED};
+use crate::page::{boolean_parameter, parameter};
 use crate::time::Timestamp;
 
 /// A request for a token, checked.
@@ -11,36 +13,141 @@ pub struct NewToken {
     pub name: String,
     /// When it ends; `None` means never.
     pub expires_at: Option<Timestamp>,
+    /// What it is limited to; `None` means no limits.
+    pub acl: Option<Acl>,
+}
+
+/// A `PUT` of a token, checked: what is not sent is as in a new token.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TokenReplacement {
+    /// What people call it.
+    pub name: String,
+    /// Whether it can be used.
+    pub enabled: bool,
+    /// When it ends; `None` means never.
+    pub expires_at: Option<Timestamp>,
+    /// What it is limited to; `None` means no limits.
+    pub acl: Option<Acl>,
+}
+
+/// A `PATCH` of a token, checked: `None` keeps what there is.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct TokenChanges {
+    /// What people call it.
+    pub name: Option<String>,
+    /// Whether it can be used.
+    pub enabled: Option<bool>,
+    /// When it ends; `Some(None)` means never.
+    pub expires_at: Option<Option<Timestamp>>,
+    /// What it is limited to; `Some(None)` means no limits.
+    pub acl: Option<Option<Acl>>,
+}
+
+/// Which tokens of the caller a list has.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct TokenFilter {
+    /// Only those of exactly this name.
+    pub name: Option<String>,
+    /// Only those that are enabled, or only those that are not.
+    pub enabled: Option<bool>,
+}
+
+/// The field `expires_at`: `None` where it was not sent, else null or in the future.
+fn expires_at(fields: &mut Fields, now: Timestamp) -> Option<Option<Timestamp>> {
+    if !fields.has("expires_at") {
+        return None;
+    }
+    let moment = fields.optional_text("expires_at", 1..=64).and_then(|text| match Timestamp::parse(&text) {
+        Ok(moment) if moment > now => Some(moment),
+        Ok(_) => {
+            fields.reject("expires_at", "Must be in the future.");
+            None
+        }
+        Err(problem) => {
+            fields.reject("expires_at", problem.to_string());
+            None
+        }
+    });
+    Some(moment)
+}
+
+/// The field `acl`: `None` where it was not sent.
+fn acl(fields: &mut Fields) -> Option<Option<Acl>> {
+    if !fields.has("acl") {
+        return None;
+    }
+    let acl = fields.value("acl").map(Acl::read).transpose().unwrap_or_else(|problems| {
+        problems.into_iter().for_each(|problem| fields.reject("acl", problem));
+        None
+    });
+    Some(acl)
 }
 
 impl NewToken {
-    /// Reads a request for a token. `expires_at` must be there, null or in the future.
+    /// Reads a request for a token. `expires_at` must be there. `enabled` says nothing here: a new token can be used.
     ///
     /// # Errors
     /// All bad fields together.
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         let name = fields.text("name", 1..=128);
-        if !fields.has("expires_at") {
+        let expires_at = expires_at(&mut fields, now).unwrap_or_else(|| {
             fields.reject("expires_at", REQUIRED);
-        }
-        let expires_at = fields.optional_text("expires_at", 1..=64).and_then(|text| match Timestamp::parse(&text) {
-            Ok(moment) if moment > now => Some(moment),
-            Ok(_) => {
-                fields.reject("expires_at", "Must be in the future.");
-                None
-            }
-            Err(problem) => {
-                fields.reject("expires_at", problem.to_string());
-                None
-            }
+            None
         });
-        // A token that was asked to be limited and is not would be worse than none.
-        if fields.value("acl").is_some() {
-            fields.reject("acl", "Not supported yet.");
+        let acl = acl(&mut fields).flatten();
+        let name = fields.finish_with(name)?;
+        Ok(Self { name, expires_at, acl })
+    }
+}
+
+impl From<TokenReplacement> for TokenChanges {
+    fn from(whole: TokenReplacement) -> Self {
+        Self {
+            name: Some(whole.name),
+            enabled: Some(whole.enabled),
+            expires_at: Some(whole.expires_at),
+            acl: Some(whole.acl),
         }
+    }
+}
+
+impl TokenReplacement {
+    /// Reads a `PUT`: a request for a token, and whether it can be used.
+    ///
+    /// # Errors
+    /// All bad fields together.
+    pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
+        let enabled = fields.optional_boolean("enabled").unwrap_or(true);
+        let NewToken { name, expires_at, acl } = NewToken::read(fields, now)?;
+        Ok(Self { name, enabled, expires_at, acl })
+    }
+}
+
+impl TokenChanges {
+    /// Reads a `PATCH`: any of the fields, none too.
+    ///
+    /// # Errors
+    /// All bad fields together.
+    pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
+        let changes = Self {
+            name: fields.has("name").then(|| fields.text("name", 1..=128)).flatten(),
+            enabled: fields.optional_boolean("enabled"),
+            expires_at: expires_at(&mut fields, now),
+            acl: acl(&mut fields),
+        };
         fields.finish()?;
-        let name = name.ok_or_else(|| Error::internal("a field is missing and nothing was noted"))?;
-        Ok(Self { name, expires_at })
+        Ok(changes)
+    }
+}
+
+impl TokenFilter {
+    /// Reads `name` and `enabled`.
+    ///
+    /// # Errors
+    /// On `enabled`, where it is neither true nor false.
+    pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
+        let enabled = boolean_parameter(query, "enabled")?;
+        Ok(Self { name: parameter(query, "name").map(str::to_owned), enabled })
     }
 }
 
@@ -49,32 +156,58 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
+    const FUTURE: &str = "2026-11-21T00:00:01Z";
+
+    fn now() -> Timestamp {
+        Timestamp::parse("2026-11-21T00:00:00Z").unwrap()
+    }
+
+    fn fields(body: &Value) -> Fields {
+        Fields::from_json(body.to_string().as_bytes()).unwrap()
+    }
+
     fn read(body: &Value) -> Result<NewToken, Error> {
-        let now = Timestamp::parse("2026-11-21T00:00:00Z").unwrap();
-        NewToken::read(Fields::from_json(body.to_string().as_bytes()).unwrap(), now)
+        NewToken::read(fields(body), now())
+    }
+
+    fn replacement(body: &Value) -> Result<TokenReplacement, Error> {
+        TokenReplacement::read(fields(body), now())
+    }
+
+    fn changes(body: &Value) -> Result<TokenChanges, Error> {
+        TokenChanges::read(fields(body), now())
+    }
+
+    #[track_caller]
+    fn refused<T: std::fmt::Debug>(result: Result<T, Error>, wrong: &[&str]) {
+        let error = result.unwrap_err();
+        assert_eq!(error.fields.keys().map(AsRef::as_ref).collect::<Vec<_>>(), wrong);
+    }
+
+    fn reader() -> Option<Acl> {
+        Some(Acl { read_only: Some(true), ..Acl::default() })
     }
 
     #[test]
     fn null_means_never() {
         let token = read(&json!({"name": "ci", "expires_at": null})).unwrap();
-        assert_eq!((token.name.as_str(), token.expires_at), ("ci", None));
-        assert!(
-            read(&json!({"name": "ci", "expires_at": "2026-11-21T00:00:01Z", "acl": null}))
-                .unwrap()
-                .expires_at
-                .is_some()
-        );
+        assert_eq!(token, NewToken { name: "ci".into(), expires_at: None, acl: None });
+        let token = read(&json!({"name": "ci", "expires_at": FUTURE, "acl": null})).unwrap();
+        assert_eq!((token.expires_at, token.acl), (Timestamp::parse(FUTURE).ok(), None));
+    }
+
+    #[test]
+    fn a_new_token_is_limited_as_asked_and_enabled_whatever_is_asked() {
+        let body = json!({"name": "ci", "expires_at": null, "acl": {"read_only": true}, "enabled": "no"});
+        assert_eq!(read(&body).unwrap().acl, reader());
+        assert_eq!(read(&json!({"name": "ci", "expires_at": null, "acl": {}})).unwrap().acl, Some(Acl::default()));
     }
 
     #[test]
     fn bad_fields() {
-        let check = |body: Value, wrong: &[&str]| {
-            let error = read(&body).expect_err(&body.to_string());
-            assert_eq!(error.fields.keys().map(AsRef::as_ref).collect::<Vec<_>>(), wrong, "{body}");
-        };
-        check(json!({}), &["expires_at", "name"]);
-        check(json!({"name": "ci"}), &["expires_at"]);
-        check(json!({"name": "x".repeat(129), "expires_at": null}), &["name"]);
+        refused(read(&json!({})), &["expires_at", "name"]);
+        refused(read(&json!({"name": "ci"})), &["expires_at"]);
+        refused(read(&json!({"name": "x".repeat(129), "expires_at": null})), &["name"]);
         for bad in [
             json!("2026-11-21T00:00:00Z"),
             json!("2030-01-01T00:00:00"),
@@ -82,8 +215,63 @@ mod tests {
             json!(""),
             json!(1_900_000_000),
         ] {
-            check(json!({"name": "ci", "expires_at": bad}), &["expires_at"]);
+            refused(read(&json!({"name": "ci", "expires_at": bad})), &["expires_at"]);
+            refused(replacement(&json!({"name": "ci", "expires_at": bad})), &["expires_at"]);
+            refused(changes(&json!({"expires_at": bad})), &["expires_at"]);
         }
-        check(json!({"name": "ci", "expires_at": null, "acl": {"read_only": true}}), &["acl"]);
+        for bad in [json!([]), json!("read_only"), json!({"readonly": true}), json!({"commands": "ls"})] {
+            refused(read(&json!({"name": "ci", "expires_at": null, "acl": bad})), &["acl"]);
+            refused(replacement(&json!({"name": "ci", "expires_at": null, "acl": bad})), &["acl"]);
+            refused(changes(&json!({"acl": bad})), &["acl"]);
+        }
+        for bad in [json!(null), json!("true"), json!(1)] {
+            refused(replacement(&json!({"name": "ci", "expires_at": null, "enabled": bad})), &["enabled"]);
+            refused(changes(&json!({"enabled": bad})), &["enabled"]);
+        }
+        refused(changes(&json!({"name": null})), &["name"]);
+        refused(changes(&json!({"name": " "})), &["name"]);
+    }
+
+    #[test]
+    fn all_errors_together() {
+        let bad = json!({"acl": {"commands": [""], "servers": 1}, "enabled": null, "expires_at": "", "name": ""});
+        let all = &["acl", "enabled", "expires_at", "name"];
+        refused(replacement(&bad), all);
+        refused(changes(&bad), all);
+        refused(replacement(&json!({"enabled": 0})), &["enabled", "expires_at", "name"]);
+        let error = changes(&bad).unwrap_err();
+        assert_eq!(error.fields["acl"].len(), 2);
+    }
+
+    #[test]
+    fn a_replacement_is_as_a_new_token_where_it_says_nothing() {
+        let token = replacement(&json!({"name": "ci", "expires_at": null})).unwrap();
+        assert_eq!(token, TokenReplacement { name: "ci".into(), enabled: true, expires_at: None, acl: None });
+        let body = json!({"name": "ci", "enabled": false, "expires_at": FUTURE, "acl": {"read_only": true}});
+        let token = replacement(&body).unwrap();
+        assert_eq!((token.enabled, token.expires_at, token.acl), (false, Timestamp::parse(FUTURE).ok(), reader()));
+        refused(replacement(&json!({})), &["expires_at", "name"]);
+    }
+
+    #[test]
+    fn a_change_keeps_what_it_says_nothing_of() {
+        assert_eq!(changes(&json!({"id": 7})).unwrap(), TokenChanges::default());
+        let nulls = changes(&json!({"expires_at": null, "acl": null})).unwrap();
+        assert_eq!(nulls, TokenChanges { expires_at: Some(None), acl: Some(None), ..TokenChanges::default() });
+        let body = json!({"name": "cd", "enabled": false, "expires_at": FUTURE, "acl": {"read_only": true}});
+        let all = changes(&body).unwrap();
+        assert_eq!((all.name.as_deref(), all.enabled), (Some("cd"), Some(false)));
+        assert_eq!((all.expires_at, all.acl), (Some(Timestamp::parse(FUTURE).ok()), Some(reader())));
+    }
+
+    #[test]
+    fn filters() {
+        let of = |pairs: &[(&str, &str)]| {
+            TokenFilter::of(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[("page", "2")]).unwrap(), TokenFilter::default());
+        let both = of(&[("name", "ci"), ("enabled", "False")]).unwrap();
+        assert_eq!(both, TokenFilter { name: Some("ci".into()), enabled: Some(false) });
+        refused(of(&[("enabled", "")]), &["enabled"]);
     }
 }

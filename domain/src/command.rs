@@ -131,12 +131,10 @@ impl NewCommand {
         let timeout = fields.optional_integer("timeout", 1..=MAX_TIMEOUT).unwrap_or(DEFAULT_TIMEOUT);
         refuse_what_is_not_served_yet(&mut fields);
         let invalid_command = bad_line || shell.is_none();
-        let finished = fields.finish();
-        finished.map_err(|error| if invalid_command { error.code(Code::InvalidCommand) } else { error })?;
-        match (server, line, shell) {
-            (Some(server), Some(line), Some(shell)) => Ok(Self { server, shell, line, username, groupname, timeout }),
-            _ => Err(Error::internal("a field is missing and nothing was noted")),
-        }
+        let finished = fields.finish_with(server.zip(line).zip(shell));
+        let ((server, line), shell) =
+            finished.map_err(|error| if invalid_command { error.code(Code::InvalidCommand) } else { error })?;
+        Ok(Self { server, shell, line, username, groupname, timeout })
     }
 }
 

@@ -27,6 +27,10 @@ pub enum Code {
     InvalidAuthorization,
     /// The credential is right, its holder may not do this.
     PermissionDenied,
+    /// The API token's access control list does not allow it (spec.md).
+    ApiTokenAclNotAllowed,
+    /// Too many tries; the header Retry-After says when to try again.
+    Throttled,
 }
 
 impl Code {
@@ -39,6 +43,8 @@ impl Code {
             Self::InvalidToken => "INVALID_TOKEN",
             Self::InvalidAuthorization => "INVALID_AUTHORIZATION",
             Self::PermissionDenied => "PERMISSION_DENIED",
+            Self::ApiTokenAclNotAllowed => "API_TOKEN_ACL_NOT_ALLOWED",
+            Self::Throttled => "THROTTLED",
         }
     }
 }
@@ -60,6 +66,10 @@ pub enum Kind {
     TooLarge,
     /// The request's body has a media type that the endpoint does not take.
     UnsupportedMediaType,
+    /// What was decided on is not so any more.
+    Conflict,
+    /// Too many tries.
+    Throttled,
     /// The target server has no agent connected.
     NotConnected,
     /// Our own fault. The detail is for the log, never for the client.
@@ -77,12 +87,32 @@ pub struct Error {
     pub detail: Cow<'static, str>,
     /// Messages by field; where there are any, they make the body.
     pub fields: FieldErrors,
+    /// Seconds after which another try makes sense.
+    pub retry_after: Option<u64>,
+    /// The body is `null`: the endpoint tells nobody what is wrong (spec.md, reset-password).
+    pub is_silent: bool,
+}
+
+/// Both values, or what is wrong with either, told together.
+///
+/// # Errors
+/// The fields' messages of both; or the one that has none.
+pub fn both<A, B>(one: Result<A, Error>, other: Result<B, Error>) -> Result<(A, B), Error> {
+    match (one, other) {
+        (Ok(one), Ok(other)) => Ok((one, other)),
+        (Err(mut error), Err(more)) if error.kind == more.kind => {
+            error.fields.extend(more.fields);
+            Err(error)
+        }
+        (Err(error), _) | (_, Err(error)) => Err(error),
+    }
 }
 
 impl Error {
     /// A refusal of `kind` with a sentence.
     pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, code: None, detail: detail.into(), fields: FieldErrors::new() }
+        let fields = FieldErrors::new();
+        Self { kind, code: None, detail: detail.into(), fields, retry_after: None, is_silent: false }
     }
 
     /// The same with a code.
@@ -114,6 +144,23 @@ impl Error {
     /// The credential is alive, but its holder may not do this.
     pub fn permission_denied() -> Self {
         Self::new(Kind::Forbidden, "You do not have permission to perform this action.").code(Code::PermissionDenied)
+    }
+
+    /// The API token's access control list does not allow it (contract 4).
+    pub fn acl_not_allowed() -> Self {
+        Self::new(Kind::Forbidden, "The access control list of the API token does not allow this.")
+            .code(Code::ApiTokenAclNotAllowed)
+    }
+
+    /// Too many tries; another one makes sense after so many seconds.
+    pub fn throttled(retry_after: u64) -> Self {
+        let error = Self::new(Kind::Throttled, "Too many tries. Try again later.").code(Code::Throttled);
+        Self { retry_after: Some(retry_after), ..error }
+    }
+
+    /// The same, with `null` for a body.
+    pub fn silent(self) -> Self {
+        Self { is_silent: true, ..self }
     }
 
     /// Our own fault; `cause` goes to the log.

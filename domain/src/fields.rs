@@ -11,6 +11,8 @@ use crate::error::{Error, FieldErrors, NON_FIELD};
 pub const REQUIRED: &str = "This field is required.";
 /// The message for a text without a character that can be seen.
 pub const BLANK: &str = "This field may not be blank.";
+/// The message for a null where there must be a value.
+const NULL: &str = "This field may not be null.";
 
 /// The fields of a body, and what was found wrong with them so far.
 #[derive(Debug, Default)]
@@ -60,7 +62,7 @@ impl Fields {
     pub fn text(&mut self, name: &'static str, lengths: RangeInclusive<usize>) -> Option<String> {
         match self.values.get(name) {
             None => self.reject(name, REQUIRED),
-            Some(Value::Null) => self.reject(name, "This field may not be null."),
+            Some(Value::Null) => self.reject(name, NULL),
             Some(_) => return self.optional_text(name, lengths),
         }
         None
@@ -107,6 +109,16 @@ impl Fields {
         None
     }
 
+    /// A boolean that may be missing, but not null.
+    pub fn optional_boolean(&mut self, name: &'static str) -> Option<bool> {
+        match self.values.get(name)? {
+            Value::Bool(value) => return Some(*value),
+            Value::Null => self.reject(name, NULL),
+            _ => self.reject(name, "Must be true or false."),
+        }
+        None
+    }
+
     /// The fields of an object in this object. A missing one has no fields.
     pub fn object(&mut self, name: &'static str) -> Self {
         match self.values.get(name) {
@@ -130,6 +142,15 @@ impl Fields {
     /// All that was found wrong.
     pub fn finish(self) -> Result<(), Error> {
         if self.errors.is_empty() { Ok(()) } else { Err(Error::fields(self.errors)) }
+    }
+
+    /// Ends the reading with what was read, which is there if nothing was found wrong.
+    ///
+    /// # Errors
+    /// All that was found wrong.
+    pub fn finish_with<T>(self, value: Option<T>) -> Result<T, Error> {
+        self.finish()?;
+        value.ok_or_else(|| Error::internal("a field is missing and nothing was noted"))
     }
 }
 
@@ -180,6 +201,17 @@ mod tests {
         }
         let error = fields.finish().unwrap_err();
         assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["b", "c", "d"]);
+    }
+
+    #[test]
+    fn booleans() {
+        let mut fields = read(r#"{"a":true,"b":false,"c":null,"d":"true","e":1}"#);
+        assert_eq!((fields.optional_boolean("a"), fields.optional_boolean("b")), (Some(true), Some(false)));
+        for none in ["c", "d", "e", "f"] {
+            assert_eq!(fields.optional_boolean(none), None, "{none}");
+        }
+        let error = fields.finish().unwrap_err();
+        assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["c", "d", "e"]);
     }
 
     #[test]

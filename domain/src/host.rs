@@ -67,12 +67,6 @@ fn without_port(header: &str) -> &str {
     }
 }
 
-/// The port of a Host header, where it names one.
-pub fn port(header: &str) -> Option<&str> {
-    let host = without_port(header);
-    header[host.len()..].strip_prefix(':')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,13 +119,5 @@ mod tests {
         ] {
             check(other, Host::Elsewhere);
         }
-    }
-
-    #[test]
-    fn ports() {
-        assert_eq!(port("a.b:81"), Some("81"));
-        assert_eq!(port("[::1]:81"), Some("81"));
-        assert_eq!(port("[::1]"), None);
-        assert_eq!(port("a.b"), None);
     }
 }

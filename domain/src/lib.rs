@@ -7,6 +7,7 @@
 //! "spec.md" and "contract" with a section in the documentation of these modules mean the user's specification and the
 //! project's HTTP contract; `docs/api.md` tells what of them is served today.
 
+pub mod acl;
 pub mod api_token;
 pub mod authorization;
 pub mod command;
@@ -16,11 +17,15 @@ pub mod fields;
 pub mod host;
 pub mod id;
 pub mod lifecycle;
+pub mod mail;
 pub mod output;
 pub mod page;
 pub mod password;
 pub mod secret;
 pub mod server;
+pub mod session;
+pub mod smtp;
+pub mod throttle;
 pub mod time;
 pub mod user;
 pub mod wire;

@@ -15,6 +15,19 @@ pub fn parameter<'a>(query: &'a [(String, String)], name: &str) -> Option<&'a st
     query.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
 }
 
+/// A query parameter that is true or false: `true` or `1`, `false` or `0`, the words in any case.
+///
+/// # Errors
+/// Another text, on the parameter.
+pub fn boolean_parameter(query: &[(String, String)], name: &'static str) -> Result<Option<bool>, Error> {
+    match parameter(query, name).map(str::to_ascii_lowercase).as_deref() {
+        None => Ok(None),
+        Some("true" | "1") => Ok(Some(true)),
+        Some("false" | "0") => Ok(Some(false)),
+        Some(_) => Err(Error::field(name, "Enter true or false.")),
+    }
+}
+
 /// Which page is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Page {
@@ -84,6 +97,25 @@ mod tests {
             let error = Page::of(&query(&[("page", bad), ("page_size", bad)])).unwrap_err();
             assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["page", "page_size"], "{bad}");
         }
+    }
+
+    #[test]
+    fn booleans() {
+        let check = |text, expected| {
+            let query = query(&[("enabled", "true"), ("enabled", text), ("other", "x")]);
+            assert_eq!(boolean_parameter(&query, "enabled").ok().flatten(), expected, "{text}");
+        };
+        for (text, value) in
+            [("true", true), ("True", true), ("1", true), ("false", false), ("FALSE", false), ("0", false)]
+        {
+            check(text, Some(value));
+        }
+        for bad in ["", "yes", "t", "2", "01", "null", " true"] {
+            check(bad, None);
+            let error = boolean_parameter(&query(&[("enabled", bad)]), "enabled").unwrap_err();
+            assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["enabled"], "{bad}");
+        }
+        assert_eq!(boolean_parameter(&query(&[("enable", "x")]), "enabled"), Ok(None));
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
-use pbkdf2::password_hash::{CustomizedPasswordHasher, PasswordVerifier};
-use pbkdf2::phc::PasswordHash;
+use pbkdf2::password_hash::CustomizedPasswordHasher;
+use pbkdf2::password_hash::phc::{Output, PasswordHash, Salt};
 use pbkdf2::{Params, Pbkdf2};
 use similar::{Algorithm, capture_diff_slices, diff_ratio};
+use subtle::ConstantTimeEq;
 
 /// The fewest characters of a new password (spec.md, Limits).
 pub const MIN_LENGTH: usize = 8;
@@ -28,6 +29,20 @@ pub struct Personal<'a> {
     pub email: &'a str,
 }
 
+/// Rows of keys and the alphabet: a password that runs along one of them, either way, is as common as those of the list.
+const RUNS: [&str; 5] = ["abcdefghijklmnopqrstuvwxyz", "01234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"];
+/// Up to so many characters that are repeated are no more than one.
+const LONGEST_UNIT: usize = 4;
+
+/// Tells whether a password is a few characters again and again, or a run along [`RUNS`]. Lists leave these out, as there is
+/// no end of them.
+fn is_pattern(lower: &str) -> bool {
+    let characters: Vec<char> = lower.chars().collect();
+    let repeats = |unit: usize| characters.len() >= 2 * unit && characters.windows(unit + 1).all(|w| w[0] == w[unit]);
+    let reversed: String = characters.iter().rev().collect();
+    (1..=LONGEST_UNIT).any(repeats) || RUNS.iter().any(|row| row.contains(lower) || row.contains(&reversed))
+}
+
 /// All the rules that a new password breaks, as messages for its field (contract 4). None: it is good.
 pub fn violations(password: &str, personal: Personal<'_>) -> Vec<Cow<'static, str>> {
     let mut messages = Vec::new();
@@ -39,7 +54,7 @@ pub fn violations(password: &str, personal: Personal<'_>) -> Vec<Cow<'static, st
     if length > MAX_LENGTH {
         messages.push(format!("This password is too long. It must contain at most {MAX_LENGTH} characters.").into());
     }
-    if is_common(lower.trim()) {
+    if is_common(lower.trim()) || (length >= MIN_LENGTH && is_pattern(lower.trim())) {
         messages.push("This password is too common.".into());
     }
     if !password.is_empty() && password.chars().all(char::is_numeric) {
@@ -92,47 +107,55 @@ fn is_similar(lower_password: &str, known: &str) -> bool {
     diff_ratio(&operations, password.len(), known.len()) >= TOO_SIMILAR
 }
 
-/// The outcome of a check of a password that was right.
+/// A password that was checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Verified {
+pub struct Checked {
+    /// Whether it is right.
+    pub is_right: bool,
     /// The hash was made with fewer rounds than are configured now, and should be made again.
-    pub outdated: bool,
+    pub is_outdated: bool,
+    /// The work that the check took, in rounds of PBKDF2: it must not tell an account that exists from one that does not.
+    pub rounds: u32,
 }
 
-fn params(rounds: u32) -> Params {
-    Params::new(rounds.max(MIN_ROUNDS)).unwrap_or(Params::RECOMMENDED)
+/// The one place where hashing is done, and its work counted. It calls what the crate has compiled itself: a generic
+/// function of it would be compiled with this one, for size and not for speed.
+fn derive(password: &str, salt: &[u8], rounds: u32, work: &mut u32) -> Option<PasswordHash> {
+    let params = Params::new(rounds.max(Params::MIN_ROUNDS)).ok()?;
+    *work = work.saturating_add(params.rounds());
+    Pbkdf2::SHA256.hash_password_customized(password.as_bytes(), salt, None, None, params).ok()
 }
 
 /// The PHC string of PBKDF2-HMAC-SHA-256 over a password.
 pub fn hash(password: &str, salt: [u8; 16], rounds: u32) -> String {
-    Pbkdf2::SHA256
-        .hash_password_customized(password.as_bytes(), &salt, None, None, params(rounds))
-        .expect("the salt's length and the rounds are in the crate's bounds")
-        .to_string()
+    let hash = derive(password, &salt, rounds.max(MIN_ROUNDS), &mut 0);
+    hash.expect("the salt's length and the rounds are in the crate's bounds").to_string()
+}
+
+/// The parts of a PHC string that was made by [`hash`].
+fn parse(stored: &str) -> Option<(Salt, u32, Output)> {
+    let parsed = PasswordHash::new(stored).ok()?;
+    let params = Params::try_from(&parsed).ok()?;
+    Some((parsed.salt?, params.rounds(), parsed.hash?))
 }
 
 /// Checks a password against a PHC string, in time that does not depend on where they differ.
 ///
 /// Where there is no account, or it may not log in, `stored` is `None`: the same work is done, and it is wrong.
-pub fn verify(password: &str, stored: Option<&str>, rounds: u32) -> Option<Verified> {
-    let parsed = stored.and_then(|text| PasswordHash::new(text).ok());
-    let Some(parsed) = parsed else {
+pub fn check(password: &str, stored: Option<&str>, rounds: u32) -> Checked {
+    let wanted = rounds.max(MIN_ROUNDS);
+    let mut work = 0;
+    let parsed = stored.and_then(parse);
+    let stored_rounds = parsed.as_ref().map_or(0, |(_, rounds, _)| *rounds);
+    let is_right = parsed.is_some_and(|(salt, rounds, hash)| {
+        let derived = derive(password, &salt, rounds, &mut work).and_then(|derived| derived.hash);
+        derived.is_some_and(|derived| derived.as_bytes().ct_eq(hash.as_bytes()).into())
+    });
+    if !is_right && work < wanted {
         // Its result is of no use to anyone; the time that it takes is.
-        std::hint::black_box(hash(password, [0; 16], rounds));
-        return None;
-    };
-    let stored_rounds = Params::try_from(&parsed).map(Params::rounds).ok()?;
-    if Pbkdf2::SHA256.verify_password(password.as_bytes(), &parsed).is_err() {
-        // A hash of fewer rounds must not tell an account that exists from one that does not.
-        let missing = params(rounds).rounds().saturating_sub(stored_rounds);
-        if missing > 0 {
-            let mut work = [0; 32];
-            pbkdf2::pbkdf2_hmac::<sha2::Sha256>(password.as_bytes(), &[0; 16], missing, &mut work);
-            std::hint::black_box(work);
-        }
-        return None;
+        std::hint::black_box(derive(password, &[0; 16], wanted - work, &mut work));
     }
-    Some(Verified { outdated: stored_rounds < params(rounds).rounds() })
+    Checked { is_right, is_outdated: stored_rounds < wanted, rounds: work }
 }
 
 #[cfg(test)]
@@ -142,7 +165,7 @@ mod tests {
     const NOBODY: Personal<'_> = Personal { username: "zoraquill", email: "j.doe@example.com" };
 
     #[track_caller]
-    fn check(password: &str, expected: &[&str]) {
+    fn breaks(password: &str, expected: &[&str]) {
         let found = violations(password, NOBODY);
         assert_eq!(found.len(), expected.len(), "{password}: {found:?}");
         for (message, word) in found.iter().zip(expected) {
@@ -152,18 +175,22 @@ mod tests {
 
     #[test]
     fn all_failures_together() {
-        check("correct horse battery", &[]);
-        check("Tr0ub4dor&3", &[]);
-        check("12345", &["too short", "too common", "entirely numeric"]);
-        check("", &["too short"]);
-        check("password", &["too common"]);
-        check("PassWord1", &["too common"]);
-        check("9182736455463728", &["entirely numeric"]);
-        check(&"x1y".repeat(43), &["too long"]);
-        check("zoraquill", &["username"]);
-        check("ZoraQuill1", &["username"]);
-        check("lliuqaroz!", &[]);
-        check("J.Doe@Example.com", &["email"]);
+        breaks("correct horse battery", &[]);
+        breaks("Tr0ub4dor&3", &[]);
+        breaks("12345", &["too short", "too common", "entirely numeric"]);
+        breaks("", &["too short"]);
+        breaks("password", &["too common"]);
+        breaks("PassWord1", &["too common"]);
+        for pattern in ["aaaaaaaa", "ZZZZZZZZZ", "abcabcabc", "qweqweqwe", "abcdefgh", "LKJHGFDSA", "       a"] {
+            assert!(violations(pattern, NOBODY).iter().any(|message| message.contains("too common")), "{pattern}");
+        }
+        breaks("abcdabcdx", &[]);
+        breaks("9182736455463728", &["entirely numeric"]);
+        breaks(&"x1y".repeat(43), &["too long", "too common"]);
+        breaks("zoraquill", &["username"]);
+        breaks("ZoraQuill1", &["username"]);
+        breaks("lliuqaroz!", &[]);
+        breaks("J.Doe@Example.com", &["email"]);
     }
 
     #[test]
@@ -194,12 +221,25 @@ mod tests {
     fn hashes_are_phc_strings_and_verify() {
         let stored = hash("secret words", [7; 16], 100_000);
         assert!(stored.starts_with("$pbkdf2-sha256$i=100000,l=32$"), "{stored}");
-        assert_eq!(verify("secret words", Some(&stored), 100_000), Some(Verified { outdated: false }));
-        assert_eq!(verify("secret words", Some(&stored), 100_001), Some(Verified { outdated: true }));
-        assert_eq!(verify("secret word", Some(&stored), 100_000), None);
-        assert_eq!(verify("secret word", Some(&stored), 100_001), None);
-        assert_eq!(verify("", Some(""), 100_000), None);
-        assert_eq!(verify("", None, 100_000), None);
+        let right = |rounds| check("secret words", Some(&stored), rounds);
+        assert_eq!(right(100_000), Checked { is_right: true, is_outdated: false, rounds: 100_000 });
+        assert_eq!(right(100_001), Checked { is_right: true, is_outdated: true, rounds: 100_000 });
+        assert!(!check("secret word", Some(&stored), 100_000).is_right);
+        // Made by Python's hashlib.pbkdf2_hmac.
+        let other = "$pbkdf2-sha256$i=100000,l=32$AAECAwQFBgcICQoLDA0ODw$BJO7D07E5L9WUb9Rtu+lTcbLNE+br0ZbRboN5gK7XyM";
+        assert!(check("secret words", Some(other), 100_000).is_right);
+    }
+
+    #[test]
+    fn whoever_may_not_log_in_takes_the_same_work() {
+        let stored = hash("secret words", [7; 16], 100_000);
+        for rounds in [1, 100_000, 150_000] {
+            let wanted = rounds.max(MIN_ROUNDS);
+            for account in [None, Some(stored.as_str()), Some(""), Some("$pbkdf2-sha256$nonsense")] {
+                let checked = check("secret word", account, rounds);
+                assert_eq!((checked.is_right, checked.rounds), (false, wanted), "{account:?}");
+            }
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fmt;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
+use uuid::Uuid;
 
 /// The length of login tokens, API keys and agent keys, in characters (spec.md, Limits).
 pub const TOKEN_LENGTH: usize = 128;
@@ -62,6 +63,14 @@ pub enum Purpose {
     Token,
     /// An agent's key.
     AgentKey,
+    /// An e-mail address that a password reset was asked for: not a credential, but nobody else's business.
+    Address,
+    /// A username that somebody tried to log in with: it may be a password that was typed in the wrong place.
+    GuessedName,
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// The key under which credentials are hashed: the Worker secret `TOKEN_PEPPER`.
@@ -87,8 +96,24 @@ impl Pepper {
         let label = match purpose {
             Purpose::Token => "token",
             Purpose::AgentKey => "agent-key",
+            Purpose::Address => "address",
+            Purpose::GuessedName => "guessed-name",
         };
-        self.mac(label, secret).iter().map(|b| format!("{b:02x}")).collect()
+        hex(&self.mac(label, secret))
+    }
+
+    /// The key of the link that resets a password: the request's id, and a keyed hash of it. So nothing of the key needs to
+    /// be stored, be it where the request is kept or where its mail waits to be sent.
+    pub fn reset_key(&self, request: Uuid) -> Secret {
+        let id = request.simple().to_string();
+        let mac = self.mac("reset-key", &Secret::new(&id));
+        Secret::new(format!("{id}{}", hex(&mac)))
+    }
+
+    /// The request that a key of such a link is for; `None` where it was not made with this pepper.
+    pub fn reset_request(&self, key: &Secret) -> Option<Uuid> {
+        let request = Uuid::try_parse(key.expose().get(..32)?).ok()?;
+        self.reset_key(request).equals(key).then_some(request)
     }
 }
 
@@ -140,6 +165,24 @@ mod tests {
         assert_eq!(hash, one.hash(Purpose::Token, &Secret::new("abc")));
         assert_ne!(hash, two.hash(Purpose::Token, &secret));
         assert_ne!(hash, one.hash(Purpose::AgentKey, &secret));
+    }
+
+    #[test]
+    fn reset_keys_name_their_request() {
+        let (one, two) = (Pepper::new(b"one"), Pepper::new(b"two"));
+        let request = Uuid::from_u128(7);
+        let key = one.reset_key(request);
+        assert_eq!(key.expose().len(), 96);
+        assert_eq!(one.reset_request(&key), Some(request));
+        assert_eq!(two.reset_request(&key), None);
+        let text = key.expose();
+        for bad in
+            ["", "x", &text[..95], &format!("{text}0"), &text.to_uppercase(), &text.replace('0', "ä"), &text[..32]]
+        {
+            assert_eq!(one.reset_request(&Secret::new(bad)), None, "{bad}");
+        }
+        let other = format!("{}{}", Uuid::from_u128(8).simple(), &text[32..]);
+        assert_eq!(one.reset_request(&Secret::new(other)), None);
     }
 
     #[test]

@@ -44,11 +44,20 @@ impl Timestamp {
     /// # Errors
     /// Another form, no offset, or a year outside 1 to 9999 in UTC.
     pub fn parse(text: &str) -> Result<Self, NotATimestamp> {
-        let moment = DateTime::parse_from_rfc3339(text).map_err(|_| NotATimestamp)?.to_utc();
-        if !(1..=9999).contains(&moment.year()) {
+        let micros = DateTime::parse_from_rfc3339(text).map_err(|_| NotATimestamp)?.timestamp_micros();
+        // Not the year that was read: a leap second belongs to the next one by now.
+        let year = DateTime::from_timestamp_micros(micros).map(|moment: DateTime<Utc>| moment.year());
+        if !year.is_some_and(|year| (1..=9999).contains(&year)) {
             return Err(NotATimestamp);
         }
-        Ok(Self(moment.timestamp_micros()))
+        Ok(Self(micros))
+    }
+
+    /// The moment as mails tell it (RFC 5322), `Sat, 21 Nov 2026 01:23:45 +0000`; at most the last second of year 9999.
+    pub fn to_rfc_5322(self) -> String {
+        // Past that, chrono has no text for it.
+        const LAST: i64 = 253_402_300_799;
+        DateTime::from_timestamp(self.0.div_euclid(1_000_000).clamp(0, LAST), 0).unwrap_or_default().to_rfc2822()
     }
 
     /// The moment `seconds` later; earlier where they are negative.
@@ -105,6 +114,8 @@ mod tests {
         check("2026-11-21", None);
         check("2026-13-01T00:00:00Z", None);
         check("9999-12-31T23:59:59-01:00", None);
+        check("9999-12-31T23:59:60Z", None);
+        check("2026-06-30T23:59:60Z", Some("2026-07-01T00:00:00.000000+00:00"));
         check("0000-01-01T00:00:00Z", None);
         check("1764000000", None);
         check("", None);
@@ -116,6 +127,15 @@ mod tests {
         let mut texts = moments.map(|t| t.to_string());
         texts.sort();
         assert_eq!(texts, moments.map(|t| t.to_string()));
+    }
+
+    #[test]
+    fn mails_have_a_form_of_their_own() {
+        let moment = |seconds: i64| Timestamp::from_millis(0).plus_seconds(seconds).to_rfc_5322();
+        assert_eq!(moment(1_795_224_225), "Sat, 21 Nov 2026 01:23:45 +0000");
+        assert_eq!(moment(0), "Thu, 1 Jan 1970 00:00:00 +0000");
+        assert_eq!(moment(-1), moment(0));
+        assert_eq!(moment(i64::MAX), "Fri, 31 Dec 9999 23:59:59 +0000");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use farhand_domain::acl::Acl;
 use farhand_domain::command::{self, Command, NewCommand, Requester, Shell};
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::page::parameter;
@@ -11,7 +12,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 use worker::console_error;
 
-use super::list_of;
+use super::{Listing, list_of, without};
 use crate::caller::{Caller, Credential};
 use crate::link_calls::{self, Ask, Create, Live};
 use crate::platform::{self, internal};
@@ -31,13 +32,14 @@ const UNSERVED: [&str; 7] =
 
 /// `GET /api/events/commands/`: the commands of servers that the caller reaches, the latest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let (object, reachable) = (commands::list_object(), commands::REACHABLE);
-    let items = format!(
-        "(SELECT json_group_array(json(item)) FROM (
-            SELECT {object} AS item FROM commands c WHERE {reachable}
-            ORDER BY c.scheduled_at DESC, c.id DESC LIMIT ?5 OFFSET ?6))"
-    );
-    list_of(call, &items, commands::COUNT, &UNSERVED).await
+    let listing = Listing {
+        object: &commands::list_object(),
+        from: "commands c",
+        condition: &commands::reachable(),
+        order: "c.scheduled_at DESC, c.id DESC",
+        count: Some(&commands::count()),
+    };
+    list_of(call, listing, |query| without(query, &UNSERVED)).await
 }
 
 /// A server that a new command names, as far as the caller may use it.
@@ -52,7 +54,7 @@ struct Target {
 ///
 /// 1. Reads the fields; what is wrong with them is told after the credential's own refusal.
 /// 2. Looks up the caller and the server in one round trip.
-/// 3. Checks the run-as rule (contract 5).
+/// 3. Checks the run-as rule (contract 5), and the API token's access control list (contract 4).
 /// 4. Asks the server's object, which records the command in D1 and hands it to the agent, or refuses.
 /// 5. With `Prefer: wait=N`, the answer comes when the command is handled, or after N seconds.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
@@ -70,7 +72,10 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 
     let (sql, server) = servers::for_command(&new.server);
     let (caller, target) = credential.read(&sql, vec![server]).await?;
-    let target = target.ok_or_else(|| Error::field("server", "No such server."))?;
+    // What a token's list does not name is refused alike, whether or not there is such a server.
+    let is_limited = caller.acl.as_ref().is_some_and(|acl| acl.servers.is_some());
+    let missing = || if is_limited { Error::acl_not_allowed() } else { Error::field("server", "No such server.") };
+    let target = target.ok_or_else(missing)?;
     let target: Target = serde_json::from_str(&target).map_err(internal)?;
     let command = authorize(new, &caller, target, platform::new_id(call.now)?)?;
 
@@ -87,12 +92,21 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     Reply::created(&command::object(&command.0, live))
 }
 
-/// The command that a request asks for, with its timeout, if the caller may run it on that server (contract 5, Run-as).
+/// The command that a request asks for, with its timeout, if the caller may run it on that server (contract 5, Run-as;
+/// contract 4, Token ACL).
 fn authorize(new: NewCommand, caller: &Caller, target: Target, id: Uuid) -> Result<(Command, i64), Error> {
     let username = new.username.unwrap_or_else(|| caller.username.clone());
     let as_self = username == caller.username && new.groupname.is_empty();
     if !(target.any_account || as_self) || (new.shell == Shell::Internal && !caller.is_staff_or_superuser()) {
         return Err(Error::permission_denied());
+    }
+    // `env` is not served yet, so no command has one. A list of accounts says nothing of groups: none but their own.
+    let allows = |acl: &Acl| {
+        acl.allows_command(&new.line, &username, target.id, new.shell, false)
+            && (acl.usernames.is_none() || new.groupname.is_empty())
+    };
+    if !caller.acl.as_ref().is_none_or(allows) {
+        return Err(Error::acl_not_allowed());
     }
     let requester = Requester { id: caller.user_id, username: caller.username.clone(), email: caller.email.clone() };
     let command = Command {
@@ -151,7 +165,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let input = call.path_id(command_not_found).and_then(|id| Ok((id, asked_wait(call)?)));
     let (id, wait) = credential.checked(input).await?;
-    let (object, reachable) = (commands::whole_object(), commands::REACHABLE);
+    let (object, reachable) = (commands::whole_object(), commands::reachable());
     let sql = format!("(SELECT {object} FROM commands c WHERE c.id = ?5 AND {reachable})");
     let (_, body) = credential.read(&sql, vec![id.into()]).await?;
     let body = body.ok_or_else(command_not_found)?;

@@ -3,13 +3,15 @@
 pub mod agent;
 pub mod commands;
 pub mod operator;
+pub mod pages;
+pub mod passwords;
 pub mod servers;
 pub mod service;
 pub mod sessions;
 pub mod tokens;
 pub mod users;
 
-use farhand_domain::error::Error;
+use farhand_domain::error::{self, Error};
 use farhand_domain::page::{Page, Query, parameter};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -18,11 +20,13 @@ use crate::caller::Credential;
 use crate::request::Call;
 use crate::response::Reply;
 use crate::routes::Endpoint;
+use crate::store::db::Parameter;
 
 /// Hands a request to its endpoint's handler.
 pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Error> {
     match endpoint {
         Endpoint::Health => service::health(),
+        Endpoint::Page => pages::file(call),
         Endpoint::WorkspaceCreate => operator::create(call).await,
         Endpoint::WorkspaceList => operator::list(call).await,
         Endpoint::WorkspaceDelete => operator::delete(call).await,
@@ -30,10 +34,26 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::Login => sessions::login(call).await,
         Endpoint::IsAuthenticated => sessions::is_authenticated(call).await,
         Endpoint::Logout => sessions::logout(call).await,
+        Endpoint::SessionList => sessions::list(call).await,
+        Endpoint::SessionRetrieve => sessions::retrieve(call).await,
+        Endpoint::SessionDelete => sessions::delete(call).await,
         Endpoint::TokenCreate => tokens::create(call).await,
         Endpoint::TokenList => tokens::list(call).await,
+        Endpoint::TokenRetrieve => tokens::retrieve(call).await,
+        Endpoint::TokenReplace => tokens::replace(call).await,
+        Endpoint::TokenUpdate => tokens::update(call).await,
         Endpoint::TokenDelete => tokens::delete(call).await,
-        Endpoint::CurrentUser => users::current(call).await,
+        Endpoint::PasswordChange => passwords::change(call).await,
+        Endpoint::PasswordSet => passwords::set(call).await,
+        Endpoint::ResetRequest => passwords::request_reset(call).await,
+        Endpoint::ResetOpen => passwords::open_reset(call).await,
+        Endpoint::ResetConfirm => passwords::confirm_reset(call).await,
+        Endpoint::UserList => users::list(call).await,
+        Endpoint::UserCreate => users::create(call).await,
+        Endpoint::UserRetrieve | Endpoint::CurrentUser => users::retrieve(call).await,
+        Endpoint::UserReplace => users::replace(call).await,
+        Endpoint::UserUpdate => users::update(call).await,
+        Endpoint::UserDelete => users::delete(call).await,
         Endpoint::ServerList => servers::list(call).await,
         Endpoint::ServerCreate => servers::create(call).await,
         Endpoint::ServerRetrieve => servers::retrieve(call).await,
@@ -79,15 +99,47 @@ fn envelope(call: &Call, query: &Query, page: Page, items: String, count: u64) -
     Reply::ok(&Envelope { count, next: next.map(url), previous: previous.map(url), results: &results })
 }
 
-/// Answers with a page of a list of the caller's: SQL for the array of its items and for their number, as
-/// [`Credential::list`] takes them. Parameters of the contract that are not served yet are refused: all items would be
-/// the wrong answer to a question for some.
-async fn list_of(call: &Call, items: &str, count: &str, unserved: &[&'static str]) -> Result<Reply, Error> {
+/// What a list of the caller's is made of, in SQL that may use the columns of `me`.
+struct Listing<'a> {
+    /// An item as JSON.
+    object: &'a str,
+    /// The table, with the name that the other parts know it by.
+    from: &'a str,
+    /// Which rows, with parameters from `?7` on.
+    condition: &'a str,
+    /// Their order.
+    order: &'a str,
+    /// How many they are, where that is known without counting.
+    count: Option<&'a str>,
+}
+
+/// Answers with a page of a list of the caller's. `filters` are the parameters of its condition, read from the query.
+async fn list_of(
+    call: &Call,
+    listing: Listing<'_>,
+    filters: impl FnOnce(&Query) -> Result<Vec<Parameter>, Error>,
+) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let query = call.query();
-    let asked = unserved.iter().find(|name| parameter(&query, name).is_some());
-    let input = asked.map_or_else(|| Page::of(&query), |name| Err(Error::field(name, "Not supported yet.")));
-    let page = credential.checked(input).await?;
-    let (items, count) = credential.list(items, count, page).await?;
+    let (page, filters) = credential.checked(error::both(Page::of(&query), filters(&query))).await?;
+    let Listing { object, from, condition, order, count } = listing;
+    let count = count.map_or_else(|| format!("(SELECT count(*) FROM {from} WHERE {condition})"), ToOwned::to_owned);
+    // The page's rows first, in the order of an index; then their objects. A page past the end is not read: OFFSET would
+    // walk over all that comes before it.
+    let (_, name) = from.split_once(' ').unwrap_or((from, from));
+    let items = format!(
+        "SELECT {object} AS body
+         FROM me CROSS JOIN json_each(iif(?6 = 0 OR {count} > ?6, (SELECT json_group_array(place) FROM (
+            SELECT {name}.rowid AS place FROM {from} WHERE {condition} ORDER BY {order} LIMIT ?5 OFFSET ?6)), '[]')) page
+         CROSS JOIN {from} ON {name}.rowid = page.value
+         ORDER BY page.key"
+    );
+    let (items, count) = credential.list(&items, &count, page, filters).await?;
     envelope(call, &query, page, items, count)
+}
+
+/// Refuses parameters of the contract that are not served yet: all items would be the wrong answer to a question for some.
+fn without(query: &Query, unserved: &[&'static str]) -> Result<Vec<Parameter>, Error> {
+    let asked = unserved.iter().find(|name| parameter(query, name).is_some());
+    asked.map_or(Ok(vec![]), |name| Err(Error::field(name, "Not supported yet.")))
 }

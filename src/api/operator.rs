@@ -49,11 +49,8 @@ fn read(mut fields: Fields) -> Result<NewWorkspace, Error> {
     let mut admin_fields = fields.object("admin");
     let admin = user::read_new(&mut admin_fields);
     fields.absorb("admin", admin_fields);
-    fields.finish()?;
-    match (slug, admin) {
-        (Some(slug), Some(admin)) => Ok(NewWorkspace { name: name.unwrap_or_else(|| slug.clone()), slug, admin }),
-        _ => Err(Error::internal("a field is missing and nothing was noted")),
-    }
+    let (slug, admin) = fields.finish_with(slug.zip(admin))?;
+    Ok(NewWorkspace { name: name.unwrap_or_else(|| slug.clone()), slug, admin })
 }
 
 /// `POST /operator/workspaces/`.
@@ -71,7 +68,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "slug": slug,
         "name": name,
         "region": call.config.names().region,
-        "base_url": call.base_url_of(&slug),
+        "base_url": call.config.base_url_of(&slug),
         "admin": {"id": id, "username": admin.username, "email": admin.email},
     }))
 }

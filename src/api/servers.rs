@@ -5,7 +5,7 @@ use farhand_domain::secret::Purpose;
 use farhand_domain::server;
 use serde_json::{Value, json};
 
-use super::{agent, list_of};
+use super::{Listing, agent, list_of, without};
 use crate::caller::Credential;
 use crate::platform::{self, internal};
 use crate::request::Call;
@@ -15,12 +15,8 @@ use crate::store::servers::{self, OBJECT, REACHABLE};
 
 /// `GET /api/servers/` and `/api/servers/servers/`: those that the caller reaches, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let items = format!(
-        "(SELECT json_group_array(json(item)) FROM (
-            SELECT {OBJECT} AS item FROM servers s WHERE {REACHABLE} ORDER BY s.id DESC LIMIT ?5 OFFSET ?6))"
-    );
-    let count = format!("(SELECT count(*) FROM servers s WHERE {REACHABLE})");
-    list_of(call, &items, &count, &["name", "is_connected", "search", "ordering"]).await
+    let listing = Listing { object: OBJECT, from: "servers s", condition: REACHABLE, order: "s.id DESC", count: None };
+    list_of(call, listing, |query| without(query, &["name", "is_connected", "search", "ordering"])).await
 }
 
 /// `GET /api/servers/servers/<id>/`: a server that the caller reaches; for an agent, with `-`, its own.
@@ -44,8 +40,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         if fields.value("groups").is_some_and(|groups| *groups != json!([])) {
             fields.reject("groups", "Not supported yet.");
         }
-        fields.finish()?;
-        name.ok_or_else(|| Error::internal("a field is missing and nothing was noted"))
+        fields.finish_with(name)
     });
     let name = match input {
         Ok(name) => name,

@@ -1,50 +1,61 @@
-//! Logging in and out (spec.md, Authentication endpoints).
+//! Login sessions: logging in and out, and the list of them (spec.md, Authentication endpoints; contract 4).
 
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::fields::Fields;
-use farhand_domain::password::{self, Verified};
+use farhand_domain::password::{self, Checked};
 use farhand_domain::secret::Purpose;
+use farhand_domain::session;
 use serde_json::{Value, json};
 use worker::console_error;
 
+use super::passwords::forbidden_without_header;
+use super::{Listing, list_of};
 use crate::caller::{self, Credential};
 use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
 use crate::store::login_tokens::{self, Entry};
-use crate::store::{sessions, users, workspaces};
+use crate::store::sessions::{OBJECT, OWN};
+use crate::store::{sessions, users};
+use crate::throttle;
 
+/// The one answer to an unknown username, a wrong password and a user who may not log in.
+const WRONG_CREDENTIALS: &str = "Unable to log in with the provided credentials.";
 /// The most characters of a User-Agent header that a session keeps.
 const MAX_USER_AGENT: usize = 512;
 
 /// `POST /api/auth/login/`.
 ///
 /// 1. Reads the fields from JSON or either kind of form; missing ones are 403 with the field arrays (contract 4).
-/// 2. Looks the user up, and checks the password; for a user who is unknown or inactive the same work is done.
-/// 3. Makes the session in D1, on the condition that the user and the password are still the same.
-/// 4. Puts the token into KV and answers with it.
+/// 2. Refuses whoever guessed too often lately.
+/// 3. Looks the user up, and checks the password; for a user who is unknown or inactive the same work is done.
+/// 4. Makes the session in D1, on the condition that the user and the password are still the same.
+/// 5. Puts the token into KV and answers with it.
 pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.login_fields().await?;
     let (username, password) = read(fields)?;
     let workspace = call.workspace()?;
 
+    let reply = throttle::guess(call, &username, async || log_in(call, workspace, &username, &password).await).await?;
+    reply.ok_or_else(|| Error { kind: Kind::Forbidden, ..Error::field(NON_FIELD, WRONG_CREDENTIALS) })
+}
+
+/// Logs a user in, if that is their password.
+async fn log_in(call: &Call, workspace: &str, username: &str, password: &str) -> Result<Option<Reply>, Error> {
     // Another login of the same user may renew the hash between the look and the session: then all is done once more.
     for _ in 0..2 {
-        let found = users::for_login(&call.env, workspace, &username).await?;
+        let found = users::for_login(&call.env, workspace, username).await?;
         if !found.workspace_exists {
             return Err(Error::not_found());
         }
-        workspaces::remember(workspace, call.now);
         let stored = found.user.as_ref().map(|(_, password)| password.as_str());
-        let verified = password::verify(&password, stored, call.config.pbkdf2_rounds);
-        let (Some((user_id, stored)), Some(verified)) = (&found.user, verified) else {
-            return Err(wrong_credentials());
-        };
-        if let Some(reply) = begin_session(call, workspace, *user_id, &password, stored, verified).await? {
-            return Ok(reply);
+        let checked = throttle::check(call, password, stored);
+        let (Some((user_id, stored)), true) = (&found.user, checked.is_right) else { return Ok(None) };
+        if let Some(reply) = begin_session(call, workspace, *user_id, password, stored, checked).await? {
+            return Ok(Some(reply));
         }
     }
-    Err(wrong_credentials())
+    Ok(None)
 }
 
 /// Makes a session for a user whose password was checked against `stored`; `None` where that is not the user's any more.
@@ -54,14 +65,14 @@ async fn begin_session(
     user_id: i64,
     password: &str,
     stored: &str,
-    verified: Verified,
+    checked: Checked,
 ) -> Result<Option<Reply>, Error> {
     let token = platform::new_secret()?;
     let token_hash = platform::pepper(&call.env)?.hash(Purpose::Token, &token);
     let rounds = call.config.pbkdf2_rounds;
-    let renewed = if verified.outdated { Some(password::hash(password, platform::random()?, rounds)) } else { None };
+    let renewed = if checked.is_outdated { Some(password::hash(password, platform::random()?, rounds)) } else { None };
     let user_agent: String = call.header("User-Agent").unwrap_or_default().chars().take(MAX_USER_AGENT).collect();
-    let session = sessions::New {
+    let new = sessions::New {
         id: platform::new_id(call.now)?,
         user_id,
         checked_password: stored,
@@ -69,10 +80,10 @@ async fn begin_session(
         token_hash: &token_hash,
         user_agent: &user_agent,
         remote_ip: &call.remote_ip(),
-        expires_at: call.now.plus_seconds(sessions::LIFETIME),
+        expires_at: session::expires_at(call.now),
     };
-    let entry = Entry { session: session.id, expires_at: session.expires_at };
-    if !sessions::insert(&call.env, workspace, session, call.now).await? {
+    let entry = Entry { session: new.id, expires_at: new.expires_at };
+    if !sessions::insert(&call.env, workspace, new, call.now).await? {
         return Ok(None);
     }
     // Without the entry the token is as good: KV only remembers, and the next request writes it.
@@ -86,12 +97,8 @@ async fn begin_session(
 fn read(mut fields: Fields) -> Result<(String, String), Error> {
     let username = fields.text("username", 1..=usize::MAX);
     let password = fields.text("password", 1..=usize::MAX);
-    fields.finish().map_err(|error| Error { kind: Kind::Forbidden, ..error })?;
-    username.zip(password).ok_or_else(wrong_credentials)
-}
-
-fn wrong_credentials() -> Error {
-    Error { kind: Kind::Forbidden, ..Error::field(NON_FIELD, "Unable to log in with the provided credentials.") }
+    let read = fields.finish_with(username.zip(password));
+    read.map_err(|error| if error.kind == Kind::Invalid { Error { kind: Kind::Forbidden, ..error } } else { error })
 }
 
 /// `GET /api/auth/is-authenticated/`: 200 whatever the header holds (contract 4).
@@ -111,14 +118,36 @@ pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
 /// `GET` or `POST /api/auth/logout/`: ends the session of a login token. Without a header it is 403, not 401
 /// (spec.md); with an API token it is 403, and the token stays (contract 4).
 pub async fn logout(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call).map_err(|error| match error.kind {
-        Kind::Unauthenticated => Error { kind: Kind::Forbidden, ..error }.code(Code::InvalidAuthorization),
-        _ => error,
-    })?;
+    let credential = Credential::of(call).map_err(forbidden_without_header)?;
     let (caller, _) = credential.write(vec![sessions::delete_own(&credential)]).await?;
     if caller.kind == caller::Kind::ApiToken {
         return Err(Error::new(Kind::Forbidden, "Only a login token can log out.").code(Code::PermissionDenied));
     }
     credential.forget_login_token();
     Reply::ok(&Value::Null)
+}
+
+/// `GET /api/auth/sessions/`: the caller's live ones, newest first.
+pub async fn list(call: &Call) -> Result<Reply, Error> {
+    let listing = Listing { object: OBJECT, from: "sessions s", condition: OWN, order: "s.id DESC", count: None };
+    list_of(call, listing, |_| Ok(vec![])).await
+}
+
+/// `GET /api/auth/sessions/<id>/`.
+pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let sql = format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = ?5 AND {OWN})");
+    let (_, session) = credential.read(&sql, vec![id.into()]).await?;
+    session.map(Reply::ok_text).ok_or_else(Error::not_found)
+}
+
+/// `DELETE /api/auth/sessions/<id>/`: refuses the session's token from the next request on.
+pub async fn delete(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let (_, bodies) = credential.write(vec![sessions::delete(&credential, id)]).await?;
+    let token_hash = bodies.into_iter().flatten().next().ok_or_else(Error::not_found)?;
+    caller::forget_login_tokens(call, call.workspace()?, vec![token_hash]);
+    Ok(Reply::no_content())
 }

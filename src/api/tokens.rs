@@ -1,16 +1,18 @@
 //! API tokens (spec.md, API token).
 
-use farhand_domain::api_token::NewToken;
+use farhand_domain::api_token::{NewToken, TokenChanges, TokenFilter, TokenReplacement};
 use farhand_domain::error::Error;
+use farhand_domain::fields::Fields;
 use farhand_domain::secret::Purpose;
+use farhand_domain::time::Timestamp;
 use serde_json::{Value, json};
 
-use super::list_of;
+use super::{Listing, list_of};
 use crate::caller::Credential;
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
-use crate::store::api_tokens::{self, OBJECT, OWN};
+use crate::store::api_tokens::{self, FILTERS, OBJECT, OWN};
 
 /// `POST /api/auth/tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
@@ -20,7 +22,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let new = credential.checked(fields.and_then(|fields| NewToken::read(fields, now))).await?;
     let key = platform::new_secret()?;
     let key_hash = platform::pepper(&call.env)?.hash(Purpose::Token, &key);
-    let insert = api_tokens::insert(&credential, platform::new_id(now)?, &new.name, &key_hash, new.expires_at, now);
+    let insert = api_tokens::insert(&credential, platform::new_id(now)?, &new, &key_hash, now)?;
     let (_, bodies) = credential.write(vec![insert]).await?;
     let body = bodies.into_iter().flatten().next().ok_or_else(Error::invalid_token)?;
     let mut token: Value = serde_json::from_str(&body).map_err(internal)?;
@@ -28,14 +30,59 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     Reply::created(&token)
 }
 
-/// `GET /api/auth/tokens/`: the caller's own, newest first.
+/// `GET /api/auth/tokens/`: the caller's own, newest first; with `name` and `enabled` as filters.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let items = format!(
-        "(SELECT json_group_array(json(item)) FROM (
-            SELECT {OBJECT} AS item FROM api_tokens t WHERE {OWN} ORDER BY t.id DESC LIMIT ?5 OFFSET ?6))"
-    );
-    let count = format!("(SELECT count(*) FROM api_tokens t WHERE {OWN})");
-    list_of(call, &items, &count, &["name", "enabled"]).await
+    let listing = Listing {
+        object: OBJECT,
+        from: "api_tokens t",
+        condition: &format!("{OWN} AND {FILTERS}"),
+        order: "t.id DESC",
+        count: None,
+    };
+    list_of(call, listing, |query| {
+        let TokenFilter { name, enabled } = TokenFilter::of(query)?;
+        Ok(vec![name.into(), enabled.into()])
+    })
+    .await
+}
+
+/// `GET /api/auth/tokens/<id>/`.
+pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let sql = format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = ?5 AND {OWN})");
+    let (_, token) = credential.read(&sql, vec![id.into()]).await?;
+    token.map(Reply::ok_text).ok_or_else(Error::not_found)
+}
+
+/// `PUT /api/auth/tokens/<id>/`: everything but the key; what is left out is as in a new token.
+pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
+    change(call, |fields, now| TokenReplacement::read(fields, now).map(TokenChanges::from)).await
+}
+
+/// `PATCH /api/auth/tokens/<id>/`: the given fields.
+pub async fn update(call: &mut Call) -> Result<Reply, Error> {
+    change(call, TokenChanges::read).await
+}
+
+/// Changes a token. Whether there is such a one is told before what is wrong with the input (contract 3).
+async fn change(
+    call: &mut Call,
+    read: impl FnOnce(Fields, Timestamp) -> Result<TokenChanges, Error>,
+) -> Result<Reply, Error> {
+    let now = call.now;
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let changes = match fields.and_then(|fields| read(fields, now)) {
+        Ok(changes) => changes,
+        Err(error) => {
+            retrieve(call).await?;
+            return Err(error);
+        }
+    };
+    let (_, bodies) = credential.write(vec![api_tokens::update(&credential, id, &changes, now)?]).await?;
+    bodies.into_iter().flatten().next().map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
 /// `DELETE /api/auth/tokens/<id>/`.

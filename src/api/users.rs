@@ -1,16 +1,199 @@
-//! Users (contract 5).
+//! Users (contract 5): under `/api/iam/users/` by id, with `-` for the caller, and under `/api/users/users/` by name.
 
-use farhand_domain::error::Error;
+use farhand_domain::error::{Error, FieldErrors, Kind};
+use farhand_domain::fields::Fields;
+use farhand_domain::password;
+use farhand_domain::user::{self, Changes, Filter, Proof};
+use serde_json::from_str;
 
-use crate::caller::Credential;
+use super::{Listing, list_of};
+use crate::caller::{self, Caller, Credential};
+use crate::janitor;
+use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
-use crate::store::users;
+use crate::store::db::Failure;
+use crate::store::sessions::read_token_hashes;
+use crate::store::users::{self, Found, Target};
+use crate::throttle;
 
-/// `GET /api/iam/users/-/`: the caller.
-pub async fn current(call: &Call) -> Result<Reply, Error> {
-    let object = users::OBJECT;
-    let sql = format!("(SELECT {object} FROM users u WHERE u.id = me.user_id AND u.workspace_id = me.workspace_id)");
-    let (_, user) = Credential::of(call)?.read(&sql, vec![]).await?;
+/// How often a change is tried whose user, or caller, another request changes at the same time.
+const TRIES: usize = 8;
+
+/// Others change the user, or the caller's rank, all the time.
+fn conflict() -> Error {
+    Error::new(Kind::Conflict, "The user was changed by others at the same time. Try again.")
+}
+
+/// The user that the path names.
+///
+/// # Errors
+/// A malformed id is a 404 (contract 3).
+pub fn target(call: &Call) -> Result<Target, Error> {
+    let (id, username) = (call.parameter("id"), call.parameter("username"));
+    if !username.is_empty() {
+        return Ok(Target::Username(username.to_owned()));
+    }
+    if id.is_empty() {
+        return Ok(Target::Caller);
+    }
+    // As the id is shown: no sign, no leading zero, and no larger than JSON numbers are exact.
+    let number = id.parse::<i64>().ok().filter(|number| (1..1 << 53).contains(number) && number.to_string() == id);
+    number.map(Target::Id).ok_or_else(Error::not_found)
+}
+
+/// `GET` one: everyone reads all users of their workspace.
+pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let (condition, parameter) = credential.checked(target(call)).await?.condition();
+    let sql = format!("(SELECT {} FROM users u WHERE {condition})", users::OBJECT);
+    let (_, user) = credential.read(&sql, vec![parameter]).await?;
     user.map(Reply::ok_text).ok_or_else(Error::not_found)
+}
+
+/// `GET` the list: the workspace's users, oldest first.
+pub async fn list(call: &Call) -> Result<Reply, Error> {
+    let listing =
+        Listing { object: users::OBJECT, from: "users u", condition: users::LISTED, order: "u.id", count: None };
+    list_of(call, listing, |query| Filter::of(query).map(users::filters)).await
+}
+
+/// `POST`: makes a user. Staff make ordinary users, superusers all.
+pub async fn create(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let caller = credential.check().await?;
+    let rank = caller.rank();
+    if !rank.is_staff_or_superuser() {
+        return Err(Error::permission_denied());
+    }
+    let (new, rest) = fields.and_then(user::read_creation)?;
+    if (rest.is_staff == Some(true) || rest.is_superuser == Some(true)) && !rank.is_superuser {
+        return Err(Error::permission_denied());
+    }
+    let hash = password::hash(&new.password, platform::random()?, call.config.pbkdf2_rounds);
+    let insert = users::insert(&credential, rank, &new, &rest, &hash, call.now);
+    match credential.write(vec![insert]).await {
+        Ok((_, bodies)) => {
+            let body = bodies.into_iter().flatten().next().ok_or_else(Error::permission_denied)?;
+            Ok(Reply::created_text(body))
+        }
+        Err(failure) => Err(taken(&credential, failure, Some(&new.username), Some(&new.email), None).await),
+    }
+}
+
+/// What a broken uniqueness rule is to the client: messages for all the fields that somebody has already.
+async fn taken(
+    credential: &Credential<'_>,
+    failure: Failure,
+    username: Option<&String>,
+    email: Option<&String>,
+    own_id: Option<i64>,
+) -> Error {
+    let Failure::NotUnique(_) = failure else { return failure.into() };
+    let fields = match credential.read(users::TAKEN, vec![username.into(), email.into(), own_id.into()]).await {
+        Ok((_, array)) => array.and_then(|array| from_str::<Vec<String>>(&array).ok()).unwrap_or_default(),
+        Err(error) => return error,
+    };
+    let mut errors = FieldErrors::new();
+    for (field, message) in [
+        ("username", "A user with this username already exists."),
+        ("email", "A user with this email address already exists."),
+    ] {
+        if fields.iter().any(|name| name == field) {
+            errors.insert(field.into(), vec![message.into()]);
+        }
+    }
+    Error::fields(errors)
+}
+
+/// Looks the caller and a user up together.
+pub async fn find(credential: &Credential<'_>, target: &Target) -> Result<(Caller, Option<Found>), Error> {
+    let (sql, parameter) = users::find(target);
+    let (caller, found) = credential.read(&sql, vec![parameter]).await?;
+    let found = found.map(|found| from_str(&found).map_err(internal)).transpose()?;
+    Ok((caller, found))
+}
+
+/// Takes what a change of a user gave that may have ended their sessions: in the first place the hashes of their login
+/// tokens, in the last what the change returned, if it was made. Then the tokens are forgotten.
+pub fn end_sessions(call: &Call, bodies: Vec<Option<String>>) -> Result<Option<String>, Error> {
+    let mut bodies = bodies.into_iter();
+    let hashes = bodies.next().flatten();
+    let changed = bodies.next_back().flatten();
+    if changed.is_some() {
+        caller::forget_login_tokens(call, call.workspace()?, read_token_hashes(hashes)?);
+    }
+    Ok(changed)
+}
+
+/// `PUT`: everything but the password.
+pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
+    change(call, Changes::read_all).await
+}
+
+/// `PATCH`: the given fields.
+pub async fn update(call: &mut Call) -> Result<Reply, Error> {
+    change(call, Changes::read).await
+}
+
+/// Changes a user.
+///
+/// 1. Looks caller and user up; a user whom the caller may not touch at all is refused before the input is looked at.
+/// 2. Decides by contract 5, and checks the caller's password where that is asked for.
+/// 3. Writes, on the condition that what was decided on still stands; else all is done once more.
+async fn change(call: &mut Call, read: impl FnOnce(Fields) -> Result<Changes, Error>) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let target = credential.checked(target(call)).await?;
+    let input = fields.and_then(read);
+    for _ in 0..TRIES {
+        let (caller, found) = find(&credential, &target).await?;
+        let found = found.ok_or_else(Error::not_found)?;
+        let (rank, account) = (caller.rank(), &found.account);
+        if !(rank.manages(account.rank()) || caller.user_id == account.id) {
+            return Err(Error::permission_denied());
+        }
+        let changes = input.clone()?.of(account);
+        let proof = user::may_change((caller.user_id, rank), account, &changes, found.has_other)?;
+        let proved = match (proof, &changes.password) {
+            (Proof::Password, Some(password)) => {
+                throttle::prove_password(call, &caller.username, password.expose(), &found.password).await?;
+                Some(found.password.as_str())
+            }
+            _ => None,
+        };
+        match credential.write(users::update(&credential, rank, account, &changes, proved)).await {
+            Ok((_, bodies)) => {
+                if let Some(user) = end_sessions(call, bodies)? {
+                    return Ok(Reply::ok_text(user));
+                }
+            }
+            Err(failure) => {
+                let (username, email) = (changes.username.as_ref(), changes.email.as_ref());
+                return Err(taken(&credential, failure, username, email, Some(account.id)).await);
+            }
+        }
+    }
+    Err(conflict())
+}
+
+/// `DELETE`: the user's credentials are gone at once, their commands stay.
+pub async fn delete(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let target = credential.checked(target(call)).await?;
+    for _ in 0..TRIES {
+        let (caller, found) = find(&credential, &target).await?;
+        let found = found.ok_or_else(Error::not_found)?;
+        user::may_delete(caller.rank(), &found.account, found.has_other)?;
+        // It looks after the commands; asked before, so that nothing that is cut off can be forgotten.
+        janitor::wake(&call.env).await?;
+        let (_, bodies) = credential.write(users::delete(&credential, caller.rank(), &found.account)).await?;
+        if end_sessions(call, bodies)?.is_some() {
+            // That look may have come before the deletion.
+            janitor::wake(&call.env).await?;
+            return Ok(Reply::no_content());
+        }
+    }
+    Err(conflict())
 }

@@ -1,44 +1,80 @@
 //! The table of API tokens.
 
+use farhand_domain::acl::Acl;
+use farhand_domain::api_token::{NewToken, TokenChanges};
+use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use uuid::Uuid;
 use worker::Env;
 
-use farhand_domain::error::Error;
-
 use super::db::{self, Statement};
 use crate::caller::Credential;
+use crate::platform::internal;
 
 /// SQL for the token object (spec.md, API token) of a row of `api_tokens t`, as JSON. The key is not in it.
 pub const OBJECT: &str = "json_object('id', t.id, 'name', t.name, 'enabled', json(iif(t.enabled, 'true', 'false')),
     'acl', json(t.acl), 'added_at', t.added_at, 'updated_at', t.updated_at, 'expires_at', t.expires_at,
     'last_used_at', t.last_used_at)";
 
+/// SQL for the list's filters: a name as `?7`, and whether enabled as `?8`; null where it is not asked for.
+pub const FILTERS: &str = "(?7 IS NULL OR t.name = ?7) AND (?8 IS NULL OR t.enabled = ?8)";
+
 /// SQL for the condition that a row of `api_tokens t` is the caller's own.
 pub const OWN: &str = "t.workspace_id = me.workspace_id AND t.user_id = me.user_id";
+
+fn acl_text(acl: Option<&Acl>) -> Result<Option<String>, Error> {
+    acl.map(|acl| serde_json::to_string(acl).map_err(internal)).transpose()
+}
 
 /// The statement that makes a token of the caller's and returns it as `body`.
 pub fn insert(
     credential: &Credential<'_>,
     id: Uuid,
-    name: &str,
+    new: &NewToken,
     key_hash: &str,
-    expires_at: Option<Timestamp>,
     now: Timestamp,
-) -> Statement {
-    // RETURNING knows the table's columns by their bare names only.
-    let returned = OBJECT.replace("t.", "");
-    credential
+) -> Result<Statement, Error> {
+    let statement = credential
         .statement(&format!(
-            "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at)
-             SELECT ?5, workspace_id, user_id, ?6, ?7, ?8, ?8, ?9 FROM me
-             RETURNING {returned} AS body"
+            "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at, acl)
+             SELECT ?5, workspace_id, user_id, ?6, ?7, ?8, ?8, ?9, ?10 FROM me
+             RETURNING {} AS body",
+            db::returned(OBJECT, "t")
         ))
         .bind(id)
-        .bind(name)
+        .bind(&new.name)
         .bind(key_hash)
         .bind(now)
-        .bind(expires_at)
+        .bind(new.expires_at)
+        .bind(acl_text(new.acl.as_ref())?);
+    Ok(statement)
+}
+
+/// The statement that changes a token of the caller's and returns it as `body`.
+pub fn update(
+    credential: &Credential<'_>,
+    id: Uuid,
+    changes: &TokenChanges,
+    now: Timestamp,
+) -> Result<Statement, Error> {
+    let acl = changes.acl.as_ref().map(|acl| acl_text(acl.as_ref())).transpose()?;
+    let statement = credential
+        .statement(&format!(
+            "UPDATE api_tokens SET updated_at = ?6, name = coalesce(?7, name), enabled = coalesce(?8, enabled),
+                expires_at = iif(?9, ?10, expires_at), acl = iif(?11, ?12, acl)
+             WHERE id = ?5 AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
+             RETURNING {} AS body",
+            db::returned(OBJECT, "t")
+        ))
+        .bind(id)
+        .bind(now)
+        .bind(changes.name.as_ref())
+        .bind(changes.enabled)
+        .bind(changes.expires_at.is_some())
+        .bind(changes.expires_at.flatten())
+        .bind(acl.is_some())
+        .bind(acl.flatten());
+    Ok(statement)
 }
 
 /// The statement that deletes a token of the caller's and returns its id as `body`.

@@ -2,6 +2,8 @@
 
 use farhand_domain::command;
 
+use super::servers;
+
 /// SQL for the command object (spec.md, Command; contract 7) of a row of `commands c`, as JSON, with the given SQL for
 /// its result and for whether that is cut. `?3` is the time.
 fn object(result: &str, truncated: &str) -> String {
@@ -33,12 +35,25 @@ pub fn list_object() -> String {
     object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)")
 }
 
+/// SQL for whether the caller reaches all of the workspace's servers.
+const REACHES_ALL: &str = "((me.is_superuser OR me.is_staff) AND me.acl_servers IS NULL)";
+
 /// SQL for the condition that a row of `commands c` is of a server that the caller reaches.
-pub const REACHABLE: &str = "c.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff
-    OR c.server_id IN (SELECT s.id FROM servers s WHERE s.workspace_id = me.workspace_id AND s.owner_id = me.user_id))";
+pub fn reachable() -> String {
+    format!(
+        "c.workspace_id = me.workspace_id
+         AND ({REACHES_ALL} OR c.server_id IN (SELECT s.id FROM servers s WHERE {}))",
+        servers::REACHABLE
+    )
+}
 
 /// SQL for how many commands the caller reaches, from the counters.
-pub const COUNT: &str = "iif(me.is_superuser OR me.is_staff,
-    (SELECT n.total FROM command_counts n WHERE n.workspace_id = me.workspace_id AND n.server_id = ''),
-    (SELECT sum(n.total) FROM servers s JOIN command_counts n ON n.workspace_id = s.workspace_id AND n.server_id = s.id
-     WHERE s.workspace_id = me.workspace_id AND s.owner_id = me.user_id))";
+pub fn count() -> String {
+    format!(
+        "iif({REACHES_ALL},
+        (SELECT n.total FROM command_counts n WHERE n.workspace_id = me.workspace_id AND n.server_id = ''),
+        (SELECT sum(n.total) FROM servers s
+         JOIN command_counts n ON n.workspace_id = s.workspace_id AND n.server_id = s.id WHERE {}))",
+        servers::REACHABLE
+    )
+}

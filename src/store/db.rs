@@ -178,6 +178,11 @@ pub fn column<T: DeserializeOwned>(result: &D1Result) -> Result<Vec<T>, Error> {
     Ok(rows::<HashMap<String, T>>(result)?.into_iter().flat_map(HashMap::into_values).collect())
 }
 
+/// SQL for an object of a table's row as RETURNING takes it, which knows the columns by their bare names only.
+pub fn returned(object: &str, alias: &str) -> String {
+    object.replace(&format!("{alias}."), "")
+}
+
 /// The id that a statement returned: of the row that it made, changed or found, if there was one.
 ///
 /// # Errors

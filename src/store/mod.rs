@@ -4,6 +4,7 @@ pub mod api_tokens;
 pub mod commands;
 pub mod db;
 pub mod login_tokens;
+pub mod reset_requests;
 pub mod server_link;
 pub mod servers;
 pub mod sessions;

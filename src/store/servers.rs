@@ -19,9 +19,11 @@ pub const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'groups', json('[]'), 'connected_at', s.connected_at, 'last_seen_at', s.last_seen_at,
     'added_at', s.added_at, 'updated_at', s.updated_at)";
 
-/// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5, Server access).
+/// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5, Server access), and that
+/// the API token is not kept from (contract 4, Token ACL).
 pub const REACHABLE: &str =
-    "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
+    "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)
+    AND (me.acl_servers IS NULL OR s.id IN (SELECT value FROM json_each(me.acl_servers)))";
 
 /// SQL for a server that a command names, as `{id, name, any_account}`, and the parameter that it takes as `?5`.
 ///

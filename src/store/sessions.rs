@@ -1,18 +1,22 @@
 //! The table of login sessions, which decides whether a login token is alive.
 
 use farhand_domain::error::Error;
+use farhand_domain::session;
 use farhand_domain::time::Timestamp;
 use uuid::Uuid;
 use worker::Env;
 
 use super::db::{self, Statement};
 use crate::caller::Credential;
+use crate::platform::internal;
 
-/// How long a login token lives after its last use, in seconds: 14 days (spec.md, Limits).
-pub const LIFETIME: i64 = 14 * 24 * 3600;
-/// How long an expiry may go unmoved, in seconds. A token is taken for as long past its expiry, so that it is never
-/// refused before its 14 days (contract 4).
-pub const REFRESH_EVERY: i64 = 600;
+/// SQL for the session object (spec.md, Login session; contract 4) of a row of `sessions s`, as JSON.
+pub const OBJECT: &str = "json_object('id', s.id, 'user_agent', s.user_agent, 'remote_ip', s.remote_ip,
+    'added_at', s.added_at, 'expires_at', s.expires_at,
+    'current', json(iif(s.id = me.credential_id, 'true', 'false')))";
+
+/// SQL for the condition that a row of `sessions s` is a live one of the caller's.
+pub const OWN: &str = "s.workspace_id = me.workspace_id AND s.user_id = me.user_id AND s.expires_at > ?4";
 
 /// A session to be made.
 #[derive(Debug)]
@@ -37,7 +41,7 @@ pub struct New<'a> {
 
 /// Makes a session. False: the user may not log in any more, and nothing was made.
 pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) -> Result<bool, Error> {
-    let session = Statement::new(
+    let insert = Statement::new(
         "INSERT INTO sessions (id, workspace_id, user_id, token_hash, user_agent, remote_ip, added_at, refreshed_at, expires_at)
          SELECT ?4, w.id, u.id, ?5, ?6, ?7, ?8, ?8, ?9
          FROM workspaces w JOIN users u ON u.workspace_id = w.id
@@ -63,7 +67,15 @@ pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) ->
     .bind(new.checked_password)
     .bind(now)
     .bind(new.password);
-    let results = db::batch(env, vec![session, user]).await?;
+    // What expired is of no more use: nobody reads it, and its token is refused.
+    let expired = Statement::new(
+        "DELETE FROM sessions WHERE user_id = ?2 AND expires_at <= ?3
+         AND workspace_id = (SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL)",
+    )
+    .bind(workspace)
+    .bind(new.user_id)
+    .bind(session::dead_until(now));
+    let results = db::batch(env, vec![insert, user, expired]).await?;
     let made = results.first().map(db::column::<String>).transpose()?;
     Ok(made.is_some_and(|ids| !ids.is_empty()))
 }
@@ -73,6 +85,36 @@ pub fn delete_own(credential: &Credential<'_>) -> Statement {
     credential.statement(
         "DELETE FROM sessions WHERE (workspace_id, id) IN (SELECT workspace_id, credential_id FROM me WHERE kind = 'session')",
     )
+}
+
+/// The statement that ends a live session of the caller's, and returns the hash of its token as `body`.
+pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
+    credential
+        .statement(
+            "DELETE FROM sessions WHERE id = ?5 AND expires_at > ?4
+             AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
+             RETURNING token_hash AS body",
+        )
+        .bind(id)
+}
+
+/// How many KV entries are removed at once with their sessions. Those beyond go by themselves: they grant nothing.
+const FORGOTTEN: u64 = 500;
+
+/// SQL for the hashes of a user's login tokens, as a JSON array, given SQL for the workspace's and the user's ids.
+pub fn token_hashes(workspace_id: &str, user_id: &str) -> String {
+    format!(
+        "(SELECT json_group_array(token_hash) FROM (SELECT token_hash FROM sessions
+          WHERE workspace_id = {workspace_id} AND user_id = {user_id} LIMIT {FORGOTTEN}))"
+    )
+}
+
+/// Reads the array that [`token_hashes`] gives.
+///
+/// # Errors
+/// It is of another form: our own fault.
+pub fn read_token_hashes(array: Option<String>) -> Result<Vec<String>, Error> {
+    array.map_or(Ok(vec![]), |array| serde_json::from_str(&array).map_err(internal))
 }
 
 /// Moves a session's expiry. A session that was revoked meanwhile stays so.

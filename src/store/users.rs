@@ -1,16 +1,33 @@
-//! The table of users.
+//! The table of users. What a change of a user ends (sessions, tokens, resets) is ended by the table's triggers.
 
 use farhand_domain::error::Error;
+use farhand_domain::time::Timestamp;
+use farhand_domain::user::{Account, Changes, Filter, NewUser, Rank};
 use serde::Deserialize;
+use serde_json::json;
 use worker::Env;
 
-use super::db::{self, Statement};
+use super::db::{self, Parameter, Statement};
+use super::sessions;
+use crate::caller::Credential;
 
 /// SQL for the user object (contract 5) of a row of `users u`, as JSON.
 pub const OBJECT: &str = "json_object('id', u.id, 'username', u.username, 'email', u.email,
     'first_name', u.first_name, 'last_name', u.last_name,
     'is_active', json(iif(u.is_active, 'true', 'false')), 'is_staff', json(iif(u.is_staff, 'true', 'false')),
     'is_superuser', json(iif(u.is_superuser, 'true', 'false')), 'date_joined', u.date_joined, 'last_login', u.last_login)";
+
+/// SQL for the list: users of the caller's workspace that pass the filters of [`filters`].
+pub const LISTED: &str = "u.workspace_id = me.workspace_id AND (?7 IS NULL OR u.username = ?7)
+    AND (?8 IS NULL OR u.is_active = ?8)
+    AND NOT EXISTS (SELECT 1 FROM json_each(?9) w
+        WHERE instr(lower(u.username) || ' ' || lower(u.email) || ' ' || u.folded_first_name || ' ' || u.folded_last_name,
+            w.value) = 0)";
+
+/// The parameters of [`LISTED`].
+pub fn filters(filter: Filter) -> Vec<Parameter> {
+    vec![filter.username.into(), filter.is_active.into(), json!(filter.words).to_string().into()]
+}
 
 /// What a login needs to know.
 #[derive(Debug)]
@@ -34,4 +51,215 @@ pub async fn for_login(env: &Env, workspace: &str, username: &str) -> Result<For
     let result = db::run(env, Statement::new(sql).bind(workspace).bind(username)).await?;
     let row = db::first::<Row>(&result)?;
     Ok(ForLogin { workspace_exists: row.is_some(), user: row.and_then(|row| Some((row.id? as i64, row.password?))) })
+}
+
+/// The user that a request is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// The caller.
+    Caller,
+    /// By id.
+    Id(i64),
+    /// By name.
+    Username(String),
+}
+
+impl Target {
+    /// SQL for the condition that a row of `users u` is it, and its parameter `?5`.
+    pub fn condition(&self) -> (&'static str, Parameter) {
+        match self {
+            Self::Caller => {
+                ("u.workspace_id = me.workspace_id AND u.id = me.user_id AND ?5 IS NULL", None::<i64>.into())
+            }
+            Self::Id(id) => ("u.workspace_id = me.workspace_id AND u.id = ?5", (*id).into()),
+            Self::Username(name) => ("u.workspace_id = me.workspace_id AND u.username = ?5", name.into()),
+        }
+    }
+}
+
+/// A user as somebody who wants to change them sees them.
+#[derive(Deserialize)]
+pub struct Found {
+    /// The user.
+    pub account: Account,
+    /// Whether the workspace has another active superuser.
+    pub has_other: bool,
+    /// The PHC string of the caller's own password.
+    pub password: String,
+}
+
+/// SQL for [`Found`] as JSON, and its parameter.
+pub fn find(target: &Target) -> (String, Parameter) {
+    let (condition, parameter) = target.condition();
+    let sql = format!(
+        "(SELECT json_object('account', {OBJECT},
+            'has_other', json(iif(EXISTS (SELECT 1 FROM users o WHERE o.workspace_id = u.workspace_id AND o.id <> u.id
+                AND o.is_superuser = 1 AND o.is_active = 1), 'true', 'false')),
+            'password', (SELECT p.password FROM users p WHERE p.workspace_id = me.workspace_id AND p.id = me.user_id))
+          FROM users u WHERE {condition})"
+    );
+    (sql, parameter)
+}
+
+/// SQL for which of a name `?5` and an address `?6` somebody has already, but for the user `?7`, as an array of columns.
+pub const TAKEN: &str = "(SELECT json_group_array(field) FROM (
+    SELECT 'username' AS field FROM users WHERE workspace_id = me.workspace_id AND username = ?5 AND id IS NOT ?7
+    UNION ALL
+    SELECT 'email' FROM users WHERE workspace_id = me.workspace_id AND email = ?6 AND id IS NOT ?7))";
+
+/// The statement that makes a user, if the caller's rank is still the given one, and returns it as `body`.
+pub fn insert(
+    credential: &Credential<'_>,
+    rank: Rank,
+    new: &NewUser,
+    rest: &Changes,
+    password: &str,
+    now: Timestamp,
+) -> Statement {
+    let (first_name, last_name) =
+        (rest.first_name.as_deref().unwrap_or_default(), rest.last_name.as_deref().unwrap_or_default());
+    credential
+        .statement(&format!(
+            "INSERT INTO users (workspace_id, username, email, password, first_name, last_name, folded_first_name,
+                folded_last_name, is_active, is_staff, is_superuser, date_joined)
+             SELECT workspace_id, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17 FROM me
+             WHERE is_staff = ?5 AND is_superuser = ?6
+             RETURNING {} AS body",
+            db::returned(OBJECT, "u")
+        ))
+        .bind(rank.is_staff)
+        .bind(rank.is_superuser)
+        .bind(&new.username)
+        .bind(&new.email)
+        .bind(password)
+        .bind(first_name)
+        .bind(last_name)
+        .bind(first_name.to_lowercase())
+        .bind(last_name.to_lowercase())
+        .bind(rest.is_active.unwrap_or(true))
+        .bind(rest.is_staff.unwrap_or(false))
+        .bind(rest.is_superuser.unwrap_or(false))
+        .bind(now)
+}
+
+/// SQL for the condition that caller and user are still what a decision on them was made of: `?5` and `?6` the caller's
+/// rank, `?7` the user's id, `?8` to `?12` name, address, activity and rank, `?13` whether no superuser goes.
+const UNCHANGED: &str = "users.id = ?7 AND users.username = ?8 AND users.email = ?9 AND users.is_active = ?10
+    AND users.is_staff = ?11 AND users.is_superuser = ?12
+    AND users.workspace_id = (SELECT workspace_id FROM me WHERE is_staff = ?5 AND is_superuser = ?6)
+    AND (?13 OR EXISTS (SELECT 1 FROM users o WHERE o.workspace_id = users.workspace_id AND o.id <> users.id
+        AND o.is_superuser = 1 AND o.is_active = 1))";
+
+fn bind_unchanged(statement: Statement, rank: Rank, account: &Account, ends_superuser: bool) -> Statement {
+    statement
+        .bind(rank.is_staff)
+        .bind(rank.is_superuser)
+        .bind(account.id)
+        .bind(&account.username)
+        .bind(&account.email)
+        .bind(account.is_active)
+        .bind(account.is_staff)
+        .bind(account.is_superuser)
+        .bind(!(ends_superuser && account.is_active && account.is_superuser))
+}
+
+/// The statements that change a user, if nothing that was decided on is otherwise by now. The second one's `body` is the
+/// user; the first one's, the hashes of the login tokens that a deactivation ends. `proved` is the PHC string of the
+/// caller's own password, where that was asked for.
+pub fn update(
+    credential: &Credential<'_>,
+    rank: Rank,
+    account: &Account,
+    changes: &Changes,
+    proved: Option<&str>,
+) -> Vec<Statement> {
+    let ends_superuser = changes.is_active == Some(false) || changes.is_superuser == Some(false);
+    let sql = format!(
+        "UPDATE users SET username = coalesce(?14, username), email = coalesce(?15, email),
+            first_name = coalesce(?16, first_name), last_name = coalesce(?17, last_name),
+            folded_first_name = coalesce(?18, folded_first_name), folded_last_name = coalesce(?19, folded_last_name),
+            is_active = coalesce(?20, is_active), is_staff = coalesce(?21, is_staff),
+            is_superuser = coalesce(?22, is_superuser)
+         WHERE {UNCHANGED} AND (?23 IS NULL OR password = ?23)
+         RETURNING {} AS body",
+        db::returned(OBJECT, "u")
+    );
+    let update = bind_unchanged(credential.statement(&sql), rank, account, ends_superuser)
+        .bind(changes.username.as_ref())
+        .bind(changes.email.as_ref())
+        .bind(changes.first_name.as_ref())
+        .bind(changes.last_name.as_ref())
+        .bind(changes.first_name.as_ref().map(|name| name.to_lowercase()))
+        .bind(changes.last_name.as_ref().map(|name| name.to_lowercase()))
+        .bind(changes.is_active)
+        .bind(changes.is_staff)
+        .bind(changes.is_superuser)
+        .bind(proved);
+    vec![token_hashes(credential, account.id, changes.is_active == Some(false)), update]
+}
+
+/// The statement whose `body` is the hashes of a user's login tokens, if they are wanted.
+fn token_hashes(credential: &Credential<'_>, user_id: i64, wanted: bool) -> Statement {
+    let hashes = sessions::token_hashes("me.workspace_id", "?5");
+    credential.statement(&format!("SELECT {hashes} AS body FROM me WHERE ?6")).bind(user_id).bind(wanted)
+}
+
+/// The statements that delete a user, if nothing that was decided on is otherwise by now. The third one's `body` is the
+/// user's name; the first one's, the hashes of the login tokens that it ends.
+pub fn delete(credential: &Credential<'_>, rank: Rank, account: &Account) -> Vec<Statement> {
+    // A caller who deletes themself is nobody after the last of these.
+    let depart = credential.statement(&format!(
+        "INSERT OR IGNORE INTO departed_users (workspace_id, user_id) SELECT workspace_id, id FROM users WHERE {UNCHANGED}"
+    ));
+    let delete = credential.statement(&format!("DELETE FROM users WHERE {UNCHANGED} RETURNING username AS body"));
+    vec![
+        token_hashes(credential, account.id, true),
+        bind_unchanged(depart, rank, account, true),
+        bind_unchanged(delete, rank, account, true),
+    ]
+}
+
+/// The statements that set a password in place of `stored`, the PHC string of the one that was checked, or of whatever it
+/// is. The second one's `body` is the user; the first one's, the hashes of the login tokens that it ends.
+///
+/// With `stored`, the user is the caller; without, the caller must still be a superuser.
+pub fn set_password(
+    credential: &Credential<'_>,
+    user_id: i64,
+    stored: Option<&str>,
+    password: &str,
+    now: Timestamp,
+) -> Vec<Statement> {
+    let sql = format!(
+        "UPDATE users SET password = ?6, password_changed_at = ?8
+         WHERE id = ?5 AND (?7 IS NULL OR password = ?7)
+         AND workspace_id = (SELECT workspace_id FROM me WHERE (?7 IS NULL AND is_superuser) OR user_id = ?5)
+         RETURNING {} AS body",
+        db::returned(OBJECT, "u")
+    );
+    let update = credential.statement(&sql).bind(user_id).bind(password).bind(stored).bind(now);
+    vec![token_hashes(credential, user_id, true), update]
+}
+
+/// Takes a deleted user off some of their commands, in any workspace; when none is left, off the list of those to be done.
+/// False: there is no such user.
+pub async fn depart_some(env: &Env, most: u64) -> Result<bool, Error> {
+    #[derive(Deserialize)]
+    struct Row {
+        workspace_id: f64,
+        user_id: f64,
+    }
+    let next = Statement::new("SELECT workspace_id, user_id FROM departed_users LIMIT 1");
+    let Some(row) = db::first::<Row>(&db::run(env, next).await?)? else { return Ok(false) };
+    let bound = |sql: &str| Statement::new(sql).bind(row.workspace_id).bind(row.user_id);
+    let commands = bound(
+        "UPDATE commands SET requested_by = NULL WHERE seq IN (
+            SELECT seq FROM commands WHERE workspace_id = ?1 AND requested_by = ?2 LIMIT ?3)",
+    );
+    let done = bound(
+        "DELETE FROM departed_users WHERE workspace_id = ?1 AND user_id = ?2
+         AND NOT EXISTS (SELECT 1 FROM commands WHERE workspace_id = ?1 AND requested_by = ?2)",
+    );
+    db::batch(env, vec![commands.bind(most), done]).await?;
+    Ok(true)
 }

@@ -16,13 +16,13 @@ use super::db::{self, Failure, Statement};
 const REMEMBERED: i64 = 60;
 
 thread_local! {
-    /// Workspaces that exist, until when that may be believed. That one does not exist is never remembered.
-    static KNOWN: RefCell<HashMap<String, Timestamp>> = RefCell::default();
+    /// Workspaces that exist, with their ids, until when that may be believed. That one does not exist is never remembered.
+    static KNOWN: RefCell<HashMap<String, (i64, Timestamp)>> = RefCell::default();
 }
 
 /// Notes that a workspace exists.
-pub fn remember(slug: &str, now: Timestamp) {
-    KNOWN.with_borrow_mut(|known| known.insert(slug.to_owned(), now.plus_seconds(REMEMBERED)));
+pub fn remember(slug: &str, id: i64, now: Timestamp) {
+    KNOWN.with_borrow_mut(|known| known.insert(slug.to_owned(), (id, now.plus_seconds(REMEMBERED))));
 }
 
 /// Forgets that a workspace exists.
@@ -30,16 +30,18 @@ pub fn forget(slug: &str) {
     KNOWN.with_borrow_mut(|known| known.remove(slug));
 }
 
-/// Tells whether it is remembered that a workspace exists.
-pub fn is_remembered(slug: &str, now: Timestamp) -> bool {
-    KNOWN.with_borrow(|known| known.get(slug).is_some_and(|until| *until > now))
-}
-
-/// Looks whether a workspace exists.
-pub async fn exists(env: &Env, slug: &str) -> Result<bool, Error> {
+/// The id of a workspace, remembered or looked up; `None` where it does not exist.
+pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
+    let known = KNOWN.with_borrow(|known| known.get(slug).filter(|(_, until)| *until > now).map(|(id, _)| *id));
+    if known.is_some() {
+        return Ok(known);
+    }
     let sql = "SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL";
-    let result = db::run(env, Statement::new(sql).bind(slug)).await?;
-    Ok(db::returned_id(&result)?.is_some())
+    let id = db::returned_id(&db::run(env, Statement::new(sql).bind(slug)).await?)?;
+    if let Some(id) = id {
+        remember(slug, id, now);
+    }
+    Ok(id)
 }
 
 /// A workspace to be made.
@@ -139,7 +141,7 @@ pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, E
 
 /// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
 pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
-    let tables = ["commands", "sessions", "api_tokens", "users"];
+    let tables = ["commands", "sessions", "api_tokens", "reset_requests", "users"];
     let mut statements: Vec<Statement> = tables
         .iter()
         .map(|table| {
@@ -149,10 +151,9 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
         .collect();
     let nothing_left: String =
         tables.map(|table| format!(" AND NOT EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")).concat();
-    let counts = format!("DELETE FROM command_counts WHERE workspace_id = ?1{nothing_left}");
-    statements.push(Statement::new(counts).bind(workspace_id));
-    let itself = format!("DELETE FROM workspaces WHERE id = ?1{nothing_left}");
-    statements.push(Statement::new(itself).bind(workspace_id));
+    for rest in ["command_counts WHERE workspace_id", "departed_users WHERE workspace_id", "workspaces WHERE id"] {
+        statements.push(Statement::new(format!("DELETE FROM {rest} = ?1{nothing_left}")).bind(workspace_id));
+    }
     db::batch(env, statements).await?;
     Ok(())
 }

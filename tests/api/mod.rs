@@ -5,3 +5,4 @@ mod events;
 mod iam;
 mod servers;
 mod status;
+mod users;

@@ -5,7 +5,7 @@ use reqwest::{Client, Method, RequestBuilder, redirect};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::setting;
+use crate::{secrets, setting};
 
 /// The password of every user that the tests make.
 pub const PASSWORD: &str = "correct horse battery";
@@ -20,6 +20,8 @@ pub struct Api {
     pub host: String,
     /// The Authorization header.
     pub authorization: Option<String>,
+    /// The address that the request seems to come from. In production the platform sets this header, here the caller may.
+    address: Option<String>,
 }
 
 /// An answer, read to its end.
@@ -80,7 +82,7 @@ impl Api {
         // A connection belongs to the runtime of the test that opened it, so none is kept.
         let client = Client::builder().redirect(redirect::Policy::none()).no_proxy().pool_max_idle_per_host(0);
         let client = client.build().expect("a client without TLS has nothing to fail on");
-        Self { client, url: url.to_owned(), host: host.to_owned(), authorization: None }
+        Self { client, url: url.to_owned(), host: host.to_owned(), authorization: None, address: None }
     }
 
     /// A client of the service under test, under another Host header.
@@ -108,6 +110,11 @@ impl Api {
         Self { authorization: None, ..self.clone() }
     }
 
+    /// The same from another address.
+    pub fn from_address(&self, address: &str) -> Self {
+        Self { address: Some(address.to_owned()), ..self.clone() }
+    }
+
     /// The same under another Host header.
     pub fn under(&self, host: &str) -> Self {
         Self { host: host.to_owned(), ..self.clone() }
@@ -126,6 +133,9 @@ impl Api {
             let value = HeaderValue::from_bytes(authorization.as_bytes()).unwrap();
             request = request.header("Authorization", value);
         }
+        if let Some(address) = &self.address {
+            request = request.header("CF-Connecting-IP", address);
+        }
         request
     }
 
@@ -133,7 +143,9 @@ impl Api {
     pub async fn send(&self, request: RequestBuilder) -> Reply {
         let response = request.send().await.unwrap();
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        Reply { status, headers, text: response.text().await.unwrap() }
+        let reply = Reply { status, headers, text: response.text().await.unwrap() };
+        secrets::note_in(serde_json::from_str(&reply.text).as_ref().unwrap_or(&Value::Null));
+        reply
     }
 
     /// GET.
@@ -148,11 +160,38 @@ impl Api {
 
     /// POST with JSON.
     pub async fn post(&self, path: &str, body: &Value) -> Reply {
-        self.send(self.request("POST", path).json(body)).await
+        self.send_json("POST", path, body).await
+    }
+
+    /// PATCH with JSON.
+    pub async fn patch(&self, path: &str, body: &Value) -> Reply {
+        self.send_json("PATCH", path, body).await
+    }
+
+    /// PUT with JSON.
+    pub async fn put(&self, path: &str, body: &Value) -> Reply {
+        self.send_json("PUT", path, body).await
+    }
+
+    /// DELETE.
+    pub async fn delete(&self, path: &str) -> Reply {
+        self.call("DELETE", path).await
+    }
+
+    /// Logs in.
+    pub async fn log_in(&self, username: &str, password: &str) -> Reply {
+        self.post("/api/auth/login/", &json!({"username": username, "password": password})).await
+    }
+
+    /// The same with a new login token of a user's.
+    pub async fn logged_in(&self, username: &str, password: &str) -> Self {
+        let login = self.anonymous().log_in(username, password).await.expect(200);
+        self.with_token(login["token"].as_str().unwrap())
     }
 
     /// Any method with JSON.
     pub async fn send_json(&self, method: &str, path: &str, body: &Value) -> Reply {
+        secrets::note_in(body);
         self.send(self.request(method, path).json(body)).await
     }
 }
@@ -205,6 +244,32 @@ impl Workspace {
     /// A client with the superuser's login token.
     pub fn session(&self) -> Api {
         self.anonymous.with_token(&self.login_token)
+    }
+
+    /// Makes a user with further fields; returns it.
+    pub async fn user_with(&self, username: &str, more: &Value) -> Value {
+        let mut body = json!({"username": username, "email": format!("{username}@example.com"), "password": PASSWORD});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.admin.post("/api/iam/users/", &body).await.expect(201)
+    }
+
+    /// Makes an ordinary user; returns a client with a login token of theirs.
+    pub async fn user(&self, username: &str) -> Api {
+        self.user_with(username, &json!({})).await;
+        self.anonymous.logged_in(username, PASSWORD).await
+    }
+
+    /// Makes a user who is staff; returns a client with a login token of theirs.
+    pub async fn staff(&self, username: &str) -> Api {
+        self.user_with(username, &json!({"is_staff": true})).await;
+        self.anonymous.logged_in(username, PASSWORD).await
+    }
+
+    /// A client with a new API token of the superuser's that has an access control list.
+    pub async fn limited(&self, acl: &Value) -> Api {
+        let body = json!({"name": "limited", "expires_at": null, "acl": acl});
+        let token = self.session().post("/api/auth/tokens/", &body).await.expect(201);
+        self.anonymous.with_token(token["key"].as_str().unwrap())
     }
 
     /// Makes a server; returns it with its key.

@@ -4,7 +4,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgid};
@@ -14,8 +14,8 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::client::Api;
-use crate::eventually;
 use crate::processes::Process;
+use crate::{PATIENCE, eventually};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// The operator's token of the instances that [`Instance::new`] starts.
@@ -35,6 +35,15 @@ pub struct Instance {
     pub state: PathBuf,
     port: u16,
     process: Process,
+}
+
+/// A folder for the state of an instance. Under `npm test` it stays when the test ends: what is in it is searched for
+/// secrets.
+pub fn state_folder() -> TempDir {
+    match std::env::var("FARHAND_INSTANCES") {
+        Ok(folder) => tempfile::Builder::new().disable_cleanup(true).tempdir_in(folder).unwrap(),
+        Err(_) => tempfile::tempdir().unwrap(),
+    }
 }
 
 /// A port that nobody listens on now.
@@ -81,13 +90,18 @@ impl Instance {
 
     /// The same with further variables.
     pub async fn new_with(variables: &[(&str, &str)]) -> (Self, TempDir) {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = state_folder();
         (Self::without_demo(folder.path(), variables).await, folder)
     }
 
     /// Starts an instance like [`Instance::new`] on the state of an earlier one.
     pub async fn restart(state: &Path) -> Self {
-        Self::without_demo(state, &[]).await
+        Self::restart_with(state, &[]).await
+    }
+
+    /// The same with further variables.
+    pub async fn restart_with(state: &Path, variables: &[(&str, &str)]) -> Self {
+        Self::without_demo(state, variables).await
     }
 
     async fn without_demo(state: &Path, more: &[(&str, &str)]) -> Self {
@@ -129,6 +143,7 @@ impl Instance {
                 .args(["--local", "--persist-to"])
                 .arg(&self.state)
                 .env("WRANGLER_SEND_METRICS", "false")
+                .env("WRANGLER_LOG_PATH", self.state.join("discarded.log"))
                 .env("CI", "true")
                 .current_dir(ROOT)
                 .output()
@@ -165,10 +180,24 @@ impl Instance {
 impl Drop for Instance {
     /// Nothing that a test started outlives it, however it ends.
     fn drop(&mut self) {
-        for pid in in_groups(&groups_of(&self.state)) {
+        kill_all(&self.state);
+    }
+}
+
+/// Kills every process that names a folder, and what is in a group with it, and waits for their end: what still runs would
+/// write into the folder while it is removed.
+pub(crate) fn kill_all(folder: &Path) {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let left = in_groups(&groups_of(folder));
+        if left.is_empty() || Instant::now() > until {
+            return;
+        }
+        for pid in left {
             // One may end with another.
             kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
         }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

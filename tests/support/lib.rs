@@ -1,13 +1,19 @@
 //! What the end-to-end tests share: a client, workspaces of their own, agents, and waiting with a bound.
 
 pub mod agents;
+pub mod browser;
 pub mod client;
 pub mod instance;
+pub mod mail;
 pub mod processes;
+pub mod secrets;
+pub mod smtp;
 
 pub use agents::{RealAgent, ScriptedAgent};
+pub use browser::Browser;
 pub use client::{Api, Reply, Workspace};
 pub use instance::Instance;
+pub use smtp::SmtpServer;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

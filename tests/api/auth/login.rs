@@ -109,13 +109,42 @@ async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
         (kept > expiry).then_some(())
     })
     .await;
-    // Used just before its end, it is good; 14 days and ten minutes after its last use it is not.
-    age(14 * 24 * 3600 - 60).await;
+    // Used just before its end, it is good; 14 days and ten minutes after its last use it is not. The rule itself is tested
+    // to the microsecond in farhand_domain::session; here the stored values are aged, which takes some seconds.
+    age(14 * 24 * 3600 + 540).await;
     session.get("/api/status/").await.expect(200);
     eventually("the expiry to move", || async { (expires_at().await.as_str() > aged.as_str()).then_some(()) }).await;
-    age(14 * 24 * 3600 + 601).await;
+    age(14 * 24 * 3600 + 600).await;
     session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
     session.get("/api/iam/users/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
+    assert_eq!(
+        session.get("/api/auth/is-authenticated/").await.expect(200),
+        json!({"authenticated": false}),
+        "nor does a refused request bring it back"
+    );
+}
+
+#[tokio::test]
+async fn a_raised_count_makes_the_hash_again_at_the_next_login() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let stored = async |instance: &Instance| instance.d1("SELECT password FROM users").await[0]["password"].clone();
+    let before = stored(&instance).await;
+    assert!(before.as_str().unwrap().starts_with("$pbkdf2-sha256$i=100000,l=32$"), "{before}");
+    workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
+    assert_eq!(stored(&instance).await, before, "nothing to do");
+    instance.stop().await;
+    let instance = Instance::restart_with(state.path(), &[("PBKDF2_ITERATIONS", "150000")]).await;
+    let api = workspace.anonymous.on(&instance.url);
+    api.log_in("boss", "not the right one").await.expect_fields(403, &["non_field_errors"]);
+    assert_eq!(stored(&instance).await, before, "not for whoever cannot log in");
+    api.log_in("boss", PASSWORD).await.expect(200);
+    let after = stored(&instance).await;
+    assert!(after.as_str().unwrap().starts_with("$pbkdf2-sha256$i=150000,l=32$"), "{after}");
+    // It is no change of the password: sessions from before it live on.
+    workspace.session().on(&instance.url).get("/api/status/").await.expect(200);
+    api.log_in("boss", PASSWORD).await.expect(200);
+    assert_eq!(stored(&instance).await, after);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use farhand_domain::time::Timestamp;
 use farhand_tests::Workspace;
 use farhand_tests::eventually;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const PATH: &str = "/api/auth/tokens/";
 
@@ -48,13 +48,138 @@ async fn bad_fields_change_nothing() {
         (json!({"name": "x", "expires_at": "2020-01-01T00:00:00Z"}), &["expires_at"]),
         (json!({"name": "x", "expires_at": "2999-01-01T00:00:00"}), &["expires_at"]),
         (json!({"name": "x", "expires_at": "tomorrow"}), &["expires_at"]),
+        (json!({"name": "x", "expires_at": "9999-12-31T23:59:60Z"}), &["expires_at"]),
+        (json!({"name": "x", "expires_at": null, "acl": {"commands": vec!["x".repeat(8_000); 9]}}), &["acl"]),
         (json!({"name": "x", "expires_at": 4102444800_i64}), &["expires_at"]),
-        (json!({"name": "x", "expires_at": null, "acl": {"read_only": true}}), &["acl"]),
+        (json!({"name": "x", "expires_at": null, "acl": {"read_only": "yes"}}), &["acl"]),
     ] {
         session.post(PATH, &body).await.expect_fields(400, wrong);
     }
     assert_eq!(session.get(PATH).await.expect(200)["count"], 1);
     session.post(PATH, &json!({"name": "x".repeat(128), "expires_at": null})).await.expect(201);
+}
+
+#[tokio::test]
+async fn one_is_read_changed_and_replaced() {
+    let workspace = Workspace::new().await;
+    let session = workspace.session();
+    let acl = json!({"commands": ["ls *"], "read_only": false});
+    let body = json!({"name": "x", "expires_at": "2999-01-01T00:00:00Z", "acl": acl, "enabled": false});
+    let mut token = session.post(PATH, &body).await.expect(201);
+    assert_eq!((&token["enabled"], &token["acl"]), (&json!(true), &acl), "a new token is enabled");
+    let key = workspace.anonymous.with_token(token["key"].as_str().unwrap());
+    token.as_object_mut().unwrap().remove("key");
+    let path = format!("{PATH}{}/", token["id"].as_str().unwrap());
+    assert_eq!(session.get(&path).await.expect(200), token);
+
+    // Each change keeps what is not named, and moves updated_at.
+    let change = async |method: &str, body: Value, expected: Value| {
+        let before = session.get(&path).await.expect(200);
+        let changed = session.send_json(method, &path, &body).await.expect(200);
+        assert!(changed["updated_at"].as_str() > before["updated_at"].as_str(), "{changed}");
+        let mut wanted = before.clone();
+        wanted.as_object_mut().unwrap().extend(expected.as_object().unwrap().clone());
+        for moved in ["updated_at", "last_used_at"] {
+            wanted[moved] = changed[moved].clone();
+        }
+        assert_eq!(changed, wanted);
+        assert_eq!(session.get(&path).await.expect(200), changed);
+        assert!(changed.get("key").is_none());
+    };
+    change("PATCH", json!({"name": "y"}), json!({"name": "y"})).await;
+    change("PATCH", json!({"enabled": false}), json!({"enabled": false})).await;
+    key.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
+    change("PATCH", json!({"enabled": true}), json!({"enabled": true})).await;
+    key.get("/api/status/").await.expect(200);
+    change("PATCH", json!({"expires_at": null}), json!({"expires_at": null})).await;
+    let time = json!("2998-01-01T00:00:00.000000+00:00");
+    change("PATCH", json!({"expires_at": "2998-01-01T01:00:00+01:00"}), json!({"expires_at": time})).await;
+    change("PATCH", json!({"acl": null}), json!({"acl": null})).await;
+    change("PATCH", json!({"acl": {"read_only": true}}), json!({"acl": {"read_only": true}})).await;
+    let all = json!({"name": "z", "enabled": false, "expires_at": null, "acl": {"usernames": ["deploy"]}});
+    change("PATCH", all.clone(), all).await;
+    // PUT takes what is left out from a new token.
+    let plain = json!({"name": "w", "enabled": true, "expires_at": null, "acl": null});
+    change("PUT", json!({"name": "w", "expires_at": null}), plain).await;
+    key.get("/api/status/").await.expect(200);
+}
+
+#[tokio::test]
+async fn bad_changes_change_nothing() {
+    let workspace = Workspace::new().await;
+    let session = workspace.session();
+    let made = session.post(PATH, &json!({"name": "x", "expires_at": null})).await.expect(201);
+    let path = format!("{PATH}{}/", made["id"].as_str().unwrap());
+    let before = session.get(&path).await.expect(200);
+    for (body, wrong) in [
+        (json!({"name": ""}), &["name"][..]),
+        (json!({"name": null}), &["name"]),
+        (json!({"name": "x".repeat(129)}), &["name"]),
+        (json!({"enabled": null}), &["enabled"]),
+        (json!({"enabled": "true"}), &["enabled"]),
+        (json!({"enabled": 1}), &["enabled"]),
+        (json!({"expires_at": "2020-01-01T00:00:00Z"}), &["expires_at"]),
+        (json!({"expires_at": "2999-01-01T00:00:00"}), &["expires_at"]),
+        (json!({"acl": []}), &["acl"]),
+        (json!({"acl": {"command": ["ls"]}}), &["acl"]),
+        (json!({"name": 7, "enabled": 7, "expires_at": 7, "acl": 7}), &["acl", "enabled", "expires_at", "name"]),
+    ] {
+        session.patch(&path, &body).await.expect_fields(400, wrong);
+    }
+    for (body, wrong) in [
+        (json!({}), &["expires_at", "name"][..]),
+        (json!({"name": "y"}), &["expires_at"]),
+        (json!({"expires_at": null}), &["name"]),
+        (json!({"name": "y", "expires_at": null, "enabled": null}), &["enabled"]),
+    ] {
+        session.put(&path, &body).await.expect_fields(400, wrong);
+    }
+    assert_eq!(session.get(&path).await.expect(200), before);
+}
+
+#[tokio::test]
+async fn a_page_may_be_larger_than_what_the_database_takes_in_one_text() {
+    let workspace = Workspace::new().await;
+    let session = workspace.session();
+    let acl = json!({"commands": vec!["\u{1}".repeat(8_000); 8]});
+    for number in 0..8 {
+        let body = json!({"name": number.to_string(), "expires_at": null, "acl": acl});
+        session.post(PATH, &body).await.expect(201);
+    }
+    let reply = session.get(&format!("{PATH}?page_size=100")).await;
+    assert!(reply.text.len() > 2_000_000, "{}", reply.text.len());
+    let list = reply.expect(200);
+    let names: Vec<&str> =
+        list["results"].as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["7", "6", "5", "4", "3", "2", "1", "0", "test"], "in order all the same");
+}
+
+#[tokio::test]
+async fn filters() {
+    let workspace = Workspace::new().await;
+    let session = workspace.session();
+    for name in ["a", "b", "a", "%"] {
+        session.post(PATH, &json!({"name": name, "expires_at": null})).await.expect(201);
+    }
+    let newest = session.get(&format!("{PATH}?name=a")).await.expect(200)["results"][0]["id"].clone();
+    session.patch(&format!("{PATH}{}/", newest.as_str().unwrap()), &json!({"enabled": false})).await.expect(200);
+    let count = async |query: &str| {
+        let list = session.get(&format!("{PATH}?{query}")).await.expect(200);
+        assert_eq!(list["count"], list["results"].as_array().unwrap().len());
+        list["count"].as_u64().unwrap()
+    };
+    assert_eq!(count("").await, 5, "with the test's own");
+    assert_eq!(count("name=a").await, 2);
+    assert_eq!(count("name=A").await, 0, "exact");
+    assert_eq!(count("name=%25").await, 1, "plain text");
+    assert_eq!(count("name=").await, 0);
+    assert_eq!(count("enabled=false").await, 1);
+    assert_eq!(count("enabled=TRUE").await, 4);
+    assert_eq!(count("enabled=1&name=a").await, 1);
+    let page = session.get(&format!("{PATH}?name=a&page_size=1")).await.expect(200);
+    assert!(page["next"].as_str().unwrap().contains("name=a"), "{page}");
+    session.get(&format!("{PATH}?enabled=maybe")).await.expect_fields(400, &["enabled"]);
+    session.get(&format!("{PATH}?enabled=&page=x")).await.expect_fields(400, &["enabled", "page"]);
 }
 
 #[tokio::test]
@@ -102,9 +227,17 @@ async fn ids_of_others_and_of_nothing_are_404() {
     let (one, two) = (Workspace::new().await, Workspace::new().await);
     let made = one.admin.post(PATH, &json!({"name": "x", "expires_at": null})).await.expect(201);
     let id = made["id"].as_str().unwrap();
-    two.admin.call("DELETE", &format!("{PATH}{id}/")).await.expect_detail(404, None);
-    for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-", "1", &id.replace('-', ""), "%00"] {
-        one.admin.call("DELETE", &format!("{PATH}{missing}/")).await.expect_detail(404, None);
+    let user = one.user("alice").await;
+    for method in ["GET", "PUT", "PATCH", "DELETE"] {
+        for other in [&two.admin, &user] {
+            // Whether there is such a one is told before what is wrong with the input.
+            for body in [json!({}), json!({"name": "mine", "enabled": false, "expires_at": null}), json!({"name": 7})] {
+                other.send_json(method, &format!("{PATH}{id}/"), &body).await.expect_detail(404, None);
+            }
+        }
+        for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-", "1", &id.replace('-', ""), "%00"] {
+            one.admin.call(method, &format!("{PATH}{missing}/")).await.expect_detail(404, None);
+        }
     }
     one.anonymous.with_token(made["key"].as_str().unwrap()).get("/api/status/").await.expect(200);
 }

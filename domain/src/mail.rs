@@ -1,0 +1,193 @@
+//! Mails: what they are made of, and their form on the way (RFC 5322, with MIME).
+
+use base64ct::{Base64, Encoding};
+use email_address::{EmailAddress, Options};
+use uuid::Uuid;
+
+use crate::time::Timestamp;
+
+/// The longest ASCII subject that stands as it is, in characters: its line is well below the 78 that a line should have.
+const PLAIN_SUBJECT: usize = 60;
+/// Bytes in an encoded word: with the header's name before it, the line has at most the 76 characters of RFC 2047.
+const WORD: usize = 39;
+
+/// A mail to be sent. It has no `Debug`: its text is not for the log.
+#[derive(Clone)]
+pub struct Message {
+    /// Makes the Message-ID, the same for every try, so that a mail that arrives twice is seen to be one.
+    pub id: Uuid,
+    /// When it was written.
+    pub date: Timestamp,
+    /// The recipient's address.
+    pub to: String,
+    /// One line.
+    pub subject: String,
+    /// Plain text.
+    pub text: String,
+}
+
+/// Why a mail was not sent, in words for the log: nothing of the mail's text is in them, and no password.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// Worth another try.
+    Temporary(String),
+    /// It will never be taken.
+    Permanent(String),
+}
+
+/// Tells whether mail can be sent to or from an address. Nothing in it ends a header or an SMTP command, and it needs no
+/// extension for other characters than ASCII's.
+pub fn is_address(text: &str) -> bool {
+    let options = Options::default().without_display_text().without_domain_literal();
+    text.bytes().all(|b| b.is_ascii_graphic() && b != b'<' && b != b'>')
+        && EmailAddress::parse_with_options(text, options).is_ok()
+}
+
+impl Message {
+    /// Refuses what could end a header or a command: whoever made the message may have been careless.
+    ///
+    /// # Errors
+    /// An address that is none ([`is_address`]), or a subject with control characters.
+    pub fn check(&self) -> Result<(), Failure> {
+        if !is_address(&self.to) {
+            return Err(Failure::Permanent("the recipient's address cannot be sent to".to_owned()));
+        }
+        if self.subject.contains(char::is_control) {
+            return Err(Failure::Permanent("the subject has control characters".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// The mail as it is sent: ASCII, in lines that end with CR LF and have at most 78 characters, but for long addresses.
+    pub fn mime(&self, from: &str) -> String {
+        let Self { id, to, .. } = self;
+        let domain = from.rsplit('@').next().unwrap_or_default();
+        let date = self.date.to_rfc_5322();
+        let subject = subject(&self.subject);
+        let lines = self.text.replace("\r\n", "\n").replace('\n', "\r\n");
+        let text = quoted_printable::encode_to_str(lines);
+        format!(
+            "From: <{from}>\r\n\
+             To: <{to}>\r\n\
+             Subject: {subject}\r\n\
+             Date: {date}\r\n\
+             Message-ID: <{id}@{domain}>\r\n\
+             MIME-Version: 1.0\r\n\
+             Content-Type: text/plain; charset=utf-8\r\n\
+             Content-Transfer-Encoding: quoted-printable\r\n\
+             \r\n\
+             {text}\r\n"
+        )
+    }
+}
+
+/// The subject's value: itself, or encoded words (RFC 2047).
+fn subject(text: &str) -> String {
+    if text.is_ascii() && text.len() <= PLAIN_SUBJECT && !text.contains("=?") {
+        return text.to_owned();
+    }
+    let mut words = vec![String::new()];
+    for character in text.chars() {
+        match words.last_mut() {
+            Some(word) if word.len() + character.len_utf8() <= WORD => word.push(character),
+            _ => words.push(character.into()),
+        }
+    }
+    let encoded = words.iter().map(|word| format!("=?utf-8?B?{}?=", Base64::encode_string(word.as_bytes())));
+    encoded.collect::<Vec<_>>().join("\r\n ")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use quoted_printable::ParseMode;
+
+    use super::*;
+
+    fn message(subject: &str, text: &str) -> Message {
+        let date = Timestamp::parse("2026-11-21T01:23:45.678Z").unwrap();
+        Message { id: Uuid::nil(), date, to: "boss@example.com".into(), subject: subject.into(), text: text.into() }
+    }
+
+    #[test]
+    fn a_whole_mail() {
+        let mime = message("Reset your password", "Hello,\n\n.\nGrüße\n").mime("farhand@mail.example");
+        let expected = "From: <farhand@mail.example>\r\n\
+                        To: <boss@example.com>\r\n\
+                        Subject: Reset your password\r\n\
+                        Date: Sat, 21 Nov 2026 01:23:45 +0000\r\n\
+                        Message-ID: <00000000-0000-0000-0000-000000000000@mail.example>\r\n\
+                        MIME-Version: 1.0\r\n\
+                        Content-Type: text/plain; charset=utf-8\r\n\
+                        Content-Transfer-Encoding: quoted-printable\r\n\
+                        \r\n\
+                        Hello,\r\n\r\n.\r\nGr=C3=BC=C3=9Fe\r\n\r\n";
+        assert_eq!(mime, expected);
+    }
+
+    #[test]
+    fn subjects() {
+        assert_eq!(subject("Reset your password"), "Reset your password");
+        assert_eq!(subject("Grüße"), "=?utf-8?B?R3LDvMOfZQ==?=");
+        // What only looks like an encoded word is to be read as it is.
+        assert_eq!(subject("=?x"), "=?utf-8?B?PT94?=");
+        let long = subject(&"ü".repeat(30));
+        assert_eq!(long.split("\r\n ").count(), 2, "{long}");
+    }
+
+    #[test]
+    fn addresses() {
+        for good in ["boss@example.com", "farhand@localhost", "a.b+c@x-y.example", "o'neil@example.com"] {
+            assert!(is_address(good), "{good}");
+        }
+        for bad in [
+            "",
+            "boss",
+            "@example.com",
+            "boss@",
+            "boss@example.com\r\nRCPT TO:<eve@example.com>",
+            "boss@example.com> SIZE=1 <",
+            "<boss@example.com>",
+            "Boss <boss@example.com>",
+            "boss@example.com\n",
+            "\"a b\"@example.com",
+            "grüße@example.com",
+            "boss@exämple.com",
+            "boss@[127.0.0.1]",
+            "a@example.com,b@example.com",
+        ] {
+            assert!(!is_address(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_could_end_a_header_is_refused() {
+        assert_eq!(message("Hello", "").check(), Ok(()));
+        for subject in ["Hello\r\nBcc: <eve@example.com>", "Hello\nBcc: x", "Hello\rx", "Hello\0"] {
+            assert!(matches!(message(subject, "").check(), Err(Failure::Permanent(_))), "{subject:?}");
+        }
+        let to = "boss@example.com\r\nBcc: <eve@example.com>".to_owned();
+        assert!(matches!(Message { to, ..message("Hello", "") }.check(), Err(Failure::Permanent(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_survives(text in "(?s).*", subject in "\\PC*") {
+            let mail = message(&subject, &text);
+            prop_assert_eq!(mail.check(), Ok(()));
+            let mime = mail.mime("farhand@localhost");
+            prop_assert!(mime.is_ascii());
+            let lines: Vec<&str> = mime.split("\r\n").collect();
+            for line in &lines {
+                prop_assert!(line.len() <= 78 && !line.contains(['\r', '\n']), "{line:?}");
+            }
+            let (head, body) = mime.split_once("\r\n\r\n").unwrap();
+            // A line of a header begins with its name, or goes on with the one before.
+            let names = head.split("\r\n").filter(|line| !line.starts_with(' ')).count();
+            prop_assert_eq!(names, 8);
+            let decoded = quoted_printable::decode(body, ParseMode::Strict).unwrap();
+            let normal = text.replace("\r\n", "\n").replace('\n', "\r\n");
+            prop_assert_eq!(String::from_utf8(decoded).unwrap(), normal + "\r\n");
+        }
+    }
+}

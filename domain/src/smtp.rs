@@ -1,0 +1,440 @@
+//! The client's side of SMTP (RFC 5321), as far as it takes to hand one mail over: what the server says goes in, what to
+//! do next comes out.
+//!
+//! Neither credentials nor the mail can leave over a connection that is not encrypted: with [`Security::StartTls`] the
+//! only way past the server's first answers is [`Next::StartTls`].
+//!
+//! ```
+//! use farhand_domain::smtp::{Mail, Next, Security, Session};
+//! let mail = Mail { from: "farhand@localhost".into(), to: "boss@example.com".into(), mime: "Subject: Hello\r\n".into() };
+//! let mut session = Session::new(Security::StartTls, None, mail);
+//! assert_eq!(session.receive(b"220 mx.example ESMTP\r\n"), Ok(Next::Send("EHLO [127.0.0.1]\r\n".into())));
+//! ```
+
+use base64ct::{Base64, Encoding};
+
+use crate::mail::Failure;
+use crate::secret::Secret;
+
+/// The most of an answer that is kept, in bytes; no server says so much.
+const LONGEST_ANSWER: usize = 16 * 1024;
+/// The most of an answer that a [`Failure`] quotes, in characters.
+const QUOTED: usize = 200;
+/// The name that servers ask for and have no use for: the Worker has none of its own. In this form all take it.
+const EHLO: &str = "EHLO [127.0.0.1]\r\n";
+/// Answers that are about who sends, not about the mail: that can be mended.
+const NOT_AUTHENTICATED: [u16; 4] = [530, 534, 535, 538];
+
+/// How the connection is encrypted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Security {
+    /// From the server's consent on, before anything of worth is sent.
+    StartTls,
+    /// From the first byte.
+    Tls,
+}
+
+/// Who the server knows us as.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Login {
+    /// The name.
+    pub username: String,
+    /// The password.
+    pub password: Secret,
+}
+
+/// A mail with its envelope. It has no `Debug`: its text is not for the log.
+#[derive(Clone)]
+pub struct Mail {
+    /// The sender's address ([`crate::mail::is_address`]).
+    pub from: String,
+    /// The recipient's address ([`crate::mail::is_address`]).
+    pub to: String,
+    /// The mail itself, in lines that end with CR LF ([`crate::mail::Message::mime`]).
+    pub mime: String,
+}
+
+/// What to do with the connection.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Read on: the server has not said all.
+    Read,
+    /// Send this, then read.
+    Send(String),
+    /// Begin TLS, then send this, then read.
+    StartTls(String),
+    /// The server has taken the mail.
+    Delivered,
+}
+
+/// What the server's next answer is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Greeting,
+    PlainHello,
+    StartTls,
+    Hello,
+    Username,
+    Password,
+    Authentication,
+    Sender,
+    Recipient,
+    Data,
+    Text,
+}
+
+/// One mail's way to a server.
+pub struct Session {
+    security: Security,
+    login: Option<Login>,
+    mail: Mail,
+    stage: Stage,
+    received: Vec<u8>,
+}
+
+/// A whole answer of the server's.
+struct Reply {
+    code: u16,
+    lines: Vec<String>,
+    /// How many bytes it was.
+    length: usize,
+}
+
+impl Session {
+    /// A session on a connection that was just made.
+    pub fn new(security: Security, login: Option<Login>, mail: Mail) -> Self {
+        Self { security, login, mail, stage: Stage::Greeting, received: Vec::new() }
+    }
+
+    /// Takes what the server said, in pieces of any size. No bytes mean that it closed the connection.
+    ///
+    /// # Errors
+    /// The mail was not taken. Then, as after [`Next::Delivered`], the session is over.
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<Next, Failure> {
+        if bytes.is_empty() {
+            return Err(self.broken("it was closed"));
+        }
+        self.received.extend_from_slice(bytes);
+        let Some(reply) = Reply::read(&self.received)? else {
+            if self.received.len() > LONGEST_ANSWER {
+                return Err(Failure::Temporary("the server's answer does not end".to_owned()));
+            }
+            return Ok(Next::Read);
+        };
+        // Every command waits for its answer. What came in before TLS must not be taken for an answer after it.
+        let is_over = self.stage == Stage::Text;
+        if reply.length != self.received.len() && !is_over {
+            return Err(Failure::Temporary("the server answered more than it was asked".to_owned()));
+        }
+        self.received.clear();
+        self.step(&reply)
+    }
+
+    /// The connection failed, and why.
+    pub fn broken(&self, cause: &str) -> Failure {
+        Failure::Temporary(format!("the connection failed at {}: {cause}", self.what()))
+    }
+
+    fn step(&mut self, reply: &Reply) -> Result<Next, Failure> {
+        let is_wanted = match self.stage {
+            Stage::Username | Stage::Password => reply.code == 334,
+            Stage::Data => reply.code == 354,
+            _ => (200..300).contains(&reply.code),
+        };
+        if !is_wanted {
+            return Err(self.refusal(reply));
+        }
+        let (stage, next) = match self.stage {
+            Stage::Greeting if self.security == Security::StartTls => (Stage::PlainHello, Next::Send(EHLO.to_owned())),
+            Stage::Greeting => (Stage::Hello, Next::Send(EHLO.to_owned())),
+            Stage::PlainHello if reply.offers("STARTTLS", None) => {
+                (Stage::StartTls, Next::Send("STARTTLS\r\n".to_owned()))
+            }
+            Stage::PlainHello => return Err(Failure::Temporary("the server does not offer STARTTLS".to_owned())),
+            Stage::StartTls => (Stage::Hello, Next::StartTls(EHLO.to_owned())),
+            Stage::Hello => self.authenticate(reply)?,
+            Stage::Username => (Stage::Password, self.encoded(|login| login.username.clone())),
+            Stage::Password => (Stage::Authentication, self.encoded(|login| login.password.expose().to_owned())),
+            Stage::Authentication => self.sender(),
+            Stage::Sender => (Stage::Recipient, Next::Send(format!("RCPT TO:<{}>\r\n", self.mail.to))),
+            Stage::Recipient => (Stage::Data, Next::Send("DATA\r\n".to_owned())),
+            Stage::Data => (Stage::Text, Next::Send(stuffed(&self.mail.mime))),
+            Stage::Text => (Stage::Text, Next::Delivered),
+        };
+        self.stage = stage;
+        Ok(next)
+    }
+
+    fn sender(&self) -> (Stage, Next) {
+        (Stage::Sender, Next::Send(format!("MAIL FROM:<{}>\r\n", self.mail.from)))
+    }
+
+    /// What to say to a server that told what it offers, over a connection that is encrypted.
+    fn authenticate(&self, reply: &Reply) -> Result<(Stage, Next), Failure> {
+        let Some(login) = &self.login else { return Ok(self.sender()) };
+        if reply.offers("AUTH", Some("PLAIN")) {
+            let both = Base64::encode_string(format!("\0{}\0{}", login.username, login.password.expose()).as_bytes());
+            Ok((Stage::Authentication, Next::Send(format!("AUTH PLAIN {both}\r\n"))))
+        } else if reply.offers("AUTH", Some("LOGIN")) {
+            Ok((Stage::Username, Next::Send("AUTH LOGIN\r\n".to_owned())))
+        } else {
+            Err(Failure::Temporary("the server offers neither AUTH PLAIN nor AUTH LOGIN".to_owned()))
+        }
+    }
+
+    /// An answer to a question of AUTH LOGIN, whatever words it was asked in.
+    fn encoded(&self, value: impl FnOnce(&Login) -> String) -> Next {
+        let value = self.login.as_ref().map(value).unwrap_or_default();
+        Next::Send(format!("{}\r\n", Base64::encode_string(value.as_bytes())))
+    }
+
+    /// How far it came, in words for the log.
+    fn what(&self) -> &'static str {
+        match self.stage {
+            Stage::Greeting => "the greeting",
+            Stage::PlainHello => "EHLO",
+            // The runtime does not always say that it was TLS that failed.
+            Stage::Hello => "EHLO over TLS",
+            Stage::StartTls => "STARTTLS",
+            Stage::Username | Stage::Password | Stage::Authentication => "AUTH",
+            Stage::Sender => "MAIL",
+            Stage::Recipient => "RCPT",
+            Stage::Data => "DATA",
+            Stage::Text => "the end of the mail",
+        }
+    }
+
+    fn refusal(&self, reply: &Reply) -> Failure {
+        let is_about_mail = matches!(self.stage, Stage::Sender | Stage::Recipient | Stage::Data | Stage::Text);
+        let heard_secrets =
+            matches!(self.stage, Stage::Username | Stage::Password | Stage::Authentication | Stage::Text);
+        // An answer may repeat what it is an answer to.
+        let words = if heard_secrets { reply.enhanced_code() } else { reply.quote() };
+        let text = format!("at {} the server answered {} {words}", self.what(), reply.code).trim_end().to_owned();
+        if is_about_mail && (500..600).contains(&reply.code) && !NOT_AUTHENTICATED.contains(&reply.code) {
+            Failure::Permanent(text)
+        } else {
+            Failure::Temporary(text)
+        }
+    }
+}
+
+impl Reply {
+    /// Reads an answer of one line or several; `None` where its end is not there yet.
+    fn read(bytes: &[u8]) -> Result<Option<Self>, Failure> {
+        let mut lines = Vec::new();
+        let mut length = 0;
+        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+            length += line.len();
+            let text = String::from_utf8_lossy(line);
+            let Some(text) = text.strip_suffix('\n') else { return Ok(None) };
+            let text = text.trim_end_matches('\r');
+            let code = text.get(..3).filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()));
+            let code = code.and_then(|digits| digits.parse().ok());
+            let (Some(code), separator) = (code, text.as_bytes().get(3)) else {
+                return Err(Failure::Temporary("the server does not speak SMTP".to_owned()));
+            };
+            lines.push(text.get(4..).unwrap_or_default().to_owned());
+            if separator != Some(&b'-') {
+                return Ok(Some(Self { code, lines, length }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Tells whether an answer to EHLO names an extension, with a parameter where one is asked for.
+    fn offers(&self, extension: &str, parameter: Option<&str>) -> bool {
+        self.lines.iter().skip(1).any(|line| {
+            let mut words = line.split([' ', '=']);
+            words.next().is_some_and(|word| word.eq_ignore_ascii_case(extension))
+                && parameter.is_none_or(|wanted| words.any(|word| word.eq_ignore_ascii_case(wanted)))
+        })
+    }
+
+    /// The end of the answer, on one line of the log.
+    fn quote(&self) -> String {
+        let line = self.lines.last().map(String::as_str).unwrap_or_default();
+        line.chars().filter(|c| !c.is_control()).take(QUOTED).collect()
+    }
+
+    /// The enhanced status code (RFC 3463), such as `5.7.8`, if there is one.
+    fn enhanced_code(&self) -> String {
+        let word = self.lines.last().and_then(|line| line.split(' ').next()).unwrap_or_default();
+        word.chars().take_while(|c| c.is_ascii_digit() || *c == '.').take("5.999.999".len()).collect()
+    }
+}
+
+/// A mail as DATA takes it: a line that begins with a dot gets a second one, and a lone dot is the end.
+fn stuffed(mime: &str) -> String {
+    let mut data = String::with_capacity(mime.len() + 8);
+    for line in mime.split_inclusive('\n') {
+        if line.starts_with('.') {
+            data.push('.');
+        }
+        data.push_str(line);
+    }
+    if !data.ends_with('\n') {
+        data.push_str("\r\n");
+    }
+    data + ".\r\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWORD: &str = "hunter2-of-mail";
+
+    fn session(security: Security, with_login: bool) -> Session {
+        let login = Login { username: "farhand".into(), password: Secret::new(PASSWORD) };
+        let mail = Mail {
+            from: "farhand@localhost".into(),
+            to: "boss@example.com".into(),
+            mime: "Subject: Hello\r\n\r\nsecret text\r\n.\r\n".into(),
+        };
+        Session::new(security, with_login.then_some(login), mail)
+    }
+
+    fn send(text: &str) -> Result<Next, Failure> {
+        Ok(Next::Send(text.to_owned()))
+    }
+
+    /// Says each line of a script to a session, and compares what it does next.
+    #[track_caller]
+    fn check(session: &mut Session, script: &[(&str, Result<Next, Failure>)]) {
+        for (said, expected) in script {
+            assert_eq!(session.receive(said.as_bytes()), *expected, "{said}");
+        }
+    }
+
+    /// A session that was asked for its sender, with AUTH done where there is a login.
+    fn authenticated() -> Session {
+        let mut session = session(Security::Tls, true);
+        for said in ["220 hi\r\n", "250-hi\r\n250 AUTH PLAIN\r\n", "235 ok\r\n"] {
+            session.receive(said.as_bytes()).unwrap();
+        }
+        session
+    }
+
+    const MAIL: &str = "MAIL FROM:<farhand@localhost>\r\n";
+    const RCPT: &str = "RCPT TO:<boss@example.com>\r\n";
+    const BODY: &str = "Subject: Hello\r\n\r\nsecret text\r\n..\r\n.\r\n";
+
+    #[test]
+    fn starttls_with_plain() {
+        let auth = format!("AUTH PLAIN {}\r\n", Base64::encode_string(format!("\0farhand\0{PASSWORD}").as_bytes()));
+        check(
+            &mut session(Security::StartTls, true),
+            &[
+                ("220 mx.example ESMTP\r\n", send(EHLO)),
+                ("250-mx.example\r\n250-AUTH PLAIN\r\n250 STARTTLS\r\n", send("STARTTLS\r\n")),
+                ("220 go ahead\r\n", Ok(Next::StartTls(EHLO.into()))),
+                ("250-mx.example\r\n250 AUTH LOGIN PLAIN\r\n", send(&auth)),
+                ("235 2.7.0 ok\r\n", send(MAIL)),
+                ("250 ok\r\n", send(RCPT)),
+                ("251 ok\r\n", send("DATA\r\n")),
+                ("354 go ahead\r\n", send(BODY)),
+                ("250 taken\r\n221 bye\r\n", Ok(Next::Delivered)),
+            ],
+        );
+    }
+
+    #[test]
+    fn tls_with_login_where_there_is_no_plain() {
+        let encoded = |text: &str| send(&format!("{}\r\n", Base64::encode_string(text.as_bytes())));
+        check(
+            &mut session(Security::Tls, true),
+            &[
+                ("220-mx.example\r\n220 hello\r\n", send(EHLO)),
+                ("250-mx.example\r\n250 auth=login\r\n", send("AUTH LOGIN\r\n")),
+                ("334 VXNlcm5hbWU6\r\n", encoded("farhand")),
+                ("334 UGFzc3dvcmQ6\r\n", encoded(PASSWORD)),
+                ("235 ok\r\n", send(MAIL)),
+            ],
+        );
+    }
+
+    #[test]
+    fn without_a_login_and_in_pieces() {
+        let mut session = session(Security::Tls, false);
+        let pieces =
+            [("2", Ok(Next::Read)), ("20 hi\r", Ok(Next::Read)), ("\n", send(EHLO)), ("250-hi\n", Ok(Next::Read))];
+        check(&mut session, &pieces);
+        check(&mut session, &[("250\n", send(MAIL))]);
+    }
+
+    #[track_caller]
+    fn temporary(mut session: Session, script: &[&str], text: &str) {
+        let (last, before) = script.split_last().unwrap();
+        for said in before {
+            session.receive(said.as_bytes()).unwrap();
+        }
+        assert_eq!(session.receive(last.as_bytes()), Err(Failure::Temporary(text.into())), "{script:?}");
+    }
+
+    #[test]
+    fn nothing_of_worth_goes_over_a_plain_connection() {
+        let no = "the server does not offer STARTTLS";
+        temporary(session(Security::StartTls, true), &["220 hi\r\n", "250-hi\r\n250 AUTH PLAIN\r\n"], no);
+        temporary(session(Security::StartTls, false), &["220 hi\r\n", "250 STARTTLS.example\r\n"], no);
+        let hello = "250-hi\r\n250 STARTTLS\r\n";
+        let refused = "at STARTTLS the server answered 454 not now";
+        temporary(session(Security::StartTls, true), &["220 hi\r\n", hello, "454 not now\r\n"], refused);
+        // Somebody on the way wants their own answer to be taken for the server's, after TLS.
+        let injected = "the server answered more than it was asked";
+        temporary(session(Security::StartTls, true), &["220 hi\r\n", hello, "220 go\r\n250 AUTH LOGIN\r\n"], injected);
+        temporary(session(Security::StartTls, true), &["220 hi\r\n", hello, "220 go\r\n250-"], injected);
+    }
+
+    #[test]
+    fn refusals_before_the_mail_are_worth_another_try() {
+        let new = || session(Security::Tls, true);
+        temporary(new(), &["554 5.3.2 no service\r\n"], "at the greeting the server answered 554 5.3.2 no service");
+        temporary(new(), &["220 hi\r\n", "502 what?\r\n"], "at EHLO over TLS the server answered 502 what?");
+        let none = "the server offers neither AUTH PLAIN nor AUTH LOGIN";
+        temporary(new(), &["220 hi\r\n", "250-AUTH PLAIN\r\n250 AUTH CRAM-MD5\r\n"], none);
+        // Some servers repeat what they do not understand.
+        let hello = "250-hi\r\n250 AUTH PLAIN\r\n";
+        let echo = format!("535 5.7.8 AUTH PLAIN {PASSWORD}\r\n");
+        temporary(new(), &["220 hi\r\n", hello, &echo], "at AUTH the server answered 535 5.7.8");
+        temporary(new(), &["220 hi\r\n", hello, ""], "the connection failed at AUTH: it was closed");
+        temporary(new(), &["HTTP/1.1 400 Bad Request\r\n"], "the server does not speak SMTP");
+        temporary(new(), &["\u{fc}\u{fc}\r\n"], "the server does not speak SMTP");
+        temporary(new(), &["\r\n"], "the server does not speak SMTP");
+        let endless = "220-la\r\n".repeat(LONGEST_ANSWER / 8 + 1);
+        temporary(new(), &[&endless], "the server's answer does not end");
+    }
+
+    #[test]
+    fn refusals_of_the_mail() {
+        let permanent = |text: &str| Err(Failure::Permanent(text.to_owned()));
+        let temporary = |text: &str| Err(Failure::Temporary(text.to_owned()));
+        let cases = [
+            (0, "550 5.7.1 no\x07 relaying\r\n", permanent("at MAIL the server answered 550 5.7.1 no relaying")),
+            (0, "530 5.7.0 log in\r\n", temporary("at MAIL the server answered 530 5.7.0 log in")),
+            (0, "421 bye\r\n", temporary("at MAIL the server answered 421 bye")),
+            (1, "550-unknown\r\n550 user\r\n", permanent("at RCPT the server answered 550 user")),
+            (1, "451 later\r\n", temporary("at RCPT the server answered 451 later")),
+            (2, "554 no\r\n", permanent("at DATA the server answered 554 no")),
+            (2, "250 ok\r\n", temporary("at DATA the server answered 250 ok")),
+            (3, "554 5.7.1 spam: secret text\r\n", permanent("at the end of the mail the server answered 554 5.7.1")),
+            (3, "452 4.3.1 secret text\r\n", temporary("at the end of the mail the server answered 452 4.3.1")),
+            (3, "451 secret text\r\n", temporary("at the end of the mail the server answered 451")),
+            (3, "", temporary("the connection failed at the end of the mail: it was closed")),
+        ];
+        for (before, said, expected) in cases {
+            let mut session = authenticated();
+            for said in &["250 ok\r\n", "250 ok\r\n", "354 go\r\n"][..before] {
+                session.receive(said.as_bytes()).unwrap();
+            }
+            assert_eq!(session.receive(said.as_bytes()), expected, "{said}");
+        }
+    }
+
+    #[test]
+    fn dots_at_the_beginning_of_lines() {
+        assert_eq!(stuffed(".\r\n..a\r\nb.\r\n"), "..\r\n...a\r\nb.\r\n.\r\n");
+        assert_eq!(stuffed("a"), "a\r\n.\r\n");
+        assert_eq!(stuffed(""), "\r\n.\r\n");
+    }
+}

@@ -1,0 +1,699 @@
+//! The throttles of login and of password reset (contract 4, POST login and reset-password).
+//!
+//! Failures are counted in fixed windows: a window begins at its first counted failure and lasts its length; then the
+//! count begins anew. The counters lie in objects that each count on their own. One holds what bounds a username
+//! ([`Attempt::login_by_username`]), one what bounds an address ([`Attempt::login_by_address`],
+//! [`Attempt::reset_by_address`]); a login needs the leave of both.
+//!
+//! Whether a password is right is known only some time after the attempt was let through. So attempts under way count
+//! as if they had failed: otherwise any number of them could come through at once before the first has failed. One that
+//! does not end within its lease has failed: whoever breaks a request off has guessed, too.
+//!
+//! Of one address's failures at most 20 count towards the 100 of a username's hour: it takes five addresses to lock a
+//! user out everywhere, not one; of IPv6, five networks of /48, as one of them may be a single customer's. An address that has
+//! used up its share goes on being bounded by the pair's limit.
+//!
+//! For an attempt the object:
+//! 1. counts as failed what [`UnderWay::take_lapsed`] gives, reads the counters of [`Attempt::keys`] and calls
+//!    [`UnderWay::begin`];
+//! 2. when the attempt has ended, stores [`Attempt::after_failure`], or deletes [`Attempt::after_success`], or, where it
+//!    was given up, does neither;
+//! 3. and in the same step calls [`UnderWay::end`], so that it counts once at every moment.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use crate::time::Timestamp;
+
+/// Seconds after which an attempt that has not ended is taken for failed.
+pub const LEASE_SECONDS: i64 = 60;
+
+/// Failures of a pair of username and address in a login window.
+const MOST_OF_PAIR: u32 = 10;
+/// Failures of an address in a login window.
+const MOST_OF_ADDRESS: u32 = 50;
+/// Failures of a username in an hour.
+const MOST_OF_USERNAME: u32 = 100;
+/// Failures of one address that count towards those of a username's hour.
+const MOST_OF_SHARE: u32 = 20;
+/// Who has an IPv6 address has its whole network of so many bits.
+const HOST_BITS: u32 = 64;
+/// And may have all of one of so many bits.
+const SITE_BITS: u32 = 48;
+/// Requests for a reset of an address in an hour.
+const MOST_RESETS: u32 = 20;
+
+/// The lengths of the windows, in seconds. An instance for tests may shorten them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Windows {
+    /// The window of failed logins, for pairs and addresses.
+    pub login_seconds: i64,
+    /// The hour, for usernames and resets.
+    pub hour_seconds: i64,
+}
+
+impl Default for Windows {
+    fn default() -> Self {
+        Self { login_seconds: 300, hour_seconds: 3_600 }
+    }
+}
+
+/// How much of a counter one address may fill.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Share {
+    /// The counter of what the address has filled. It ends together with the counter that it is a share of, so that
+    /// the share of a window is never used twice in it.
+    pub key: String,
+    /// Failures that are counted at most.
+    pub most: u32,
+}
+
+/// A counter and its bound.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Limit {
+    /// The counter's key.
+    pub key: String,
+    /// Failures in a window at most.
+    pub most: u32,
+    /// The window's length.
+    pub window_seconds: i64,
+    /// What the attempt's address may fill of it, where that is bounded.
+    pub share: Option<Share>,
+    /// Whether a success clears it.
+    pub cleared_by_success: bool,
+}
+
+/// A counter as the object stores it, one row each. From `ends_at` on it means nothing and may be deleted.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Counter {
+    /// Its key.
+    pub key: String,
+    /// Failures since the window began.
+    pub count: u32,
+    /// When the window ends.
+    pub ends_at: Timestamp,
+}
+
+/// Whether an attempt may begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It may.
+    Go,
+    /// Not before another that is under way has ended, or its lease.
+    Wait,
+    /// It may not: 429.
+    Refused {
+        /// Whole seconds until it may, at least 1.
+        retry_after: u64,
+    },
+}
+
+/// An attempt as one object sees it: the counters that bound it there.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Attempt {
+    /// What the object is chosen by, with [`shard`]: the same for all attempts that share a counter.
+    pub home: String,
+    /// Its counters and their bounds.
+    pub limits: Vec<Limit>,
+}
+
+/// A key that no other parts can make. Usernames and addresses come from outside and may hold any character.
+fn key(kind: &str, parts: &[&str]) -> String {
+    json!([kind, parts]).to_string()
+}
+
+/// What is counted as one address: an IPv4 address, or the IPv6 network of so many bits. What cannot be read is all one.
+fn one_address(address: &str, bits: u32) -> String {
+    match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
+        Ok(IpAddr::V4(v4)) => v4.to_string(),
+        Ok(IpAddr::V6(v6)) => format!("{}/{bits}", Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - bits)))),
+        Err(_) => "unknown".to_owned(),
+    }
+}
+
+/// The counter of `key`, unless its window is over.
+fn live<'a>(counters: &'a [Counter], key: &str, now: Timestamp) -> Option<&'a Counter> {
+    counters.iter().find(|counter| counter.key == key && counter.ends_at > now)
+}
+
+impl Attempt {
+    /// A login, or a check of the current password at change-password, where usernames are counted. `scope` is the
+    /// workspace; usernames are taken without regard to case.
+    pub fn login_by_username(scope: &str, username: &str, address: &str, windows: Windows) -> Self {
+        let (username, site) = (username.to_lowercase(), one_address(address, SITE_BITS));
+        let address = one_address(address, HOST_BITS);
+        let home = key("login-username", &[scope, &username]);
+        let pair = Limit {
+            key: key("login-pair", &[scope, &username, &address]),
+            most: MOST_OF_PAIR,
+            window_seconds: windows.login_seconds,
+            share: None,
+            cleared_by_success: true,
+        };
+        let everywhere = Limit {
+            key: home.clone(),
+            most: MOST_OF_USERNAME,
+            window_seconds: windows.hour_seconds,
+            share: Some(Share { key: key("login-share", &[scope, &username, &site]), most: MOST_OF_SHARE }),
+            cleared_by_success: false,
+        };
+        Self { home, limits: vec![pair, everywhere] }
+    }
+
+    /// The same where addresses are counted.
+    pub fn login_by_address(scope: &str, address: &str, windows: Windows) -> Self {
+        Self::by_address("login-address", scope, address, MOST_OF_ADDRESS, windows.login_seconds)
+    }
+
+    /// A request for a password reset. Each one counts, whatever becomes of it: the object ends it as failed at once.
+    pub fn reset_by_address(scope: &str, address: &str, windows: Windows) -> Self {
+        Self::by_address("reset-address", scope, address, MOST_RESETS, windows.hour_seconds)
+    }
+
+    fn by_address(kind: &str, scope: &str, address: &str, most: u32, window_seconds: i64) -> Self {
+        let home = key(kind, &[scope, &one_address(address, HOST_BITS)]);
+        let limit = Limit { key: home.clone(), most, window_seconds, share: None, cleared_by_success: false };
+        Self { home, limits: vec![limit] }
+    }
+
+    /// The keys of all counters that the other functions need.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        let shares = self.limits.iter().filter_map(|limit| limit.share.as_ref()).map(|share| share.key.as_str());
+        self.limits.iter().map(|limit| limit.key.as_str()).chain(shares)
+    }
+
+    /// Tells whether the attempt may begin, from the stored counters and what is under way now.
+    ///
+    /// Where failures alone reach a bound it is refused, until the last of the windows in question ends. Where only
+    /// those under way fill one, it waits: they may yet succeed.
+    fn verdict(&self, counters: &[Counter], under_way: &UnderWay, now: Timestamp) -> Verdict {
+        let failures = |limit: &Limit| live(counters, &limit.key, now).map_or(0, |counter| counter.count);
+        let full = self.limits.iter().filter(|limit| failures(limit) >= limit.most);
+        let seconds = full.filter_map(|limit| live(counters, &limit.key, now)).map(|counter| {
+            let left = counter.ends_at.seconds_since(now).ceil();
+            left.max(1.0) as u64
+        });
+        if let Some(retry_after) = seconds.max() {
+            return Verdict::Refused { retry_after };
+        }
+        let has_room = |limit: &Limit| failures(limit).saturating_add(under_way.number(&limit.key)) < limit.most;
+        if self.limits.iter().all(has_room) { Verdict::Go } else { Verdict::Wait }
+    }
+
+    /// The counters to store when the attempt has failed. Where that is known only after its lease, it counts twice.
+    pub fn after_failure(&self, counters: &[Counter], now: Timestamp) -> Vec<Counter> {
+        let mut stored = Vec::new();
+        for limit in &self.limits {
+            let fresh =
+                || Counter { key: limit.key.clone(), count: 0, ends_at: now.plus_seconds(limit.window_seconds) };
+            let mut counter = live(counters, &limit.key, now).cloned().unwrap_or_else(fresh);
+            if let Some(share) = &limit.share {
+                let used = live(counters, &share.key, now).map_or(0, |counter| counter.count);
+                if used >= share.most {
+                    continue;
+                }
+                stored.push(Counter { key: share.key.clone(), count: used + 1, ends_at: counter.ends_at });
+            }
+            counter.count = counter.count.saturating_add(1);
+            stored.push(counter);
+        }
+        stored
+    }
+
+    /// The keys of the counters to delete when the attempt has succeeded: that of the pair. What it has filled of the
+    /// username's counter stays, and so does that counter.
+    pub fn after_success(&self) -> impl Iterator<Item = &str> {
+        self.limits.iter().filter(|limit| limit.cleared_by_success).map(|limit| limit.key.as_str())
+    }
+}
+
+/// The attempts that were let through and have not ended, in the memory of an object.
+#[derive(Default, Debug)]
+pub struct UnderWay(BTreeMap<Uuid, Begun>);
+
+/// An attempt under way.
+#[derive(Debug)]
+struct Begun {
+    /// When it is taken for failed.
+    until: Timestamp,
+    attempt: Attempt,
+}
+
+impl UnderWay {
+    /// Asks whether an attempt may begin, and notes it under `id` if so. `counters` are the stored ones of its keys.
+    pub fn begin(&mut self, id: Uuid, attempt: &Attempt, counters: &[Counter], now: Timestamp) -> Verdict {
+        let verdict = attempt.verdict(counters, self, now);
+        if verdict == Verdict::Go {
+            self.0.insert(id, Begun { until: now.plus_seconds(LEASE_SECONDS), attempt: attempt.clone() });
+        }
+        verdict
+    }
+
+    /// Takes out those that did not end in time: they have failed.
+    pub fn take_lapsed(&mut self, now: Timestamp) -> Vec<Attempt> {
+        let lapsed: Vec<Uuid> = self.0.iter().filter(|(_, begun)| begun.until <= now).map(|(id, _)| *id).collect();
+        lapsed.iter().filter_map(|id| self.0.remove(id)).map(|begun| begun.attempt).collect()
+    }
+
+    /// Notes that an attempt has ended, in whatever way.
+    pub fn end(&mut self, id: Uuid) {
+        self.0.remove(&id);
+    }
+
+    /// How many of those under way count for a key.
+    fn number(&self, key: &str) -> u32 {
+        let counting = self.0.values().filter(|begun| begun.attempt.limits.iter().any(|limit| limit.key == key));
+        u32::try_from(counting.count()).unwrap_or(u32::MAX)
+    }
+}
+
+/// Which of `shards` objects a key belongs to, from 0. It never changes for the same two.
+pub fn shard(key: &str, shards: u32) -> u32 {
+    let [a, b, c, d, ..] = <[u8; 32]>::from(Sha256::digest(key));
+    u32::from_be_bytes([a, b, c, d]) % shards.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use proptest::prelude::*;
+
+    const ADDRESS: &str = "203.0.113.7";
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::parse("2026-11-21T00:00:00Z").unwrap().plus_seconds(seconds)
+    }
+
+    fn refused(retry_after: u64) -> Verdict {
+        Verdict::Refused { retry_after }
+    }
+
+    /// How an attempt ends.
+    #[derive(Clone, Copy, Debug)]
+    enum End {
+        Failure,
+        Success,
+        GivenUp,
+    }
+
+    /// An object as the Worker has them: rows by key, and what is under way.
+    #[derive(Default)]
+    struct Object {
+        rows: HashMap<String, Counter>,
+        under_way: UnderWay,
+        last: u128,
+    }
+
+    impl Object {
+        fn counters(&self, attempt: &Attempt) -> Vec<Counter> {
+            attempt.keys().filter_map(|key| self.rows.get(key)).cloned().collect()
+        }
+
+        fn begin(&mut self, attempt: &Attempt, now: Timestamp) -> (Uuid, Verdict) {
+            self.last += 1;
+            let id = Uuid::from_u128(self.last);
+            for lapsed in self.under_way.take_lapsed(now) {
+                self.count_failure(&lapsed, now);
+            }
+            (id, self.under_way.begin(id, attempt, &self.counters(attempt), now))
+        }
+
+        fn count_failure(&mut self, attempt: &Attempt, now: Timestamp) {
+            for counter in attempt.after_failure(&self.counters(attempt), now) {
+                self.rows.insert(counter.key.clone(), counter);
+            }
+        }
+
+        fn end(&mut self, id: Uuid, attempt: &Attempt, end: End, now: Timestamp) {
+            match end {
+                End::Failure => self.count_failure(attempt, now),
+                End::Success => attempt.after_success().for_each(|key| {
+                    self.rows.remove(key);
+                }),
+                End::GivenUp => {}
+            }
+            self.under_way.end(id);
+        }
+
+        /// What becomes of an attempt that ends at once, where it may begin.
+        fn run(&mut self, attempt: &Attempt, end: End, now: Timestamp) -> Verdict {
+            let (id, verdict) = self.begin(attempt, now);
+            if verdict == Verdict::Go {
+                self.end(id, attempt, end, now);
+            }
+            verdict
+        }
+
+        #[track_caller]
+        fn fail(&mut self, attempt: &Attempt, times: u32, now: Timestamp) {
+            for _ in 0..times {
+                assert_eq!(self.run(attempt, End::Failure, now), Verdict::Go);
+            }
+        }
+
+        fn count(&self, key: &str) -> u32 {
+            self.rows.get(key).map_or(0, |counter| counter.count)
+        }
+    }
+
+    fn login(username: &str, address: &str) -> Attempt {
+        Attempt::login_by_username("ws", username, address, Windows::default())
+    }
+
+    #[test]
+    fn ten_failures_of_a_pair_in_a_window() {
+        let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
+        object.fail(&alice, 1, at(0));
+        object.fail(&alice, 9, at(299));
+        assert_eq!(object.begin(&alice, at(299)).1, refused(1));
+        assert_eq!(object.begin(&alice, at(100)).1, refused(200));
+        assert_eq!(object.begin(&alice, at(100).plus_millis(1)).1, refused(200));
+        assert_eq!(object.begin(&alice, at(300).plus_millis(-1)).1, refused(1));
+        object.fail(&login("alice", "203.0.113.8"), 1, at(299));
+        object.fail(&login("bob", ADDRESS), 1, at(299));
+        object.fail(&alice, 10, at(300));
+        assert_eq!(object.begin(&alice, at(301)).1, refused(299));
+    }
+
+    #[test]
+    fn fifty_failures_of_an_address_and_twenty_resets() {
+        let windows = Windows::default();
+        for (attempt, most, seconds) in [
+            (Attempt::login_by_address("ws", ADDRESS, windows), 50, 300),
+            (Attempt::reset_by_address("ws", ADDRESS, windows), 20, 3_600),
+        ] {
+            let mut object = Object::default();
+            object.fail(&attempt, most, at(0));
+            assert_eq!(object.begin(&attempt, at(0)).1, refused(seconds));
+            object.run(&attempt, End::Success, at(0));
+            assert_eq!(object.begin(&attempt, at(1)).1, refused(seconds - 1), "a success clears no address");
+            assert_eq!(object.begin(&attempt, at(3_600)).1, Verdict::Go);
+        }
+    }
+
+    #[test]
+    fn shorter_windows_for_tests() {
+        let windows = Windows { login_seconds: 2, hour_seconds: 5 };
+        let mut object = Object::default();
+        let attempt = Attempt::reset_by_address("ws", ADDRESS, windows);
+        object.fail(&attempt, 20, at(0));
+        assert_eq!(object.begin(&attempt, at(0)).1, refused(5));
+        let attempt = Attempt::login_by_username("ws", "alice", ADDRESS, windows);
+        object.fail(&attempt, 10, at(0));
+        assert_eq!(object.begin(&attempt, at(0)).1, refused(2));
+    }
+
+    #[test]
+    fn a_success_clears_the_pair_alone() {
+        let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
+        object.fail(&alice, 9, at(0));
+        let other = login("alice", "203.0.113.8");
+        object.fail(&other, 9, at(0));
+        assert_eq!(object.run(&alice, End::Success, at(1)), Verdict::Go);
+        assert_eq!(object.count(&alice.home), 18);
+        object.fail(&other, 1, at(1));
+        assert_eq!(object.begin(&other, at(1)).1, refused(299));
+        object.fail(&alice, 10, at(1));
+        assert_eq!(object.begin(&alice, at(1)).1, refused(300));
+    }
+
+    #[test]
+    fn attempts_under_way_count_as_failed() {
+        let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
+        object.fail(&alice, 8, at(0));
+        let (first, second) = (object.begin(&alice, at(1)), object.begin(&alice, at(1)));
+        assert_eq!((first.1, second.1), (Verdict::Go, Verdict::Go));
+        assert_eq!(object.begin(&alice, at(1)).1, Verdict::Wait);
+        object.end(first.0, &alice, End::GivenUp, at(1));
+        let third = object.begin(&alice, at(1));
+        assert_eq!((third.1, object.begin(&alice, at(1)).1), (Verdict::Go, Verdict::Wait));
+        object.end(second.0, &alice, End::Failure, at(2));
+        assert_eq!(object.begin(&alice, at(2)).1, Verdict::Wait);
+        object.end(third.0, &alice, End::Failure, at(2));
+        assert_eq!(object.begin(&alice, at(2)).1, refused(298));
+    }
+
+    #[test]
+    fn an_attempt_that_never_ends_has_failed() {
+        let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
+        for second in 0..10 {
+            assert_eq!(object.begin(&alice, at(second)).1, Verdict::Go);
+        }
+        assert_eq!(object.begin(&alice, at(59)).1, Verdict::Wait);
+        // One is a failure by now, and nine are under way.
+        assert_eq!(object.begin(&alice, at(60)).1, Verdict::Wait);
+        assert_eq!((object.under_way.0.len(), object.count(&alice.home)), (9, 1));
+        assert_eq!(object.begin(&alice, at(69)).1, refused(291));
+        assert_eq!((object.under_way.0.len(), object.count(&alice.home)), (0, 10));
+    }
+
+    #[test]
+    fn a_hundred_failures_of_a_username_from_five_addresses() {
+        let mut object = Object::default();
+        let from = |n: u32| login("alice", &format!("203.0.113.{n}"));
+        for n in 0..5 {
+            object.fail(&from(n), 10, at(0));
+            object.fail(&from(n), if n == 4 { 9 } else { 10 }, at(300));
+        }
+        object.fail(&from(9), 1, at(600));
+        for n in [0, 4, 9, 77] {
+            assert_eq!(object.begin(&from(n), at(600)).1, refused(3_000));
+        }
+        // The pair's window ends sooner: the longest time is told.
+        let (mut object, pair) = (Object::default(), from(0));
+        object.fail(&pair, 10, at(0));
+        object.rows.insert(pair.home.clone(), Counter { key: pair.home.clone(), count: 100, ends_at: at(200) });
+        assert_eq!(object.begin(&pair, at(0)).1, refused(300));
+        object.rows.insert(pair.home.clone(), Counter { key: pair.home.clone(), count: 100, ends_at: at(400) });
+        assert_eq!(object.begin(&pair, at(0)).1, refused(400));
+        assert_eq!(object.begin(&login("bob", ADDRESS), at(0)).1, Verdict::Go);
+    }
+
+    #[test]
+    fn one_address_locks_nobody_out_everywhere() {
+        let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
+        for window in 0..12 {
+            object.fail(&alice, 10, at(300 * window));
+            assert_eq!(object.begin(&alice, at(300 * window)).1, refused(300));
+        }
+        assert_eq!(object.count(&alice.home), 20);
+        assert_eq!(object.begin(&login("alice", "203.0.113.8"), at(3_599)).1, Verdict::Go);
+    }
+
+    /// Were the share's window to begin with the address's own first failure, an address could fill two shares of one
+    /// hour of the username.
+    #[test]
+    fn a_share_is_of_the_usernames_own_window() {
+        let (mut object, other, alice) = (Object::default(), login("alice", "203.0.113.8"), login("alice", ADDRESS));
+        object.fail(&other, 1, at(0));
+        object.fail(&alice, 10, at(3_000));
+        object.fail(&alice, 10, at(3_300));
+        assert_eq!(object.count(&alice.home), 21);
+        object.fail(&alice, 10, at(3_600));
+        assert_eq!(object.count(&alice.home), 10, "a new window, and a new share of it");
+        object.fail(&alice, 10, at(3_900));
+        object.fail(&alice, 10, at(4_200));
+        assert_eq!(object.count(&alice.home), 20);
+        object.run(&alice, End::Success, at(4_500));
+        object.fail(&alice, 10, at(4_500));
+        assert_eq!(object.count(&alice.home), 20, "a success gives no new share");
+    }
+
+    #[test]
+    fn who_is_counted_as_one() {
+        let home = |address| Attempt::login_by_address("ws", address, Windows::default()).home;
+        let same = |a, b| assert_eq!(home(a), home(b), "{a} {b}");
+        let differ = |a, b| assert_ne!(home(a), home(b), "{a} {b}");
+        same("203.0.113.7", "::ffff:203.0.113.7");
+        same("2001:db8:0:1::1", "2001:DB8:0:1:ffff:ffff:ffff:ffff");
+        differ("2001:db8:0:1::1", "2001:db8:0:2::1");
+        differ("203.0.113.7", "203.0.113.8");
+        // What no address can be read from is one: who may send anything gains nothing by it.
+        same("", "031.0.0.1");
+        same("nonsense", "203.0.113.7, 203.0.113.8");
+        differ("2001:db8::1", "203.0.113.7");
+        assert_eq!(login("Alice", "::1"), login("aLICE", "::2"));
+        let share = |address| login("alice", address).limits[1].share.clone();
+        assert_eq!(share("2001:db8:0:1::1"), share("2001:db8:0:ffff::1"), "of one /48");
+        assert_ne!(share("2001:db8:0:1::1"), share("2001:db8:1:1::1"));
+        assert_ne!(share("203.0.113.7"), share("203.0.113.8"));
+        assert_ne!(login("alice ", ADDRESS), login("alice", ADDRESS));
+        assert_eq!(login("alice", ADDRESS).home, login("alice", "::1").home);
+    }
+
+    #[test]
+    fn stored_and_sent_forms_read_back() {
+        let alice = login("alice", ADDRESS);
+        let text = serde_json::to_string(&alice).unwrap();
+        assert_eq!(serde_json::from_str::<Attempt>(&text).unwrap(), alice);
+        for counter in alice.after_failure(&[], at(0)) {
+            let text = serde_json::to_string(&counter).unwrap();
+            assert_eq!(serde_json::from_str::<Counter>(&text).unwrap(), counter);
+        }
+    }
+
+    #[test]
+    fn shards_never_change() {
+        assert_eq!([shard("", 16), shard("a", 16), shard("b", 16), shard("a", 0)], [2, 2, 6, 0]);
+        let mut objects = [0; 8];
+        (0..8_000).for_each(|n| objects[shard(&n.to_string(), 8) as usize] += 1);
+        assert!(objects.iter().all(|keys| (800..1_200).contains(keys)), "{objects:?}");
+    }
+
+    /// The rules once more, as plainly as can be: for each bound, the failures that were counted since its window began.
+    #[derive(Default)]
+    struct Tally(HashMap<String, (Timestamp, Vec<u32>)>);
+
+    impl Tally {
+        /// Counts a failure from an address, unless the window has `share` of that address already.
+        fn count(&mut self, key: String, seconds: i64, now: Timestamp, address: u32, share: usize) -> usize {
+            let window = self.0.entry(key).or_insert_with(|| (now.plus_seconds(seconds), Vec::new()));
+            if window.0 <= now {
+                *window = (now.plus_seconds(seconds), Vec::new());
+            }
+            if window.1.iter().filter(|own| **own == address).count() < share {
+                window.1.push(address);
+            }
+            window.1.len()
+        }
+
+        fn of(&self, key: &str, now: Timestamp) -> usize {
+            self.0.get(key).filter(|window| window.0 > now).map_or(0, |window| window.1.len())
+        }
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Begin { user: u32, address: u32 },
+        End { which: usize, end: End },
+        Pass { millis: i64 },
+    }
+
+    /// One user attacked from many addresses, and many users from one address, so that each bound is reached.
+    fn step() -> impl Strategy<Value = Step> {
+        let end = prop_oneof![30 => Just(End::Failure), 1 => Just(End::Success), 2 => Just(End::GivenUp)];
+        prop_oneof![
+            30 => (0..8u32).prop_map(|address| Step::Begin { user: 0, address }),
+            30 => (0..8u32).prop_map(|user| Step::Begin { user, address: 0 }),
+            55 => (0..100usize, end).prop_map(|(which, end)| Step::End { which, end }),
+            10 => (0..400i64).prop_map(|millis| Step::Pass { millis }),
+            1 => prop_oneof![9 => 0..9_000i64, 1 => 0..150_000i64].prop_map(|millis| Step::Pass { millis }),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+
+        /// Whatever the order of begins and ends, no window has more failures than its bound; what is refused has
+        /// reached one; and what waits has others under way to wait for.
+        #[test]
+        fn no_window_has_more_failures_than_its_bound(steps in proptest::collection::vec(step(), 0..1_500)) {
+            let windows = Windows { login_seconds: 20, hour_seconds: 120 };
+            let (mut users, mut addresses) = (Object::default(), Object::default());
+            let mut tally = Tally::default();
+            let mut begun: Vec<(Timestamp, Uuid, Uuid, u32, u32)> = Vec::new();
+            let mut now = at(0);
+            let attempts = |user: u32, address: u32| {
+                let address = format!("203.0.113.{address}");
+                let by_username = Attempt::login_by_username("ws", &format!("user-{user}"), &address, windows);
+                (by_username, Attempt::login_by_address("ws", &address, windows))
+            };
+            let keys = |user, address| {
+                [(format!("pair {user} {address}"), 10), (format!("user {user}"), 100), (format!("address {address}"), 50)]
+            };
+            for step in steps {
+                match step {
+                    Step::Pass { millis } => {
+                        now = now.plus_millis(millis);
+                        // Those whose lease is over end before anybody notices; what becomes of others is told above.
+                        let (lapsed, left) = begun
+                            .into_iter()
+                            .partition::<Vec<_>, _>(|(since, ..)| since.plus_seconds(LEASE_SECONDS) <= now);
+                        begun = left;
+                        for (_, first, second, user, address) in lapsed {
+                            let (by_username, by_address) = attempts(user, address);
+                            addresses.end(first, &by_address, End::GivenUp, now);
+                            users.end(second, &by_username, End::GivenUp, now);
+                        }
+                    }
+                    Step::Begin { user, address } => {
+                        let (by_username, by_address) = attempts(user, address);
+                        let full = keys(user, address).map(|(key, most)| tally.of(&key, now) >= most);
+                        let (first, verdict) = addresses.begin(&by_address, now);
+                        let expect_refusal = |verdict: Verdict, full: bool| match verdict {
+                            Verdict::Refused { retry_after } => full && (1..=120).contains(&retry_after),
+                            Verdict::Go => !full,
+                            Verdict::Wait => !full && !begun.is_empty(),
+                        };
+                        prop_assert!(expect_refusal(verdict, full[2]), "{verdict:?} {full:?}");
+                        if verdict != Verdict::Go {
+                            continue;
+                        }
+                        let (second, verdict) = users.begin(&by_username, now);
+                        prop_assert!(expect_refusal(verdict, full[0] || full[1]), "{verdict:?} {full:?}");
+                        if verdict == Verdict::Go {
+                            begun.push((now, first, second, user, address));
+                        } else {
+                            addresses.end(first, &by_address, End::GivenUp, now);
+                        }
+                    }
+                    Step::End { which, end } if !begun.is_empty() => {
+                        let (_, first, second, user, address) = begun.swap_remove(which % begun.len());
+                        let (by_username, by_address) = attempts(user, address);
+                        addresses.end(first, &by_address, end, now);
+                        users.end(second, &by_username, end, now);
+                        let bounds = keys(user, address);
+                        match end {
+                            End::Failure => {
+                                for ((key, most), (seconds, share)) in
+                                    bounds.into_iter().zip([(20, usize::MAX), (120, 20), (20, usize::MAX)])
+                                {
+                                    let failures = tally.count(key.clone(), seconds, now, address, share);
+                                    prop_assert!(failures <= most, "{failures} of {key}");
+                                }
+                            }
+                            End::Success => {
+                                tally.0.remove(&bounds[0].0);
+                            }
+                            End::GivenUp => {}
+                        }
+                    }
+                    Step::End { .. } => {}
+                }
+            }
+        }
+
+        /// Two attempts have a key in common only where they have all the parts of it in common.
+        #[test]
+        fn keys_are_not_ambiguous(
+            one in ["[a:\",\\[/ ]{0,3}", "[a:\",\\[/ ]{0,3}", "[a:\",\\[/ ]{0,3}"],
+            two in ["[a:\",\\[/ ]{0,3}", "[a:\",\\[/ ]{0,3}", "[a:\",\\[/ ]{0,3}"],
+        ) {
+            let key_of = |[scope, username, address]: &[String; 3]| {
+                Attempt::login_by_username(scope, username, address, Windows::default()).limits[0].key.clone()
+            };
+            let parts = |[scope, username, address]: &[String; 3]| {
+                (scope.clone(), username.clone(), one_address(address, HOST_BITS))
+            };
+            prop_assert_eq!(key_of(&one) == key_of(&two), parts(&one) == parts(&two));
+            let [scope, username, address] = &one;
+            let attempt = Attempt::login_by_username(scope, username, address, Windows::default());
+            let own = attempt.keys().collect::<std::collections::HashSet<_>>();
+            prop_assert_eq!(own.len(), 3);
+            for other in [
+                Attempt::login_by_address(&two[0], &two[2], Windows::default()),
+                Attempt::reset_by_address(&two[0], &two[2], Windows::default()),
+            ] {
+                prop_assert!(other.keys().all(|key| !own.contains(key)));
+            }
+        }
+    }
+}

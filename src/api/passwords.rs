@@ -1,0 +1,149 @@
+//! Passwords: changing one's own, setting another's, and resets by mail (spec.md, Password rules; contract 4).
+
+use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::fields::Fields;
+use farhand_domain::password::{self, Personal};
+use farhand_domain::secret::{Purpose, Secret};
+use farhand_domain::user;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::users::{end_sessions, find, target};
+use crate::caller::{self, Credential};
+use crate::platform;
+use crate::request::Call;
+use crate::response::Reply;
+use crate::store::reset_requests::{self, Requested};
+use crate::store::users::{self, Found, Target};
+use crate::{mailer, throttle};
+
+/// 403 in place of 401, for endpoints of which spec.md says so: logout and change-password.
+pub fn forbidden_without_header(error: Error) -> Error {
+    match error.kind {
+        Kind::Unauthenticated => Error { kind: Kind::Forbidden, ..error }.code(Code::InvalidAuthorization),
+        _ => error,
+    }
+}
+
+/// Notes all rules that a new password breaks, under the field that it came in.
+fn judge(fields: &mut Fields, name: &'static str, password: Option<&String>, personal: Personal<'_>) {
+    let violations = password.map(|password| password::violations(password, personal)).unwrap_or_default();
+    for message in violations {
+        fields.reject(name, message);
+    }
+}
+
+/// Reads a new password that is all that is asked for.
+fn new_password(mut fields: Fields, name: &'static str, personal: Personal<'_>) -> Result<String, Error> {
+    let new = user::read_password(&mut fields, name);
+    judge(&mut fields, name, new.as_ref(), personal);
+    fields.finish_with(new)
+}
+
+/// `POST /api/auth/change-password/`.
+///
+/// 1. Looks the caller up, with the current password's hash.
+/// 2. Checks both fields, and tells all that is wrong together. A wrong current password counts as a guess.
+/// 3. Sets the new one, if the one that was checked is still the current one. All sessions end; API tokens stay.
+pub async fn change(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await.map_err(forbidden_without_header)?;
+    let credential = Credential::of(call)?;
+    let (caller, found) = find(&credential, &Target::Caller).await?;
+    let Found { account, password: stored, .. } = found.ok_or_else(Error::invalid_token)?;
+
+    let mut fields = fields?;
+    let current = user::read_password(&mut fields, "password");
+    let new = user::read_password(&mut fields, "new_password");
+    judge(&mut fields, "new_password", new.as_ref(), account.personal());
+    if let Some(current) = current
+        && !throttle::is_current(call, &caller.username, &current, &stored).await?
+    {
+        fields.reject("password", throttle::WRONG_PASSWORD);
+    }
+    let new = fields.finish_with(new)?;
+
+    let hash = password::hash(&new, platform::random()?, call.config.pbkdf2_rounds);
+    let statements = users::set_password(&credential, caller.user_id, Some(&stored), &hash, call.now);
+    let (_, bodies) = credential.write(statements).await?;
+    end_sessions(call, bodies)?.ok_or_else(|| Error::field("password", throttle::WRONG_PASSWORD))?;
+    Reply::ok(&Value::Null)
+}
+
+/// `PUT` and `PATCH /api/users/users/<username>/`: sets a user's password, for superusers. The current one is not asked for.
+pub async fn set(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let (caller, found) = find(&credential, &target(call)?).await?;
+    if !caller.is_superuser {
+        return Err(Error::permission_denied());
+    }
+    let Found { account, .. } = found.ok_or_else(Error::not_found)?;
+    let new = new_password(fields?, "password", account.personal())?;
+    let hash = password::hash(&new, platform::random()?, call.config.pbkdf2_rounds);
+    let (_, bodies) = credential.write(users::set_password(&credential, account.id, None, &hash, call.now)).await?;
+    end_sessions(call, bodies)?.map(Reply::ok_text).ok_or_else(Error::not_found)
+}
+
+/// `POST /api/auth/reset-password/`: `null`, whatever is answered (spec.md: no error body in any case).
+pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
+    match try_to_request(call).await {
+        Ok(()) => Reply::ok(&Value::Null),
+        Err(error) if matches!(error.kind, Kind::Internal | Kind::NotFound) => Err(error),
+        Err(error) => Err(error.silent()),
+    }
+}
+
+/// Does the same for every address, registered or not (contract 4).
+///
+/// 1. Counts the request for the client's address.
+/// 2. Stores it, unless the address asked for has as many pending as may be. What is no address is not stored.
+/// 3. Has a mail sent for it, which is dropped later if the address is nobody's.
+async fn try_to_request(call: &mut Call) -> Result<(), Error> {
+    let fields = call.fields().await;
+    throttle::count_reset(call).await?;
+    let address = fields?.value("email").and_then(Value::as_str).and_then(user::normalized_email);
+    let Some(address) = address else { return Ok(()) };
+    let address_hash = platform::pepper(&call.env)?.hash(Purpose::Address, &Secret::new(address.clone()));
+    let id = platform::new_id(call.now)?;
+    match reset_requests::insert(&call.env, call.workspace()?, id, &address, &address_hash, call.now).await? {
+        Requested::Stored => mailer::send_reset(&call.env, id).await,
+        Requested::TooMany => Err(Error::new(Kind::Forbidden, "Too many requests are pending.")),
+        Requested::NoWorkspace => Err(Error::not_found()),
+    }
+}
+
+/// The request that the path's key is for, as far as the key itself tells.
+fn request_of_key(call: &Call) -> Result<Option<Uuid>, Error> {
+    let key = Secret::new(call.parameter("key"));
+    Ok(platform::pepper(&call.env)?.reset_request(&key))
+}
+
+/// `GET /api/auth/reset-password/confirm/<confirmation_key>/`: sends the browser to the page that asks for the password.
+pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
+    let workspace = call.workspace()?;
+    let found = match request_of_key(call)? {
+        Some(id) => reset_requests::find(&call.env, workspace, id, call.now).await?,
+        None => None,
+    };
+    // A good key has digits and letters only.
+    let query = found.map_or("error=invalid".to_owned(), |_| format!("key={}", call.parameter("key")));
+    let page = format!("{}/reset-password/?{query}", call.config.web_client_of(workspace));
+    Ok(Reply::found(page).header("Referrer-Policy", "no-referrer"))
+}
+
+/// `POST /api/auth/reset-password/confirm/<confirmation_key>/`.
+///
+/// 1. A key that is unknown, used, void or expired is 404, before the input is looked at.
+/// 2. Checks the new password.
+/// 3. Sets it, if the key is still good then: of two that come at once, one is.
+pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields().await;
+    let workspace = call.workspace()?;
+    let id = request_of_key(call)?.ok_or_else(Error::not_found)?;
+    let account = reset_requests::find(&call.env, workspace, id, call.now).await?.ok_or_else(Error::not_found)?;
+    let new = new_password(fields?, "new_password", account.personal())?;
+    let hash = password::hash(&new, platform::random()?, call.config.pbkdf2_rounds);
+    let hashes = reset_requests::consume(&call.env, workspace, id, &hash, call.now).await?;
+    caller::forget_login_tokens(call, workspace, hashes.ok_or_else(Error::not_found)?);
+    Reply::ok(&Value::Null)
+}

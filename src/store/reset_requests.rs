@@ -1,0 +1,136 @@
+//! The table of requests for a password reset.
+
+use farhand_domain::error::Error;
+use farhand_domain::time::Timestamp;
+use farhand_domain::user::Account;
+use serde::Deserialize;
+use uuid::Uuid;
+use worker::Env;
+
+use super::db::{self, Statement};
+use super::{sessions, users};
+
+/// How many requests of an address may be pending (spec.md, Limits).
+const MOST_PENDING: u64 = 5;
+/// How long a request is pending, in seconds: 24 hours (contract 4).
+const LIFETIME: i64 = 24 * 3600;
+/// How many expired requests are cleared away with a new one: more than come in.
+const CLEARED: u64 = 20;
+
+/// What became of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Requested {
+    /// There is no such workspace.
+    NoWorkspace,
+    /// As many are pending as may be.
+    TooMany,
+    /// It is stored, whether or not the address is anybody's.
+    Stored,
+}
+
+/// Stores a request for an address, unless too many are pending. The work does not tell whether the address is anybody's.
+pub async fn insert(
+    env: &Env,
+    workspace: &str,
+    id: Uuid,
+    address: &str,
+    address_hash: &str,
+    now: Timestamp,
+) -> Result<Requested, Error> {
+    let exists = Statement::new("SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL").bind(workspace);
+    let cleared = Statement::new(
+        "DELETE FROM reset_requests WHERE id IN (SELECT r.id FROM workspaces w
+            JOIN reset_requests r ON r.workspace_id = w.id AND r.expires_at <= ?2
+            WHERE w.slug = ?1 AND w.deleted_at IS NULL LIMIT ?3)",
+    );
+    let cleared = cleared.bind(workspace).bind(now).bind(CLEARED);
+    let insert = Statement::new(
+        "INSERT INTO reset_requests (id, workspace_id, address_hash, user_id, requested_at, expires_at)
+         SELECT ?2, w.id, ?3, (SELECT u.id FROM users u WHERE u.workspace_id = w.id AND u.email = ?4 AND u.is_active = 1),
+            ?5, ?6
+         FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL AND ?7 > (
+            SELECT count(*) FROM reset_requests r
+            WHERE r.workspace_id = w.id AND r.address_hash = ?3 AND r.expires_at > ?5)
+         RETURNING id",
+    )
+    .bind(workspace)
+    .bind(id)
+    .bind(address_hash)
+    .bind(address)
+    .bind(now)
+    .bind(now.plus_seconds(LIFETIME))
+    .bind(MOST_PENDING);
+    let results = db::batch(env, vec![exists, cleared, insert]).await?;
+    let [exists, _, inserted] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
+    if db::returned_id(exists)?.is_none() {
+        return Ok(Requested::NoWorkspace);
+    }
+    let is_stored = !db::column::<String>(inserted)?.is_empty();
+    Ok(if is_stored { Requested::Stored } else { Requested::TooMany })
+}
+
+/// SQL for the rows of requests that may still set a password, as `r`, with their users as `u` and workspaces as `w`; `?1`
+/// is the request's id and `?2` the time.
+const OPEN: &str = "FROM reset_requests r
+    JOIN workspaces w ON w.id = r.workspace_id AND w.deleted_at IS NULL
+    JOIN users u ON u.id = r.user_id AND u.workspace_id = r.workspace_id AND u.is_active = 1
+    WHERE r.id = ?1 AND r.expires_at > ?2";
+
+/// The user whose password a request of the workspace may set.
+pub async fn find(env: &Env, workspace: &str, id: Uuid, now: Timestamp) -> Result<Option<Account>, Error> {
+    let sql = format!("SELECT {} AS body {OPEN} AND w.slug = ?3", users::OBJECT);
+    let result = db::run(env, Statement::new(sql).bind(id).bind(now).bind(workspace)).await?;
+    let body = db::column::<String>(&result)?.into_iter().next();
+    body.map(|body| serde_json::from_str(&body).map_err(crate::platform::internal)).transpose()
+}
+
+/// Where the mail for a request goes.
+#[derive(Debug, Deserialize)]
+pub struct Recipient {
+    /// The slug of the workspace.
+    pub workspace: String,
+    /// What people call the workspace.
+    pub workspace_name: String,
+    /// The user's name.
+    pub username: String,
+    /// The user's address.
+    pub email: String,
+    /// When the reset was asked for.
+    pub requested_at: Timestamp,
+    /// Until when the link is good.
+    pub expires_at: Timestamp,
+}
+
+/// Looks up whom to write to; `None` where the request is nobody's, used, void or expired.
+pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Recipient>, Error> {
+    let sql = format!(
+        "SELECT w.slug AS workspace, w.name AS workspace_name, u.username AS username, u.email AS email,
+            r.requested_at AS requested_at, r.expires_at AS expires_at {OPEN}"
+    );
+    db::first(&db::run(env, Statement::new(sql).bind(id).bind(now)).await?)
+}
+
+/// Sets the password of a request's user. Their sessions end, and so do all of their requests: two that use one at the same
+/// time have one that finds it used. Returns the hashes of the login tokens that it ended; `None`: the request is not open.
+pub async fn consume(
+    env: &Env,
+    workspace: &str,
+    id: Uuid,
+    password: &str,
+    now: Timestamp,
+) -> Result<Option<Vec<String>>, Error> {
+    let hashes = sessions::token_hashes("u.workspace_id", "u.id");
+    let hashes = Statement::new(format!("SELECT {hashes} AS body {OPEN} AND w.slug = ?3"));
+    let update = Statement::new(format!(
+        "UPDATE users SET password = ?4, password_changed_at = ?2
+         WHERE id = (SELECT u.id {OPEN} AND w.slug = ?3) RETURNING id"
+    ));
+    let statements =
+        vec![hashes.bind(id).bind(now).bind(workspace), update.bind(id).bind(now).bind(workspace).bind(password)];
+    let results = db::batch(env, statements).await?;
+    let [hashes, updated] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
+    if db::returned_id(updated)?.is_none() {
+        return Ok(None);
+    }
+    sessions::read_token_hashes(db::column::<String>(hashes)?.into_iter().next()).map(Some)
+}

@@ -1,0 +1,69 @@
+//! `DEPLOYMENT=cloud`: what spec.md marks as on-prem only does not exist, and all else does.
+
+use farhand_tests::client::PASSWORD;
+use farhand_tests::{Instance, Workspace};
+use serde_json::json;
+
+use crate::endpoints::{self, path_of};
+use crate::routes::{self, Access};
+
+/// The endpoints that spec.md marks as on-prem only.
+const ON_PREM_ONLY: &[(&str, &str)] = &[
+    ("POST", "/api/auth/login/"),
+    ("POST", "/api/auth/change-password/"),
+    ("PUT", "/api/users/users/{username}/"),
+    ("PATCH", "/api/users/users/{username}/"),
+];
+
+#[test]
+fn the_table_in_the_worker_says_the_same() {
+    let marked = routes::TABLE
+        .iter()
+        .flat_map(|route| route.on_prem_only.iter().map(|method| (*method, route.path)))
+        .collect::<Vec<_>>();
+    assert_eq!(marked, ON_PREM_ONLY);
+}
+
+#[tokio::test]
+async fn what_is_on_prem_only_is_404_in_the_cloud() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    workspace.user_with("alice", &json!({})).await;
+    instance.stop().await;
+    let instance = Instance::restart_with(state.path(), &[("DEPLOYMENT", "cloud")]).await;
+    let (anonymous, admin) = (workspace.anonymous.on(&instance.url), workspace.admin.on(&instance.url));
+    // Good requests of good credentials, which would do what they ask for.
+    let body = json!({"username": "boss", "password": PASSWORD, "new_password": "an entirely other one"});
+    for (method, pattern) in ON_PREM_ONLY {
+        let path = path_of(pattern, "acme").replace("/boss/", "/alice/");
+        for api in [&anonymous, &admin, &anonymous.with("nonsense")] {
+            api.send_json(method, &path, &body).await.expect_detail(404, None);
+        }
+    }
+    // Where nothing is left of a path, no method is.
+    for path in ["/api/auth/login/", "/api/auth/change-password/"] {
+        for method in ["GET", "OPTIONS", "DELETE"] {
+            assert_eq!(admin.call(method, path).await.status, 404, "{method} {path}");
+        }
+    }
+    let allow = admin.call("POST", "/api/users/users/alice/").await;
+    assert_eq!((allow.status, allow.header("Allow")), (405, "GET, DELETE, HEAD, OPTIONS"));
+    // All else is there: login tokens that live, API tokens, users by name, resets.
+    let session = workspace.session().on(&instance.url);
+    for (method, pattern, access) in endpoints::ALL {
+        if *method != "GET" || *access != Access::User || *pattern == "/api/auth/logout/" || pattern.contains("{id}") {
+            continue;
+        }
+        let path = path_of(pattern, "acme");
+        for api in [&admin, &session] {
+            assert_eq!(api.get(&path).await.status, 200, "{path}");
+        }
+    }
+    assert_eq!(anonymous.post("/api/auth/reset-password/", &json!({"email": "x@example.com"})).await.status, 200);
+    session.call("POST", "/api/auth/logout/").await.expect(200);
+    // Nothing of what was refused happened.
+    instance.stop().await;
+    let instance = Instance::restart(state.path()).await;
+    workspace.anonymous.on(&instance.url).log_in("alice", PASSWORD).await.expect(200);
+    workspace.anonymous.on(&instance.url).log_in("boss", PASSWORD).await.expect(200);
+}

@@ -1,0 +1,88 @@
+//! The examples of `docs/authentication.md` run as they stand, and answer what stands there.
+
+use std::path::Path;
+
+use farhand_tests::instance::state_folder;
+use farhand_tests::{Instance, PATIENCE};
+use serde_json::Value;
+use tokio::process::Command;
+
+/// What stands for any value in an answer.
+const ANY: &str = "…";
+/// Between the outputs of two examples.
+const MARK: char = '\u{1e}';
+
+/// An example: lines for a shell, and the JSON that they print, or nothing.
+struct Example {
+    lines: String,
+    answer: Option<Value>,
+}
+
+fn examples(text: &str) -> Vec<Example> {
+    let mut found: Vec<Example> = Vec::new();
+    let mut blocks = text.split("\n```");
+    // What comes before the first fence is no block; then texts in fences and between them take turns.
+    blocks.next();
+    while let Some(block) = blocks.next() {
+        let (language, lines) = block.split_once('\n').unwrap();
+        match language {
+            "sh" => found.push(Example { lines: lines.to_owned(), answer: None }),
+            "json" => {
+                let answer = serde_json::from_str(lines).unwrap_or_else(|error| panic!("{error}: {lines}"));
+                let example = found.last_mut().expect("an answer follows its example");
+                assert!(example.answer.replace(answer).is_none(), "{lines}");
+            }
+            other => panic!("a block of {other:?}"),
+        }
+        blocks.next().expect("a fence is closed");
+    }
+    found
+}
+
+fn matches(expected: &Value, found: &Value) -> bool {
+    match (expected, found) {
+        (Value::String(any), _) if any == ANY => true,
+        (Value::Array(expected), Value::Array(found)) => {
+            expected.len() == found.len()
+                && expected.iter().zip(found).all(|(expected, found)| matches(expected, found))
+        }
+        (Value::Object(expected), Value::Object(found)) => {
+            let same =
+                |(name, expected): (&String, &Value)| found.get(name).is_some_and(|found| matches(expected, found));
+            expected.len() == found.len() && expected.iter().all(same)
+        }
+        _ => expected == found,
+    }
+}
+
+#[tokio::test]
+async fn the_examples_of_authentication_run_as_they_stand() {
+    let folder = state_folder();
+    // The examples are for a checkout in which the service runs with its state where it is by default.
+    let state = folder.path().join(".wrangler/state");
+    let _instance = Instance::start(&state, &[]).await;
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/authentication.md")).unwrap();
+    let examples = examples(&text);
+    assert!(examples.len() > 20, "{}", examples.len());
+    // Twice, in one shell each: nothing that they leave keeps the next reader from doing the same.
+    for _ in 0..2 {
+        let script: String = examples.iter().map(|example| format!("{}\nprintf '{MARK}'\n", example.lines)).collect();
+        let mut shell = Command::new("bash");
+        shell.args(["-eu", "-c", &script]).current_dir(folder.path()).kill_on_drop(true);
+        // One example waits for a mail, for as long as it takes.
+        let output = tokio::time::timeout(PATIENCE, shell.output()).await.expect("the examples end").unwrap();
+        let (printed, errors) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
+        let answers: Vec<&str> = printed.split(MARK).collect();
+        assert_eq!(answers.len(), examples.len() + 1, "the shell ended early: {errors}{printed}");
+        for (example, printed) in examples.iter().zip(answers) {
+            match &example.answer {
+                None => assert_eq!(printed, "", "{}", example.lines),
+                Some(expected) => {
+                    let found = serde_json::from_str(printed).unwrap_or(Value::String(printed.to_owned()));
+                    assert!(matches(expected, &found), "{}\nexpected {expected}\nfound {found}", example.lines);
+                }
+            }
+        }
+    }
+}

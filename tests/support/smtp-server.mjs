@@ -1,0 +1,91 @@
+// An SMTP server for tests, on a free port of 127.0.0.1. It prints one JSON object per event, each on a line:
+//
+//   {"event": "listening", "port"}
+//   {"event": "connection"}              a client came; with --tls, after the handshake
+//   {"event": "command", "verb"}         it gave a command
+//   {"event": "recipient", "to", "answer"}
+//   {"event": "mail", "from", "to", "secure", "user", "mime", "answer"}
+//   {"event": "closed"}                  a connection is over
+//
+// Options: --certificate FILE and --key FILE; --tls (from the first byte; else STARTTLS is offered); --auth METHOD (may be
+// given again; PLAIN and LOGIN without it), --user NAME and --password WORD (without them nobody need authenticate).
+// To misbehave: --silent N and then --clear N (the first N connections get no word, the next N are offered no
+// STARTTLS), --refuse ADDRESS (550), --later ADDRESS (451 to its first mail), --cut ADDRESS (the connection ends within
+// its first mail).
+import { readFileSync } from "node:fs";
+import { parseArgs } from "node:util";
+import { SMTPServer } from "smtp-server";
+
+const text = { type: "string" };
+const several = { type: "string", multiple: true, default: [] };
+const count = { type: "string", default: "0" };
+const { values } = parseArgs({
+  options: {
+    certificate: text, key: text, tls: { type: "boolean", default: false }, auth: several, user: text, password: text,
+    silent: count, clear: count, refuse: several, later: several, cut: several,
+  },
+});
+
+const say = (event, facts = {}) => process.stdout.write(`${JSON.stringify({ event, ...facts })}\n`);
+const refusal = (responseCode, message) => Object.assign(new Error(message), { responseCode });
+
+/** Whether this is the first time that something is asked of a list. */
+const isFirst = (list, item) => {
+  const index = list.indexOf(item);
+  if (index >= 0) list.splice(index, 1);
+  return index >= 0;
+};
+
+let connections = 0;
+const quiet = () => {};
+const server = new SMTPServer({
+  secure: values.tls,
+  cert: readFileSync(values.certificate),
+  key: readFileSync(values.key),
+  authMethods: values.auth.length > 0 ? values.auth : ["PLAIN", "LOGIN"],
+  authOptional: values.user === undefined,
+  // So that a client which would say too much in clear is heard.
+  allowInsecureAuth: true,
+  disableReverseLookup: true,
+  logger: { debug: (entry) => entry.tnx === "command" && say("command", { verb: entry.command }), info: quiet, warn: quiet, error: quiet },
+  onConnect(session, go) {
+    connections += 1;
+    say("connection");
+    const [silent, clear] = [Number(values.silent), Number(values.clear)];
+    if (connections > silent && connections <= silent + clear) session.disabledCommands = ["STARTTLS"];
+    if (connections > silent) go();
+  },
+  onAuth({ username, password }, session, answer) {
+    const isRight = username === values.user && password === values.password;
+    answer(isRight ? null : refusal(535, "wrong username or password"), { user: username });
+  },
+  onRcptTo({ address }, session, answer) {
+    const isRefused = values.refuse.includes(address);
+    say("recipient", { to: address, answer: isRefused ? 550 : 250 });
+    answer(isRefused ? refusal(550, "nobody of that name") : null);
+  },
+  onData(stream, session, answer) {
+    const { mailFrom, rcptTo } = session.envelope;
+    const to = rcptTo.map(({ address }) => address);
+    const facts = { from: mailFrom.address, to, secure: session.secure, user: session.user ?? null };
+    const pieces = [];
+    const cut = isFirst(values.cut, to[0]);
+    stream.on("data", (piece) => {
+      if (cut && pieces.length > 0) return;
+      pieces.push(piece);
+      if (!cut) return;
+      say("mail", { ...facts, mime: Buffer.concat(pieces).toString(), answer: null });
+      for (const connection of server.connections) if (connection.session === session) connection._socket.destroy();
+    });
+    stream.on("end", () => {
+      if (cut) return;
+      const isLater = isFirst(values.later, to[0]);
+      say("mail", { ...facts, mime: Buffer.concat(pieces).toString(), answer: isLater ? 451 : 250 });
+      answer(isLater ? refusal(451, "come again") : null);
+    });
+  },
+  onClose: () => say("closed"),
+});
+// A client that does not trust the certificate is such an error, and for the client to tell.
+server.on("error", quiet);
+server.listen(0, "127.0.0.1", () => say("listening", { port: server.server.address().port }));

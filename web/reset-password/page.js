@@ -1,0 +1,103 @@
+// The page's views, one at a time, and its two requests, to its own origin only.
+
+const byId = (id) => document.getElementById(id);
+const query = new URLSearchParams(location.search);
+const key = query.get("key") ?? "";
+const AGAIN = "That did not work. Please try again in a moment.";
+
+/** Shows one view. A change of the view moves the focus to it, so that it is heard. */
+function show(id, isFirst) {
+  for (const view of document.querySelectorAll("section")) view.hidden = view.id !== id;
+  const view = byId(id);
+  document.title = `${view.querySelector("h1").textContent} · Farhand`;
+  if (!isFirst) view.querySelector("[tabindex]").focus();
+}
+
+/** Fills an element with texts, each in an element of its own. */
+function fill(element, tag, texts) {
+  element.replaceChildren(...texts.map((text) => Object.assign(document.createElement(tag), { textContent: text })));
+}
+
+const post = (path, body) =>
+  fetch(`/api/auth/reset-password/${path}`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    redirect: "error",
+    signal: AbortSignal.timeout(30_000),
+  });
+
+/** Has a form call `send` when it is submitted, once at a time; the texts that it gives are shown above the form. */
+function onSubmit(form, send) {
+  const button = form.querySelector("button");
+  const alert = form.previousElementSibling;
+  const label = button.textContent;
+  let isBusy = false;
+  const setBusy = (busy) => {
+    isBusy = busy;
+    // Not `disabled`: that would take the focus away.
+    button.setAttribute("aria-disabled", busy);
+    button.textContent = busy ? "One moment…" : label;
+  };
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (isBusy) return;
+    setBusy(true);
+    fill(alert, "p", []);
+    const texts = await send().catch(() => [AGAIN]);
+    setBusy(false);
+    fill(alert, "p", texts);
+    if (texts.length > 0) alert.scrollIntoView({ block: "nearest" });
+  });
+}
+
+const password = byId("password");
+
+function setProblems(texts) {
+  fill(byId("problems"), "li", texts);
+  password.setAttribute("aria-invalid", texts.length > 0);
+  if (texts.length > 0) password.focus();
+}
+
+onSubmit(byId("choose").querySelector("form"), async () => {
+  setProblems([]);
+  const response = await post(`confirm/${encodeURIComponent(key)}/`, { new_password: password.value });
+  const next = { 200: "done", 404: "invalid" }[response.status];
+  if (next) {
+    password.value = "";
+    show(next);
+    return [];
+  }
+  if (response.status !== 400) return [AGAIN];
+  const { new_password: problems = [], ...others } = await response.json();
+  setProblems(problems);
+  const texts = Object.values(others).filter(Array.isArray).flat();
+  return problems.length + texts.length > 0 ? texts : [AGAIN];
+});
+
+byId("show").addEventListener("change", ({ target }) => {
+  password.type = target.checked ? "text" : "password";
+});
+
+const email = byId("email");
+
+onSubmit(byId("invalid").querySelector("form"), async () => {
+  const address = email.value.trim();
+  const { status } = await post("", { email: address });
+  if (status === 403) return ["Too many links were asked for this address lately. Use the last mail that came, or try again tomorrow."];
+  if (status === 429) return ["Too many requests came from your network. Please try again in an hour."];
+  if (status !== 200) return [AGAIN];
+  byId("address").textContent = address;
+  show("sent");
+  return [];
+});
+
+byId("again").addEventListener("click", () => {
+  show("invalid");
+  email.focus();
+  email.select();
+});
+
+for (const host of document.querySelectorAll(".host")) host.textContent = location.host;
+// Dots alone would make another path.
+show(query.get("error") === "invalid" || /^\.{0,2}$/.test(key) ? "invalid" : "choose", true);
