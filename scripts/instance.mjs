@@ -1,7 +1,7 @@
-// An instance of the service on this machine: workerd under wrangler dev, with D1, KV and Durable Objects in a state
-// folder of its own. `npm start` and the tests start it in the same way.
+// An instance of the service on this machine: workerd (serve.mjs), with D1, KV and Durable Objects in a state folder of its
+// own. `npm start` and the tests start it in the same way.
 import { randomBytes } from "node:crypto";
-import { chmodSync, existsSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
+import { chmodSync, closeSync, existsSync, mkdirSync, openSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join, resolve } from "node:path";
 import { digest, endGroup, fail, once, root, run, say, startGroup } from "./lib.mjs";
@@ -54,7 +54,7 @@ function secrets(stateDir, environment) {
   return kept;
 }
 
-/** Writes the variables that differ from wrangler.toml where wrangler reads them; on its command line all could see them. */
+/** Writes the variables that differ from wrangler.toml into a file; on a command line all could see them. */
 async function writeVariables(stateDir, port, environment) {
   const { parse } = await import("smol-toml");
   const { vars } = parse(readFileSync(join(root, "wrangler.toml"), "utf8"));
@@ -66,13 +66,8 @@ async function writeVariables(stateDir, port, environment) {
     ...Object.fromEntries(chosen.map((name) => [name, environment[name]])),
     ...secrets(stateDir, environment),
   };
-  const quoted = ([name, value]) => {
-    if (/['\n]/.test(value)) fail(`${name} may not hold a single quote or a line break`);
-    // wrangler puts variables in for their names even within quotes, unless the dollar is escaped.
-    return `${name}='${value.replaceAll("$", "\\$")}'`;
-  };
-  const file = join(stateDir, "variables.env");
-  writeFileSync(file, `${Object.entries(values).map(quoted).join("\n")}\n`);
+  const file = join(stateDir, "variables.json");
+  writeFileSync(file, JSON.stringify(values, null, 2), { mode: 0o600 });
   chmodSync(file, 0o600);
   return { file, values };
 }
@@ -104,8 +99,10 @@ export async function startInstance({ stateDir, port, environment = process.env,
   await migrate(stateDir);
   const { file, values } = await writeVariables(stateDir, port, environment);
   const logFile = join(stateDir, "worker.log");
-  const args = [join(root, "scripts", "logged.mjs"), logFile, wrangler, "dev", "--ip", "127.0.0.1", "--port", `${port}`, "--inspector-port", "0", "--persist-to", stateDir, "--env-file", file, "--show-interactive-dev-session", "false"];
-  const child = startGroup(process.execPath, args, { stdio: ["ignore", "ignore", "inherit"], env: wranglerEnvironment(stateDir) });
+  const log = openSync(logFile, "a", 0o600);
+  const args = [join(root, "scripts", "serve.mjs"), stateDir, `${port}`, file];
+  const child = startGroup(process.execPath, args, { stdio: ["ignore", log, log], env: wranglerEnvironment(stateDir) });
+  closeSync(log);
   let stopped = false;
   let ended = null;
   child.once("error", (error) => (ended = error.message));
@@ -124,7 +121,7 @@ export async function startInstance({ stateDir, port, environment = process.env,
     if (ended !== null) {
       stopped = true;
       await endGroup(child);
-      throw new Error(`wrangler dev ended with ${ended}; see ${logFile}`);
+      throw new Error(`the service ended with ${ended}; see ${logFile}`);
     }
     if (Date.now() > until) {
       await stop();

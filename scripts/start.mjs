@@ -118,7 +118,7 @@ try {
   await npmPackages();
   await build();
   const agentBinary = wantsDemo ? buildAgent() : null;
-  if (!ending) instance = await startInstance({ stateDir, port, onExit: (how) => void (say(`error: wrangler dev ended with ${how}`), end(1)) });
+  if (!ending) instance = await startInstance({ stateDir, port, onExit: (how) => void (say(`error: the service ended with ${how}`), end(1)) });
   if (wantsDemo && !ending) {
     const { facts, agentFile } = await demo();
     startAgent(agentBinary, agentFile);

@@ -65,7 +65,7 @@ async function endToEnd() {
       const stateDir = join(folder, "state");
       // The least rounds that the Worker takes: the tests log in some hundred times.
       const variables = { PBKDF2_ITERATIONS: "100000" };
-      instance = await startInstance({ stateDir, port: await freePort(), environment: variables, onExit: (how) => say(`error: wrangler dev ended with ${how}`) });
+      instance = await startInstance({ stateDir, port: await freePort(), environment: variables, onExit: (how) => say(`error: the service ended with ${how}`) });
       environment.FARHAND_URL = instance.url;
       environment.FARHAND_OPERATOR_TOKEN = instance.operatorToken;
       environment.FARHAND_STATE_DIR = stateDir;

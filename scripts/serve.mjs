@@ -1,0 +1,50 @@
+// node serve.mjs STATE_DIR PORT VARIABLES: the built Worker in workerd, with D1, KV and Durable Objects in a state folder and
+// the variables of a file, as JSON, over those of wrangler.toml. What the Worker logs goes to standard output.
+//
+// `wrangler dev` would put a proxy in front of it, over connections that both ends close after five idle seconds: now and then a
+// request was answered with 503 because it took one that was just being closed.
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { Log, LogLevel, Miniflare } from "miniflare";
+import { unstable_getMiniflareWorkerOptions } from "wrangler";
+import { root } from "./lib.mjs";
+
+const [stateDir, port, variables] = process.argv.slice(2);
+// What the platform writes here is for its owner only.
+process.umask(0o077);
+
+/** What Miniflare says, a line as it is. */
+class Lines extends Log {
+  logWithLevel(level, message) {
+    if (level <= this.level) this.log(message);
+  }
+}
+
+const { workerOptions } = unstable_getMiniflareWorkerOptions(join(root, "wrangler.toml"));
+const miniflare = new Miniflare({
+  ...workerOptions,
+  bindings: { ...workerOptions.bindings, ...JSON.parse(readFileSync(variables, "utf8")) },
+  name: "farhand",
+  rootPath: join(root, "build"),
+  scriptPath: "index.js",
+  modules: true,
+  modulesRules: [{ type: "CompiledWasm", include: ["**/*.wasm"], fallthrough: true }],
+  host: "127.0.0.1",
+  port: Number(port),
+  defaultPersistRoot: join(stateDir, "v3"),
+  cf: false,
+  log: new Lines(LogLevel.INFO),
+  // A path may hold the key of a password reset.
+  logRequests: false,
+  handleStructuredLogs: ({ level, message }) => console.log(level === "log" ? message : `${level}: ${message}`),
+});
+
+let isEnding = false;
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) {
+  process.on(signal, () => {
+    if (isEnding) return;
+    isEnding = true;
+    void miniflare.dispose().then(() => process.exit(0));
+  });
+}
+await miniflare.ready;
