@@ -172,7 +172,9 @@ async fn session<S: AsyncRead + AsyncWrite + Unpin>(
             ToAgent::Command { command } => take(*command),
             ToAgent::Reconnect => break End::Reconnect,
             ToAgent::Quit => break End::Over(Over::Quit),
-            ToAgent::Unknown => log::warn!("a message came that this version does not know, and is ignored"),
+            ToAgent::Kill { .. } | ToAgent::Unknown => {
+                log::warn!("a message came that this version does not know, and is ignored")
+            }
         }
     };
     close(socket, take).await;

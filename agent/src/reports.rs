@@ -371,6 +371,7 @@ mod tests {
             result: Some(result.to_owned()),
             elapsed_time: Some(0.5),
             exit_code: Some(exit_code),
+            chunks: None,
         }
     }
 

@@ -216,7 +216,13 @@ async fn end(reporter: Reporter, order: &Order, fin: Fin) {
 
 /// The end of a command that was never run.
 fn failure(exit_code: i64, result: impl Into<String>) -> Fin {
-    Fin { success: false, result: Some(result.into()), elapsed_time: Some(0.0), exit_code: Some(exit_code) }
+    Fin {
+        success: false,
+        result: Some(result.into()),
+        elapsed_time: Some(0.0),
+        exit_code: Some(exit_code),
+        chunks: None,
+    }
 }
 
 fn stopped_before() -> Fin {
@@ -269,6 +275,7 @@ pub async fn execute(
         result: Some(kept.finish()),
         elapsed_time: Some(began.elapsed().as_secs_f64()),
         exit_code: Some(exit_code),
+        chunks: None,
     }
 }
 
@@ -523,6 +530,7 @@ mod tests {
             env: None,
             allow_sh: true,
             data: None,
+            timeout: None,
         }
     }
 

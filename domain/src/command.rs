@@ -194,6 +194,7 @@ impl Command {
             env: None,
             allow_sh: self.shell == Shell::System,
             data: None,
+            timeout: None,
         }
     }
 }

@@ -7,6 +7,14 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
+/// The header of a WebSocket's handshake in which an agent announces what it can beyond Alpamon, separated by commas
+/// (agent-protocol 6).
+pub const FEATURES_HEADER: &str = "X-Agent-Features";
+/// It kills commands: on demand, and when their timeout is over.
+pub const FEATURE_KILL: &str = "kill";
+/// It remembers commands over a restart, and answers a repeated one with what it reported before.
+pub const FEATURE_REPLAY: &str = "replay";
+
 /// What the service sends on the backhaul WebSocket.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "query", rename_all = "snake_case")]
@@ -17,6 +25,12 @@ pub enum ToAgent {
     Command {
         /// The command.
         command: Box<Order>,
+    },
+    /// Asks to kill a command with all that it started, or not to start it (agent-protocol 6): only for agents that
+    /// announce [`FEATURE_KILL`].
+    Kill {
+        /// The command.
+        id: Uuid,
     },
     /// Asks to close with 1000 and to dial again at once.
     Reconnect,
@@ -61,6 +75,9 @@ pub struct Order {
     /// Unused; Alpamon wants a string or null.
     #[serde(default)]
     pub data: Option<String>,
+    /// Seconds after which the agent kills it: only for agents that announce [`FEATURE_KILL`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<i64>,
 }
 
 /// A piece of output while a command runs: `POST …/chunk/`.
@@ -86,6 +103,9 @@ pub struct Fin {
     /// The exit code; older agents leave it out.
     #[serde(default)]
     pub exit_code: Option<i64>,
+    /// How many chunks there were, so that who follows the output knows when that is all: the project's own agent tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<u32>,
 }
 
 /// What an agent tells of itself and its host: the body of `PUT …/commit/` and `PATCH …/sync/` (agent-protocol 2), as far
@@ -161,6 +181,7 @@ mod tests {
             env: None,
             allow_sh: true,
             data: None,
+            timeout: None,
         };
         let sent = serde_json::to_value(ToAgent::Command { command: Box::new(order) }).unwrap();
         let expected = json!({"query": "command", "command": {
