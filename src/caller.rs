@@ -17,7 +17,7 @@ use farhand_domain::user::Rank;
 use futures_util::future;
 use serde::Deserialize;
 use uuid::Uuid;
-use worker::{D1Result, console_error};
+use worker::{D1Result, Env, console_error};
 
 use crate::platform;
 use crate::request::Call;
@@ -328,6 +328,19 @@ impl<'a> Credential<'a> {
         Ok((format!("[{}]", items.join(",")), listed.total.unwrap_or(0.0) as u64))
     }
 
+    /// The credential of a GET that takes limited tokens, to be watched: with SQL and parameters as [`Credential::read`] takes
+    /// them.
+    pub fn watch(&self, sql: String, parameters: Vec<Parameter>) -> Watch {
+        Watch {
+            env: self.call.env.clone(),
+            workspace: self.workspace.to_owned(),
+            hash: self.hash.clone(),
+            remote_ip: self.call.remote_ip(),
+            sql,
+            parameters,
+        }
+    }
+
     /// Changes something: statements made with [`Credential::statement`]. Returns the `body` column of the first row of
     /// each.
     ///
@@ -340,6 +353,37 @@ impl<'a> Credential<'a> {
         let body = |result: &D1Result| Ok(db::first::<Body>(result)?.and_then(|row| row.body));
         let bodies = results[1..].iter().map(body).collect::<Result<_, Error>>()?;
         Ok((caller, bodies))
+    }
+}
+
+/// A credential with what it reads, to be looked at again and again while its response is under way.
+pub struct Watch {
+    env: Env,
+    workspace: String,
+    hash: String,
+    remote_ip: String,
+    sql: String,
+    parameters: Vec<Parameter>,
+}
+
+impl Watch {
+    /// Tells whether the credential is still alive, may call from where it does, and still reads what it did.
+    ///
+    /// # Errors
+    /// D1 did not answer.
+    pub async fn still_reads(&self, now: Timestamp) -> Result<bool, Error> {
+        let sql = format!("{CREDENTIAL}, {ME_OR_LIMITED}\nSELECT {WHO}, (SELECT {} FROM me) AS body", self.sql);
+        let dead_until = session::dead_until(now);
+        let statement = Statement::new(sql).bind(&self.workspace).bind(&self.hash).bind(now).bind(dead_until);
+        let statement = self.parameters.iter().cloned().fold(statement, Statement::bind);
+        let result = db::run(&self.env, statement).await?;
+        let who = db::first::<Who>(&result)?.and_then(|who| who.me);
+        let Some(caller) = who.map(|me| serde_json::from_str::<Caller>(&me)).transpose().map_err(platform::internal)?
+        else {
+            return Ok(false);
+        };
+        let reads = db::first::<Body>(&result)?.is_some_and(|row| row.body.is_some());
+        Ok(reads && caller.acl.is_none_or(|acl| acl.allows_address(&self.remote_ip)))
     }
 }
 

@@ -141,12 +141,15 @@ fn with_cors(call: &Call, reply: Reply) -> Reply {
     }
     let reply = reply
         .header("Access-Control-Allow-Origin", origin)
-        .header("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+        .header("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Idempotent-Replayed");
     if call.method != "OPTIONS" {
         return reply;
     }
     reply
         .header("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
-        .header("Access-Control-Allow-Headers", "Authorization, Content-Type, Prefer, X-Request-Id")
+        .header(
+            "Access-Control-Allow-Headers",
+            "Authorization, Content-Type, Prefer, Idempotency-Key, Last-Event-ID, X-Request-Id",
+        )
         .header("Access-Control-Max-Age", "600")
 }

@@ -1,11 +1,12 @@
 //! Every call into a server's object, typed, in one place. The platform carries it as JSON over `fetch`.
 
-use farhand_domain::command::Command;
+use farhand_domain::command::{Command, Environment, OnOffline, Origin};
 use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Chunk, Fin, HostFacts};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use uuid::Uuid;
 use worker::{Env, Headers, Method, Request, RequestInit, Response};
 
@@ -19,25 +20,67 @@ pub const IDENTITY_HEADER: &str = "X-Farhand-Agent";
 /// What a server's object can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// Take a command, record it and hand it to the agent. Answers with its live fields.
-    Create(Create),
+    /// Take a command, record it and hand it to the agent, now or when its time has come. Answers with [`Created`].
+    Create(Box<Create>),
+    /// Tell the first answer to a request with an Idempotency-Key, when there is one. Answers with [`Created`].
+    Replay(Key),
     /// Tell the live fields of a command.
     Live(Live),
+    /// Take a command back. Answers with its live fields.
+    Cancel(ByUser),
+    /// Kill a command. Answers with its live fields.
+    Kill(ByUser),
+    /// Tell a page of a command's output. Answers with [`ChunkPage`].
+    Chunks(Chunks),
+    /// Tell the next of a command's output, when there is some. Answers with [`Followed`].
+    Follow(Follow),
     /// Take an agent's report. Answers with what the agent is to be told.
     Agent(AgentCall),
     /// Forget everything and cut the agent off: the server is gone.
     Sever,
 }
 
-/// A command to be run now.
+/// A command to be run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Create {
     /// The workspace.
     pub workspace_id: i64,
     /// The command.
     pub command: Command,
+    /// What it is asked for with.
+    pub origin: Origin,
+    /// Its environment.
+    pub env: Option<Environment>,
     /// Seconds that it may run.
     pub timeout: i64,
+    /// When to run it.
+    pub scheduled_at: Option<Timestamp>,
+    /// When to deliver it at the latest.
+    pub expires_at: Option<Timestamp>,
+    /// What becomes of it where the agent is not connected.
+    pub on_offline: OnOffline,
+    /// Seconds to wait for its end.
+    pub wait: Option<u32>,
+    /// The Idempotency-Key.
+    pub key: Option<Key>,
+}
+
+/// A user's Idempotency-Key and the body that it came with, both hashed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Key {
+    /// The user's id and the key.
+    pub hash: String,
+    /// The body.
+    pub body: String,
+}
+
+/// A command that was taken.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Created {
+    /// The command object.
+    pub command: Map<String, Value>,
+    /// It is the first answer to the same request, again.
+    pub replayed: bool,
 }
 
 /// A question for a command's live fields.
@@ -47,6 +90,59 @@ pub struct Live {
     pub id: Uuid,
     /// Seconds to wait for its end.
     pub wait: Option<u32>,
+}
+
+/// What a user does to a command.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ByUser {
+    /// The command.
+    pub id: Uuid,
+    /// The user's name.
+    pub username: String,
+}
+
+/// A question for a page of a command's output.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Chunks {
+    /// The command.
+    pub id: Uuid,
+    /// The lowest `seq`.
+    pub from: u64,
+    /// How many of them to skip.
+    pub offset: u64,
+    /// How many to tell.
+    pub limit: u64,
+}
+
+/// A page of a command's output.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ChunkPage {
+    /// How many there are in all.
+    pub count: u64,
+    /// The page's own.
+    pub chunks: Vec<Chunk>,
+}
+
+/// A question for a command's next output.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Follow {
+    /// The command.
+    pub id: Uuid,
+    /// The lowest `seq`.
+    pub from: u64,
+    /// Milliseconds to wait for some.
+    pub wait_millis: i64,
+}
+
+/// The next of a command's output.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Followed {
+    /// The chunks, without a gap where more is to come.
+    pub chunks: Vec<Chunk>,
+    /// Whether more of them is there already.
+    pub has_more: bool,
+    /// The live fields of the command, once that was all.
+    pub end: Option<Map<String, Value>>,
 }
 
 /// Who an agent says that it is.
@@ -60,6 +156,9 @@ pub struct Identity {
     pub key_hash: String,
     /// Its address.
     pub remote_ip: String,
+    /// Whether it announced that it kills commands (agent-protocol 6).
+    #[serde(default)]
+    pub can_kill: bool,
 }
 
 /// A report of an agent's.
@@ -78,6 +177,8 @@ pub enum Report {
     Whoami,
     /// It is there.
     Seen,
+    /// Its process began.
+    Started,
     /// It took a command.
     Ack {
         /// The command.
@@ -109,31 +210,83 @@ pub enum Report {
 pub enum Answer {
     /// Done; with what there is to tell.
     Done(Value),
+    /// It will not do it.
+    Refused(Refusal),
+    /// It could not be done. A command that was not handed over yet is withdrawn.
+    Failed(String),
+}
+
+/// Why an object does not do what it is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Refusal {
     /// The agent's id or key is wrong.
     InvalidAgent,
     /// No such command here.
     NotFound,
     /// No agent is connected, and nothing was stored.
     NotConnected,
-    /// It could not be done. A command that was not handed over yet is withdrawn.
-    Failed(String),
+    /// The server was removed meanwhile, and nothing was stored.
+    NoServer,
+    /// The command was delivered.
+    AlreadySent,
+    /// The command has ended.
+    AlreadyHandled,
+    /// The command's agent kills nothing, or is not there.
+    CannotKill,
+    /// The Idempotency-Key was used with another body.
+    KeyReused,
+    /// The Idempotency-Key was used for a command of another server, or just now; nothing was stored.
+    KeyTaken,
 }
 
-/// Asks the object of a server.
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        let conflict = |detail| Self::new(Kind::Conflict, detail);
+        match refusal {
+            Refusal::InvalidAgent => Self::invalid_token(),
+            Refusal::NotFound => Self::not_found(),
+            Refusal::NotConnected => {
+                Self::new(Kind::NotConnected, "The server is not connected.").code(Code::ServerNotConnected)
+            }
+            Refusal::NoServer => Self::field("server", "No such server."),
+            Refusal::AlreadySent => {
+                conflict("The command was already sent to the server.").code(Code::EventCommandAlreadySent)
+            }
+            Refusal::AlreadyHandled => conflict("The command has ended.").code(Code::CommandAlreadyHandled),
+            Refusal::CannotKill => {
+                conflict("The command's agent is not connected, or cannot kill commands.").code(Code::AgentCannotKill)
+            }
+            Refusal::KeyReused => {
+                Self::new(Kind::Unprocessable, "The Idempotency-Key was used with another request body.")
+                    .code(Code::IdempotencyKeyReused)
+            }
+            Refusal::KeyTaken => {
+                conflict("The first request with this Idempotency-Key was cut off; try again in a minute.")
+                    .code(Code::IdempotencyKeyInUse)
+            }
+        }
+    }
+}
+
+/// Asks the object of a server. The inner error is what it will not do.
+///
+/// # Errors
+/// It could not be reached, or could not do it.
+pub async fn try_ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) -> Result<Result<T, Refusal>, Error> {
+    let answer: Answer = objects::ask(env, platform::SERVER_LINK, &server.to_string(), ask).await?;
+    match answer {
+        Answer::Done(value) => serde_json::from_value(value).map(Ok).map_err(internal),
+        Answer::Refused(refusal) => Ok(Err(refusal)),
+        Answer::Failed(cause) => Err(Error::internal(cause)),
+    }
+}
+
+/// The same where what it will not do is told to the client.
 ///
 /// # Errors
 /// What the object refuses, as the client is to see it.
 pub async fn ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) -> Result<T, Error> {
-    let answer: Answer = objects::ask(env, platform::SERVER_LINK, &server.to_string(), ask).await?;
-    match answer {
-        Answer::Done(value) => serde_json::from_value(value).map_err(internal),
-        Answer::InvalidAgent => Err(Error::invalid_token()),
-        Answer::NotFound => Err(Error::not_found()),
-        Answer::NotConnected => {
-            Err(Error::new(Kind::NotConnected, "The server is not connected.").code(Code::ServerNotConnected))
-        }
-        Answer::Failed(cause) => Err(Error::internal(cause)),
-    }
+    Ok(try_ask(env, server, ask).await??)
 }
 
 /// Hands an agent's WebSocket to the object of its server.

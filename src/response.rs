@@ -1,8 +1,10 @@
 //! Values and errors to HTTP responses: the only place that picks a status.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 
 use farhand_domain::error::{Error, Kind};
+use futures_util::{Stream, TryStreamExt};
 use serde::Serialize;
 use serde_json::{Value, json};
 use worker::{Headers, Response, WebSocket, console_error};
@@ -10,16 +12,18 @@ use worker::{Headers, Response, WebSocket, console_error};
 use crate::platform::internal;
 
 /// An answer, before it becomes the platform's.
-#[derive(Debug)]
 pub struct Reply {
     status: u16,
     headers: Vec<(&'static str, String)>,
     body: Body,
 }
 
-#[derive(Debug)]
+/// The texts of events, as they come.
+type Events = Pin<Box<dyn Stream<Item = worker::Result<String>>>>;
+
 enum Body {
     Empty,
+    Events(Events),
     Text { media_type: &'static str, text: String },
     WebSocket(WebSocket),
 }
@@ -57,6 +61,11 @@ impl Reply {
         Self::json(201, value)
     }
 
+    /// 202 with what is being worked on.
+    pub fn accepted(value: &impl Serialize) -> Result<Self, Error> {
+        Self::json(202, value)
+    }
+
     /// 201 with JSON that is text already.
     pub fn created_text(json: String) -> Self {
         Self::json_text(201, json)
@@ -82,6 +91,11 @@ impl Reply {
         Self::new(101, Body::WebSocket(socket))
     }
 
+    /// 200 with Server-Sent Events, as they come.
+    pub fn events(events: impl Stream<Item = worker::Result<String>> + 'static) -> Self {
+        Self::new(200, Body::Events(Box::pin(events)))
+    }
+
     /// The same with a header.
     pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
@@ -99,6 +113,7 @@ impl Reply {
             Kind::TooLarge => 413,
             Kind::UnsupportedMediaType => 415,
             Kind::Conflict => 409,
+            Kind::Unprocessable => 422,
             Kind::Throttled => 429,
             Kind::NotConnected => 503,
             Kind::Internal => 500,
@@ -125,28 +140,24 @@ impl Reply {
 
     /// Makes the platform's response. `without_body` is for HEAD.
     pub fn into_response(self, request_id: &str, without_body: bool) -> worker::Result<Response> {
-        let (body, socket) = match self.body {
-            Body::WebSocket(socket) => (None, Some(socket)),
-            Body::Empty => (None, None),
-            Body::Text { media_type, text } => (Some((media_type, text)), None),
-        };
         let headers = Headers::new();
         headers.set("X-Request-Id", request_id)?;
         headers.set("Cache-Control", "no-store")?;
         headers.set("X-Content-Type-Options", "nosniff")?;
-        if let Some((media_type, _)) = body {
-            headers.set("Content-Type", media_type)?;
+        match &self.body {
+            Body::Text { media_type, .. } => headers.set("Content-Type", media_type)?,
+            Body::Events(_) => headers.set("Content-Type", "text/event-stream")?,
+            Body::Empty | Body::WebSocket(_) => {}
         }
         for (name, value) in &self.headers {
             headers.set(name, value)?;
         }
         let builder = Response::builder().with_status(self.status).with_headers(headers);
-        if let Some(socket) = socket {
-            return Ok(builder.with_websocket(socket).empty());
-        }
-        Ok(match body.filter(|_| !without_body) {
-            Some((_, text)) => builder.fixed(text.into_bytes()),
-            None => builder.empty(),
+        Ok(match self.body {
+            Body::WebSocket(socket) => builder.with_websocket(socket).empty(),
+            Body::Events(events) if !without_body => builder.from_stream(events.map_ok(String::into_bytes))?,
+            Body::Text { text, .. } if !without_body => builder.fixed(text.into_bytes()),
+            Body::Empty | Body::Events(_) | Body::Text { .. } => builder.empty(),
         })
     }
 }

@@ -97,6 +97,16 @@ pub enum Endpoint {
     CommandCreate,
     /// A command.
     CommandRetrieve,
+    /// Takes a command back.
+    CommandCancel,
+    /// The same, by DELETE.
+    CommandDelete,
+    /// Kills a command.
+    CommandKill,
+    /// A command's output, page by page.
+    CommandChunks,
+    /// A command's output while it comes.
+    CommandStream,
     /// An agent reports that it took a command.
     AgentAck,
     /// An agent reports output.
@@ -141,6 +151,11 @@ impl Endpoint {
                 | Self::CommandList
                 | Self::CommandCreate
                 | Self::CommandRetrieve
+                | Self::CommandCancel
+                | Self::CommandDelete
+                | Self::CommandKill
+                | Self::CommandChunks
+                | Self::CommandStream
         )
     }
 }
@@ -245,7 +260,15 @@ pub const TABLE: &[Route] = &[
     route("/api/servers/servers/", Access::User, &[("GET", Endpoint::ServerList), ("POST", Endpoint::ServerCreate)]),
     route("/api/servers/servers/{id}/", Access::UserOrAgent, &[("GET", Endpoint::ServerRetrieve)]),
     route("/api/events/commands/", Access::User, &[("GET", Endpoint::CommandList), ("POST", Endpoint::CommandCreate)]),
-    route("/api/events/commands/{id}/", Access::User, &[("GET", Endpoint::CommandRetrieve)]),
+    route(
+        "/api/events/commands/{id}/",
+        Access::User,
+        &[("GET", Endpoint::CommandRetrieve), ("DELETE", Endpoint::CommandDelete)],
+    ),
+    route("/api/events/commands/{id}/cancel/", Access::User, &[("POST", Endpoint::CommandCancel)]),
+    route("/api/events/commands/{id}/kill/", Access::User, &[("POST", Endpoint::CommandKill)]),
+    route("/api/events/commands/{id}/chunks/", Access::User, &[("GET", Endpoint::CommandChunks)]),
+    route("/api/events/commands/{id}/stream/", Access::User, &[("GET", Endpoint::CommandStream)]),
     route("/api/events/commands/{id}/ack/", Access::Agent, &[("POST", Endpoint::AgentAck)]),
     route("/api/events/commands/{id}/chunk/", Access::Agent, &[("POST", Endpoint::AgentChunk)]),
     route("/api/events/commands/{id}/fin/", Access::Agent, &[("POST", Endpoint::AgentFin)]),

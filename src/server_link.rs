@@ -8,34 +8,34 @@
 //!   not have is told by `flushed < revision` and sent again, by alarm, until it does.
 //! - There is one alarm, for the earliest of all that is due.
 
+mod commands;
+mod waiting;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use farhand_domain::command::{self, Command};
-use farhand_domain::lifecycle::{Lifecycle, Outcome, State as Life};
+use farhand_domain::lifecycle::{Outcome, State as Life};
 use farhand_domain::output;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Fin, FromAgent, ToAgent};
-use futures_channel::oneshot;
 use futures_util::future;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{
-    Delay, DurableObject, Env, Request, Response, ScheduledTime, State, WebSocket, WebSocketIncomingMessage,
-    WebSocketPair, console_error, durable_object,
+    DurableObject, Env, Request, Response, ScheduledTime, State, WebSocket, WebSocketIncomingMessage, WebSocketPair,
+    console_error, durable_object,
 };
 
-use crate::link_calls::{AgentCall, Answer, Ask, Create, IDENTITY_HEADER, Identity, Live, Report};
+use self::waiting::Waiting;
+use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, Refusal, Report};
 use crate::platform;
 use crate::server_link_sql::{Held, Phase, Tables};
 use crate::store::server_link::{self as d1, ServerFacts};
 
 /// How long reports gather before they go to D1 together, in milliseconds. Lists follow within a second (contract 8).
 const GATHER: i64 = 300;
-/// How long a command may take to be recorded before it is withdrawn, in seconds: only after a crash does it.
-const RECORD_WITHIN: i64 = 30;
 /// How long an agent may take to answer a ping, in seconds.
 const PONG_WITHIN: i64 = 60;
 /// How late `last_seen_at` may be in D1, in seconds.
@@ -46,8 +46,10 @@ const BATCH: u32 = 20;
 const AFTER_FAILURE: u64 = 60;
 /// After how many failures in a row D1 is told of each thing alone, so that one that it refuses holds no other up.
 const TOGETHER: u32 = 3;
-/// How long a request may be recording a command before it is taken for dead, in seconds.
-const ABANDONED: i64 = 120;
+/// How long after it connected an agent may still report that its process began, in seconds.
+const START_IS_TOLD_WITHIN: i64 = 60;
+/// When a command that a request at hand is recording is looked at again, in seconds.
+const LOOK_AGAIN: i64 = 30;
 /// The slowest that a failing flush is tried again, in seconds.
 const SLOWEST_RETRY: i64 = 60;
 
@@ -64,6 +66,9 @@ mod fact {
     pub const GENERATION: &str = "generation";
     /// The number of the open connection, or null.
     pub const OPEN: &str = "open";
+    /// When the agent last reported that its process began, while it is not known whether the open connection is of that
+    /// process; or null.
+    pub const STARTED: &str = "started";
     /// How often flushing failed in a row.
     pub const FAILURES: &str = "failures";
 }
@@ -76,6 +81,8 @@ mod wake {
     pub const PING: &str = "ping";
     /// The agent has not answered.
     pub const PONG: &str = "pong";
+    /// Commands are due.
+    pub const HAND_OUT: &str = "hand_out";
 }
 
 /// Who this server is, and the hash of its agent's key: the proof of every call of an agent, without a look into D1.
@@ -102,6 +109,9 @@ enum Lacking {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Attachment {
     generation: u64,
+    /// Whether its agent kills commands.
+    #[serde(default)]
+    can_kill: bool,
 }
 
 /// The object.
@@ -114,9 +124,21 @@ pub struct ServerLink {
     /// Counts what wiped the object, so that an `await` in between is noticed.
     epoch: Cell<u64>,
     /// Who waits for a command's end.
-    waiting: RefCell<HashMap<Uuid, Vec<oneshot::Sender<()>>>>,
+    ended: Waiting<Uuid>,
+    /// Who waits for a command's output, or its end.
+    output_came: Waiting<Uuid>,
     /// Commands that a request at hand is recording.
     recording: RefCell<HashSet<Uuid>>,
+    /// Commands whose right was checked just now.
+    allowed: RefCell<HashSet<Uuid>>,
+    /// Since when rights are being checked.
+    checking_since: Cell<Option<Timestamp>>,
+    /// Who waits for that.
+    checked: Waiting<()>,
+    /// Idempotency-Keys that a request at hand will answer to, and since when it is at it.
+    answering: RefCell<HashMap<String, Timestamp>>,
+    /// Who waits for such an answer.
+    answered: Waiting<String>,
 }
 
 impl DurableObject for ServerLink {
@@ -126,8 +148,14 @@ impl DurableObject for ServerLink {
             env,
             has_tables: Cell::new(false),
             epoch: Cell::new(0),
-            waiting: RefCell::default(),
+            ended: Waiting::default(),
+            output_came: Waiting::default(),
             recording: RefCell::default(),
+            allowed: RefCell::default(),
+            checking_since: Cell::new(None),
+            checked: Waiting::default(),
+            answering: RefCell::default(),
+            answered: Waiting::default(),
         }
     }
 
@@ -138,8 +166,13 @@ impl DurableObject for ServerLink {
         }
         let ask: Ask = serde_json::from_slice(&request.bytes().await?)?;
         let answer = match ask {
-            Ask::Create(create) => self.create(create).await,
+            Ask::Create(create) => self.create(*create).await,
+            Ask::Replay(key) => self.replay(key).await,
             Ask::Live(live) => self.live(live).await,
+            Ask::Cancel(by) => self.cancel(by).await,
+            Ask::Kill(by) => self.kill(by).await,
+            Ask::Chunks(asked) => self.chunks(&asked),
+            Ask::Follow(asked) => self.follow(asked).await,
             Ask::Agent(call) => self.agent(call).await,
             Ask::Sever => self.sever().await,
         };
@@ -211,6 +244,10 @@ impl ServerLink {
             storage.set_alarm(ScheduledTime::new(date)).await?;
         }
         Ok(())
+    }
+
+    async fn arm_if_used(&self) -> worker::Result<()> {
+        if self.is_used()? { self.arm().await } else { Ok(()) }
     }
 
     /// Notes that D1 lacks something. What comes within the next moments goes along.
@@ -285,8 +322,17 @@ impl ServerLink {
         Ok(if self.is_used()? { self.tables().fact::<Option<u64>>(fact::OPEN)?.flatten() } else { None })
     }
 
+    fn attachment(socket: &WebSocket) -> Option<Attachment> {
+        socket.deserialize_attachment().ok().flatten()
+    }
+
     fn generation_of(socket: &WebSocket) -> Option<u64> {
-        socket.deserialize_attachment::<Attachment>().ok().flatten().map(|attachment| attachment.generation)
+        Self::attachment(socket).map(|attachment| attachment.generation)
+    }
+
+    /// Whether the agent at a socket announced that it kills commands.
+    fn can_kill(socket: &WebSocket) -> bool {
+        Self::attachment(socket).is_some_and(|attachment| attachment.can_kill)
     }
 
     fn is_open(&self, socket: &WebSocket) -> worker::Result<bool> {
@@ -336,7 +382,7 @@ impl ServerLink {
         if tag == BACKHAUL {
             let tables = self.tables();
             let generation = tables.fact::<u64>(fact::GENERATION)?.unwrap_or(0) + 1;
-            server.serialize_attachment(Attachment { generation })?;
+            server.serialize_attachment(Attachment { generation, can_kill: identity.can_kill })?;
             tables.set_fact(fact::GENERATION, &generation)?;
             tables.set_fact(fact::OPEN, &Some(generation))?;
             let now = now();
@@ -348,9 +394,29 @@ impl ServerLink {
                 facts.last_seen_at = Some(now);
                 facts.remote_ip = Some(identity.remote_ip.clone());
             })?;
+            self.settle_start(now)?;
+            self.send_kills(&server)?;
+            self.hand_out_soon()?;
             self.arm().await?;
         }
         Response::from_websocket(client)
+    }
+
+    /// The agent reports that its process began. It does so before it connects, and its report may be late: a connection that
+    /// was just opened may be of that process already, or of the one before it.
+    fn started(&self) -> worker::Result<()> {
+        let (now, facts) = (now(), self.facts()?);
+        let recent = |since: &Timestamp| since.plus_seconds(START_IS_TOLD_WITHIN) > now;
+        let opened = facts.connected_at.filter(recent).filter(|_| facts.is_connected);
+        self.tables().set_fact(fact::STARTED, &opened.map(|_| now))?;
+        self.doubt(opened.unwrap_or(now))
+    }
+
+    /// The agent connects. Had its process begun shortly before, then whatever went out before that was to another one.
+    fn settle_start(&self, now: Timestamp) -> worker::Result<()> {
+        let Some(started) = self.tables().fact::<Option<Timestamp>>(fact::STARTED)?.flatten() else { return Ok(()) };
+        self.tables().set_fact(fact::STARTED, &None::<Timestamp>)?;
+        if started.plus_seconds(START_IS_TOLD_WITHIN) > now { self.doubt(started) } else { Ok(()) }
     }
 
     /// Sends a ping and expects an answer.
@@ -368,155 +434,40 @@ impl ServerLink {
         tables.set_wake(wake::PING, Some(now.plus_seconds(platform::ping_seconds(&self.env))))
     }
 
-    // Commands.
-
-    /// Takes a command: into its own tables, into D1, and out to the agent, in this order. Where it does not come that
-    /// far it is withdrawn, and nothing of it stays.
-    async fn create(&self, create: Create) -> worker::Result<Answer> {
-        if self.open_socket()?.is_none() {
-            self.arm_if_used().await?;
-            return Ok(Answer::NotConnected);
-        }
-        let Create { workspace_id, command, timeout } = create;
-        let (id, added_at) = (command.id, now());
-        let life = Lifecycle::immediate(added_at, timeout);
-        self.recording.borrow_mut().insert(id);
-        let recorded = self.record(workspace_id, &command, &life).await;
-        self.recording.borrow_mut().remove(&id);
-        let delivered = match recorded {
-            Ok(true) => self.deliver(id),
-            Ok(false) => Ok(None),
-            Err(error) => Err(error),
-        };
-        match delivered {
-            Ok(Some(held)) => {
-                // It is with the agent, so nothing that fails now may look as if it were not.
-                if let Err(error) = self.arm().await {
-                    console_error!("command {id}: the alarm was not set: {error}");
-                }
-                let output = self.tables().output(&held)?;
-                Ok(Answer::Done(Value::Object(command::live_fields(&held.life, &output, now()))))
-            }
-            Ok(None) => {
-                self.withdraw(workspace_id, id).await?;
-                Ok(Answer::NotConnected)
-            }
-            Err(error) => {
-                self.withdraw(workspace_id, id).await?;
-                Err(error)
-            }
-        }
-    }
-
-    async fn arm_if_used(&self) -> worker::Result<()> {
-        if self.is_used()? { self.arm().await } else { Ok(()) }
-    }
-
-    /// Writes a new command here and then in D1. False: the workspace is gone.
-    async fn record(&self, workspace_id: i64, command: &Command, life: &Lifecycle) -> worker::Result<bool> {
-        let withdraw_at = life.added_at.plus_seconds(RECORD_WITHIN);
-        self.tables().insert_command(workspace_id, command, life, withdraw_at)?;
-        self.arm().await?;
-        d1::insert_command(&self.env, workspace_id, command, life).await
-    }
-
-    /// Hands a recorded command to the agent. `None`: the connection or the server went while it was recorded.
-    fn deliver(&self, id: Uuid) -> worker::Result<Option<Held>> {
-        let Some(socket) = self.open_socket()? else { return Ok(None) };
-        let tables = self.tables();
-        let Some(mut held) = tables.command(id)? else { return Ok(None) };
-        let undelivered = held.clone();
-        if held.phase != Phase::Recording || !held.life.deliver(now()) {
-            return Ok(None);
-        }
-        let message = serde_json::to_string(&ToAgent::Command { command: Box::new(held.command.order()) })?;
-        held.phase = Phase::Accepted;
-        tables.save(&held)?;
-        if socket.send_with_str(message).is_err() {
-            // It did not leave, so it was not delivered.
-            tables.save(&undelivered)?;
-            return Ok(None);
-        }
-        self.flush_soon()?;
-        tables.command(id)
-    }
-
-    /// Takes back a command that was never delivered: from D1, and then from here. Where D1 does not answer, the alarm
-    /// tries again.
-    async fn withdraw(&self, workspace_id: i64, id: Uuid) -> worker::Result<()> {
-        if !self.is_used()? {
-            return Ok(());
-        }
-        let tables = self.tables();
-        // One that was handed over stays, whatever failed after that.
-        let waiting = tables.command(id)?.filter(|held| held.life.state() == Life::Waiting);
-        let Some(mut held) = waiting else { return Ok(()) };
-        held.phase = Phase::Withdrawing;
-        tables.save(&held)?;
-        self.flush_soon()?;
-        self.arm().await?;
-        if d1::send(&self.env, vec![d1::delete_command(workspace_id, id)]).await.is_ok() && self.is_used()? {
-            tables.delete_command(id)?;
-        }
-        Ok(())
-    }
-
-    /// Tells the live fields of a command, if asked to when it has ended.
-    async fn live(&self, live: Live) -> worker::Result<Answer> {
-        let find = || if self.is_used()? { self.tables().command(live.id) } else { Ok(None) };
-        let Some(mut held) = find()? else { return Ok(Answer::NotFound) };
-        if let Some(seconds) = live.wait.filter(|seconds| *seconds > 0 && !held.life.state().is_final()) {
-            let (done, ended) = oneshot::channel();
-            self.waiting.borrow_mut().entry(live.id).or_default().push(done);
-            future::select(ended, Delay::from(Duration::from_secs(seconds.into()))).await;
-            self.waiting.borrow_mut().retain(|_, waiting| {
-                waiting.retain(|waiter| !waiter.is_canceled());
-                !waiting.is_empty()
-            });
-            match find()? {
-                Some(now_held) => held = now_held,
-                None => return Ok(Answer::NotFound),
-            }
-        }
-        let output = self.tables().output(&held)?;
-        Ok(Answer::Done(Value::Object(command::live_fields(&held.life, &output, now()))))
-    }
-
-    /// Tells those who wait that a command has ended.
-    fn tell_waiting(&self, id: Uuid) {
-        for waiting in self.waiting.borrow_mut().remove(&id).unwrap_or_default() {
-            // One who has gone does not hear it.
-            waiting.send(()).ok();
-        }
-    }
-
     // The agent's reports.
 
     async fn agent(&self, call: AgentCall) -> worker::Result<Answer> {
         let AgentCall { identity, report } = call;
-        let Some(known) = self.authenticate(&identity).await? else { return Ok(Answer::InvalidAgent) };
+        let Some(known) = self.authenticate(&identity).await? else {
+            return Ok(Answer::Refused(Refusal::InvalidAgent));
+        };
         // Notices a connection that the runtime lost.
         self.open_socket()?;
         self.seen()?;
         let answer = match report {
             Report::Whoami => self.whoami(&known)?,
             Report::Seen => Answer::Done(Value::Null),
+            Report::Started => {
+                self.started()?;
+                Answer::Done(Value::Null)
+            }
             Report::Ack { command } => self.on_command(command, |held| Ok(held.life.ack(now())))?,
             Report::Chunk { command, chunk } => match self.tables().command(command)? {
-                None => Answer::NotFound,
+                None => Answer::Refused(Refusal::NotFound),
                 Some(held) => {
-                    let is_new = held.life.delivered_at.is_some()
-                        && self.tables().add_chunk(&held, chunk.seq, &chunk.content)?;
+                    let is_new = held.life.delivered_at.is_some() && self.tables().add_chunk(&held, &chunk, now())?;
                     // Until the end D1 need not know how much output there is: who reads the command asks here.
                     if is_new && held.life.outcome().is_some() {
                         self.flush_soon()?;
                     }
+                    self.output_came.tell(&command);
                     Answer::Done(Value::Null)
                 }
             },
             Report::Fin { command, fin } => {
                 let answer = self.on_command(command, |held| Ok(finish(held, fin)))?;
-                self.tell_waiting(command);
+                // There may be room for another one now.
+                self.hand_out_soon()?;
                 answer
             }
             Report::Facts { facts } => {
@@ -535,11 +486,9 @@ impl ServerLink {
 
     /// Changes a command by a report. One that changes nothing, being late or repeated, is as good as any.
     fn on_command(&self, id: Uuid, change: impl FnOnce(&mut Held) -> worker::Result<bool>) -> worker::Result<Answer> {
-        let tables = self.tables();
-        let Some(mut held) = tables.command(id)? else { return Ok(Answer::NotFound) };
+        let Some(mut held) = self.find(id)? else { return Ok(Answer::Refused(Refusal::NotFound)) };
         if change(&mut held)? {
-            tables.save(&held)?;
-            self.flush_soon()?;
+            self.save(&held)?;
         }
         Ok(Answer::Done(Value::Null))
     }
@@ -563,10 +512,13 @@ impl ServerLink {
         self.look_at_due_commands(now)?;
         // Also notices a connection that the runtime lost.
         self.open_socket()?;
-        if is_due(wake::FLUSH)? {
-            self.flush().await?;
-        }
-        self.arm_if_used().await
+        tables.set_wake(wake::HAND_OUT, None)?;
+        let is_flush_due = is_due(wake::FLUSH)?;
+        // Side by side: a slow answer of D1 to one must not hold up the other.
+        let flush = async { if is_flush_due { self.flush().await } else { Ok(()) } };
+        let (handed_out, flushed) = future::join(self.hand_out(), flush).await;
+        self.arm_if_used().await?;
+        handed_out.and(flushed)
     }
 
     /// Closes a connection whose agent did not answer a ping.
@@ -585,7 +537,7 @@ impl ServerLink {
             let id = held.command.id;
             match held.phase {
                 Phase::Recording if self.is_recording(&held, now) => {
-                    tables.postpone(id, now.plus_seconds(RECORD_WITHIN))?;
+                    tables.postpone(id, Some(now.plus_seconds(LOOK_AGAIN)))?;
                     continue;
                 }
                 // Its request died before it was answered.
@@ -593,29 +545,20 @@ impl ServerLink {
                 Phase::Withdrawing => {}
                 Phase::Accepted => {
                     is_silent |= held.life.state() == Life::Sent;
-                    held.life.give_up_if_overdue(now);
+                    if !held.life.give_up_if_overdue(now) {
+                        // Its time has come: it goes out now, or waits for the agent.
+                        tables.postpone(id, held.life.deadline(now))?;
+                        continue;
+                    }
                 }
             }
-            tables.save(&held)?;
-            if held.life.state().is_final() {
-                self.tell_waiting(id);
-            }
-            self.flush_soon()?;
+            self.save(&held)?;
         }
         // An agent that took a command and says nothing may be gone.
         if is_silent && tables.wake(wake::PONG)?.is_none() {
             self.ping(now)?;
         }
         Ok(())
-    }
-
-    /// Tells whether a request is still recording a command.
-    fn is_recording(&self, held: &Held, now: Timestamp) -> bool {
-        let mut recording = self.recording.borrow_mut();
-        if held.life.added_at.plus_seconds(ABANDONED) <= now {
-            recording.remove(&held.command.id);
-        }
-        recording.contains(&held.command.id)
     }
 
     /// Tells D1 what it lacks, all in one round trip. A failure is tried again later, slower each time.
@@ -688,7 +631,11 @@ impl ServerLink {
         }
         self.epoch.set(self.epoch.get() + 1);
         self.has_tables.set(false);
-        self.waiting.borrow_mut().clear();
+        self.ended.clear();
+        self.output_came.clear();
+        self.answered.clear();
+        self.answering.borrow_mut().clear();
+        self.allowed.borrow_mut().clear();
         let storage = self.state.storage();
         storage.delete_alarm().await?;
         storage.delete_all().await?;
@@ -705,6 +652,10 @@ fn finish(held: &mut Held, fin: Fin) -> bool {
         elapsed_time: fin.elapsed_time.filter(|seconds| *seconds >= 0.0),
     };
     let changed = held.life.finish(now(), outcome);
+    if changed {
+        held.chunk_total = fin.chunks.map(u64::from);
+        held.output_at = held.output_at.max(Some(now()));
+    }
     if changed && let Some(result) = fin.result {
         held.result_bytes = result.len() as u64;
         let (kept, cut) = output::result(&result);

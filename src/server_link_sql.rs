@@ -1,9 +1,10 @@
 //! The tables of a server's object, in its own SQLite.
 
-use farhand_domain::command::{Command, Output};
-use farhand_domain::lifecycle::{End, Lifecycle};
+use farhand_domain::command::{Command, Environment, Origin, Output};
+use farhand_domain::lifecycle::{End, Lifecycle, State};
 use farhand_domain::output;
 use farhand_domain::time::Timestamp;
+use farhand_domain::wire::Chunk;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -48,6 +49,39 @@ const INDEXES: [&str; 2] = [
     "CREATE INDEX IF NOT EXISTS commands_unflushed ON commands (id) WHERE flushed < revision",
 ];
 
+/// What came after the first version, by the number of the version that it makes.
+const CHANGES: [(i64, &[&str]); 1] = [(
+    2,
+    &[
+        // What it was asked for with, as JSON, and its environment until it went out.
+        "ALTER TABLE commands ADD COLUMN origin TEXT",
+        "ALTER TABLE commands ADD COLUMN env TEXT",
+        // waiting: accepted and not delivered; open: delivered and not over; null: neither.
+        "ALTER TABLE commands ADD COLUMN stage TEXT",
+        "ALTER TABLE commands ADD COLUMN scheduled_at TEXT NOT NULL DEFAULT ''",
+        "UPDATE commands SET stage = 'open' WHERE phase = 'accepted' AND json_extract(life, '$.end') IS NULL",
+        // How many chunks came, the highest seq and one, how many there are in all where the agent told it, and when
+        // output last came.
+        "ALTER TABLE commands ADD COLUMN chunk_count INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE commands ADD COLUMN chunk_top INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE commands ADD COLUMN chunk_total INTEGER",
+        "ALTER TABLE commands ADD COLUMN output_at TEXT",
+        // 0: its content was more than is kept.
+        "ALTER TABLE chunks ADD COLUMN kept INTEGER NOT NULL DEFAULT 1",
+        // Serves: the queue in its order, and the number of commands that the agent has.
+        "CREATE INDEX commands_stage ON commands (stage, scheduled_at, id) WHERE stage IS NOT NULL",
+        // The first answers to requests with an Idempotency-Key; null while the request is under way.
+        "CREATE TABLE answers (
+            key TEXT PRIMARY KEY, body TEXT NOT NULL, command TEXT NOT NULL, answer TEXT, expires_at TEXT NOT NULL
+        ) WITHOUT ROWID",
+        // Serves: clearing away what expired.
+        "CREATE INDEX answers_by_expiry ON answers (expires_at)",
+    ],
+)];
+
+/// The name of the fact that tells the version of the tables.
+const VERSION: &str = "tables_version";
+
 /// Where a command is between the client's request and the agent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -91,6 +125,61 @@ pub struct Held {
     pub result_bytes: u64,
     /// Bytes of its chunks.
     pub chunk_bytes: u64,
+    /// What it was asked for with. Commands of earlier versions, which all went out, have none.
+    pub origin: Option<Origin>,
+    /// Its environment, until it went out or ended.
+    pub env: Option<Environment>,
+    /// How many chunks came.
+    pub chunk_count: u64,
+    /// The highest `seq` of its chunks, and one.
+    pub chunk_top: u64,
+    /// How many chunks there are in all, where the agent told it.
+    pub chunk_total: Option<u64>,
+    /// When output last came, its end included.
+    pub output_at: Option<Timestamp>,
+}
+
+impl Held {
+    /// Where it is in the queue's eyes.
+    fn stage(&self) -> Option<&'static str> {
+        match self.life.state() {
+            State::Waiting if self.phase == Phase::Accepted => Some(WAITING),
+            State::Sent | State::Acked => Some(OPEN),
+            _ => None,
+        }
+    }
+}
+
+/// The stage of accepted commands that were not delivered.
+const WAITING: &str = "waiting";
+/// The stage of delivered commands that are not over.
+const OPEN: &str = "open";
+
+/// A new command, as the tables take it in.
+pub struct NewHeld<'a> {
+    /// The workspace.
+    pub workspace_id: i64,
+    /// What it is.
+    pub command: &'a Command,
+    /// Where it begins.
+    pub life: &'a Lifecycle,
+    /// What it was asked for with.
+    pub origin: &'a Origin,
+    /// Its environment.
+    pub env: Option<&'a Environment>,
+    /// When it is looked at again if nobody finishes recording it.
+    pub due_at: Timestamp,
+}
+
+/// The answer that a request with an Idempotency-Key had, or will have.
+#[derive(Deserialize)]
+pub struct StoredAnswer {
+    /// The hash of its body.
+    pub body: String,
+    /// The command.
+    pub command: Uuid,
+    /// The answer, once there is one.
+    pub answer: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -104,6 +193,12 @@ struct HeldRow {
     result_cut: f64,
     result_bytes: f64,
     chunk_bytes: f64,
+    origin: Option<String>,
+    env: Option<String>,
+    chunk_count: f64,
+    chunk_top: f64,
+    chunk_total: Option<f64>,
+    output_at: Option<Timestamp>,
 }
 
 impl TryFrom<HeldRow> for Held {
@@ -120,12 +215,18 @@ impl TryFrom<HeldRow> for Held {
             result_cut: row.result_cut != 0.0,
             result_bytes: row.result_bytes as u64,
             chunk_bytes: row.chunk_bytes as u64,
+            origin: row.origin.as_deref().map(serde_json::from_str).transpose()?,
+            env: row.env.as_deref().map(serde_json::from_str).transpose()?,
+            chunk_count: row.chunk_count as u64,
+            chunk_top: row.chunk_top as u64,
+            chunk_total: row.chunk_total.map(|total| total as u64),
+            output_at: row.output_at,
         })
     }
 }
 
-const HELD: &str =
-    "SELECT workspace_id, phase, command, life, revision, result, result_cut, result_bytes, chunk_bytes FROM commands";
+const HELD: &str = "SELECT workspace_id, phase, command, life, revision, result, result_cut, result_bytes, chunk_bytes,
+    origin, env, chunk_count, chunk_top, chunk_total, output_at FROM commands";
 
 /// The object's tables.
 pub struct Tables(pub SqlStorage);
@@ -148,15 +249,25 @@ impl Tables {
         self.0.exec(sql, parameters)?.to_array()
     }
 
-    /// Whether the tables are there: an object that nobody ever used has none.
+    /// Whether the tables are there: an object that nobody ever used has none. Those of an earlier version are brought up
+    /// to date.
     pub fn exist(&self) -> Result<bool> {
         let found: Vec<serde_json::Value> = self.rows("SELECT name FROM sqlite_master WHERE name = 'facts'", vec![])?;
-        Ok(!found.is_empty())
+        if found.is_empty() {
+            return Ok(false);
+        }
+        let version = self.fact::<i64>(VERSION)?.unwrap_or(1);
+        for (number, statements) in CHANGES.iter().filter(|(number, _)| *number > version) {
+            statements.iter().try_for_each(|sql| self.exec(sql, vec![]))?;
+            self.set_fact(VERSION, number)?;
+        }
+        Ok(true)
     }
 
     /// Makes the tables.
     pub fn create(&self) -> Result<()> {
-        SCHEMA.iter().chain(&INDEXES).try_for_each(|sql| self.exec(sql, vec![]))
+        SCHEMA.iter().chain(&INDEXES).try_for_each(|sql| self.exec(sql, vec![]))?;
+        self.exist().map(drop)
     }
 
     /// A value by name.
@@ -209,25 +320,82 @@ impl Tables {
         Ok(rows.first().and_then(|row| row.due_at))
     }
 
-    /// Takes a new command in, to be looked at again at `due_at` if nobody finishes it.
-    pub fn insert_command(
-        &self,
-        workspace_id: i64,
-        command: &Command,
-        life: &Lifecycle,
-        due_at: Timestamp,
-    ) -> Result<()> {
-        let sql = "INSERT INTO commands (id, workspace_id, phase, command, life, due_at, revision, flushed)
-            VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, 1)";
+    /// Takes a new command in.
+    pub fn insert_command(&self, new: &NewHeld<'_>) -> Result<()> {
+        let sql =
+            "INSERT INTO commands (id, workspace_id, phase, command, life, due_at, revision, flushed, origin, env,
+            scheduled_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, 1, ?7, ?8, ?9)";
+        let env = new.env.map(serde_json::to_string).transpose()?;
         let parameters = vec![
-            text(command.id),
-            SqlStorageValue::Integer(workspace_id),
+            text(new.command.id),
+            SqlStorageValue::Integer(new.workspace_id),
             text(Phase::Recording.as_str()),
-            text(serde_json::to_string(command)?),
-            text(serde_json::to_string(life)?),
-            text(due_at),
+            text(serde_json::to_string(new.command)?),
+            text(serde_json::to_string(new.life)?),
+            text(new.due_at),
+            text(serde_json::to_string(new.origin)?),
+            env.into(),
+            text(new.life.scheduled_at),
         ];
         self.exec(sql, parameters)
+    }
+
+    /// Accepts a recorded command, which is no change that D1 need hear of.
+    pub fn accept(&self, held: &Held, now: Timestamp) -> Result<()> {
+        let accepted = Held { phase: Phase::Accepted, ..held.clone() };
+        let parameters = vec![
+            text(held.command.id),
+            text(accepted.phase.as_str()),
+            accepted.stage().map_or(SqlStorageValue::Null, text),
+            accepted.life.deadline(now).map_or(SqlStorageValue::Null, text),
+        ];
+        self.exec("UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4 WHERE id = ?1", parameters)
+    }
+
+    /// Commands that wait to go out, in their order (contract 8, 5).
+    pub fn due_waiting(&self, now: Timestamp, limit: u64) -> Result<Vec<Held>> {
+        let found = self.held(
+            "stage = ? AND scheduled_at <= ? ORDER BY scheduled_at, id LIMIT ?",
+            vec![text(WAITING), text(now), integer(limit)],
+        )?;
+        Ok(found.into_iter().filter(|held| held.life.is_due(now)).collect())
+    }
+
+    /// Commands that the agent has and has not ended.
+    pub fn open_commands(&self) -> Result<Vec<Held>> {
+        self.held("stage = ?", vec![text(OPEN)])
+    }
+
+    /// How many commands the agent has and has not ended.
+    pub fn count_open(&self) -> Result<u64> {
+        self.count("SELECT count(*) AS number FROM commands WHERE stage = ?", vec![text(OPEN)])
+    }
+
+    fn count(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<u64> {
+        #[derive(Deserialize)]
+        struct Row {
+            number: f64,
+        }
+        let rows: Vec<Row> = self.rows(sql, parameters)?;
+        Ok(rows.first().map_or(0, |row| row.number as u64))
+    }
+
+    /// The answer to an Idempotency-Key, if it was used lately.
+    pub fn answer(&self, key: &str, now: Timestamp) -> Result<Option<StoredAnswer>> {
+        self.exec("DELETE FROM answers WHERE expires_at <= ?", vec![text(now)])?;
+        let sql = "SELECT body, command, answer FROM answers WHERE key = ?";
+        Ok(self.rows(sql, vec![text(key)])?.into_iter().next())
+    }
+
+    /// Notes that a key is used for a command, whose answer is to come.
+    pub fn insert_answer(&self, key: &str, body: &str, command: Uuid, expires_at: Timestamp) -> Result<()> {
+        let sql = "INSERT OR REPLACE INTO answers (key, body, command, expires_at) VALUES (?, ?, ?, ?)";
+        self.exec(sql, vec![text(key), text(body), text(command), text(expires_at)])
+    }
+
+    /// Stores the answer to a key.
+    pub fn set_answer(&self, key: &str, answer: &str) -> Result<()> {
+        self.exec("UPDATE answers SET answer = ?2 WHERE key = ?1", vec![text(key), text(answer)])
     }
 
     fn held(&self, condition: &str, parameters: Vec<SqlStorageValue>) -> Result<Vec<Held>> {
@@ -252,10 +420,14 @@ impl Tables {
     }
 
     /// Stores what changed of a command, as another revision.
-    pub fn save(&self, held: &Held) -> Result<()> {
-        let due_at = if held.phase == Phase::Accepted { held.life.deadline() } else { None };
+    pub fn save(&self, held: &Held, now: Timestamp) -> Result<()> {
+        let due_at = if held.phase == Phase::Accepted { held.life.deadline(now) } else { None };
+        // It went out, or never will: nobody needs it any more.
+        let is_waiting = held.life.state() == State::Waiting;
+        let env = held.env.as_ref().filter(|_| is_waiting).map(serde_json::to_string).transpose()?;
         let sql = "UPDATE commands SET phase = ?2, life = ?3, due_at = ?4, revision = revision + 1,
-            result = ?5, result_cut = ?6, result_bytes = ?7 WHERE id = ?1";
+            result = ?5, result_cut = ?6, result_bytes = ?7, env = ?8, stage = ?9, chunk_total = ?10, output_at = ?11
+            WHERE id = ?1";
         let parameters = vec![
             text(held.command.id),
             text(held.phase.as_str()),
@@ -264,13 +436,18 @@ impl Tables {
             held.result.clone().into(),
             integer(u64::from(held.result_cut)),
             integer(held.result_bytes),
+            env.into(),
+            held.stage().map_or(SqlStorageValue::Null, text),
+            held.chunk_total.map_or(SqlStorageValue::Null, integer),
+            held.output_at.map_or(SqlStorageValue::Null, text),
         ];
         self.exec(sql, parameters)
     }
 
     /// Has a command looked at later.
-    pub fn postpone(&self, id: Uuid, due_at: Timestamp) -> Result<()> {
-        self.exec("UPDATE commands SET due_at = ?2 WHERE id = ?1", vec![text(id), text(due_at)])
+    pub fn postpone(&self, id: Uuid, due_at: Option<Timestamp>) -> Result<()> {
+        let due_at = due_at.map_or(SqlStorageValue::Null, text);
+        self.exec("UPDATE commands SET due_at = ?2 WHERE id = ?1", vec![text(id), due_at])
     }
 
     /// Notes that D1 has a revision of a command.
@@ -279,39 +456,78 @@ impl Tables {
         self.exec(sql, vec![text(held.command.id), SqlStorageValue::Integer(held.revision)])
     }
 
-    /// Removes a command.
+    /// Removes a command, and with it what was to be answered to its key.
     pub fn delete_command(&self, id: Uuid) -> Result<()> {
+        self.exec("DELETE FROM answers WHERE command = ?", vec![text(id)])?;
         self.exec("DELETE FROM commands WHERE id = ?", vec![text(id)])
     }
 
     /// Takes a chunk of output in, once. Past what is kept for a command only its length is counted.
-    pub fn add_chunk(&self, held: &Held, seq: u32, content: &str) -> Result<bool> {
-        let id = held.command.id;
-        let known: Vec<serde_json::Value> = self.rows(
-            "SELECT seq FROM chunks WHERE command = ? AND seq = ? LIMIT 1",
-            vec![text(id), integer(seq.into())],
-        )?;
+    pub fn add_chunk(&self, held: &Held, chunk: &Chunk, now: Timestamp) -> Result<bool> {
+        let (id, seq) = (held.command.id, u64::from(chunk.seq));
+        let known: Vec<serde_json::Value> =
+            self.rows("SELECT seq FROM chunks WHERE command = ? AND seq = ? LIMIT 1", vec![text(id), integer(seq)])?;
         if !known.is_empty() {
             return Ok(false);
         }
-        let length = content.len() as u64;
+        let length = chunk.content.len() as u64;
         // Even a chunk that is not kept leaves its number, so that a repeated one is not counted twice.
-        let kept = if held.chunk_bytes + length <= output::MAX_KEPT { content } else { "" };
-        let mut rest = kept;
+        let is_kept = held.chunk_bytes + length <= output::MAX_KEPT;
+        let mut rest = if is_kept { chunk.content.as_str() } else { "" };
         let mut piece = 0;
         loop {
             let (this, after) = rest.split_at(rest.floor_char_boundary(MAX_PIECE));
-            let parameters = vec![text(id), integer(seq.into()), integer(piece), text(this)];
-            self.exec("INSERT INTO chunks (command, seq, piece, content) VALUES (?, ?, ?, ?)", parameters)?;
+            let parameters = vec![text(id), integer(seq), integer(piece), text(this), integer(u64::from(is_kept))];
+            self.exec("INSERT INTO chunks (command, seq, piece, content, kept) VALUES (?, ?, ?, ?, ?)", parameters)?;
             if after.is_empty() {
                 break;
             }
             (rest, piece) = (after, piece + 1);
         }
         let is_over = u64::from(held.life.outcome().is_some());
-        let sql = "UPDATE commands SET chunk_bytes = chunk_bytes + ?2, revision = revision + ?3 WHERE id = ?1";
-        self.exec(sql, vec![text(id), integer(length), integer(is_over)])?;
+        let sql = "UPDATE commands SET chunk_bytes = chunk_bytes + ?2, revision = revision + ?3,
+            chunk_count = chunk_count + 1, chunk_top = max(chunk_top, ?4), output_at = ?5 WHERE id = ?1";
+        self.exec(sql, vec![text(id), integer(length), integer(is_over), integer(seq + 1), text(now)])?;
         Ok(true)
+    }
+
+    /// How many chunks of a command are kept, from a `seq` on.
+    pub fn count_chunks(&self, id: Uuid, from: u64) -> Result<u64> {
+        let sql = "SELECT count(*) AS number FROM chunks WHERE command = ? AND seq >= ? AND piece = 0 AND kept = 1";
+        self.count(sql, vec![text(id), integer(from)])
+    }
+
+    /// Whether chunks of a command are kept from a `seq` on.
+    pub fn has_chunks(&self, id: Uuid, from: u64) -> Result<bool> {
+        let sql = "SELECT count(*) AS number FROM (
+            SELECT 1 FROM chunks WHERE command = ? AND seq >= ? AND piece = 0 AND kept = 1 LIMIT 1)";
+        Ok(self.count(sql, vec![text(id), integer(from)])? > 0)
+    }
+
+    /// Chunks of a command that are kept, from a `seq` on, in their order: so many, and not many more than so many bytes.
+    pub fn chunks(&self, id: Uuid, from: u64, offset: u64, limit: u64, max_bytes: usize) -> Result<Vec<Chunk>> {
+        #[derive(Deserialize)]
+        struct Row {
+            seq: u32,
+            content: String,
+        }
+        // Those of the page, and then all their pieces.
+        let sql = "SELECT c.seq, c.content FROM (
+                SELECT seq FROM chunks WHERE command = ?1 AND seq >= ?2 AND piece = 0 AND kept = 1
+                ORDER BY seq LIMIT ?3 OFFSET ?4
+            ) p JOIN chunks c ON c.command = ?1 AND c.seq = p.seq ORDER BY c.seq, c.piece";
+        let parameters = vec![text(id), integer(from), integer(limit), integer(offset)];
+        let (mut chunks, mut length): (Vec<Chunk>, usize) = (Vec::new(), 0);
+        for row in self.0.exec(sql, parameters)?.next::<Row>() {
+            let Row { seq, content } = row?;
+            match chunks.last_mut().filter(|last| last.seq == seq) {
+                Some(last) => last.content.push_str(&content),
+                None if length > max_bytes => break,
+                None => chunks.push(Chunk { seq, content: content.clone() }),
+            }
+            length += content.len();
+        }
+        Ok(chunks)
     }
 
     /// The chunks of a command from one end, until there are as many bytes as a result holds. The flag tells whether that

@@ -20,6 +20,11 @@ const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/api/events/commands/"),
     ("POST", "/api/events/commands/"),
     ("GET", "/api/events/commands/{id}/"),
+    ("DELETE", "/api/events/commands/{id}/"),
+    ("POST", "/api/events/commands/{id}/cancel/"),
+    ("POST", "/api/events/commands/{id}/kill/"),
+    ("GET", "/api/events/commands/{id}/chunks/"),
+    ("GET", "/api/events/commands/{id}/stream/"),
 ];
 
 #[tokio::test]

@@ -1,15 +1,17 @@
 //! Commands: what a request for one must look like (contract 7), and how one is shown.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+use crate::acl::Acl;
 use crate::error::{Code, Error};
 use crate::fields::{BLANK, Fields, REQUIRED};
 use crate::id;
-use crate::lifecycle::{Label, Lifecycle, SCHEDULED, State};
+use crate::lifecycle::{Denial, Label, Lifecycle, SCHEDULED, State};
 use crate::output;
 use crate::time::Timestamp;
 use crate::wire::Order;
@@ -22,6 +24,12 @@ const MAX_ACCOUNT: usize = 64;
 const DEFAULT_TIMEOUT: i64 = 1_800;
 /// Seconds that a command may run at most.
 const MAX_TIMEOUT: i64 = 86_400;
+/// The most environment variables of a command.
+const MAX_VARIABLES: usize = 100;
+/// The longest name of an environment variable, in characters.
+const MAX_VARIABLE_NAME: usize = 128;
+/// The most bytes that the names and values of a command's environment have together.
+const MAX_ENVIRONMENT: usize = 32 * 1024;
 
 /// What a line is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -52,6 +60,21 @@ pub enum ServerRef {
     Name(String),
 }
 
+/// How long an Idempotency-Key gives the first answer again, in seconds (contract 7).
+pub const KEY_LASTS: i64 = 24 * 60 * 60;
+
+/// Environment variables by name.
+pub type Environment = BTreeMap<String, String>;
+
+/// What becomes of an immediate command whose agent is not connected (contract 7).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum OnOffline {
+    /// It is refused, and nothing is stored.
+    Reject,
+    /// It waits for the agent until its latest delivery.
+    Queue,
+}
+
 /// A request for a command, checked as far as can be told without looking anything up.
 #[derive(Clone, Debug)]
 pub struct NewCommand {
@@ -67,6 +90,66 @@ pub struct NewCommand {
     pub groupname: String,
     /// Seconds that it may run.
     pub timeout: i64,
+    /// More environment variables; never shown again.
+    pub env: Option<Environment>,
+    /// When to run it; `None` or a past time means now.
+    pub scheduled_at: Option<Timestamp>,
+    /// When to deliver it at the latest.
+    pub expires_at: Option<Timestamp>,
+    /// What becomes of it where it is immediate and the agent is not connected.
+    pub on_offline: OnOffline,
+}
+
+/// A moment that may be missing or null.
+fn read_moment(fields: &mut Fields, name: &'static str) -> Option<Timestamp> {
+    let text = match fields.value(name)? {
+        Value::String(text) => text.clone(),
+        _ => {
+            fields.reject(name, "Not a valid string.");
+            return None;
+        }
+    };
+    match Timestamp::parse(&text) {
+        Ok(moment) => Some(moment),
+        Err(error) => {
+            fields.reject(name, error.to_string());
+            None
+        }
+    }
+}
+
+/// The environment: an object of strings, with names as a shell takes them.
+fn read_environment(fields: &mut Fields) -> Option<Environment> {
+    let is_name = |name: &str| {
+        let first = name.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
+        first && name.len() <= MAX_VARIABLE_NAME && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    let problem: Cow<'static, str> = match fields.value("env")? {
+        Value::Object(variables) if variables.len() > MAX_VARIABLES => {
+            format!("Ensure there are no more than {MAX_VARIABLES} variables.").into()
+        }
+        Value::Object(variables) => {
+            let texts = variables.iter().map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
+            match texts.collect::<Option<Environment>>() {
+                None => "Ensure all values are strings.".into(),
+                Some(env) if !env.keys().all(|name| is_name(name)) => {
+                    "Ensure all names are letters, digits and underscores, and begin with no digit.".into()
+                }
+                Some(env) if env.values().any(|value| value.contains('\0')) => {
+                    "Null characters are not allowed.".into()
+                }
+                Some(env)
+                    if env.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > MAX_ENVIRONMENT =>
+                {
+                    format!("Ensure names and values have no more than {MAX_ENVIRONMENT} bytes together.").into()
+                }
+                Some(env) => return Some(env),
+            }
+        }
+        _ => "Not a valid object.".into(),
+    };
+    fields.reject("env", problem);
+    None
 }
 
 /// A name of an account or group on a host.
@@ -110,11 +193,11 @@ fn read_line(fields: &mut Fields) -> (Option<String>, bool) {
 }
 
 impl NewCommand {
-    /// Reads a request for a command.
+    /// Reads a request for a command that came in at `now`.
     ///
     /// # Errors
     /// All bad fields together; with [`Code::InvalidCommand`] where the line or the shell is what is wrong.
-    pub fn read(mut fields: Fields) -> Result<Self, Error> {
+    pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         let server =
             fields.text("server", 1..=64).map(|text| id::parse(&text).map_or(ServerRef::Name(text), ServerRef::Id));
         let (line, bad_line) = read_line(&mut fields);
@@ -129,24 +212,72 @@ impl NewCommand {
         let username = read_account(&mut fields, "username", 1);
         let groupname = read_account(&mut fields, "groupname", 0).unwrap_or_default();
         let timeout = fields.optional_integer("timeout", 1..=MAX_TIMEOUT).unwrap_or(DEFAULT_TIMEOUT);
-        refuse_what_is_not_served_yet(&mut fields);
+        let env = read_environment(&mut fields);
+        let scheduled_at = read_moment(&mut fields, "scheduled_at");
+        let expires_at = read_moment(&mut fields, "expires_at");
+        if expires_at.is_some_and(|expires| expires <= scheduled_at.map_or(now, |scheduled| scheduled.max(now))) {
+            fields.reject("expires_at", "Ensure this is in the future, and later than scheduled_at.");
+        }
+        let on_offline = match fields.value("on_offline").map(Value::as_str) {
+            None | Some(Some("reject")) => OnOffline::Reject,
+            Some(Some("queue")) => OnOffline::Queue,
+            Some(_) => {
+                fields.reject("on_offline", "Choose reject or queue.");
+                OnOffline::Reject
+            }
+        };
         let invalid_command = bad_line || shell.is_none();
         let finished = fields.finish_with(server.zip(line).zip(shell));
         let ((server, line), shell) =
             finished.map_err(|error| if invalid_command { error.code(Code::InvalidCommand) } else { error })?;
-        Ok(Self { server, shell, line, username, groupname, timeout })
+        Ok(Self { server, shell, line, username, groupname, timeout, env, scheduled_at, expires_at, on_offline })
     }
 }
 
-/// Later work serves these. Until then a request that needs one is refused, rather than run at once or without it.
-fn refuse_what_is_not_served_yet(fields: &mut Fields) {
-    for name in ["scheduled_at", "expires_at", "env"] {
-        if fields.value(name).is_some() {
-            fields.reject(name, "Not supported yet.");
+/// What a command was asked for with: its right is checked against that again when it goes out (contract 7).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Origin {
+    /// The API token, where it was one. An ended login session changes nothing.
+    pub api_token: Option<Uuid>,
+    /// The client's address.
+    pub remote_ip: String,
+    /// Whether it has environment variables of its own.
+    pub has_env: bool,
+}
+
+/// What a user may do on a server, as far as it matters to a command there.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Rights {
+    /// The user's name.
+    pub username: String,
+    /// Staff and superusers may use the agent's built-ins.
+    pub is_staff: bool,
+    /// Whether the user may name any remote account there (contract 5, Run-as).
+    pub any_account: bool,
+    /// The list of the API token, where it has one.
+    pub acl: Option<Acl>,
+}
+
+impl Rights {
+    /// Tells whether a user with these rights may run a command (contract 5, Run-as; contract 4, Token ACL).
+    ///
+    /// # Errors
+    /// What does not allow it.
+    pub fn allow(&self, command: &Command, origin: &Origin) -> Result<(), Denial> {
+        let as_self = command.username == self.username && command.groupname.is_empty();
+        if !self.any_account && !as_self {
+            return Err(Denial::Account);
         }
-    }
-    if fields.value("on_offline").is_some_and(|value| value != "reject") {
-        fields.reject("on_offline", "Only reject is supported yet.");
+        if command.shell == Shell::Internal && !self.is_staff {
+            return Err(Denial::Internal);
+        }
+        // A list of accounts says nothing of groups: none but their own.
+        let allows = |acl: &Acl| {
+            acl.allows_command(&command.line, &command.username, command.server, command.shell, origin.has_env)
+                && (acl.usernames.is_none() || command.groupname.is_empty())
+                && acl.allows_address(&origin.remote_ip)
+        };
+        if self.acl.as_ref().is_none_or(allows) { Ok(()) } else { Err(Denial::Acl) }
     }
 }
 
@@ -183,18 +314,18 @@ pub struct Command {
 }
 
 impl Command {
-    /// What the agent is sent.
-    pub fn order(&self) -> Order {
+    /// What the agent is sent. The timeout is for agents that can kill.
+    pub fn order(&self, env: Option<&Environment>, timeout: Option<i64>) -> Order {
         Order {
             id: self.id,
             shell: self.shell.as_str().to_owned(),
             line: self.line.clone(),
             user: self.username.clone(),
             group: self.groupname.clone(),
-            env: None,
+            env: env.map(|env| env.iter().map(|(name, value)| (name.clone(), json!(value))).collect()),
             allow_sh: self.shell == Shell::System,
             data: None,
-            timeout: None,
+            timeout,
         }
     }
 }
@@ -232,15 +363,20 @@ pub fn live_fields(life: &Lifecycle, output: &Output, now: Timestamp) -> Map<Str
         "acked_at": life.acked_at,
         "handled_at": life.handled_at,
     });
-    match fields {
-        Value::Object(fields) => fields,
+    members(fields)
+}
+
+/// The members of what is an object by the way it was made.
+fn members(object: Value) -> Map<String, Value> {
+    match object {
+        Value::Object(members) => members,
         _ => Map::new(),
     }
 }
 
 /// The whole command object (spec.md, Command; contract 7).
-pub fn object(command: &Command, live: Map<String, Value>) -> Value {
-    let mut object = json!({
+pub fn object(command: &Command, live: Map<String, Value>) -> Map<String, Value> {
+    let mut object = members(json!({
         "id": command.id,
         "shell": command.shell,
         "line": command.line,
@@ -249,10 +385,8 @@ pub fn object(command: &Command, live: Map<String, Value>) -> Value {
         "server": command.server,
         "server_name": command.server_name,
         "requested_by": command.requested_by,
-    });
-    if let Value::Object(fields) = &mut object {
-        fields.extend(live);
-    }
+    }));
+    object.extend(live);
     object
 }
 
@@ -294,8 +428,12 @@ mod tests {
 
     const SERVER: &str = "01936d3e-7a00-7000-8000-000000000000";
 
+    fn now() -> Timestamp {
+        Timestamp::parse("2026-11-21T12:00:00Z").unwrap()
+    }
+
     fn read(body: &Value) -> Result<NewCommand, Error> {
-        NewCommand::read(Fields::from_json(body.to_string().as_bytes()).unwrap())
+        NewCommand::read(Fields::from_json(body.to_string().as_bytes()).unwrap(), now())
     }
 
     #[track_caller]
@@ -356,10 +494,107 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_served_yet_is_refused() {
-        let later = json!({"server": "a", "line": "id", "scheduled_at": "2030-01-01T00:00:00Z", "expires_at": "2030-01-01T00:00:00Z", "env": {"A": "b"}, "on_offline": "queue"});
-        refused(&later, &["env", "expires_at", "on_offline", "scheduled_at"], None);
-        assert!(read(&json!({"server": "a", "line": "id", "on_offline": "reject", "env": null})).is_ok());
+    fn times_and_being_offline() {
+        let with = |more: Value| {
+            let mut body = json!({"server": "a", "line": "id"});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            body
+        };
+        let command = read(&with(json!({}))).unwrap();
+        assert_eq!((command.scheduled_at, command.expires_at, command.on_offline), (None, None, OnOffline::Reject));
+        let nulls = json!({"scheduled_at": null, "expires_at": null, "on_offline": null, "env": null, "timeout": null});
+        assert!(read(&with(nulls)).is_ok());
+        let command = read(&with(json!({
+            "scheduled_at": "2026-11-21T14:00:00+01:00", "expires_at": "2026-11-21T13:00:01Z", "on_offline": "queue"
+        })))
+        .unwrap();
+        assert_eq!(command.scheduled_at, Some(now().plus_seconds(3_600)));
+        assert_eq!((command.expires_at, command.on_offline), (Some(now().plus_seconds(3_601)), OnOffline::Queue));
+        assert!(read(&with(json!({"scheduled_at": "2020-01-01T00:00:00Z"}))).is_ok(), "the past means now");
+        for bad in [json!("2026-11-21T13:00:00"), json!("tomorrow"), json!(""), json!(1_700_000_000), json!({})] {
+            refused(&with(json!({"scheduled_at": bad})), &["scheduled_at"], None);
+            refused(&with(json!({"expires_at": bad})), &["expires_at"], None);
+        }
+        for (scheduled_at, expires_at) in [
+            (json!(null), "2026-11-21T12:00:00Z"),
+            (json!("2020-01-01T00:00:00Z"), "2020-01-01T00:00:01Z"),
+            (json!("2026-11-21T13:00:00Z"), "2026-11-21T13:00:00Z"),
+        ] {
+            refused(&with(json!({"scheduled_at": scheduled_at, "expires_at": expires_at})), &["expires_at"], None);
+        }
+        for bad in [json!("drop"), json!("Queue"), json!(true), json!("")] {
+            refused(&with(json!({"on_offline": bad})), &["on_offline"], None);
+        }
+    }
+
+    #[test]
+    fn environments() {
+        let with = |env: Value| json!({"server": "a", "line": "id", "env": env});
+        let command = read(&with(json!({"A_1": "b", "_": "", "a": "ü\n"}))).unwrap();
+        assert_eq!(command.env.unwrap().len(), 3);
+        assert_eq!(read(&with(json!({}))).unwrap().env, Some(Environment::new()));
+        let many: Map<String, Value> = (0..101).map(|n| (format!("A{n}"), json!(""))).collect();
+        for bad in [
+            json!([]),
+            json!("A=b"),
+            json!({"A": 1}),
+            json!({"A": null}),
+            json!({"": "x"}),
+            json!({"A=B": "x"}),
+            json!({"1A": "x"}),
+            json!({"A B": "x"}),
+            json!({"Ä": "x"}),
+            json!({"A\0": "x"}),
+            json!({"A": "x\0"}),
+            json!({"A".repeat(129): "x"}),
+            json!({"A": "x".repeat(32 * 1024)}),
+            json!(many),
+        ] {
+            refused(&with(bad), &["env"], None);
+        }
+        assert!(read(&with(json!({"A".repeat(128): "x".repeat(32 * 1024 - 128)}))).is_ok());
+    }
+
+    #[test]
+    fn who_may_run_what() {
+        let command = Command {
+            id: Uuid::nil(),
+            shell: Shell::System,
+            line: "id".into(),
+            username: "alice".into(),
+            groupname: String::new(),
+            server: id::parse(SERVER).unwrap(),
+            server_name: "web-1".into(),
+            requested_by: None,
+        };
+        let origin = Origin { api_token: None, remote_ip: "192.0.2.1".into(), has_env: false };
+        let rights = Rights { username: "alice".into(), is_staff: false, any_account: false, acl: None };
+        assert_eq!(rights.allow(&command, &origin), Ok(()));
+        let as_other = Command { username: "root".into(), ..command.clone() };
+        let as_group = Command { groupname: "www".into(), ..command.clone() };
+        let internal = Command { shell: Shell::Internal, ..command.clone() };
+        assert_eq!(rights.allow(&as_other, &origin), Err(Denial::Account));
+        assert_eq!(rights.allow(&as_group, &origin), Err(Denial::Account));
+        assert_eq!(rights.allow(&internal, &origin), Err(Denial::Internal));
+        let free = Rights { any_account: true, is_staff: true, ..rights.clone() };
+        for command in [&as_other, &as_group, &internal] {
+            assert_eq!(free.allow(command, &origin), Ok(()));
+        }
+        let limited = |acl: Value| Rights { acl: Some(Acl::read(&acl).unwrap()), ..free.clone() };
+        let denied = |acl: Value, command: &Command, origin: &Origin| {
+            assert_eq!(limited(acl.clone()).allow(command, origin), Err(Denial::Acl), "{acl}");
+        };
+        assert_eq!(
+            limited(json!({"usernames": ["alice"], "networks": ["192.0.2.0/24"]})).allow(&command, &origin),
+            Ok(())
+        );
+        denied(json!({"usernames": ["bob"]}), &command, &origin);
+        denied(json!({"usernames": ["alice"]}), &as_group, &origin);
+        denied(json!({"networks": ["198.51.100.0/24"]}), &command, &origin);
+        denied(json!({"commands": ["id"]}), &command, &Origin { has_env: true, ..origin.clone() });
+        denied(json!({"commands": ["ls"]}), &command, &origin);
+        denied(json!({"servers": []}), &command, &origin);
+        denied(json!({"read_only": true}), &command, &origin);
     }
 
     #[test]

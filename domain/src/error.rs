@@ -31,6 +31,16 @@ pub enum Code {
     ApiTokenAclNotAllowed,
     /// Too many tries; the header Retry-After says when to try again.
     Throttled,
+    /// The command was delivered to the server, and cannot be cancelled any more (spec.md).
+    EventCommandAlreadySent,
+    /// The command has ended.
+    CommandAlreadyHandled,
+    /// The command's agent cannot kill it: it is of another kind, or not connected.
+    AgentCannotKill,
+    /// The Idempotency-Key was used with another body.
+    IdempotencyKeyReused,
+    /// The first request with the Idempotency-Key was cut off, and what became of it is not known yet.
+    IdempotencyKeyInUse,
 }
 
 impl Code {
@@ -45,6 +55,11 @@ impl Code {
             Self::PermissionDenied => "PERMISSION_DENIED",
             Self::ApiTokenAclNotAllowed => "API_TOKEN_ACL_NOT_ALLOWED",
             Self::Throttled => "THROTTLED",
+            Self::EventCommandAlreadySent => "EVENT_COMMAND_ALREADY_SENT",
+            Self::CommandAlreadyHandled => "COMMAND_ALREADY_HANDLED",
+            Self::AgentCannotKill => "AGENT_CANNOT_KILL",
+            Self::IdempotencyKeyReused => "IDEMPOTENCY_KEY_REUSED",
+            Self::IdempotencyKeyInUse => "IDEMPOTENCY_KEY_IN_USE",
         }
     }
 }
@@ -66,8 +81,10 @@ pub enum Kind {
     TooLarge,
     /// The request's body has a media type that the endpoint does not take.
     UnsupportedMediaType,
-    /// What was decided on is not so any more.
+    /// The state of things does not allow it.
     Conflict,
+    /// What is asked for contradicts what was asked for before.
+    Unprocessable,
     /// Too many tries.
     Throttled,
     /// The target server has no agent connected.

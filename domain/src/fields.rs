@@ -3,9 +3,10 @@
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::{Error, FieldErrors, NON_FIELD};
+use crate::secret::Secret;
 
 /// The message for a field that must be there and is not.
 pub const REQUIRED: &str = "This field is required.";
@@ -41,6 +42,11 @@ impl Fields {
     pub fn from_form(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
         let values = pairs.into_iter().map(|(name, value)| (name, Value::String(value))).collect();
         Self { values, errors: FieldErrors::new() }
+    }
+
+    /// All of it as JSON, the same however the request formatted and ordered it. It may hold secrets.
+    pub fn canonical(&self) -> Secret {
+        Secret::new(json!(self.values).to_string())
     }
 
     /// Notes a message for a field.

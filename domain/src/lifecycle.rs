@@ -1,5 +1,7 @@
 //! The life of a command: its timestamps, how they move, and the status that they make (contract 7 and 8).
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::time::Timestamp;
@@ -8,10 +10,66 @@ use crate::time::Timestamp;
 const ACK_WITHIN: i64 = 60;
 /// How long after its timeout a running command is stuck, in seconds.
 const GRACE: i64 = 60;
+/// How long an agent that started anew has to tell of the commands that it had before, in seconds.
+const AFTER_RESTART: i64 = 60;
+/// How long after its time a command is delivered at the latest where the caller does not say, in seconds.
+const DELIVERED_WITHIN: i64 = 3_600;
+
+/// Why a command was cancelled; its display completes "Cancelled at ...".
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Cancellation {
+    /// A user took it back, by name.
+    By(String),
+    /// When it was to go out, it was not allowed any more (contract 7: its right is checked again).
+    NotAllowed(Denial),
+}
+
+impl fmt::Display for Cancellation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::By(username) => write!(f, "by {username}"),
+            Self::NotAllowed(denial) => write!(f, "as {denial}"),
+        }
+    }
+}
+
+/// Why a command may not run (contract 5, Run-as; contract 7, the check when it goes out).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Denial {
+    /// Its requester was deactivated or deleted.
+    Requester,
+    /// The API token that it was made with was disabled or deleted, or expired.
+    Token,
+    /// Its requester does not reach the server.
+    Server,
+    /// Its requester may not run commands as that account or group there.
+    Account,
+    /// Its requester may not use the agent's built-ins.
+    Internal,
+    /// The API token's access control list does not allow it.
+    Acl,
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Requester => "its requester is not active any more",
+            Self::Token => "the API token that it was made with is not valid any more",
+            Self::Server => "its requester does not reach the server any more",
+            Self::Account => "its requester may not run commands as that account any more",
+            Self::Internal => "its requester may not use the agent's built-in commands any more",
+            Self::Acl => "the access control list of its API token does not allow it any more",
+        })
+    }
+}
 
 /// How a command ended.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum End {
+    /// It never went out.
+    Cancelled(Cancellation),
+    /// It was not delivered by its latest time.
+    Expired,
     /// The agent gave up on it, or never took it: no result came in time. A late result still replaces this.
     Stuck,
     /// The agent reported the end.
@@ -48,6 +106,12 @@ pub struct Lifecycle {
     pub handled_at: Option<Timestamp>,
     /// How it ended, once it did.
     pub end: Option<End>,
+    /// The agent that it was delivered to started anew: it may not know the command any more.
+    #[serde(default)]
+    pub restarted_at: Option<Timestamp>,
+    /// Who asked for it to be killed, first, by name.
+    #[serde(default)]
+    pub killed_by: Option<String>,
 }
 
 /// Where in its life a command is, but for what only the clock tells ([`Label`]). D1 holds its name in `state`.
@@ -65,6 +129,10 @@ pub enum State {
     Success,
     /// Ended badly.
     Failed,
+    /// Taken back before it went out.
+    Cancelled,
+    /// Never went out, as nobody took it in time.
+    Expired,
 }
 
 impl State {
@@ -77,12 +145,14 @@ impl State {
             Self::Stuck => "stuck",
             Self::Success => "success",
             Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
         }
     }
 
     /// Tells whether nothing but a late result can change it any more.
     pub fn is_final(self) -> bool {
-        matches!(self, Self::Stuck | Self::Success | Self::Failed)
+        !matches!(self, Self::Waiting | Self::Sent | Self::Acked)
     }
 }
 
@@ -114,11 +184,22 @@ impl State {
             Self::Stuck => label("Stuck", "danger", false),
             Self::Success => label("Success", "success", false),
             Self::Failed => label("Failed", "danger", false),
+            Self::Cancelled => label("Cancelled", "secondary", false),
+            Self::Expired => label("Expired", "danger", false),
         }
     }
 
     /// Every state.
-    pub const ALL: [Self; 6] = [Self::Waiting, Self::Sent, Self::Acked, Self::Stuck, Self::Success, Self::Failed];
+    pub const ALL: [Self; 8] = [
+        Self::Waiting,
+        Self::Sent,
+        Self::Acked,
+        Self::Stuck,
+        Self::Success,
+        Self::Failed,
+        Self::Cancelled,
+        Self::Expired,
+    ];
 }
 
 /// The status object (spec.md, Command status object).
@@ -135,23 +216,29 @@ pub struct Status {
 }
 
 impl Lifecycle {
-    /// A command accepted now, to run at once: its latest delivery is an hour later.
-    pub fn immediate(now: Timestamp, timeout: i64) -> Self {
+    /// A command accepted now. A time that is past means now; its latest delivery is an hour after its time where none is
+    /// given (contract 7).
+    pub fn new(now: Timestamp, scheduled_at: Option<Timestamp>, expires_at: Option<Timestamp>, timeout: i64) -> Self {
+        let scheduled_at = scheduled_at.map_or(now, |at| at.max(now));
         Self {
             added_at: now,
-            scheduled_at: now,
-            expires_at: now.plus_seconds(3600),
+            scheduled_at,
+            expires_at: expires_at.unwrap_or_else(|| scheduled_at.plus_seconds(DELIVERED_WITHIN)),
             timeout,
             delivered_at: None,
             acked_at: None,
             handled_at: None,
             end: None,
+            restarted_at: None,
+            killed_by: None,
         }
     }
 
     /// Where in its life the command is.
     pub fn state(&self) -> State {
         match (&self.end, self.acked_at, self.delivered_at) {
+            (Some(End::Cancelled(_)), ..) => State::Cancelled,
+            (Some(End::Expired), ..) => State::Expired,
             (Some(End::Stuck), ..) => State::Stuck,
             (Some(End::Finished(outcome)), ..) if outcome.success => State::Success,
             (Some(End::Finished(_)), ..) => State::Failed,
@@ -163,18 +250,29 @@ impl Lifecycle {
 
     /// What the status object says in words, for every state but [`State::Waiting`], whose words change with the clock.
     pub fn message(&self) -> String {
+        let handled = shown(self.handled_at);
+        let killer = |before: &str, after: &str| {
+            self.killed_by.as_ref().map(|name| format!("{before}{name}{after}")).unwrap_or_default()
+        };
         match (&self.end, self.acked_at, self.delivered_at) {
-            (Some(End::Stuck), ..) => {
-                format!("No result came in time; given up at {}.", shown(self.handled_at))
+            (Some(End::Cancelled(Cancellation::By(username))), ..) => format!("Cancelled by {username} at {handled}."),
+            (Some(End::Cancelled(why)), ..) => format!("Cancelled at {handled}, {why}."),
+            (Some(End::Expired), ..) => {
+                format!("Not delivered by {}, its latest time.", self.expires_at)
             }
+            (Some(End::Stuck), ..) => format!("No result came in time; given up at {handled}."),
             (Some(End::Finished(outcome)), ..) => {
                 let how = if outcome.success { "Succeeded" } else { "Failed" };
                 let code = outcome.exit_code.map(|code| format!(" with exit code {code}")).unwrap_or_default();
-                format!("{how}{code} at {}.", shown(self.handled_at))
+                let killer = if outcome.success { String::new() } else { killer("; killed by ", "") };
+                format!("{how}{code} at {handled}{killer}.")
             }
-            (None, Some(_), _) => format!("Running since {}.", shown(self.acked_at)),
+            (None, Some(_), _) => {
+                format!("Running since {}{}.", shown(self.acked_at), killer("; ", " asked to kill it"))
+            }
             (None, None, Some(_)) => {
-                format!("Sent to the server at {}; not acknowledged yet.", shown(self.delivered_at))
+                let killer = killer("; ", " asked to kill it");
+                format!("Sent to the server at {}; not acknowledged yet{killer}.", shown(self.delivered_at))
             }
             (None, None, None) => String::new(),
         }
@@ -195,8 +293,8 @@ impl Lifecycle {
     pub fn success(&self) -> Option<bool> {
         match &self.end {
             None => None,
-            Some(End::Stuck) => Some(false),
             Some(End::Finished(outcome)) => Some(outcome.success),
+            Some(_) => Some(false),
         }
     }
 
@@ -218,9 +316,47 @@ impl Lifecycle {
     pub fn deliver(&mut self, now: Timestamp) -> bool {
         let first = self.delivered_at.is_none() && self.end.is_none();
         if first {
-            self.delivered_at = Some(now.max(self.added_at));
+            self.delivered_at = Some(now.max(self.scheduled_at));
         }
         first
+    }
+
+    /// Tells whether it waits to go out, and may.
+    pub fn is_due(&self, now: Timestamp) -> bool {
+        self.state() == State::Waiting && self.scheduled_at <= now && self.expires_at > now
+    }
+
+    /// It is taken back. Returns false where that cannot be any more: it went out, or has ended.
+    pub fn cancel(&mut self, now: Timestamp, why: Cancellation) -> bool {
+        let waits = self.state() == State::Waiting;
+        if waits {
+            self.end_undelivered(now, End::Cancelled(why));
+        }
+        waits
+    }
+
+    fn end_undelivered(&mut self, now: Timestamp, end: End) {
+        self.handled_at = Some(now.max(self.added_at));
+        self.end = Some(end);
+    }
+
+    /// Its agent reported a new start, which a command that is under way may not have survived (contract 7). The first
+    /// report counts.
+    pub fn agent_restarted(&mut self, now: Timestamp) -> bool {
+        let concerns = matches!(self.state(), State::Sent | State::Acked) && self.restarted_at.is_none();
+        if concerns {
+            self.restarted_at = Some(now);
+        }
+        concerns
+    }
+
+    /// Somebody asked to kill it. Returns false where nothing of it can run: it never went out, or a result came.
+    pub fn kill(&mut self, username: &str) -> bool {
+        let may_run = matches!(self.state(), State::Sent | State::Acked | State::Stuck);
+        if may_run {
+            self.killed_by.get_or_insert_with(|| username.to_owned());
+        }
+        may_run
     }
 
     /// The agent acknowledged it. Late and repeated acknowledgements change nothing; the flag tells whether this did.
@@ -242,22 +378,31 @@ impl Lifecycle {
     }
 
     /// When it has to be looked at again, though nobody reports.
-    pub fn deadline(&self) -> Option<Timestamp> {
-        match (&self.end, self.acked_at, self.delivered_at) {
-            (Some(_), ..) | (None, None, None) => None,
-            (None, Some(acked), _) => Some(acked.plus_seconds(self.timeout + GRACE)),
-            (None, None, Some(delivered)) => Some(delivered.plus_seconds(ACK_WITHIN)),
-        }
+    pub fn deadline(&self, now: Timestamp) -> Option<Timestamp> {
+        let usual = match (&self.end, self.acked_at, self.delivered_at) {
+            (Some(_), ..) => return None,
+            (None, None, None) if self.scheduled_at > now => self.scheduled_at.min(self.expires_at),
+            (None, None, None) => self.expires_at,
+            (None, Some(acked), _) => acked.plus_seconds(self.timeout + GRACE),
+            (None, None, Some(delivered)) => delivered.plus_seconds(ACK_WITHIN),
+        };
+        let restarted = self.restarted_at.map(|at| at.plus_seconds(AFTER_RESTART));
+        Some(restarted.map_or(usual, |at| at.min(usual)))
     }
 
-    /// Looks at it: past its deadline it is stuck. The flag tells whether that changed it.
+    /// Looks at it: what is past its deadline is stuck, or expired where it never went out. The flag tells whether that
+    /// changed it.
     pub fn give_up_if_overdue(&mut self, now: Timestamp) -> bool {
-        let overdue = self.deadline().is_some_and(|deadline| deadline <= now);
-        if overdue {
-            self.handled_at = Some(now);
-            self.end = Some(End::Stuck);
+        let overdue = self.deadline(now).is_some_and(|deadline| deadline <= now);
+        match self.state() {
+            State::Waiting if self.expires_at <= now => self.end_undelivered(now, End::Expired),
+            State::Sent | State::Acked if overdue => {
+                self.handled_at = self.acked_at.or(self.delivered_at).max(Some(now));
+                self.end = Some(End::Stuck);
+            }
+            _ => return false,
         }
-        overdue
+        true
     }
 }
 
@@ -275,7 +420,7 @@ mod tests {
     }
 
     fn delivered() -> Lifecycle {
-        let mut life = Lifecycle::immediate(at(0), 10);
+        let mut life = Lifecycle::new(at(0), None, None, 10);
         assert!(life.deliver(at(1)));
         life
     }
@@ -293,7 +438,7 @@ mod tests {
 
     #[test]
     fn each_status() {
-        let mut life = Lifecycle::immediate(at(0), 10);
+        let mut life = Lifecycle::new(at(0), None, None, 10);
         check(&life, "Queued", "warning", true);
         life.scheduled_at = at(101);
         check(&life, "Scheduled", "secondary", true);
@@ -309,6 +454,69 @@ mod tests {
         let mut stuck = delivered();
         stuck.give_up_if_overdue(at(61));
         check(&stuck, "Stuck", "danger", false);
+        let mut cancelled = Lifecycle::new(at(0), None, None, 10);
+        assert!(cancelled.cancel(at(3), Cancellation::By("alice".into())));
+        check(&cancelled, "Cancelled", "secondary", false);
+        assert_eq!((cancelled.success(), cancelled.handled_at), (Some(false), Some(at(3))));
+        assert_eq!(cancelled.message(), format!("Cancelled by alice at {}.", at(3)));
+        let mut expired = Lifecycle::new(at(0), None, Some(at(5)), 10);
+        assert!(!expired.give_up_if_overdue(at(4)) && expired.give_up_if_overdue(at(5)));
+        check(&expired, "Expired", "danger", false);
+        assert_eq!((expired.success(), expired.handled_at), (Some(false), Some(at(5))));
+    }
+
+    #[test]
+    fn times_of_a_new_command() {
+        let life = Lifecycle::new(at(10), Some(at(9)), None, 10);
+        assert_eq!((life.scheduled_at, life.expires_at), (at(10), at(10 + 3_600)));
+        let life = Lifecycle::new(at(10), Some(at(20)), None, 10);
+        assert_eq!((life.scheduled_at, life.expires_at), (at(20), at(20 + 3_600)));
+        assert!(!life.is_due(at(19)) && life.is_due(at(20)) && !life.is_due(at(20 + 3_600)));
+        assert_eq!((life.deadline(at(19)), life.deadline(at(20))), (Some(at(20)), Some(at(20 + 3_600))));
+        assert_eq!(Lifecycle::new(at(10), None, Some(at(15)), 10).expires_at, at(15));
+    }
+
+    #[test]
+    fn what_went_out_or_ended_is_not_cancelled() {
+        let by = || Cancellation::By("alice".into());
+        let mut life = delivered();
+        assert!(!life.cancel(at(2), by()));
+        assert_eq!(life, delivered());
+        let mut expired = Lifecycle::new(at(0), None, Some(at(5)), 10);
+        expired.give_up_if_overdue(at(5));
+        assert!(!expired.cancel(at(6), by()) && !expired.deliver(at(6)) && expired.state() == State::Expired);
+        let mut cancelled = Lifecycle::new(at(0), None, None, 10);
+        let why = Cancellation::NotAllowed(Denial::Token);
+        assert!(cancelled.cancel(at(2), why) && !cancelled.cancel(at(3), by()) && !cancelled.deliver(at(4)));
+        assert_eq!(cancelled.handled_at, Some(at(2)));
+        assert!(cancelled.message().contains("API token"), "{}", cancelled.message());
+    }
+
+    #[test]
+    fn an_agent_that_started_anew_has_a_minute() {
+        let mut life = Lifecycle::new(at(0), None, None, 1_000);
+        assert!(!life.agent_restarted(at(1)), "it did not go out");
+        life.deliver(at(1));
+        life.ack(at(2));
+        assert!(life.agent_restarted(at(10)) && !life.agent_restarted(at(20)));
+        assert_eq!(life.deadline(at(20)), Some(at(70)));
+        assert!(!life.give_up_if_overdue(at(69)) && life.give_up_if_overdue(at(70)));
+        assert!(life.finish(at(80), outcome(false)) && life.state() == State::Failed);
+    }
+
+    #[test]
+    fn who_killed_it_is_told_where_it_failed() {
+        let mut life = Lifecycle::new(at(0), None, None, 10);
+        assert!(!life.kill("alice"), "an undelivered one is cancelled");
+        life.deliver(at(1));
+        assert!(life.kill("alice") && life.kill("bob"));
+        assert!(life.message().contains("alice asked to kill it"), "{}", life.message());
+        let mut succeeded = life.clone();
+        succeeded.finish(at(3), outcome(true));
+        assert!(!succeeded.message().contains("alice"), "{}", succeeded.message());
+        life.finish(at(3), outcome(false));
+        assert!(life.message().contains("exit code 1 ") && life.message().ends_with("; killed by alice."));
+        assert!(!life.kill("carol"));
     }
 
     #[test]
@@ -320,25 +528,25 @@ mod tests {
 
     #[test]
     fn a_report_before_delivery_changes_nothing() {
-        let mut life = Lifecycle::immediate(at(0), 10);
+        let mut life = Lifecycle::new(at(0), None, None, 10);
         assert!(!life.ack(at(1)) && !life.finish(at(1), outcome(true)));
-        assert_eq!(life, Lifecycle::immediate(at(0), 10));
+        assert_eq!(life, Lifecycle::new(at(0), None, None, 10));
     }
 
     #[test]
     fn stuck_after_a_minute_without_ack() {
         let mut life = delivered();
-        assert_eq!(life.deadline(), Some(at(61)));
+        assert_eq!(life.deadline(at(1)), Some(at(61)));
         assert!(!life.give_up_if_overdue(at(60)));
         assert!(life.give_up_if_overdue(at(61)));
-        assert_eq!((life.success(), life.handled_at, life.deadline()), (Some(false), Some(at(61)), None));
+        assert_eq!((life.success(), life.handled_at, life.deadline(at(61))), (Some(false), Some(at(61)), None));
     }
 
     #[test]
     fn stuck_a_minute_past_the_timeout() {
         let mut life = delivered();
         life.ack(at(2));
-        assert_eq!(life.deadline(), Some(at(72)));
+        assert_eq!(life.deadline(at(2)), Some(at(72)));
         assert!(life.give_up_if_overdue(at(72)));
         assert!(life.finish(at(80), outcome(true)), "a late result replaces Stuck");
         assert_eq!((life.state(), life.handled_at), (State::Success, Some(at(80))));
@@ -364,14 +572,17 @@ mod tests {
     proptest! {
         /// Any order of reports and looks, with a clock that may jump, keeps the order of the moments and ends once.
         #[test]
-        fn moments_keep_their_order(events in proptest::collection::vec((0..4u8, -50..200i64), 0..12)) {
-            let mut life = Lifecycle::immediate(at(0), 10);
+        fn moments_keep_their_order(events in proptest::collection::vec((0..7u8, -50..200i64), 0..12)) {
+            let mut life = Lifecycle::new(at(0), None, None, 10);
             for (event, seconds) in events {
                 let before = life.clone();
                 match event {
                     0 => { life.deliver(at(seconds)); }
                     1 => { life.ack(at(seconds)); }
                     2 => { life.finish(at(seconds), outcome(seconds % 2 == 0)); }
+                    3 => { life.cancel(at(seconds), Cancellation::By("alice".into())); }
+                    4 => { life.agent_restarted(at(seconds)); }
+                    5 => { life.kill("bob"); }
                     _ => { life.give_up_if_overdue(at(seconds)); }
                 }
                 let moments = [Some(life.added_at), life.delivered_at, life.acked_at, life.handled_at];
@@ -384,7 +595,32 @@ mod tests {
                 if before.delivered_at.is_some() {
                     prop_assert_eq!(life.delivered_at, before.delivered_at);
                 }
+                prop_assert!(before.state() == State::Stuck || !before.state().is_final() || life.end == before.end);
             }
+        }
+
+        /// Reports of one command in any order, each as often as it comes, end in the same state; looks in between do not
+        /// change what the result makes of it.
+        #[test]
+        fn any_order_of_reports_ends_alike(
+            reports in proptest::collection::vec((0..3u8, 1..200i64), 0..8).prop_flat_map(|reports| {
+                (Just(reports.clone()), Just(reports).prop_shuffle())
+            }),
+            success in any::<bool>(),
+        ) {
+            let end = |reports: &[(u8, i64)]| {
+                let mut life = delivered();
+                for (report, seconds) in reports {
+                    match report {
+                        0 => { life.ack(at(*seconds)); }
+                        1 => { life.finish(at(*seconds), outcome(success)); }
+                        // With no result, when it was looked at decides; so not too late for any of them.
+                        _ => { life.give_up_if_overdue(at((*seconds).min(60))); }
+                    }
+                }
+                (life.state(), life.outcome().cloned(), life.acked_at.is_some(), life.handled_at.is_some())
+            };
+            prop_assert_eq!(end(&reports.0), end(&reports.1));
         }
     }
 }

@@ -67,6 +67,10 @@ pub enum Purpose {
     Address,
     /// A username that somebody tried to log in with: it may be a password that was typed in the wrong place.
     GuessedName,
+    /// An Idempotency-Key, which may be anything that a client thinks up.
+    IdempotencyKey,
+    /// The body of a request for a command, whose environment may hold credentials.
+    CommandBody,
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -98,6 +102,8 @@ impl Pepper {
             Purpose::AgentKey => "agent-key",
             Purpose::Address => "address",
             Purpose::GuessedName => "guessed-name",
+            Purpose::IdempotencyKey => "idempotency-key",
+            Purpose::CommandBody => "command-body",
         };
         hex(&self.mac(label, secret))
     }

@@ -4,7 +4,8 @@
 use farhand_domain::error::Error;
 use farhand_domain::id;
 use farhand_domain::secret::Purpose;
-use farhand_domain::wire::{Chunk, Fin, HostFacts};
+use farhand_domain::wire::{Chunk, FEATURE_KILL, FEATURES_HEADER, Fin, HostFacts};
+use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use worker::Response;
@@ -22,6 +23,9 @@ fn read_identity(call: &Call) -> Result<Identity, Error> {
         server: credential.server,
         key_hash: platform::pepper(&call.env)?.hash(Purpose::AgentKey, &credential.key),
         remote_ip: call.remote_ip(),
+        can_kill: call.header(FEATURES_HEADER).is_some_and(|features| {
+            features.split(',').any(|feature| feature.trim().eq_ignore_ascii_case(FEATURE_KILL))
+        }),
     })
 }
 
@@ -111,7 +115,23 @@ pub async fn sync_check(call: &mut Call) -> Result<Reply, Error> {
     Reply::ok(&json!({"sync_required": ["info", "os"]}))
 }
 
-/// Heartbeats, events, and reports that the service has no use for: all that is kept is that the agent was there.
+/// An event that an agent tells of (agent-protocol 2).
+#[derive(Deserialize)]
+struct Event {
+    record: String,
+}
+
+/// `POST /api/events/events/`: of use is that the agent's process began.
+pub async fn event(call: &mut Call) -> Result<Reply, Error> {
+    let identity = identity(call).await?;
+    // One of another form is taken like all that is of no use.
+    let event = call.report_with(|body| Ok(serde_json::from_str::<Event>(body).ok())).await;
+    let has_started = |event: Option<Event>| event.is_some_and(|event| event.record == "started");
+    report(call, identity, event.map(|event| if has_started(event) { Report::Started } else { Report::Seen })).await?;
+    Ok(Reply::no_content())
+}
+
+/// Heartbeats, and reports that the service has no use for: all that is kept is that the agent was there.
 pub async fn seen(call: &mut Call) -> Result<Reply, Error> {
     let identity = identity(call).await?;
     let body = call.discard_report().await;

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use farhand_domain::acl::Acl;
-use farhand_domain::command::{self, Command, NewCommand, Requester, Shell};
+use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester, Rights, Shell};
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
+use farhand_domain::lifecycle::Denial;
 use farhand_domain::page::parameter;
+use farhand_domain::secret::{Purpose, Secret};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -13,8 +14,8 @@ use uuid::Uuid;
 use worker::console_error;
 
 use super::{Listing, list_of, without};
-use crate::caller::{Caller, Credential};
-use crate::link_calls::{self, Ask, Create, Live};
+use crate::caller::{self, Caller, Credential};
+use crate::link_calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
@@ -50,76 +51,166 @@ struct Target {
     any_account: bool,
 }
 
+/// A command that was made with the same Idempotency-Key.
+#[derive(Deserialize)]
+struct Used {
+    id: Uuid,
+    server: Uuid,
+    body: String,
+}
+
+/// What is looked up for a new command.
+#[derive(Deserialize)]
+struct Found {
+    target: Option<Target>,
+    used: Option<Used>,
+}
+
+/// How often a request looks for the command that took its Idempotency-Key.
+const LOOKS_FOR_KEY: u32 = 3;
+
+/// The longest Idempotency-Key, in bytes (contract 7).
+const MAX_KEY: usize = 128;
+
 /// `POST /api/events/commands/`.
 ///
 /// 1. Reads the fields; what is wrong with them is told after the credential's own refusal.
-/// 2. Looks up the caller and the server in one round trip.
+/// 2. Looks up the caller, the server and an earlier command with the same Idempotency-Key in one round trip.
 /// 3. Checks the run-as rule (contract 5), and the API token's access control list (contract 4).
-/// 4. Asks the server's object, which records the command in D1 and hands it to the agent, or refuses.
+/// 4. Asks the server's object, which records the command in D1 and hands it to the agent when it is due, or refuses. Of the
+///    requests with one Idempotency-Key one makes the command, and the others get its answer.
 /// 5. With `Prefer: wait=N`, the answer comes when the command is handled, or after N seconds.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let wait = preferred_wait(&call.header("Prefer").unwrap_or_default());
-    let input = fields.and_then(NewCommand::read).and_then(|new| {
-        // A client that sends it relies on it: better no command than two.
-        match call.header("Idempotency-Key") {
-            None => Ok(new),
-            Some(_) => Err(Error::field(NON_FIELD, "The header Idempotency-Key is not supported yet.")),
-        }
+    let input = fields.and_then(|fields| {
+        let body = fields.canonical();
+        Ok((NewCommand::read(fields, call.now)?, idempotency_key(call)?, body))
     });
-    let new = credential.checked(input).await?;
+    let (new, key, body) = credential.checked(input).await?;
+    let pepper = platform::pepper(&call.env)?;
+    let key = key.map(|key| (pepper.hash(Purpose::IdempotencyKey, &key), pepper.hash(Purpose::CommandBody, &body)));
 
-    let (sql, server) = servers::for_command(&new.server);
-    let (caller, target) = credential.read(&sql, vec![server]).await?;
-    // What a token's list does not name is refused alike, whether or not there is such a server.
-    let is_limited = caller.acl.as_ref().is_some_and(|acl| acl.servers.is_some());
-    let missing = || if is_limited { Error::acl_not_allowed() } else { Error::field("server", "No such server.") };
-    let target = target.ok_or_else(missing)?;
-    let target: Target = serde_json::from_str(&target).map_err(internal)?;
-    let command = authorize(new, &caller, target, platform::new_id(call.now)?)?;
-
-    let (id, server) = (command.0.id, command.0.server);
-    let ask = Ask::Create(Create { workspace_id: caller.workspace_id, command: command.0.clone(), timeout: command.1 });
-    let mut live: Map<String, Value> = link_calls::ask(&call.env, server, &ask).await?;
-    if let Some(seconds) = wait {
-        match link_calls::ask(&call.env, server, &Ask::Live(Live { id, wait: Some(seconds) })).await {
-            Ok(later) => live = later,
-            // It runs: an error now would make the client send it again.
-            Err(error) => console_error!("the wait for command {id} was cut off: {}", error.detail),
+    for _ in 0..LOOKS_FOR_KEY {
+        let (sql, server) = servers::for_command(&new.server);
+        let sql = format!("json_object('target', json({sql}), 'used', json({})) AS found", commands::MADE_WITH_KEY);
+        let hash = key.as_ref().map(|(hash, _)| hash);
+        let parameters = vec![server, hash.into(), call.now.plus_seconds(-KEY_LASTS).into()];
+        let (caller, found) = credential.read(&sql, parameters).await?;
+        let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
+        let Found { target, used } = serde_json::from_str(&found).map_err(internal)?;
+        let key =
+            key.as_ref().map(|(hash, body)| Key { hash: format!("{}/{hash}", caller.user_id), body: body.clone() });
+        let create = match target {
+            Some(target) => Some(authorize(call, &new, &caller, target, key.clone(), wait)?),
+            // What a token's list does not name is refused alike, whether or not there is such a server.
+            None if caller.acl.as_ref().is_some_and(|acl| acl.servers.is_some()) => {
+                return Err(Error::acl_not_allowed());
+            }
+            None => None,
+        };
+        if let (Some(used), Some(key)) = (used, key) {
+            if used.body != key.body {
+                return Err(Refusal::KeyReused.into());
+            }
+            match link_calls::try_ask::<Created>(&call.env, used.server, &Ask::Replay(key)).await? {
+                Ok(created) => return created_reply(&created),
+                // Its server is gone, and has taken the answer along.
+                Err(Refusal::NotFound) if create.is_none() => {
+                    let (_, body) = find(&credential, used.id).await?;
+                    let command = serde_json::from_str(&body).map_err(internal)?;
+                    return created_reply(&Created { command, replayed: true });
+                }
+                Err(Refusal::NotFound | Refusal::KeyTaken) => {}
+                Err(refusal) => return Err(refusal.into()),
+            }
+        }
+        let create = create.ok_or_else(|| Error::field("server", "No such server."))?;
+        match take(call, create).await? {
+            Ok(created) => return created_reply(&created),
+            Err(Refusal::KeyTaken) => {}
+            Err(refusal) => return Err(refusal.into()),
         }
     }
-    Reply::created(&command::object(&command.0, live))
+    Err(Refusal::KeyTaken.into())
 }
 
-/// The command that a request asks for, with its timeout, if the caller may run it on that server (contract 5, Run-as;
-/// contract 4, Token ACL).
-fn authorize(new: NewCommand, caller: &Caller, target: Target, id: Uuid) -> Result<(Command, i64), Error> {
-    let username = new.username.unwrap_or_else(|| caller.username.clone());
-    let as_self = username == caller.username && new.groupname.is_empty();
-    if !(target.any_account || as_self) || (new.shell == Shell::Internal && !caller.is_staff_or_superuser()) {
-        return Err(Error::permission_denied());
+fn created_reply(created: &Created) -> Result<Reply, Error> {
+    let reply = Reply::created(&created.command)?;
+    Ok(if created.replayed { reply.header("Idempotent-Replayed", "true") } else { reply })
+}
+
+/// Has the server's object take a command.
+async fn take(call: &Call, create: Create) -> Result<Result<Created, Refusal>, Error> {
+    let (command, server) = (create.command.clone(), create.command.server);
+    let taken = link_calls::try_ask(&call.env, server, &Ask::Create(Box::new(create))).await;
+    let Err(error) = taken else { return taken };
+    // Where it runs, an error would make the client send it again.
+    let live = Ask::Live(Live { id: command.id, wait: None });
+    let Ok(live) = link_calls::ask::<Map<String, Value>>(&call.env, server, &live).await else { return Err(error) };
+    console_error!("the answer to command {} was cut off: {}", command.id, error.detail);
+    Ok(Ok(Created { command: farhand_domain::command::object(&command, live), replayed: false }))
+}
+
+/// The Idempotency-Key of the request.
+fn idempotency_key(call: &Call) -> Result<Option<Secret>, Error> {
+    let Some(key) = call.header("Idempotency-Key") else { return Ok(None) };
+    if (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(Some(Secret::new(key)));
     }
-    // `env` is not served yet, so no command has one. A list of accounts says nothing of groups: none but their own.
-    let allows = |acl: &Acl| {
-        acl.allows_command(&new.line, &username, target.id, new.shell, false)
-            && (acl.usernames.is_none() || new.groupname.is_empty())
-    };
-    if !caller.acl.as_ref().is_none_or(allows) {
-        return Err(Error::acl_not_allowed());
-    }
+    let message = format!("The header Idempotency-Key takes 1 to {MAX_KEY} visible ASCII characters.");
+    Err(Error::field(NON_FIELD, message))
+}
+
+/// The command that a request asks for, if the caller may run it on that server (contract 5, Run-as; contract 4, Token
+/// ACL).
+fn authorize(
+    call: &Call,
+    new: &NewCommand,
+    caller: &Caller,
+    target: Target,
+    key: Option<Key>,
+    wait: Option<u32>,
+) -> Result<Create, Error> {
     let requester = Requester { id: caller.user_id, username: caller.username.clone(), email: caller.email.clone() };
     let command = Command {
-        id,
+        id: platform::new_id(call.now)?,
         shell: new.shell,
-        line: new.line,
-        username,
-        groupname: new.groupname,
+        line: new.line.clone(),
+        username: new.username.clone().unwrap_or_else(|| caller.username.clone()),
+        groupname: new.groupname.clone(),
         server: target.id,
         server_name: target.name,
         requested_by: Some(requester),
     };
-    Ok((command, new.timeout))
+    let origin = Origin {
+        api_token: (caller.kind == caller::Kind::ApiToken).then_some(caller.credential_id),
+        remote_ip: call.remote_ip(),
+        has_env: new.env.is_some(),
+    };
+    let rights = Rights {
+        username: caller.username.clone(),
+        is_staff: caller.is_staff_or_superuser(),
+        any_account: target.any_account,
+        acl: caller.acl.clone(),
+    };
+    rights.allow(&command, &origin).map_err(|denial| match denial {
+        Denial::Acl => Error::acl_not_allowed(),
+        _ => Error::permission_denied(),
+    })?;
+    Ok(Create {
+        workspace_id: caller.workspace_id,
+        command,
+        origin,
+        env: new.env.clone(),
+        timeout: new.timeout,
+        scheduled_at: new.scheduled_at,
+        expires_at: new.expires_at,
+        on_offline: new.on_offline,
+        wait,
+        key,
+    })
 }
 
 /// N of `Prefer: wait=N` (RFC 7240). A preference that is malformed is as good as none.
@@ -140,16 +231,27 @@ fn asked_wait(call: &Call) -> Result<Option<u32>, Error> {
     seconds.map(Some).ok_or_else(|| Error::field("wait", format!("Enter whole seconds from 0 to {MAX_WAIT}.")))
 }
 
-fn command_not_found() -> Error {
+/// The refusal where there is no such command, or none that the caller can see.
+pub fn command_not_found() -> Error {
     Error::new(Kind::NotFound, "No such command.").code(Code::CommandNotFound)
 }
 
-/// The parts of a command object that tell whether its server's object may know more.
+/// The parts of a command object that matter to what is done with it.
 #[derive(Deserialize)]
 struct Known {
     server: Uuid,
+    line: String,
+    shell: Shell,
+    username: String,
+    requested_by: Option<RequestedBy>,
+    delivered_at: Option<Timestamp>,
     handled_at: Option<Timestamp>,
     status: BTreeMap<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct RequestedBy {
+    id: i64,
 }
 
 impl Known {
@@ -158,6 +260,38 @@ impl Known {
         let over = self.handled_at.is_some_and(|handled| handled.plus_seconds(SETTLES_WITHIN) < now);
         !over || self.status.get("text").is_some_and(|text| text == "Stuck")
     }
+
+    /// Only its requester, staff and superusers take a command back or kill it (contract 7), and with an API token that
+    /// is limited only what it could have been made with.
+    fn may_be_ended_by(&self, caller: &Caller) -> Result<(), Error> {
+        let is_own = self.requested_by.as_ref().is_some_and(|requester| requester.id == caller.user_id);
+        if !is_own && !caller.is_staff_or_superuser() {
+            return Err(Error::permission_denied());
+        }
+        let is_within = caller
+            .acl
+            .as_ref()
+            .is_none_or(|acl| acl.allows_command(&self.line, &self.username, self.server, self.shell, false));
+        if is_within { Ok(()) } else { Err(Error::acl_not_allowed()) }
+    }
+}
+
+/// The command object of a command that the caller reaches, as D1 knows it.
+///
+/// # Errors
+/// The credential is not alive, or there is no such command.
+pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
+    let (object, reachable) = (commands::whole_object(), commands::reachable());
+    let sql = format!("(SELECT {object} FROM commands c WHERE c.id = ?5 AND {reachable})");
+    let (caller, body) = credential.read(&sql, vec![id.into()]).await?;
+    Ok((caller, body.ok_or_else(command_not_found)?))
+}
+
+/// Lays what the object tells of a command over what D1 does.
+fn updated(body: &str, live: Map<String, Value>) -> Result<Map<String, Value>, Error> {
+    let mut object: Map<String, Value> = serde_json::from_str(body).map_err(internal)?;
+    object.extend(live);
+    Ok(object)
 }
 
 /// `GET /api/events/commands/<id>/`, with `?wait=N` when the command is handled or after N seconds.
@@ -165,27 +299,61 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let input = call.path_id(command_not_found).and_then(|id| Ok((id, asked_wait(call)?)));
     let (id, wait) = credential.checked(input).await?;
-    let (object, reachable) = (commands::whole_object(), commands::reachable());
-    let sql = format!("(SELECT {object} FROM commands c WHERE c.id = ?5 AND {reachable})");
-    let (_, body) = credential.read(&sql, vec![id.into()]).await?;
-    let body = body.ok_or_else(command_not_found)?;
+    let (_, body) = find(&credential, id).await?;
     let known: Known = serde_json::from_str(&body).map_err(internal)?;
     if !known.may_change(call.now) {
         return Ok(Reply::ok_text(body));
     }
-    let live: Result<Map<String, Value>, Error> =
-        link_calls::ask(&call.env, known.server, &Ask::Live(Live { id, wait })).await;
-    match live {
-        Ok(live) => {
-            let mut object: Map<String, Value> = serde_json::from_str(&body).map_err(internal)?;
-            object.extend(live);
-            Reply::ok(&object)
-        }
+    match link_calls::ask(&call.env, known.server, &Ask::Live(Live { id, wait })).await {
+        Ok(live) => Reply::ok(&updated(&body, live)?),
         // What D1 knows is true, if not the latest.
         Err(error) => {
             console_error!("the object of server {} does not tell of command {id}: {}", known.server, error.detail);
             Ok(Reply::ok_text(body))
         }
+    }
+}
+
+/// Asks the object of a command's server to end it, and returns the command object that comes of it.
+async fn end(call: &Call, ask: fn(ByUser) -> Ask) -> Result<Map<String, Value>, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(command_not_found)).await?;
+    let (caller, body) = find(&credential, id).await?;
+    let known: Known = serde_json::from_str(&body).map_err(internal)?;
+    known.may_be_ended_by(&caller)?;
+    let ask = ask(ByUser { id, username: caller.username });
+    match link_calls::try_ask(&call.env, known.server, &ask).await? {
+        Ok(live) => updated(&body, live),
+        // The server's object was wiped: what D1 knows is all there is.
+        Err(Refusal::NotFound) if known.handled_at.is_none() && known.delivered_at.is_some() => {
+            Err(Refusal::AlreadySent.into())
+        }
+        Err(Refusal::NotFound) => Err(Refusal::AlreadyHandled.into()),
+        Err(refusal) => Err(refusal.into()),
+    }
+}
+
+/// `POST /api/events/commands/<id>/cancel/`.
+pub async fn cancel(call: &mut Call) -> Result<Reply, Error> {
+    call.discard().await;
+    Reply::ok(&end(call, Ask::Cancel).await?)
+}
+
+/// `DELETE /api/events/commands/<id>/`: the same as cancelling.
+pub async fn delete(call: &mut Call) -> Result<Reply, Error> {
+    call.discard().await;
+    end(call, Ask::Cancel).await?;
+    Ok(Reply::no_content())
+}
+
+/// `POST /api/events/commands/<id>/kill/`: 202 where the agent was asked, 200 where it never went out.
+pub async fn kill(call: &mut Call) -> Result<Reply, Error> {
+    call.discard().await;
+    let command = end(call, Ask::Kill).await?;
+    if command.get("delivered_at").is_some_and(Value::is_null) {
+        Reply::ok(&command)
+    } else {
+        Reply::accepted(&command)
     }
 }
 

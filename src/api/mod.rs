@@ -1,6 +1,7 @@
 //! The handlers, one file per resource: each reads its input, makes one call into the store or an object, and answers.
 
 pub mod agent;
+pub mod command_output;
 pub mod commands;
 pub mod operator;
 pub mod pages;
@@ -60,12 +61,18 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::CommandList => commands::list(call).await,
         Endpoint::CommandCreate => commands::create(call).await,
         Endpoint::CommandRetrieve => commands::retrieve(call).await,
+        Endpoint::CommandCancel => commands::cancel(call).await,
+        Endpoint::CommandDelete => commands::delete(call).await,
+        Endpoint::CommandKill => commands::kill(call).await,
+        Endpoint::CommandChunks => command_output::chunks(call).await,
+        Endpoint::CommandStream => command_output::stream(call).await,
         Endpoint::AgentAck => agent::ack(call).await,
         Endpoint::AgentChunk => agent::chunk(call).await,
         Endpoint::AgentFin => agent::fin(call).await,
         Endpoint::AgentCommit | Endpoint::AgentSync => agent::facts(call).await,
         Endpoint::AgentSyncCheck => agent::sync_check(call).await,
-        Endpoint::AgentEvent | Endpoint::AgentHeartbeat | Endpoint::AgentIgnored => agent::seen(call).await,
+        Endpoint::AgentEvent => agent::event(call).await,
+        Endpoint::AgentHeartbeat | Endpoint::AgentIgnored => agent::seen(call).await,
         Endpoint::AgentMetricsConfig => agent::metrics_config(call).await,
         Endpoint::AgentProcSync => agent::proc_sync(call).await,
         Endpoint::AgentUnknown => agent::unknown(call).await,

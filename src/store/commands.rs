@@ -47,6 +47,11 @@ pub fn reachable() -> String {
     )
 }
 
+/// SQL for the caller's command that was made with the Idempotency-Key of hash `?6` after `?7`, as `{id, server, body}`.
+pub const MADE_WITH_KEY: &str = "(SELECT json_object('id', c.id, 'server', c.server_id, 'body', c.idempotency_body)
+    FROM commands c WHERE c.workspace_id = me.workspace_id AND c.requested_by = me.user_id
+    AND c.idempotency_key = me.user_id || '/' || ?6 AND c.added_at > ?7)";
+
 /// SQL for how many commands the caller reaches, from the counters.
 pub fn count() -> String {
     format!(

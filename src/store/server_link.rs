@@ -1,15 +1,19 @@
 //! What a server's object reads and writes in D1. Its writes can be repeated and can come late: each carries a revision,
 //! and an older one changes nothing.
 
-use farhand_domain::command::{Command, Output, split_result};
-use farhand_domain::lifecycle::Lifecycle;
+use farhand_domain::acl::Acl;
+use farhand_domain::command::{self, Command, Output, Rights, split_result};
+use farhand_domain::lifecycle::{Denial, Lifecycle};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::HostFacts;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use uuid::Uuid;
 use worker::{Env, Error, Result};
 
 use super::db::{self, Failure, Statement};
+use super::servers;
+use crate::link_calls::Key;
 use crate::server_link_sql::Held;
 
 impl From<Failure> for Error {
@@ -137,20 +141,39 @@ pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> St
     .bind(facts.load)
 }
 
-/// Writes a new command. False: its workspace is gone, and nothing was written.
-pub async fn insert_command(env: &Env, workspace_id: i64, command: &Command, life: &Lifecycle) -> Result<bool> {
-    let statement = Statement::new(
+/// What became of a new command in D1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recorded {
+    /// It is there.
+    Yes,
+    /// Its workspace or its server is gone.
+    NoServer,
+    /// Its Idempotency-Key is another command's.
+    KeyTaken,
+}
+
+/// Writes a new command. Where it is not written, nothing is.
+pub async fn insert_command(
+    env: &Env,
+    workspace_id: i64,
+    command: &Command,
+    life: &Lifecycle,
+    key: Option<&Key>,
+) -> Result<Recorded> {
+    let requester = command.requested_by.as_ref().map(|requester| requester.id);
+    let insert = Statement::new(
         "INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
-            timeout, added_at, scheduled_at, expires_at, state, status_message)
-         SELECT w.id, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15
-         FROM workspaces w WHERE w.id = ?1 AND w.deleted_at IS NULL
+            timeout, added_at, scheduled_at, expires_at, state, status_message, idempotency_key, idempotency_body)
+         SELECT w.id, ?2, s.id, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17
+         FROM workspaces w JOIN servers s ON s.id = ?3 AND s.workspace_id = w.id
+         WHERE w.id = ?1 AND w.deleted_at IS NULL
          RETURNING id",
     )
     .bind(workspace_id)
     .bind(command.id)
     .bind(command.server)
     .bind(&command.server_name)
-    .bind(command.requested_by.as_ref().map(|requester| requester.id))
+    .bind(requester)
     .bind(command.shell.as_str())
     .bind(&command.line)
     .bind(&command.username)
@@ -160,9 +183,87 @@ pub async fn insert_command(env: &Env, workspace_id: i64, command: &Command, lif
     .bind(life.scheduled_at)
     .bind(life.expires_at)
     .bind(life.state().as_str())
-    .bind(life.message());
-    let made = db::column::<String>(&db::run(env, statement).await?).map_err(|error| own(&error))?;
-    Ok(!made.is_empty())
+    .bind(life.message())
+    .bind(key.map(|key| key.hash.as_str()))
+    .bind(key.map(|key| key.body.as_str()));
+    let mut statements = vec![];
+    if let Some(key) = key {
+        // One that was used long ago is free again.
+        let release = "UPDATE commands SET idempotency_key = NULL, idempotency_body = NULL
+            WHERE workspace_id = ?1 AND requested_by = ?2 AND idempotency_key = ?3 AND added_at <= ?4";
+        let release = Statement::new(release).bind(workspace_id).bind(requester).bind(&key.hash);
+        statements.push(release.bind(life.added_at.plus_seconds(-command::KEY_LASTS)));
+    }
+    statements.push(insert);
+    match db::batch(env, statements).await {
+        Ok(results) => {
+            let made = results.last().map(db::column::<String>).transpose().map_err(|error| own(&error))?;
+            Ok(if made.is_some_and(|made| !made.is_empty()) { Recorded::Yes } else { Recorded::NoServer })
+        }
+        Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => Ok(Recorded::KeyTaken),
+        Err(failure) => Err(failure.into()),
+    }
+}
+
+/// What commands are allowed that are about to go out, in their order: the rights of each one's requester, as they are
+/// now, or why there are none.
+///
+/// # Errors
+/// D1 did not answer.
+pub async fn find_rights(
+    env: &Env,
+    workspace_id: i64,
+    server: Uuid,
+    commands: &[Held],
+    now: Timestamp,
+) -> Result<Vec<Result<Rights, Denial>>> {
+    #[derive(Deserialize)]
+    struct Row {
+        is_active: bool,
+        has_token: bool,
+        any_account: Option<bool>,
+        username: Option<String>,
+        is_staff: bool,
+        acl: Option<Acl>,
+    }
+    let asked: Vec<_> = commands
+        .iter()
+        .map(|held| {
+            json!({
+                "user": held.command.requested_by.as_ref().map(|requester| requester.id),
+                "token": held.origin.as_ref().and_then(|origin| origin.api_token),
+            })
+        })
+        .collect();
+    let (reachable, any_account) = (servers::REACHABLE, servers::ANY_ACCOUNT);
+    let sql = format!(
+        "WITH me AS (
+            SELECT c.key AS place, ?1 AS workspace_id, u.id AS user_id, u.username, u.is_active, u.is_staff, u.is_superuser,
+                c.value ->> 'token' IS NULL OR (t.enabled AND (t.expires_at IS NULL OR t.expires_at > ?4)) AS has_token,
+                t.acl, json_extract(t.acl, '$.servers') AS acl_servers
+            FROM json_each(?3) c
+            LEFT JOIN users u ON u.id = c.value ->> 'user' AND u.workspace_id = ?1
+            LEFT JOIN api_tokens t ON t.id = c.value ->> 'token' AND t.workspace_id = ?1 AND t.user_id = u.id
+        )
+        SELECT json_object('is_active', json(iif(me.is_active, 'true', 'false')),
+            'has_token', json(iif(me.has_token, 'true', 'false')), 'username', me.username,
+            'is_staff', json(iif(me.is_staff OR me.is_superuser, 'true', 'false')), 'acl', json(me.acl),
+            'any_account', json((SELECT iif({any_account}, 'true', 'false')
+                FROM servers s WHERE s.id = ?2 AND {reachable}))) AS body
+        FROM me ORDER BY me.place"
+    );
+    let statement = Statement::new(sql).bind(workspace_id).bind(server).bind(json!(asked).to_string()).bind(now);
+    let rows = db::column::<String>(&db::run(env, statement).await?).map_err(|error| own(&error))?;
+    let verdict = |row: &String| {
+        let row: Row = serde_json::from_str(row)?;
+        let Some(username) = row.username.filter(|_| row.is_active) else { return Ok(Err(Denial::Requester)) };
+        if !row.has_token {
+            return Ok(Err(Denial::Token));
+        }
+        let Some(any_account) = row.any_account else { return Ok(Err(Denial::Server)) };
+        Ok(Ok(Rights { username, is_staff: row.is_staff, any_account, acl: row.acl }))
+    };
+    rows.iter().map(verdict).collect()
 }
 
 /// The statement that tells the latest of a command.

@@ -25,6 +25,9 @@ pub const REACHABLE: &str =
     "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)
     AND (me.acl_servers IS NULL OR s.id IN (SELECT value FROM json_each(me.acl_servers)))";
 
+/// SQL for whether the caller may name any remote account on a row of `servers s` that they reach (contract 5, Run-as).
+pub const ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
+
 /// SQL for a server that a command names, as `{id, name, any_account}`, and the parameter that it takes as `?5`.
 ///
 /// `any_account` tells whether the caller may name any remote account there (contract 5, Run-as).
@@ -35,7 +38,7 @@ pub fn for_command(server: &ServerRef) -> (String, Parameter) {
     };
     let sql = format!(
         "(SELECT json_object('id', s.id, 'name', s.name,
-            'any_account', json(iif(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id, 'true', 'false')))
+            'any_account', json(iif({ANY_ACCOUNT}, 'true', 'false')))
           FROM servers s WHERE s.{column} = ?5 AND {REACHABLE})"
     );
     (sql, value.into())

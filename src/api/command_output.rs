@@ -1,0 +1,201 @@
+//! A command's output: page by page, and while it comes (contract 7, Output).
+
+use std::time::Duration;
+
+use farhand_domain::error::{self, Error, NON_FIELD};
+use farhand_domain::page::{Page, Query, parameter};
+use farhand_domain::time::Timestamp;
+use farhand_domain::wire::Chunk;
+use futures_util::{Stream, stream};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+use worker::{Delay, Env, console_error};
+
+use super::commands::{command_not_found, find};
+use super::envelope;
+use crate::caller::{Credential, Watch};
+use crate::link_calls::{self, Ask, ChunkPage, Chunks, Follow, Followed, Refusal};
+use crate::platform::{self, internal};
+use crate::request::Call;
+use crate::response::Reply;
+use crate::store::commands;
+
+/// How often a stream says that it is there, and looks whether it may go on, in milliseconds (contract 7).
+const KEEP_ALIVE: i64 = 15_000;
+/// How long a stream gathers output before it asks for more, in milliseconds: each question costs.
+const GATHER: u64 = 100;
+/// How many questions a stream asks at most; the platform allows a request 10,000. Then it ends without an `end`, and who
+/// follows resumes.
+const MAX_QUESTIONS: u32 = 8_000;
+
+/// A whole number from 0 on that `u32` holds, as `seq` does.
+fn seq(text: &str) -> Option<u64> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse::<u32>().ok()).flatten().map(u64::from)
+}
+
+/// The parameter `seq__gte`: the lowest `seq`.
+fn lowest_seq(query: &Query) -> Result<u64, Error> {
+    let Some(text) = parameter(query, "seq__gte") else { return Ok(0) };
+    seq(text).ok_or_else(|| Error::field("seq__gte", "Enter a whole number of at least 0."))
+}
+
+/// The server of a command, out of its object.
+fn server_of(body: &str) -> Result<Uuid, Error> {
+    #[derive(Deserialize)]
+    struct Known {
+        server: Uuid,
+    }
+    Ok(serde_json::from_str::<Known>(body).map_err(internal)?.server)
+}
+
+/// `GET /api/events/commands/<id>/chunks/`: the output in pieces, in their order.
+pub async fn chunks(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let query = call.query();
+    let input =
+        call.path_id(command_not_found).and_then(|id| Ok((id, error::both(Page::of(&query), lowest_seq(&query))?)));
+    let (id, (page, from)) = credential.checked(input).await?;
+    let (_, body) = find(&credential, id).await?;
+    let ask = Ask::Chunks(Chunks { id, from, offset: page.offset(), limit: page.size });
+    let told = match link_calls::try_ask(&call.env, server_of(&body)?, &ask).await? {
+        Ok(told) => told,
+        // The server's object was wiped, and the chunks with it.
+        Err(Refusal::NotFound) => ChunkPage { count: 0, chunks: vec![] },
+        Err(refusal) => return Err(refusal.into()),
+    };
+    envelope(call, &query, page, serde_json::to_string(&told.chunks).map_err(internal)?, told.count)
+}
+
+/// Somebody who follows a command's output.
+struct Follower {
+    env: Env,
+    watch: Watch,
+    id: Uuid,
+    server: Uuid,
+    /// The command object as it was at the beginning.
+    command: Map<String, Value>,
+    /// The next `seq`.
+    next: u64,
+    questions: u32,
+    /// When the credential is looked at again.
+    checked_next: Timestamp,
+    /// Nothing more is to be told.
+    is_over: bool,
+}
+
+/// `GET /api/events/commands/<id>/stream/`: the output while it comes, as Server-Sent Events.
+pub async fn stream(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let malformed = || Error::field(NON_FIELD, "The header Last-Event-ID takes the id of an event of this stream.");
+    let next = match call.header("Last-Event-ID").filter(|id| !id.is_empty()) {
+        None => Ok(0),
+        Some(id) => seq(&id).map(|seq| seq + 1).ok_or_else(malformed),
+    };
+    let input = call.path_id(command_not_found).and_then(|id| Ok((id, next?)));
+    let (id, next) = credential.checked(input).await?;
+    let (_, body) = find(&credential, id).await?;
+    let reachable = format!("(SELECT c.id FROM commands c WHERE c.id = ?5 AND {})", commands::reachable());
+    let follower = Follower {
+        env: call.env.clone(),
+        watch: credential.watch(reachable, vec![id.into()]),
+        id,
+        server: server_of(&body)?,
+        command: serde_json::from_str(&body).map_err(internal)?,
+        next,
+        questions: 0,
+        checked_next: call.now.plus_millis(KEEP_ALIVE),
+        is_over: false,
+    };
+    Ok(Reply::events(events(follower)))
+}
+
+/// What a follower is told, as the texts of events. Where it cannot go on it ends without an `end`, and who follows
+/// resumes, or is refused then.
+fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
+    stream::unfold((follower, Some("retry: 1000\n\n".to_owned())), |(mut follower, first)| async move {
+        if let Some(text) = first {
+            return Some((Ok(text), (follower, None)));
+        }
+        if follower.is_over {
+            return None;
+        }
+        match follower.next_text().await {
+            Ok(Some(text)) => Some((Ok(text), (follower, None))),
+            Ok(None) => None,
+            Err(error) => {
+                console_error!("the stream of command {} was cut off: {}", follower.id, error.detail);
+                None
+            }
+        }
+    })
+}
+
+impl Follower {
+    /// The text of the next events; `None` where the stream may not go on.
+    async fn next_text(&mut self) -> Result<Option<String>, Error> {
+        loop {
+            if self.questions >= MAX_QUESTIONS {
+                return Ok(None);
+            }
+            self.questions += 1;
+            let left = (self.checked_next.seconds_since(platform::now()) * 1_000.0) as i64;
+            let ask = Ask::Follow(Follow { id: self.id, from: self.next, wait_millis: left.clamp(0, KEEP_ALIVE) });
+            let followed = match link_calls::try_ask(&self.env, self.server, &ask).await? {
+                Ok(followed) => followed,
+                // The server's object was wiped: what D1 knows is the end.
+                Err(Refusal::NotFound) => Followed { chunks: vec![], has_more: false, end: Some(Map::new()) },
+                Err(refusal) => return Err(refusal.into()),
+            };
+            let mut text = String::new();
+            let now = platform::now();
+            if self.checked_next <= now {
+                self.questions += 1;
+                if !self.watch.still_reads(now).await? {
+                    return Ok(None);
+                }
+                self.checked_next = now.plus_millis(KEEP_ALIVE);
+                text.push_str(": keep-alive\n\n");
+            }
+            for chunk in &followed.chunks {
+                self.next = u64::from(chunk.seq) + 1;
+                text.push_str(&chunk_event(chunk));
+            }
+            if let Some(live) = followed.end {
+                self.command.extend(live);
+                self.is_over = true;
+                text.push_str(&format!("event: end\ndata: {}\n\n", json!(self.command)));
+            } else if !followed.chunks.is_empty() && !followed.has_more {
+                Delay::from(Duration::from_millis(GATHER)).await;
+            }
+            if !text.is_empty() {
+                return Ok(Some(text));
+            }
+        }
+    }
+}
+
+/// An event of a piece of output, whose id is its `seq`. JSON has no line break, so that its text is one line.
+fn chunk_event(chunk: &Chunk) -> String {
+    format!("id: {}\nevent: chunk\ndata: {}\n\n", chunk.seq, json!(chunk))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_chunks() {
+        assert_eq!((seq("0"), seq("17"), seq("4294967295")), (Some(0), Some(17), Some(4_294_967_295)));
+        for bad in ["", "-1", "+1", "1.0", "x", " 1", "4294967296"] {
+            assert_eq!(seq(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_block() {
+        let event = chunk_event(&Chunk { seq: 3, content: "a\n\nb\r\u{2028}".into() });
+        assert_eq!(event, "id: 3\nevent: chunk\ndata: {\"content\":\"a\\n\\nb\\r\u{2028}\",\"seq\":3}\n\n");
+    }
+}

@@ -1,0 +1,510 @@
+//! Commands in a server's object: taken, queued, handed out, taken back, killed and followed.
+
+use std::time::Duration;
+
+use farhand_domain::command::{self, KEY_LASTS, OnOffline, Rights};
+use farhand_domain::lifecycle::{Cancellation, Denial, End, Lifecycle, State as Life};
+use farhand_domain::time::Timestamp;
+use farhand_domain::wire::ToAgent;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+use worker::{WebSocket, console_error};
+
+use super::{ServerLink, now, wake};
+use crate::link_calls::{Answer, ByUser, ChunkPage, Chunks, Create, Created, Follow, Followed, Key, Live, Refusal};
+use crate::server_link_sql::{Held, NewHeld, Phase};
+use crate::store::server_link::{self as d1, Recorded};
+
+/// How long a command may take to be recorded before it is withdrawn, in seconds: only after a crash does it.
+const RECORD_WITHIN: i64 = 30;
+/// How long a request may be at something in D1 before it is taken for dead, in seconds.
+const ABANDONED: i64 = 120;
+/// How many commands an agent has at most that it did not end; further ones wait here, where they can be taken back. An
+/// agent has room for 200 beyond those that run (agent-protocol 4).
+const WINDOW: u64 = 200;
+/// How many commands have their right checked in one go.
+const CHECKED_TOGETHER: u64 = 50;
+/// How long a check of rights may take before it is taken for dead, in seconds.
+const CHECK_WITHIN: i64 = 20;
+/// When rights that could not be checked are looked at again, in seconds.
+const CHECK_AGAIN: i64 = 2;
+/// How much output a follower is told at once: so many chunks, and not many more than so many bytes.
+const TOLD_AT_ONCE: (u64, usize) = (1_000, 256 * 1024);
+/// How long after its end a command's last output may still come, in seconds, where nothing tells that it is complete.
+const SETTLES_WITHIN: i64 = 2;
+/// The same where some is known to be missing.
+const COMPLETES_WITHIN: i64 = 10;
+
+/// A way to say that it will not be done.
+fn refused(refusal: Refusal) -> worker::Result<Answer> {
+    Ok(Answer::Refused(refusal))
+}
+
+fn done(value: &impl Serialize) -> worker::Result<Answer> {
+    Ok(Answer::Done(serde_json::to_value(value)?))
+}
+
+impl ServerLink {
+    // Taking.
+
+    /// Takes a command, or answers once more what was answered to the same request before.
+    pub(super) async fn create(&self, create: Create) -> worker::Result<Answer> {
+        let Some(key) = create.key.clone() else { return self.take(create).await };
+        if let Some(answer) = self.replayed(&key).await? {
+            return Ok(answer);
+        }
+        self.answering.borrow_mut().insert(key.hash.clone(), now());
+        let answer = self.take(create).await;
+        self.answering.borrow_mut().remove(&key.hash);
+        if let Ok(Answer::Done(created)) = &answer
+            && self.is_used()?
+        {
+            self.tables().set_answer(&key.hash, &created["command"].to_string())?;
+        }
+        self.answered.tell(&key.hash);
+        answer
+    }
+
+    /// Tells the first answer to a key.
+    pub(super) async fn replay(&self, key: Key) -> worker::Result<Answer> {
+        Ok(self.replayed(&key).await?.unwrap_or(Answer::Refused(Refusal::NotFound)))
+    }
+
+    /// The first answer to a key, when there is one; `None` where the key is free.
+    async fn replayed(&self, key: &Key) -> worker::Result<Option<Answer>> {
+        loop {
+            if !self.is_used()? {
+                return Ok(None);
+            }
+            let tables = self.tables();
+            let Some(stored) = tables.answer(&key.hash, now())? else {
+                // It may be taken without being noted: between the request's first steps.
+                if self.is_answering(&key.hash) {
+                    self.answered.wait(key.hash.clone(), Duration::from_secs(1)).await;
+                    continue;
+                }
+                return Ok(None);
+            };
+            if stored.body != key.body {
+                return Ok(Some(Answer::Refused(Refusal::KeyReused)));
+            }
+            if let Some(answer) = stored.answer {
+                let command = serde_json::from_str(&answer)?;
+                return Ok(Some(Answer::Done(serde_json::to_value(Created { command, replayed: true })?)));
+            }
+            if self.is_answering(&key.hash) {
+                self.answered.wait(key.hash.clone(), Duration::from_secs(5)).await;
+                continue;
+            }
+            // Its request died before it was answered. What it made, if it came that far, is the answer.
+            let made = tables.command(stored.command)?.filter(|held| held.phase == Phase::Accepted);
+            let Some(held) = made else { return Ok(Some(Answer::Refused(Refusal::KeyTaken))) };
+            let command = self.whole(&held)?;
+            tables.set_answer(&key.hash, &Value::Object(command.clone()).to_string())?;
+            return Ok(Some(Answer::Done(serde_json::to_value(Created { command, replayed: true })?)));
+        }
+    }
+
+    /// Whether a request at hand will answer to a key.
+    fn is_answering(&self, key: &str) -> bool {
+        let mut answering = self.answering.borrow_mut();
+        answering.retain(|_, since| since.plus_seconds(ABANDONED) > now());
+        answering.contains_key(key)
+    }
+
+    /// Takes a command: into its own tables, into D1, and out to the agent where it is due, in this order. Where it does
+    /// not come that far it is withdrawn, and nothing of it stays.
+    async fn take(&self, create: Create) -> worker::Result<Answer> {
+        let (id, workspace_id, wait) = (create.command.id, create.workspace_id, create.wait);
+        let is_connected = self.open_socket()?.is_some();
+        let life = Lifecycle::new(now(), create.scheduled_at, create.expires_at, create.timeout);
+        let is_immediate = life.scheduled_at == life.added_at;
+        let must_go = is_immediate && create.on_offline == OnOffline::Reject;
+        if must_go && !is_connected {
+            self.arm_if_used().await?;
+            return refused(Refusal::NotConnected);
+        }
+        let epoch = self.epoch.get();
+        self.recording.borrow_mut().insert(id);
+        let recorded = self.record(&create, &life).await;
+        self.recording.borrow_mut().remove(&id);
+        if self.epoch.get() != epoch {
+            return refused(Refusal::NoServer);
+        }
+        match recorded {
+            Ok(Recorded::Yes) => {}
+            Ok(Recorded::NoServer) => {
+                self.tables().delete_command(id)?;
+                return refused(Refusal::NoServer);
+            }
+            Ok(Recorded::KeyTaken) => {
+                self.tables().delete_command(id)?;
+                return refused(Refusal::KeyTaken);
+            }
+            Err(error) => {
+                self.withdraw(workspace_id, id).await?;
+                return Err(error);
+            }
+        }
+        match self.accept(id, is_immediate).await {
+            Ok(true) => {}
+            Ok(false) => {
+                self.withdraw(workspace_id, id).await?;
+                return refused(Refusal::NotConnected);
+            }
+            Err(error) => {
+                self.withdraw(workspace_id, id).await?;
+                return Err(error);
+            }
+        }
+        let Some(mut held) = self.find(id)? else { return refused(Refusal::NoServer) };
+        if must_go && held.life.state() == Life::Waiting && self.open_socket()?.is_none() {
+            self.withdraw(workspace_id, id).await?;
+            return refused(Refusal::NotConnected);
+        }
+        // It is accepted, so nothing that fails now may look as if it were not.
+        if let Err(error) = self.arm().await {
+            console_error!("command {id}: the alarm was not set: {error}");
+        }
+        if let Some(seconds) = wait {
+            self.wait_for_end(&held, seconds).await;
+            held = self.find(id)?.unwrap_or(held);
+        }
+        done(&Created { command: self.whole(&held)?, replayed: false })
+    }
+
+    /// Writes a new command here and then in D1.
+    async fn record(&self, create: &Create, life: &Lifecycle) -> worker::Result<Recorded> {
+        self.begin_use()?;
+        let tables = self.tables();
+        tables.insert_command(&NewHeld {
+            workspace_id: create.workspace_id,
+            command: &create.command,
+            life,
+            origin: &create.origin,
+            env: create.env.as_ref(),
+            due_at: life.added_at.plus_seconds(RECORD_WITHIN),
+        })?;
+        if let Some(key) = &create.key {
+            tables.insert_answer(&key.hash, &key.body, create.command.id, life.added_at.plus_seconds(KEY_LASTS))?;
+        }
+        self.arm().await?;
+        d1::insert_command(&self.env, create.workspace_id, &create.command, life, create.key.as_ref()).await
+    }
+
+    /// Accepts a recorded command, and hands it out if its time has come. False: it is not there any more.
+    async fn accept(&self, id: Uuid, is_immediate: bool) -> worker::Result<bool> {
+        let Some(held) = self.find(id)?.filter(|held| held.phase == Phase::Recording) else { return Ok(false) };
+        self.tables().accept(&held, now())?;
+        if is_immediate {
+            // Its right was checked with the request.
+            self.allowed.borrow_mut().insert(id);
+            let handed_out = self.hand_out().await;
+            self.allowed.borrow_mut().remove(&id);
+            handed_out?;
+        }
+        Ok(true)
+    }
+
+    /// Takes back a command that was never delivered and that nobody knows of: from D1, and then from here. Where D1 does
+    /// not answer, the alarm tries again.
+    async fn withdraw(&self, workspace_id: i64, id: Uuid) -> worker::Result<()> {
+        // One that was handed over stays, whatever failed after that.
+        let waiting = self.find(id)?.filter(|held| held.life.state() == Life::Waiting);
+        let Some(mut held) = waiting else { return Ok(()) };
+        held.phase = Phase::Withdrawing;
+        self.save(&held)?;
+        self.arm().await?;
+        if d1::send(&self.env, vec![d1::delete_command(workspace_id, id)]).await.is_ok() && self.is_used()? {
+            self.tables().delete_command(id)?;
+        }
+        Ok(())
+    }
+
+    /// Tells whether a request is still recording a command.
+    pub(super) fn is_recording(&self, held: &Held, now: Timestamp) -> bool {
+        let mut recording = self.recording.borrow_mut();
+        if held.life.added_at.plus_seconds(ABANDONED) <= now {
+            recording.remove(&held.command.id);
+        }
+        recording.contains(&held.command.id)
+    }
+
+    // Handing out.
+
+    /// Hands out what is due, in its order (contract 8, 5), once its right was checked. Where somebody else is at it
+    /// already, it is done when they are.
+    pub(super) async fn hand_out(&self) -> worker::Result<()> {
+        loop {
+            let unchecked = self.hand_out_allowed()?;
+            let Some(first) = unchecked.first() else { return Ok(()) };
+            let (workspace, server) = (first.workspace_id, first.command.server);
+            if self.checking_since.get().is_some_and(|since| since.plus_seconds(CHECK_WITHIN) > now()) {
+                self.checked.wait((), Duration::from_secs(1)).await;
+                continue;
+            }
+            self.checking_since.set(Some(now()));
+            let verdicts = d1::find_rights(&self.env, workspace, server, &unchecked, now()).await;
+            self.checking_since.set(None);
+            self.checked.tell(&());
+            // Meanwhile the object may have been wiped.
+            if !self.is_used()? {
+                return Ok(());
+            }
+            let verdicts = match verdicts {
+                Ok(verdicts) => verdicts,
+                Err(error) => {
+                    console_error!("server {:?}: rights were not checked: {error}", self.state.id().name());
+                    return self.tables().set_wake(wake::HAND_OUT, Some(now().plus_seconds(CHECK_AGAIN)));
+                }
+            };
+            let mut fresh = Vec::new();
+            for (held, rights) in unchecked.iter().zip(verdicts) {
+                match self.verdict(held, rights) {
+                    Ok(()) => fresh.push(held.command.id),
+                    Err(denial) => self.cancel_as(held.command.id, Cancellation::NotAllowed(denial))?,
+                }
+            }
+            self.allowed.borrow_mut().extend(fresh.iter().copied());
+            let handed_out = self.hand_out_allowed();
+            // What did not go out now is checked again when it does.
+            self.allowed.borrow_mut().retain(|id| !fresh.contains(id));
+            handed_out?;
+            if self.open_socket()?.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn verdict(&self, held: &Held, rights: Result<Rights, Denial>) -> Result<(), Denial> {
+        let rights = rights?;
+        held.origin.as_ref().map_or(Ok(()), |origin| rights.allow(&held.command, origin))
+    }
+
+    /// Hands out due commands from the front of the queue while they are known to be allowed. Returns those at the front
+    /// that are not.
+    fn hand_out_allowed(&self) -> worker::Result<Vec<Held>> {
+        loop {
+            let Some(socket) = self.open_socket()? else { return Ok(vec![]) };
+            let room = WINDOW.saturating_sub(self.tables().count_open()?).min(CHECKED_TOGETHER);
+            let due = self.tables().due_waiting(now(), room)?;
+            let allowed = due.iter().take_while(|held| self.allowed.borrow().contains(&held.command.id)).count();
+            if allowed == 0 {
+                let unchecked = |held: &Held| !self.allowed.borrow().contains(&held.command.id);
+                return Ok(due.into_iter().take_while(unchecked).collect());
+            }
+            for held in due.into_iter().take(allowed) {
+                if !self.hand_over(&socket, held)? {
+                    return Ok(vec![]);
+                }
+            }
+        }
+    }
+
+    /// Hands a command to the agent. False: the connection went.
+    fn hand_over(&self, socket: &WebSocket, mut held: Held) -> worker::Result<bool> {
+        let undelivered = held.clone();
+        if !held.life.deliver(now()) {
+            return Ok(true);
+        }
+        let timeout = Self::can_kill(socket).then_some(held.life.timeout);
+        let order = held.command.order(held.env.as_ref(), timeout);
+        let message = serde_json::to_string(&ToAgent::Command { command: Box::new(order) })?;
+        // At most once: that it went out is durable before it does.
+        self.save(&held)?;
+        if socket.send_with_str(message).is_err() {
+            // It did not leave, so it was not delivered.
+            self.save(&undelivered)?;
+            self.disconnected()?;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Has the queue looked at as soon as can be, if something in it is due.
+    pub(super) fn hand_out_soon(&self) -> worker::Result<()> {
+        let (tables, now) = (self.tables(), now());
+        if tables.due_waiting(now, 1)?.is_empty() { Ok(()) } else { tables.set_wake(wake::HAND_OUT, Some(now)) }
+    }
+
+    // Taking back and killing.
+
+    fn cancel_as(&self, id: Uuid, why: Cancellation) -> worker::Result<()> {
+        if let Some(mut held) = self.find(id)?
+            && held.phase == Phase::Accepted
+            && held.life.cancel(now(), why)
+        {
+            self.save(&held)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a command back that did not go out.
+    pub(super) async fn cancel(&self, by: ByUser) -> worker::Result<Answer> {
+        let Some(held) = self.find(by.id)? else { return refused(Refusal::NotFound) };
+        match held.phase {
+            // It goes out, or is withdrawn, at this moment.
+            Phase::Recording => return refused(Refusal::AlreadySent),
+            Phase::Withdrawing => return refused(Refusal::NotFound),
+            Phase::Accepted => {}
+        }
+        match held.life.state() {
+            Life::Waiting => self.cancel_as(by.id, Cancellation::By(by.username))?,
+            Life::Cancelled => {}
+            Life::Expired => return refused(Refusal::AlreadyHandled),
+            _ => return refused(Refusal::AlreadySent),
+        }
+        self.arm().await?;
+        self.tell(by.id)
+    }
+
+    /// Kills a command that went out; one that did not is taken back (contract 7, Kill).
+    pub(super) async fn kill(&self, by: ByUser) -> worker::Result<Answer> {
+        let Some(mut held) = self.find(by.id)? else { return refused(Refusal::NotFound) };
+        if held.life.state() == Life::Waiting {
+            return self.cancel(by).await;
+        }
+        if matches!(held.life.end, Some(End::Cancelled(_) | End::Expired | End::Finished(_))) {
+            return refused(Refusal::AlreadyHandled);
+        }
+        let Some(socket) = self.open_socket()?.filter(Self::can_kill) else { return refused(Refusal::CannotKill) };
+        held.life.kill(&by.username);
+        self.save(&held)?;
+        Self::send_kill(&socket, by.id)?;
+        self.arm().await?;
+        self.tell(by.id)
+    }
+
+    fn send_kill(socket: &WebSocket, id: Uuid) -> worker::Result<()> {
+        // Where it does not arrive, the next connection's beginning sends it again.
+        socket.send_with_str(serde_json::to_string(&ToAgent::Kill { id })?).ok();
+        Ok(())
+    }
+
+    /// Asks an agent that comes back once more to kill what it was asked to.
+    pub(super) fn send_kills(&self, socket: &WebSocket) -> worker::Result<()> {
+        let open = if Self::can_kill(socket) { self.tables().open_commands()? } else { vec![] };
+        open.iter()
+            .filter(|held| held.life.killed_by.is_some())
+            .try_for_each(|held| Self::send_kill(socket, held.command.id))
+    }
+
+    /// Notes that the agent's process began anew: commands that went out before `before` may not have survived that.
+    pub(super) fn doubt(&self, before: Timestamp) -> worker::Result<()> {
+        for mut held in self.tables().open_commands()? {
+            let is_older = held.life.delivered_at.is_some_and(|delivered| delivered < before);
+            if is_older && held.life.agent_restarted(now()) {
+                self.save(&held)?;
+            }
+        }
+        Ok(())
+    }
+
+    // Telling.
+
+    pub(super) fn find(&self, id: Uuid) -> worker::Result<Option<Held>> {
+        if self.is_used()? { self.tables().command(id) } else { Ok(None) }
+    }
+
+    /// Stores what changed of a command, has D1 told of it, and those who wait for its end.
+    pub(super) fn save(&self, held: &Held) -> worker::Result<()> {
+        self.tables().save(held, now())?;
+        if held.life.state().is_final() {
+            self.ended.tell(&held.command.id);
+            self.output_came.tell(&held.command.id);
+        }
+        self.flush_soon()
+    }
+
+    fn live_fields(&self, held: &Held) -> worker::Result<Map<String, Value>> {
+        Ok(command::live_fields(&held.life, &self.tables().output(held)?, now()))
+    }
+
+    /// The whole command object.
+    fn whole(&self, held: &Held) -> worker::Result<Map<String, Value>> {
+        Ok(command::object(&held.command, self.live_fields(held)?))
+    }
+
+    /// Tells the live fields of a command.
+    fn tell(&self, id: Uuid) -> worker::Result<Answer> {
+        match self.find(id)? {
+            Some(held) => done(&self.live_fields(&held)?),
+            None => refused(Refusal::NotFound),
+        }
+    }
+
+    /// Tells the live fields of a command, if asked to when it has ended.
+    pub(super) async fn live(&self, live: Live) -> worker::Result<Answer> {
+        if let (Some(held), Some(seconds)) = (self.find(live.id)?, live.wait) {
+            self.wait_for_end(&held, seconds).await;
+        }
+        self.tell(live.id)
+    }
+
+    async fn wait_for_end(&self, held: &Held, seconds: u32) {
+        if seconds > 0 && !held.life.state().is_final() {
+            self.ended.wait(held.command.id, Duration::from_secs(seconds.into())).await;
+        }
+    }
+
+    /// Tells a page of a command's output.
+    pub(super) fn chunks(&self, asked: &Chunks) -> worker::Result<Answer> {
+        if self.find(asked.id)?.is_none() {
+            return refused(Refusal::NotFound);
+        }
+        let tables = self.tables();
+        let chunks = tables.chunks(asked.id, asked.from, asked.offset, asked.limit, usize::MAX)?;
+        done(&ChunkPage { count: tables.count_chunks(asked.id, asked.from)?, chunks })
+    }
+
+    /// Tells the next of a command's output, when there is some, or that there is no more.
+    pub(super) async fn follow(&self, asked: Follow) -> worker::Result<Answer> {
+        let until = now().plus_millis(asked.wait_millis);
+        loop {
+            let Some(held) = self.find(asked.id)? else { return refused(Refusal::NotFound) };
+            let tables = self.tables();
+            let settles_at = settles_at(&held);
+            let is_settled = settles_at.is_some_and(|at| at <= now());
+            let mut chunks = tables.chunks(asked.id, asked.from, 0, TOLD_AT_ONCE.0, TOLD_AT_ONCE.1)?;
+            if !is_settled {
+                // What comes after a gap waits until the gap is filled.
+                let whole =
+                    chunks.iter().zip(asked.from..).take_while(|(chunk, seq)| u64::from(chunk.seq) == *seq).count();
+                chunks.truncate(whole);
+            }
+            let next = chunks.last().map_or(asked.from, |last| u64::from(last.seq) + 1);
+            let has_more = !chunks.is_empty() && tables.has_chunks(asked.id, next)?;
+            let is_over = is_settled && !has_more;
+            let left = until.seconds_since(now());
+            if !chunks.is_empty() || is_over || left <= 0.0 {
+                let end = if is_over { Some(self.live_fields(&held)?) } else { None };
+                return done(&Followed { chunks, has_more, end });
+            }
+            let settles_in = settles_at.map_or(left, |at| at.seconds_since(now()));
+            let longest = Duration::from_secs_f64(left.min(settles_in).max(0.01));
+            self.output_came.wait(asked.id, longest).await;
+        }
+    }
+}
+
+/// From when on no more of a command's output is waited for; `None` while it may run.
+///
+/// An agent's reports can overtake each other: its fin may come before its last chunks (agent-protocol 4). Where it tells
+/// how many there are, or what came is as long as its result, that is all; else what comes shortly after still counts.
+fn settles_at(held: &Held) -> Option<Timestamp> {
+    let handled_at = held.life.handled_at?;
+    let ended = held.output_at.unwrap_or(handled_at).max(handled_at);
+    let has_gap = held.chunk_count < held.chunk_top;
+    let is_complete = match (held.life.outcome(), held.chunk_total) {
+        (None, _) => held.life.delivered_at.is_none(),
+        (Some(_), Some(total)) => held.chunk_count >= total,
+        (Some(_), None) => !has_gap && held.chunk_bytes == held.result_bytes,
+    };
+    let misses_some = has_gap || held.chunk_bytes < held.result_bytes || held.chunk_total.is_some();
+    Some(match (is_complete, misses_some) {
+        (true, _) => handled_at,
+        (false, true) => ended.plus_seconds(COMPLETES_WITHIN),
+        (false, false) => ended.plus_seconds(SETTLES_WITHIN),
+    })
+}
