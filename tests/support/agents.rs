@@ -32,12 +32,20 @@ pub fn credential(server: &Value) -> String {
 
 /// Opens a WebSocket as an agent does; the status where it is refused.
 pub async fn dial(api: &Api, path: &str) -> Result<Socket, u16> {
+    dial_announcing(api, path, None).await
+}
+
+/// The same as an agent that announces what it can beyond Alpamon (agent-protocol 6).
+async fn dial_announcing(api: &Api, path: &str, features: Option<&str>) -> Result<Socket, u16> {
     let address = api.url.strip_prefix("http://").unwrap();
     let mut request = format!("ws://{address}{path}").into_client_request().unwrap();
     let headers = request.headers_mut();
     headers.insert("Host", api.host.parse().unwrap());
     headers.insert("Origin", format!("http://{}", api.host).parse().unwrap());
     headers.insert("User-Agent", "alpamon/2.0.0".parse().unwrap());
+    if let Some(features) = features {
+        headers.insert("X-Agent-Features", features.parse().unwrap());
+    }
     if let Some(authorization) = &api.authorization {
         headers.insert("Authorization", authorization.parse().unwrap());
     }
@@ -53,6 +61,13 @@ impl ScriptedAgent {
     /// Connects an agent for a server that was just made.
     pub async fn connect(workspace: &Workspace, server: &Value) -> Self {
         Self::over(&workspace.anonymous.with(&credential(server)), "/ws/servers/backhaul/").await
+    }
+
+    /// The same of an agent that kills commands.
+    pub async fn that_kills(workspace: &Workspace, server: &Value) -> Self {
+        let api = workspace.anonymous.with(&credential(server));
+        let socket = dial_announcing(&api, "/ws/servers/backhaul/", Some("kill, replay")).await.unwrap();
+        Self { api, socket }
     }
 
     /// Connects to one of the sockets with a credential.

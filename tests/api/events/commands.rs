@@ -7,28 +7,28 @@ use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::{Instance, Workspace, eventually, eventually_within};
 use serde_json::{Value, json};
 
-const PATH: &str = "/api/events/commands/";
+pub const PATH: &str = "/api/events/commands/";
 
-async fn workspace_with_agent() -> (Workspace, Value, ScriptedAgent) {
+pub async fn workspace_with_agent() -> (Workspace, Value, ScriptedAgent) {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let agent = ScriptedAgent::connect(&workspace, &server).await;
     (workspace, server, agent)
 }
 
-fn path_of(command: &Value) -> String {
+pub fn path_of(command: &Value) -> String {
     format!("{PATH}{}/", command["id"].as_str().unwrap())
 }
 
-fn id_of(command: &Value) -> &str {
+pub fn id_of(command: &Value) -> &str {
     command["id"].as_str().unwrap()
 }
 
 /// Reads a command alone and in the list. What the list tells may be a second behind; the rest must be the same.
-async fn read(workspace: &Workspace, command: &Value) -> Value {
+pub async fn read(workspace: &Workspace, command: &Value) -> Value {
     let one = workspace.admin.get(&path_of(command)).await.expect(200);
     eventually("the list to show the same", || async {
-        let list = workspace.admin.get(PATH).await.expect(200);
+        let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
         let item = list["results"].as_array().unwrap().iter().find(|item| item["id"] == command["id"]).cloned();
         (item.expect("in the list at once") == one).then_some(())
     })
@@ -37,7 +37,7 @@ async fn read(workspace: &Workspace, command: &Value) -> Value {
 }
 
 #[track_caller]
-fn has_status(command: &Value, text: &str, color: &str, cancellable: bool) {
+pub fn has_status(command: &Value, text: &str, color: &str, cancellable: bool) {
     let status = &command["status"];
     assert_eq!(
         (&status["text"], &status["color"], &status["cancellable"]),
@@ -48,7 +48,7 @@ fn has_status(command: &Value, text: &str, color: &str, cancellable: bool) {
 }
 
 #[track_caller]
-fn moment(command: &Value, field: &str) -> Timestamp {
+pub fn moment(command: &Value, field: &str) -> Timestamp {
     Timestamp::parse(command[field].as_str().unwrap_or_else(|| panic!("{field}: {command}"))).unwrap()
 }
 

@@ -1,3 +1,7 @@
 //! `/api/events/`.
 
+mod cancel;
 mod commands;
+mod idempotency;
+mod lifecycle;
+mod queue;

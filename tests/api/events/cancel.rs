@@ -1,0 +1,179 @@
+//! Taking commands back, and killing them (contract 7, Cancel and Kill).
+
+use farhand_tests::agents::ScriptedAgent;
+use farhand_tests::{Api, Workspace, eventually};
+use serde_json::{Value, json};
+
+use super::commands::{PATH, has_status, id_of, moment, path_of, read, workspace_with_agent};
+
+const ALREADY_SENT: Option<&str> = Some("EVENT_COMMAND_ALREADY_SENT");
+const ALREADY_HANDLED: Option<&str> = Some("COMMAND_ALREADY_HANDLED");
+const CANNOT_KILL: Option<&str> = Some("AGENT_CANNOT_KILL");
+
+async fn queue(api: &Api, line: &str) -> Value {
+    api.post(PATH, &json!({"server": "web-1", "line": line, "on_offline": "queue"})).await.expect(201)
+}
+
+fn action(command: &Value, name: &str) -> String {
+    format!("{}{name}/", path_of(command))
+}
+
+#[tokio::test]
+async fn what_waits_is_taken_back() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let later = json!({"server": "web-1", "line": "later", "scheduled_at": "2999-01-01T00:00:00Z"});
+    let later = workspace.admin.post(PATH, &later).await.expect(201);
+    let queued = queue(&workspace.admin, "queued").await;
+    for command in [&later, &queued] {
+        let cancelled = workspace.admin.call("POST", &action(command, "cancel")).await.expect(200);
+        has_status(&cancelled, "Cancelled", "secondary", false);
+        assert_eq!(cancelled["success"], false);
+        for field in ["delivered_at", "acked_at", "result", "exit_code", "elapsed_time", "response_delay"] {
+            assert_eq!(cancelled[field], json!(null), "{field}");
+        }
+        assert!(moment(&cancelled, "handled_at") >= moment(&cancelled, "added_at"));
+        assert!(cancelled["status"]["message"].as_str().unwrap().starts_with("Cancelled by boss at "), "{cancelled}");
+        assert_eq!(read(&workspace, command).await, cancelled);
+        // Once more is as good, and changes nothing.
+        assert_eq!(workspace.admin.call("POST", &action(command, "cancel")).await.expect(200), cancelled);
+        assert_eq!(workspace.admin.delete(&path_of(command)).await.expect(204), json!(null));
+        workspace.admin.call("POST", &action(command, "kill")).await.expect_detail(409, ALREADY_HANDLED);
+        assert_eq!(read(&workspace, command).await, cancelled);
+    }
+    let deleted = queue(&workspace.admin, "deleted").await;
+    assert_eq!(workspace.admin.delete(&path_of(&deleted)).await.expect(204), json!(null));
+    has_status(&read(&workspace, &deleted).await, "Cancelled", "secondary", false);
+    let killed = queue(&workspace.admin, "killed").await;
+    let shown = workspace.admin.call("POST", &action(&killed, "kill")).await.expect(200);
+    has_status(&shown, "Cancelled", "secondary", false);
+    let kept = queue(&workspace.admin, "kept").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    assert_eq!(agent.next_command().await["id"], kept["id"]);
+    assert!(agent.stays_silent().await);
+    assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 5);
+}
+
+#[tokio::test]
+async fn what_was_delivered_is_not_taken_back() {
+    let (workspace, _, agent) = workspace_with_agent().await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let refused = async || {
+        let before = read(&workspace, &made).await;
+        workspace.admin.call("POST", &action(&made, "cancel")).await.expect_detail(409, ALREADY_SENT);
+        workspace.admin.delete(&path_of(&made)).await.expect_detail(409, ALREADY_SENT);
+        assert_eq!(read(&workspace, &made).await, before);
+    };
+    refused().await;
+    agent.ack(id_of(&made)).await;
+    refused().await;
+    agent.fin(id_of(&made), 0, "x").await;
+    refused().await;
+    workspace.admin.call("POST", &action(&made, "kill")).await.expect_detail(409, ALREADY_HANDLED);
+}
+
+#[tokio::test]
+async fn requesters_and_staff_take_back_and_others_do_not() {
+    let workspace = Workspace::new().await;
+    let owner = workspace.staff("owner").await;
+    owner.post("/api/servers/", &json!({"name": "web-1"})).await.expect(201);
+    let id = owner.get("/api/iam/users/-/").await.expect(200)["id"].clone();
+    workspace.admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_staff": false})).await.expect(200);
+    let (staff, outsider) = (workspace.staff("staff").await, workspace.user("outsider").await);
+    let elsewhere = Workspace::new().await;
+
+    let of_boss = queue(&workspace.admin, "boss").await;
+    let of_owner = queue(&owner, "owner").await;
+    let also_of_owner = queue(&owner, "owner").await;
+    for name in ["cancel", "kill"] {
+        owner.call("POST", &action(&of_boss, name)).await.expect_detail(403, Some("PERMISSION_DENIED"));
+        for api in [&outsider, &elsewhere.admin] {
+            api.call("POST", &action(&of_boss, name)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+        }
+        for id in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-"] {
+            let path = format!("{PATH}{id}/{name}/");
+            workspace.admin.call("POST", &path).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+        }
+    }
+    owner.delete(&path_of(&of_boss)).await.expect_detail(403, Some("PERMISSION_DENIED"));
+    outsider.delete(&path_of(&of_boss)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    has_status(&read(&workspace, &of_boss).await, "Queued", "warning", true);
+    owner.call("POST", &action(&of_owner, "cancel")).await.expect(200);
+    staff.call("POST", &action(&also_of_owner, "cancel")).await.expect(200);
+    let shown = staff.call("POST", &action(&of_boss, "cancel")).await.expect(200);
+    assert!(shown["status"]["message"].as_str().unwrap().contains("by staff at"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_command_is_delivered_or_cancelled_and_never_both() {
+    for _ in 0..8 {
+        let workspace = Workspace::new().await;
+        let server = workspace.server("web-1").await;
+        let made = queue(&workspace.admin, "id").await;
+        let path = action(&made, "cancel");
+        let connect = ScriptedAgent::connect(&workspace, &server);
+        let (mut agent, cancelled) = futures_util::future::join(connect, workspace.admin.call("POST", &path)).await;
+        match cancelled.status {
+            200 => {
+                has_status(&cancelled.json(), "Cancelled", "secondary", false);
+                assert!(agent.stays_silent().await);
+            }
+            _ => {
+                cancelled.expect_detail(409, ALREADY_SENT);
+                assert_eq!(agent.next_command().await["id"], made["id"]);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_cannot_kill_is_not_asked_to() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    agent.next_command().await;
+    let before = read(&workspace, &made).await;
+    workspace.admin.call("POST", &action(&made, "kill")).await.expect_detail(409, CANNOT_KILL);
+    assert!(agent.stays_silent().await);
+    assert_eq!(read(&workspace, &made).await, before);
+}
+
+#[tokio::test]
+async fn a_killed_command_ends_with_its_agents_report() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::that_kills(&workspace, &server).await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "sleep 600"})).await.expect(201);
+    agent.next_command().await;
+    agent.ack(id_of(&made)).await;
+    let kill = json!({"query": "kill", "id": made["id"]});
+    let asked = workspace.admin.call("POST", &action(&made, "kill")).await.expect(202);
+    has_status(&asked, "Acked", "warning", false);
+    assert!(asked["status"]["message"].as_str().unwrap().contains("boss asked to kill it"), "{asked}");
+    assert_eq!(agent.next().await, Ok(kill.clone()));
+    assert_eq!(read(&workspace, &made).await, asked, "it has not ended yet");
+    // Asked for twice, it is sent twice; the first who asked is told of.
+    workspace.staff("alice").await.call("POST", &action(&made, "kill")).await.expect(202);
+    assert_eq!(agent.next().await, Ok(kill.clone()));
+    // An agent that was away hears of it when it comes back.
+    agent.hang_up().await;
+    let mut agent = ScriptedAgent::that_kills(&workspace, &server).await;
+    assert_eq!(agent.next().await, Ok(kill));
+    agent.fin(id_of(&made), 143, "some output").await;
+    let done = read(&workspace, &made).await;
+    has_status(&done, "Failed", "danger", false);
+    assert_eq!(
+        (&done["exit_code"], &done["success"], &done["result"]),
+        (&json!(143), &json!(false), &json!("some output"))
+    );
+    assert!(done["status"]["message"].as_str().unwrap().ends_with("; killed by boss."), "{done}");
+    workspace.admin.call("POST", &action(&made, "kill")).await.expect_detail(409, ALREADY_HANDLED);
+    // With nobody there, nobody can be asked.
+    let other = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "sleep 600"})).await.expect(201);
+    agent.next_command().await;
+    agent.hang_up().await;
+    eventually("the connection's end", || async {
+        (workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["is_connected"] == false).then_some(())
+    })
+    .await;
+    workspace.admin.call("POST", &action(&other, "kill")).await.expect_detail(409, CANNOT_KILL);
+}

@@ -1,0 +1,182 @@
+//! `Idempotency-Key` (contract 7): what is posted twice runs once.
+
+use farhand_tests::agents::{ScriptedAgent, credential};
+use farhand_tests::{Api, Instance, Reply, Workspace, eventually};
+use serde_json::{Value, json};
+
+use super::commands::{PATH, id_of, path_of, workspace_with_agent};
+
+async fn post(api: &Api, key: &str, body: &Value) -> Reply {
+    api.send(api.request("POST", PATH).header("Idempotency-Key", key).json(body)).await
+}
+
+fn is_replayed(reply: &Reply) -> bool {
+    reply.header("Idempotent-Replayed") == "true"
+}
+
+#[tokio::test]
+async fn twenty_at_once_make_one_command_that_runs_once() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let body = json!({"server": "web-1", "line": "once"});
+    let posts = (0..20).map(|_| post(&workspace.admin, "a-key", &body));
+    let replies = futures_util::future::join_all(posts).await;
+    let first = replies[0].expect(201);
+    for reply in &replies {
+        assert_eq!(reply.expect(201), first);
+    }
+    assert_eq!(replies.iter().filter(|reply| !is_replayed(reply)).count(), 1);
+    assert_eq!(agent.next_command().await["id"], first["id"]);
+    assert!(agent.stays_silent().await);
+    assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 1);
+}
+
+#[tokio::test]
+async fn the_first_answer_comes_again_whatever_became_of_the_command() {
+    let (workspace, _, agent) = workspace_with_agent().await;
+    let body = json!({"server": "web-1", "line": "once", "env": {"A": "b"}});
+    let first = post(&workspace.admin, "k", &body).await;
+    assert!(!is_replayed(&first));
+    let made = first.expect(201);
+    agent.fin(id_of(&made), 0, "done").await;
+    // However it is written down.
+    let text = "{ \"env\": {\"A\":\"b\"},\n \"line\":\"once\", \"server\": \"web-1\" }";
+    for api in [&workspace.admin, &workspace.session()] {
+        let request =
+            api.request("POST", PATH).header("Idempotency-Key", "k").header("Content-Type", "application/json");
+        let again = api.send(request.body(text)).await;
+        assert!(is_replayed(&again));
+        assert_eq!(again.expect(201), made);
+    }
+    assert_eq!(workspace.admin.get(&path_of(&made)).await.expect(200)["status"]["text"], "Success");
+    agent.hang_up().await;
+    // Also when a new one could not be taken.
+    eventually("the connection's end", || async {
+        (workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["is_connected"] == false).then_some(())
+    })
+    .await;
+    assert_eq!(post(&workspace.admin, "k", &body).await.expect(201), made);
+    post(&workspace.admin, "other", &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+}
+
+#[tokio::test]
+async fn twins_of_one_who_waits_get_the_result() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let body = json!({"server": "web-1", "line": "once"});
+    let posts = (0..5).map(|_| {
+        let api = workspace.admin.clone();
+        let request = api.request("POST", PATH).header("Idempotency-Key", "k").header("Prefer", "wait=30").json(&body);
+        tokio::spawn(async move { api.send(request).await })
+    });
+    let posts: Vec<_> = posts.collect();
+    let order = agent.next_command().await;
+    agent.fin(id_of(&order), 0, "done").await;
+    for reply in posts {
+        let answer = reply.await.unwrap().expect(201);
+        assert_eq!((&answer["id"], &answer["result"]), (&order["id"], &json!("done")));
+    }
+    assert!(agent.stays_silent().await);
+}
+
+#[tokio::test]
+async fn another_body_is_refused() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let other = workspace.server("web-2").await;
+    let mut other_agent = ScriptedAgent::connect(&workspace, &other).await;
+    let body = json!({"server": "web-1", "line": "once"});
+    let made = post(&workspace.admin, "k", &body).await.expect(201);
+    agent.next_command().await;
+    for changed in [
+        json!({"server": "web-1", "line": "twice"}),
+        json!({"server": "web-2", "line": "once"}),
+        json!({"server": "web-1", "line": "once", "timeout": 60}),
+        json!({"server": "web-1", "line": "once", "env": {}}),
+        json!({"server": made["server"], "line": "once"}),
+    ] {
+        post(&workspace.admin, "k", &changed).await.expect_detail(422, Some("IDEMPOTENCY_KEY_REUSED"));
+    }
+    // At the same time, to different servers: one of them is first.
+    let bodies = [json!({"server": "web-1", "line": "x"}), json!({"server": "web-2", "line": "x"})];
+    let replies = futures_util::future::join_all(bodies.iter().map(|body| post(&workspace.admin, "both", body))).await;
+    let mut statuses: Vec<u16> = replies.iter().map(|reply| reply.status).collect();
+    statuses.sort_unstable();
+    assert_eq!(statuses, [201, 422]);
+    let winner = if replies[0].status == 201 { &mut agent } else { &mut other_agent };
+    assert_eq!(winner.next_command().await["line"], "x");
+    assert!(agent.stays_silent().await && other_agent.stays_silent().await);
+    assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 2);
+}
+
+#[tokio::test]
+async fn keys_belong_to_their_user() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let staff = workspace.staff("alice").await;
+    let body = json!({"server": "web-1", "line": "once"});
+    let made = post(&workspace.admin, "k", &body).await.expect(201);
+    let others = post(&staff, "k", &body).await;
+    assert!(!is_replayed(&others));
+    assert_ne!(others.expect(201)["id"], made["id"]);
+    agent.next_command().await;
+    agent.next_command().await;
+    // And to their workspace.
+    let (elsewhere, _, _agent) = workspace_with_agent().await;
+    assert!(!is_replayed(&post(&elsewhere.admin, "k", &body).await));
+}
+
+#[tokio::test]
+async fn only_a_201_is_remembered() {
+    let workspace = Workspace::new().await;
+    let body = json!({"server": "web-1", "line": "once"});
+    post(&workspace.admin, "k", &body).await.expect_fields(400, &["server"]);
+    let server = workspace.server("web-1").await;
+    post(&workspace.admin, "k", &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+    post(&workspace.admin, "k", &json!({"server": "web-1", "line": ""})).await.expect_fields(400, &["line"]);
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let made = post(&workspace.admin, "k", &body).await;
+    assert!(!is_replayed(&made));
+    assert_eq!(agent.next_command().await["id"], made.expect(201)["id"]);
+    assert!(is_replayed(&post(&workspace.admin, "k", &body).await));
+}
+
+#[tokio::test]
+async fn keys_of_another_form_are_refused() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let body = json!({"server": "web-1", "line": "id"});
+    for bad in ["", "a b", "a\tb", &"x".repeat(129)] {
+        post(&workspace.admin, bad, &body).await.expect_fields(400, &["non_field_errors"]);
+    }
+    let api = &workspace.admin;
+    let request = api.request("POST", PATH).header("Idempotency-Key", "é".as_bytes()).json(&body);
+    api.send(request).await.expect_fields(400, &["non_field_errors"]);
+    assert!(agent.stays_silent().await);
+    for good in ["!", "~", &"x".repeat(128)] {
+        post(api, good, &body).await.expect(201);
+        agent.next_command().await;
+    }
+}
+
+#[tokio::test]
+async fn a_key_whose_request_died_is_answered_with_what_it_made() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let body = json!({"server": "web-1", "line": "once"});
+    let waiting = {
+        let api = workspace.admin.clone();
+        let request = api.request("POST", PATH).header("Idempotency-Key", "k").header("Prefer", "wait=60").json(&body);
+        tokio::spawn(async move { request.send().await.and_then(reqwest::Response::error_for_status).is_ok() })
+    };
+    let order = agent.next_command().await;
+    instance.kill().await;
+    assert!(!waiting.await.unwrap(), "the request was cut off");
+
+    let instance = Instance::restart(state.path()).await;
+    let api = workspace.admin.on(&instance.url);
+    let again = post(&api, "k", &body).await;
+    assert_eq!(again.expect(201)["id"], order["id"]);
+    assert!(is_replayed(&again));
+    let agent_api = workspace.anonymous.with(&credential(&server)).on(&instance.url);
+    let mut agent = ScriptedAgent::over(&agent_api, "/ws/servers/backhaul/").await;
+    assert!(agent.stays_silent().await);
+    assert_eq!(api.get(PATH).await.expect(200)["count"], 1);
+}
