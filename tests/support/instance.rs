@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgid};
+use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -175,6 +176,17 @@ impl Instance {
     pub async fn kv_delete(&self, name: &str) {
         self.wrangler(&["kv", "key", "delete", name, "--binding", "LOGIN_TOKENS"]).await;
     }
+}
+
+/// Changes what the objects of a class store, while their instance does not run: the rows of it that changed. What a day
+/// would do can be tested so, and nothing else.
+pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
+    let folder = state.join("v3/do").join(format!("farhand-{class}"));
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let is_object = |file: &PathBuf| {
+        file.extension().is_some_and(|extension| extension == "sqlite") && file.file_stem().unwrap() != "metadata"
+    };
+    files.filter(is_object).map(|file| Connection::open(file).unwrap().execute(sql, ()).unwrap()).sum()
 }
 
 impl Drop for Instance {

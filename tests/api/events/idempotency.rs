@@ -1,6 +1,7 @@
 //! `Idempotency-Key` (contract 7): what is posted twice runs once.
 
 use farhand_tests::agents::{ScriptedAgent, credential};
+use farhand_tests::instance::change_objects;
 use farhand_tests::{Api, Instance, Reply, Workspace, eventually};
 use serde_json::{Value, json};
 
@@ -179,4 +180,44 @@ async fn a_key_whose_request_died_is_answered_with_what_it_made() {
     let mut agent = ScriptedAgent::over(&agent_api, "/ws/servers/backhaul/").await;
     assert!(agent.stays_silent().await);
     assert_eq!(api.get(PATH).await.expect(200)["count"], 1);
+}
+
+#[tokio::test]
+async fn a_key_is_free_again_after_a_day() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    workspace.server("web-1").await;
+    let body = |line: &str| json!({"server": "web-1", "line": line, "on_offline": "queue"});
+    let made = post(&workspace.admin, "old", &body("once")).await.expect(201);
+    let young = post(&workspace.admin, "young", &body("once")).await.expect(201);
+    let id = id_of(&made);
+    // Both are a day older now, less and more a minute.
+    let aged =
+        |seconds: i64, column: &str| format!("strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')");
+    let (more, less) = (24 * 3600 + 60, 24 * 3600 - 60);
+    let change = format!(
+        "UPDATE commands SET added_at = iif(id = '{id}', {}, {}) RETURNING id",
+        aged(more, "added_at"),
+        aged(less, "added_at")
+    );
+    assert_eq!(instance.d1(&change).await.as_array().unwrap().len(), 2);
+    instance.stop().await;
+    let change = format!(
+        "UPDATE answers SET expires_at = iif(command = '{id}', {}, {})",
+        aged(more, "expires_at"),
+        aged(less, "expires_at")
+    );
+    assert_eq!(change_objects(state.path(), "ServerLink", &change), 2);
+
+    let instance = Instance::restart(state.path()).await;
+    let api = workspace.admin.on(&instance.url);
+    let again = post(&api, "young", &body("once")).await;
+    assert!(is_replayed(&again));
+    assert_eq!(again.expect(201), young);
+    post(&api, "young", &body("other")).await.expect_detail(422, Some("IDEMPOTENCY_KEY_REUSED"));
+    let other = post(&api, "old", &body("other")).await;
+    assert!(!is_replayed(&other));
+    assert_ne!(other.expect(201)["id"], made["id"]);
+    post(&api, "old", &body("once")).await.expect_detail(422, Some("IDEMPOTENCY_KEY_REUSED"));
+    assert_eq!(api.get(PATH).await.expect(200)["count"], 3);
 }
