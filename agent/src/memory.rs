@@ -1,0 +1,198 @@
+//! What the agent remembers of commands over a restart: `journal.rs` on a thread of its own, as disks can be slow
+//! (agent-protocol 6).
+//!
+//! Whoever tells it something gets a [`Noted`], and waits for that before what must not come first: a command is noted
+//! before it is acknowledged and run, its process before it runs, its end before that is sent. Where the disk takes
+//! nothing more, the agent goes on without: a full disk must not keep anyone from running what empties it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use hyper::body::Bytes;
+use serde_json::value::RawValue;
+use tokio::sync::oneshot;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+use crate::journal::{Event, Journal, Stage, now};
+use crate::process::Identity;
+
+/// How much the thread may have before it. What comes on top of that is not remembered.
+const QUEUE: usize = 1_024;
+/// How many events are written at once.
+const BATCH: usize = 128;
+/// How often what is too old is looked for.
+const EXPIRY: Duration = Duration::from_secs(60 * 60);
+
+/// What the thread is asked for.
+enum Request {
+    /// To note an event.
+    Note(Uuid, Event, DropGuard),
+    /// To note an end, which is JSON.
+    End(Uuid, Bytes, DropGuard),
+    /// To tell a command's fin, if it is known.
+    Fin(Uuid, oneshot::Sender<Bytes>),
+}
+
+/// What the agent remembers, or nothing.
+#[derive(Clone, Default)]
+pub struct Memory {
+    requests: Option<SyncSender<Request>>,
+    is_sound: Arc<AtomicBool>,
+}
+
+/// When something is on the disk, or it is certain that it will not be.
+#[derive(Clone)]
+pub struct Noted(CancellationToken);
+
+impl Noted {
+    /// Of what needs no noting.
+    pub fn already() -> Self {
+        let done = CancellationToken::new();
+        done.cancel();
+        Self(done)
+    }
+
+    /// Waits for it.
+    pub async fn wait(&self) {
+        self.0.cancelled().await;
+    }
+}
+
+impl Memory {
+    /// Opens the memory in a directory; tells what it has, by when it came. Blocks.
+    ///
+    /// # Errors
+    /// Why it cannot be used, in one line.
+    pub fn open(directory: &Path) -> Result<(Self, Vec<(Uuid, Stage)>), String> {
+        let journal = Journal::open(directory, now())?;
+        let commands = journal.commands();
+        let (requests, received) = sync_channel(QUEUE);
+        let is_sound = Arc::new(AtomicBool::new(true));
+        let keeper = Keeper { journal, is_sound: is_sound.clone(), directory: directory.to_owned() };
+        let thread = std::thread::Builder::new().name("journal".to_owned());
+        thread.spawn(move || keeper.run(&received)).map_err(|error| format!("no thread: {error}"))?;
+        Ok((Self { requests: Some(requests), is_sound }, commands))
+    }
+
+    /// Whether what is noted now will be there after a restart.
+    pub fn is_sound(&self) -> bool {
+        self.is_sound.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is anything to note in.
+    pub fn is_there(&self) -> bool {
+        self.requests.is_some()
+    }
+
+    /// Notes that a command came.
+    pub fn taken(&self, id: Uuid) -> Noted {
+        self.ask(|guard| Request::Note(id, Event::Taken, guard))
+    }
+
+    /// Notes the process of a command.
+    pub fn started(&self, id: Uuid, process: Option<Identity>) -> Noted {
+        self.ask(|guard| Request::Note(id, Event::Started(process), guard))
+    }
+
+    /// Notes the end of a command; `fin` is JSON.
+    pub fn ended(&self, id: Uuid, fin: Bytes) -> Noted {
+        self.ask(|guard| Request::End(id, fin, guard))
+    }
+
+    /// Notes that the service took the end of a command.
+    pub fn answered(&self, id: Uuid) -> Noted {
+        self.ask(|guard| Request::Note(id, Event::Answered, guard))
+    }
+
+    /// The fin of a command that ended, as JSON.
+    pub async fn fin(&self, id: Uuid) -> Option<Bytes> {
+        let (sender, answer) = oneshot::channel();
+        self.requests.as_ref()?.try_send(Request::Fin(id, sender)).ok()?;
+        answer.await.ok()
+    }
+
+    fn ask(&self, request: impl FnOnce(DropGuard) -> Request) -> Noted {
+        let done = CancellationToken::new();
+        // What is not taken is dropped, and then the wait is over at once.
+        let request = request(done.clone().drop_guard());
+        if let Some(requests) = &self.requests
+            && requests.try_send(request).is_err()
+            && self.is_sound.swap(false, Ordering::Relaxed)
+        {
+            log::error!("the disk is too slow: commands are not remembered over a restart");
+        }
+        Noted(done)
+    }
+}
+
+/// The thread's own.
+struct Keeper {
+    journal: Journal,
+    directory: PathBuf,
+    is_sound: Arc<AtomicBool>,
+}
+
+impl Keeper {
+    /// Does what it is asked for until nobody is left who could ask.
+    fn run(mut self, requests: &Receiver<Request>) {
+        let mut expired_at = Instant::now();
+        loop {
+            if expired_at.elapsed() >= EXPIRY {
+                expired_at = Instant::now();
+                if let Err(error) = self.journal.expire(now()) {
+                    log::warn!("{}: {error}", self.directory.display());
+                }
+            }
+            let first = match requests.recv_timeout(EXPIRY) {
+                Ok(first) => first,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let (mut events, mut guards, mut asked) = (Vec::new(), Vec::new(), Vec::new());
+            for request in std::iter::once(first).chain(requests.try_iter()).take(BATCH) {
+                match request {
+                    Request::Note(id, event, guard) => {
+                        events.push((id, event));
+                        guards.push(guard);
+                    }
+                    Request::End(id, fin, guard) => {
+                        // It was JSON, so it is JSON.
+                        let fin = String::from_utf8(fin.into()).ok().and_then(|fin| RawValue::from_string(fin).ok());
+                        events.extend(fin.map(|fin| (id, Event::Ended(fin))));
+                        guards.push(guard);
+                    }
+                    Request::Fin(id, answer) => asked.push((id, answer)),
+                }
+            }
+            self.note(&events);
+            drop(guards);
+            for (id, answer) in asked {
+                if let Some(fin) = self.journal.fin(id) {
+                    // Whoever asked may be gone.
+                    let _ = answer.send(String::from(Box::<str>::from(fin)).into());
+                }
+            }
+        }
+    }
+
+    /// Writes events, and tells the log when that begins or ceases to work.
+    fn note(&mut self, events: &[(Uuid, Event)]) {
+        if events.is_empty() {
+            return;
+        }
+        let written = self.journal.append(events, now());
+        let was_sound = self.is_sound.swap(written.is_ok(), Ordering::Relaxed);
+        match written {
+            Err(error) if was_sound => {
+                let directory = self.directory.display();
+                log::error!("{directory}: {error}: commands are not remembered over a restart");
+            }
+            Ok(()) if !was_sound => log::info!("commands are remembered over a restart again"),
+            _ => {}
+        }
+    }
+}
