@@ -48,10 +48,10 @@ impl Groups {
         }
     }
 
-    /// Whether none runs.
+    /// Those that run.
     #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+    pub fn ids(&self) -> Vec<Pid> {
+        self.lock().iter().copied().collect()
     }
 }
 

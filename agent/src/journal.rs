@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -239,6 +239,12 @@ impl Journal {
         }
     }
 
+    /// Makes writing fail, or work again.
+    #[cfg(test)]
+    pub fn swap_file(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
+    }
+
     /// Removes from the disk what ended too long ago, if anything did.
     ///
     /// # Errors
@@ -323,7 +329,7 @@ fn open_private(path: &Path, truncate: bool) -> io::Result<File> {
 }
 
 /// Reads all lines; and how many of them were damaged.
-fn read(file: &File) -> io::Result<(Index, usize)> {
+fn read(file: impl Read) -> io::Result<(Index, usize)> {
     let mut index = Index::default();
     let (mut skipped, mut offset) = (0, 0);
     let mut reader = BufReader::new(file);
@@ -376,4 +382,322 @@ fn shortened(end: Event) -> Event {
 pub fn now() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.as_ref().map_or(0, Duration::as_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const NOON: u64 = 1_800_000_000;
+
+    fn id(number: u128) -> Uuid {
+        Uuid::from_u128(number)
+    }
+
+    fn end(result: &str) -> Event {
+        let fin = serde_json::json!({"success": true, "result": result, "exit_code": 0});
+        Event::Ended(serde_json::value::to_raw_value(&fin).unwrap())
+    }
+
+    fn started() -> Event {
+        Event::Started(Identity::of(std::process::id() as i32))
+    }
+
+    fn open(directory: &TempDir) -> Journal {
+        Journal::open(directory.path(), NOON).unwrap()
+    }
+
+    fn file(directory: &TempDir) -> PathBuf {
+        directory.path().join(NAMES[0])
+    }
+
+    fn result(journal: &Journal, id: Uuid) -> Option<String> {
+        let fin: Fin = serde_json::from_str(journal.fin(id)?.get()).unwrap();
+        fin.result
+    }
+
+    /// How far a life is; as [`Stage`], without what comes with it.
+    fn rank(event: &Event) -> u8 {
+        match event {
+            Event::Taken => 0,
+            Event::Started(_) => 1,
+            Event::Ended(_) => 2,
+            Event::Answered => 3,
+        }
+    }
+
+    fn rank_of(stage: &Stage) -> u8 {
+        match stage {
+            Stage::Taken => 0,
+            Stage::Started(_) => 1,
+            Stage::Ended { is_answered } => 2 + u8::from(*is_answered),
+        }
+    }
+
+    fn ranks(commands: Vec<(Uuid, Stage)>) -> HashMap<Uuid, u8> {
+        commands.iter().map(|(id, stage)| (*id, rank_of(stage))).collect()
+    }
+
+    #[test]
+    fn lives_are_there_again_after_a_restart() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut journal = open(&directory);
+        let lives = [
+            (1, vec![Event::Taken]),
+            (2, vec![Event::Taken, started()]),
+            (3, vec![Event::Taken, started(), end("three")]),
+            (4, vec![Event::Taken, end("four"), Event::Answered, end("another")]),
+        ];
+        for (number, events) in &lives {
+            let events: Vec<_> = events.iter().map(|event| (id(*number), event.clone())).collect();
+            journal.append(&events, NOON).unwrap();
+        }
+        let expected = [
+            (id(1), Stage::Taken),
+            (id(2), Stage::Started(Identity::of(std::process::id() as i32))),
+            (id(3), Stage::Ended { is_answered: false }),
+            (id(4), Stage::Ended { is_answered: true }),
+        ];
+        // From memory, from the lines that were added, and from those that were written anew.
+        for _ in 0..3 {
+            assert_eq!(journal.commands(), expected);
+            assert_eq!(result(&journal, id(3)).as_deref(), Some("three"));
+            assert_eq!(result(&journal, id(4)).as_deref(), Some("four"));
+            assert_eq!((journal.fin(id(1)), journal.fin(id(5))).0.map(|fin| fin.get().to_owned()), None);
+            drop(journal);
+            journal = open(&directory);
+        }
+    }
+
+    #[test]
+    fn it_is_for_one_agent_and_one_account_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a").join("b");
+        let journal = Journal::open(&path, NOON).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o700, 0o700));
+        assert!(fs::read_dir(&path).unwrap().all(|entry| mode(&entry.unwrap().path()) == 0o600));
+        let refused = Journal::open(&path, NOON).err().unwrap();
+        assert!(refused.ends_with("another agent uses it"), "{refused}");
+        drop(journal);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        drop(Journal::open(&path, NOON).unwrap());
+        assert_eq!(mode(&path), 0o700);
+        // A link could lead to where somebody else looks.
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(Journal::open(&link, NOON).is_err());
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+            assert!(Journal::open(&path, NOON).err().unwrap().ends_with("it belongs to another account"));
+        }
+    }
+
+    #[test]
+    fn what_ended_is_forgotten_after_a_day_and_the_rest_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut journal = open(&directory);
+        let taken: Vec<_> = (0..3).map(|number| (id(number), Event::Taken)).collect();
+        journal.append(&taken, NOON).unwrap();
+        journal.append(&[(id(1), end("")), (id(1), Event::Answered)], NOON + 10).unwrap();
+        journal.append(&[(id(2), end(""))], NOON + 20).unwrap();
+        let known = |journal: &Journal| journal.commands().iter().map(|(id, _)| id.as_u128()).collect::<Vec<_>>();
+        journal.expire(NOON + 10 + LIFE).unwrap();
+        assert_eq!(known(&journal), [0, 1, 2]);
+        journal.expire(NOON + 11 + LIFE).unwrap();
+        assert_eq!(known(&journal), [0, 2]);
+        drop(journal);
+        let journal = Journal::open(directory.path(), NOON + 21 + LIFE).unwrap();
+        assert_eq!(known(&journal), [0]);
+        // A clock that went back makes nothing old.
+        drop(journal);
+        assert_eq!(known(&Journal::open(directory.path(), 0).unwrap()), [0]);
+    }
+
+    #[test]
+    fn a_thousand_that_ended_are_kept_and_all_that_did_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut journal = open(&directory);
+        let total = MAX_ENDED as u128 + 50;
+        let mut events: Vec<_> = (0..total).map(|number| (id(number), Event::Taken)).collect();
+        events.extend((0..total).filter(|number| number % 105 != 0).map(|number| (id(number), end("x"))));
+        journal.append(&events, NOON).unwrap();
+        drop(journal);
+        let journal = open(&directory);
+        let commands = ranks(journal.commands());
+        let running: Vec<_> = (0..total).filter(|number| number % 105 == 0).map(id).collect();
+        assert!(running.iter().all(|id| commands[id] == 0));
+        assert_eq!(commands.len(), MAX_ENDED + running.len());
+        // The first ones gave way.
+        assert!(!commands.contains_key(&id(1)) && commands.contains_key(&id(total - 1)));
+    }
+
+    #[test]
+    fn the_file_is_bounded_and_the_newest_ends_are_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut journal = open(&directory);
+        let large = "x".repeat(256 * 1024);
+        let mut longest = 0;
+        for number in 0..200 {
+            journal.append(&[(id(number), Event::Taken), (id(number), end(&large))], NOON).unwrap();
+            longest = longest.max(fs::metadata(file(&directory)).unwrap().len());
+        }
+        assert!(longest < 2 * MAX_ENDS + 4 * SLACK, "{longest}");
+        drop(journal);
+        let journal = open(&directory);
+        assert!(fs::metadata(file(&directory)).unwrap().len() < MAX_ENDS + 4 * SLACK);
+        assert_eq!(journal.commands().len(), 200);
+        assert!(result(&journal, id(199)).unwrap() == large);
+        let short = result(&journal, id(0)).unwrap();
+        assert!(short.len() < 2 * output::SHORT_RESULT && short.contains("bytes cut"));
+    }
+
+    #[test]
+    fn what_cannot_be_written_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut journal = open(&directory);
+        journal.append(&[(id(1), Event::Taken)], NOON).unwrap();
+        let whole = journal.swap_file(File::open(file(&directory)).unwrap());
+        assert!(journal.append(&[(id(2), Event::Taken)], NOON).is_err());
+        journal.swap_file(whole);
+        assert_eq!(journal.commands(), [(id(1), Stage::Taken)]);
+        journal.append(&[(id(1), end("one"))], NOON).unwrap();
+        assert_eq!(result(&journal, id(1)).as_deref(), Some("one"));
+        drop(journal);
+        assert_eq!(open(&directory).commands(), [(id(1), Stage::Ended { is_answered: false })]);
+    }
+
+    #[test]
+    fn an_end_whose_line_is_damaged_is_still_an_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut journal = open(&directory);
+        journal.append(&[(id(1), Event::Taken), (id(1), end("one")), (id(1), Event::Answered)], NOON).unwrap();
+        drop(journal);
+        let text = fs::read_to_string(file(&directory)).unwrap();
+        fs::write(file(&directory), text.replace("one", "two")).unwrap();
+        for _ in 0..2 {
+            let journal = open(&directory);
+            assert_eq!(journal.commands(), [(id(1), Stage::Ended { is_answered: true })]);
+            assert!(journal.fin(id(1)).is_none());
+        }
+    }
+
+    #[test]
+    fn any_file_can_be_opened() {
+        for content in [&b""[..], b"\n\n\n", b"\0\xff\xfe", &[b'x'; 100_000], b"0123456789abcdef {}\n"] {
+            let directory = tempfile::tempdir().unwrap();
+            fs::write(file(&directory), content).unwrap();
+            let mut journal = open(&directory);
+            assert_eq!(journal.commands(), []);
+            journal.append(&[(id(1), Event::Taken)], NOON).unwrap();
+            drop(journal);
+            assert_eq!(open(&directory).commands().len(), 1);
+        }
+    }
+
+    /// Events of a few commands, each command's in the order of its life, mixed.
+    fn histories() -> impl Strategy<Value = Vec<(Uuid, Event)>> {
+        let life = (1usize..=4, "[a-zä\n\0]{0,20}");
+        prop::collection::vec(life, 1..8).prop_flat_map(|lives| {
+            let mut turns = Vec::new();
+            for (number, (length, _)) in lives.iter().enumerate() {
+                turns.extend(std::iter::repeat_n(number, *length));
+            }
+            Just(turns).prop_shuffle().prop_map(move |turns| {
+                let mut next = vec![0; lives.len()];
+                let event = |number: usize| {
+                    let all = [Event::Taken, started(), end(&lives[number].1), Event::Answered];
+                    next[number] += 1;
+                    (id(number as u128), all[next[number] - 1].clone())
+                };
+                turns.into_iter().map(event).collect()
+            })
+        })
+    }
+
+    /// What is known after some events.
+    fn model(events: &[(Uuid, Event)]) -> HashMap<Uuid, u8> {
+        let mut known = HashMap::new();
+        for (id, event) in events {
+            known.insert(*id, rank(event));
+        }
+        known
+    }
+
+    fn known(bytes: &[u8]) -> HashMap<Uuid, u8> {
+        let (index, _) = read(bytes).unwrap();
+        index.commands.iter().map(|(id, known)| (*id, rank_of(&known.stage))).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn a_cut_at_any_byte_loses_the_event_that_it_cuts_and_no_other(events in histories()) {
+            let lines: Vec<_> = events.iter().map(|(id, event)| line(NOON, *id, event).unwrap()).collect();
+            let whole = lines.concat();
+            let mut ends: Vec<usize> = Vec::new();
+            for line in &lines {
+                ends.push(ends.last().unwrap_or(&0) + line.len());
+            }
+            for cut in 0..=whole.len() {
+                let written = ends.iter().filter(|end| **end <= cut).count();
+                prop_assert_eq!(known(&whole[..cut]), model(&events[..written]), "at {}", cut);
+            }
+        }
+
+        #[test]
+        fn a_renewed_file_that_is_cut_in_its_last_line_knows_all_commands(events in histories(), back in 1usize..200) {
+            let directory = tempfile::tempdir().unwrap();
+            let mut journal = open(&directory);
+            journal.append(&events, NOON).unwrap();
+            journal.renew(NOON).unwrap();
+            drop(journal);
+            let bytes = fs::read(file(&directory)).unwrap();
+            let last = bytes.iter().rev().skip(1).position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1);
+            let all = model(&events);
+            let cut = known(&bytes[..bytes.len() - back.min(last)]);
+            // The last line is not the only one of a command that did more than come.
+            prop_assert!(all.iter().filter(|(_, rank)| **rank > 0).all(|(id, _)| cut.contains_key(id)));
+            prop_assert!(all.len() - cut.len() <= 1);
+        }
+
+        #[test]
+        fn a_journal_goes_on_after_a_cut(events in histories(), at in 0.0..1.0f64, more in histories()) {
+            let directory = tempfile::tempdir().unwrap();
+            let mut journal = open(&directory);
+            for event in &events {
+                journal.append(std::slice::from_ref(event), NOON).unwrap();
+            }
+            drop(journal);
+            let bytes = fs::read(file(&directory)).unwrap();
+            fs::write(file(&directory), &bytes[..(bytes.len() as f64 * at) as usize]).unwrap();
+            let mut journal = open(&directory);
+            let mut expected = ranks(journal.commands());
+            let before: HashSet<_> = model(&events).into_keys().collect();
+            prop_assert!(expected.keys().all(|id| before.contains(id)));
+            // Others than before, so that each begins anew.
+            let more: Vec<_> = more.into_iter().map(|(old, event)| (id(old.as_u128() + 100), event)).collect();
+            journal.append(&more, NOON).unwrap();
+            expected.extend(model(&more));
+            prop_assert_eq!(ranks(journal.commands()), expected.clone());
+            drop(journal);
+            prop_assert_eq!(ranks(open(&directory).commands()), expected);
+        }
+
+        #[test]
+        fn a_damaged_byte_costs_two_events_at_most(events in histories(), at in 0.0..1.0f64, change in 1u8..) {
+            let lines: Vec<_> = events.iter().map(|(id, event)| line(NOON, *id, event).unwrap()).collect();
+            let mut bytes = lines.concat();
+            let place = (bytes.len() as f64 * at) as usize;
+            bytes[place] ^= change;
+            let found: usize = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| parse(line).is_some()).count();
+            prop_assert!(found + 2 >= events.len());
+        }
+    }
 }

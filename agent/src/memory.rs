@@ -196,3 +196,73 @@ impl Keeper {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn id(number: u128) -> Uuid {
+        Uuid::from_u128(number)
+    }
+
+    /// What is on the disk of another memory's directory, as an agent would find it that came after a crash.
+    fn on_disk(directory: &Path) -> Vec<(Uuid, Stage)> {
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::copy(directory.join("commands.journal"), copy.path().join("commands.journal")).unwrap();
+        Journal::open(copy.path(), now()).unwrap().commands()
+    }
+
+    #[tokio::test]
+    async fn what_was_waited_for_is_on_the_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let (memory, known) = Memory::open(directory.path()).unwrap();
+        assert!(known.is_empty() && memory.is_sound());
+        memory.taken(id(1)).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Taken)]);
+        memory.started(id(1), None).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Started(None))]);
+        let fin = Bytes::from_static(br#"{"success":true,"result":"\u0000\n"}"#);
+        memory.ended(id(1), fin.clone()).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Ended { is_answered: false })]);
+        memory.answered(id(1)).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Ended { is_answered: true })]);
+        assert_eq!((memory.fin(id(1)).await, memory.fin(id(2)).await), (Some(fin), None));
+    }
+
+    #[tokio::test]
+    async fn many_at_once_are_all_noted() {
+        let directory = tempfile::tempdir().unwrap();
+        let (memory, _) = Memory::open(directory.path()).unwrap();
+        let noted: Vec<_> = (0..3 * BATCH as u128).map(|number| memory.taken(id(number))).collect();
+        for noted in noted {
+            noted.wait().await;
+        }
+        assert_eq!(on_disk(directory.path()).len(), 3 * BATCH);
+    }
+
+    #[tokio::test]
+    async fn without_a_place_nothing_waits() {
+        let memory = Memory::default();
+        memory.taken(id(1)).wait().await;
+        assert!(!memory.is_sound() && !memory.is_there() && memory.fin(id(1)).await.is_none());
+        assert!(Memory::open(Path::new("/dev/null/state")).is_err());
+    }
+
+    #[test]
+    fn a_full_disk_is_noticed_and_so_is_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(directory.path(), now()).unwrap();
+        let is_sound = Arc::new(AtomicBool::new(true));
+        let mut keeper = Keeper { journal, directory: directory.path().to_owned(), is_sound: is_sound.clone() };
+        let read_only = std::fs::File::open(directory.path().join("commands.journal")).unwrap();
+        let whole = keeper.journal.swap_file(read_only);
+        keeper.note(&[(id(1), Event::Taken)]);
+        assert!(!is_sound.load(Ordering::Relaxed));
+        keeper.journal.swap_file(whole);
+        keeper.note(&[(id(2), Event::Taken)]);
+        assert!(is_sound.load(Ordering::Relaxed));
+        assert_eq!(keeper.journal.commands(), [(id(2), Stage::Taken)]);
+    }
+}

@@ -1142,7 +1142,7 @@ mod tests {
         let (groups, ending) = (Groups::default(), Ending::default());
         let runner = Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone());
         runner.take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
-        eventually(|| !groups.is_empty()).await;
+        eventually(|| !groups.ids().is_empty()).await;
         // A place in the queue becomes free when the next one starts, and that waits for the first.
         for number in 1..=QUEUE + 3 {
             runner.take(numbered(number, &format!("echo {number} >> {}", log.display())));
@@ -1167,7 +1167,7 @@ mod tests {
         let (groups, ending) = (Groups::default(), Ending::default());
         let runner = Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone());
         runner.take(numbered(1, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
-        eventually(|| !groups.is_empty()).await;
+        eventually(|| !groups.ids().is_empty()).await;
         runner.take(numbered(2, "true"));
         ending.draining.cancel();
         eventually(|| service.0.lock().unwrap().len() == 1).await;
@@ -1179,5 +1179,301 @@ mod tests {
         let ends = service.0.lock().unwrap();
         let ends: Vec<_> = ends.iter().map(|(id, fin)| (id.as_u128(), fin.exit_code.unwrap())).collect();
         assert_eq!(ends, [(2, 143), (3, 143), (1, 0)]);
+    }
+
+    /// Runs an order, and kills it when it has told the numbers of its processes, each in a line; its end and those.
+    async fn killed(line: &str, processes: usize) -> (Fin, Vec<String>) {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let stops = never();
+        let order = order(&line.replace("TOLD", told.to_str().unwrap()));
+        let kill = async {
+            eventually(|| read(&told).lines().count() == processes).await;
+            stops.killed.cancel();
+        };
+        let ((fin, _), ()) = tokio::join!(run_until(&order, &stops), kill);
+        (fin, read(&told).lines().map(str::to_owned).collect())
+    }
+
+    #[tokio::test]
+    async fn a_kill_ends_the_whole_group() {
+        let (fin, processes) = killed("sleep 60 & echo $! >> TOLD; echo $$ >> TOLD; echo out; wait", 2).await;
+        assert_eq!((fin.success, fin.exit_code, fin.chunks), (false, Some(143), Some(1)));
+        assert_eq!(fin.result.unwrap(), "out\n\nThe command was killed.\n");
+        assert!(!processes.iter().any(|pid| is_running(pid)));
+    }
+
+    #[tokio::test]
+    async fn the_end_comes_when_the_last_of_the_group_is_gone() {
+        // The shell goes at once, and the one in the background takes no TERM.
+        let line = "(trap '' TERM; sh -c 'echo $$ >> TOLD; sleep 60; sleep 60') & echo $$ >> TOLD; wait";
+        let (fin, processes) = killed(line, 2).await;
+        assert_eq!((fin.success, fin.exit_code), (false, Some(137)));
+        assert!(!processes.iter().any(|pid| is_running(pid)));
+    }
+
+    #[tokio::test]
+    async fn what_is_stopped_is_ended_too() {
+        let (fin, processes) = killed("echo $$ >> TOLD; kill -STOP $$; sleep 60", 1).await;
+        assert_eq!(fin.exit_code, Some(143));
+        assert!(!is_running(&processes[0]));
+    }
+
+    #[tokio::test]
+    async fn what_left_the_group_is_not_the_groups() {
+        let (fin, processes) = killed("setsid sh -c 'echo $$ >> TOLD; sleep 60' & sleep 60", 1).await;
+        assert_eq!(fin.exit_code, Some(143));
+        assert!(is_running(&processes[0]), "it was killed");
+        nix::sys::signal::killpg(Pid::from_raw(processes[0].parse().unwrap()), Signal::SIGKILL).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_a_command_left_is_killed_while_its_output_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let (stops, groups, memory) = (never(), Groups::default(), Memory::default());
+        // It writes all the time, so the pipe is never quiet.
+        let line = "sh -c 'echo $$ > TOLD; while :; do echo x; sleep 0.1; done' & exit 0";
+        let order = order(&line.replace("TOLD", told.to_str().unwrap()));
+        let (queue, mut reports) = mpsc::channel(2);
+        let execute = async {
+            let queue = queue;
+            execute(&order, Own::current(), &groups, &stops, &memory, &queue).await
+        };
+        let kill = async {
+            eventually(|| !read(&told).is_empty()).await;
+            let parent = || std::fs::read_to_string(format!("/proc/{}/stat", read(&told))).unwrap();
+            // Its shell has exited: it has another parent.
+            eventually(|| !parent().contains(&format!(" S {} ", leader(&groups)))).await;
+            stops.killed.cancel();
+            while reports.recv().await.is_some() {}
+        };
+        let (fin, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, kill) }).await.unwrap();
+        assert_eq!((fin.success, fin.exit_code), (false, Some(143)));
+        assert!(!is_running(&read(&told)));
+    }
+
+    #[tokio::test]
+    async fn a_kill_works_while_nobody_takes_the_output() {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let (stops, groups, memory) = (never(), Groups::default(), Memory::default());
+        let order = order(&format!("echo $$ > {}; exec yes", told.display()));
+        let (queue, mut reports) = mpsc::channel(2);
+        let mut execute = Box::pin(execute(&order, Own::current(), &groups, &stops, &memory, &queue));
+        let kill = async {
+            eventually(|| !read(&told).is_empty()).await;
+            stops.killed.cancel();
+            eventually(|| !is_running(&read(&told))).await;
+        };
+        tokio::select! { _ = &mut execute => panic!("it ended with its output unsent"), () = kill => {} }
+        // What found no room is dropped after a while, and is not counted.
+        let fin = tokio::time::timeout(PATIENCE, execute).await.unwrap();
+        assert_eq!((fin.exit_code, fin.chunks), (Some(143), Some(2)));
+        drop(queue);
+        for seq in 0..2 {
+            assert!(matches!(reports.recv().await, Some(Report::Chunk(chunk)) if chunk.seq == seq));
+        }
+        assert!(reports.recv().await.is_none());
+        assert!(fin.result.unwrap().ends_with("\nThe command was killed.\n"));
+    }
+
+    #[tokio::test]
+    async fn a_timeout_ends_the_group() {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let line = format!("trap '' TERM; echo $$ >> {}; while :; do sleep 1; done", told.display());
+        let (fin, _) = run(&Order { timeout: Some(1), ..order(&line) }).await;
+        assert_eq!((fin.success, fin.exit_code), (false, Some(124)));
+        assert_eq!(fin.result.unwrap(), "\nThe command was killed: its timeout of 1 s was over.\n");
+        assert!(!is_running(&read(&told)));
+        for timeout in [0, -1, i64::MIN] {
+            assert_eq!(refusal(&Order { timeout: Some(timeout), ..order("true") }).await.0, 126);
+        }
+        let (fin, _) = run(&Order { timeout: Some(i64::MAX), ..order("echo x") }).await;
+        assert_eq!(fin.result.unwrap(), "x\n");
+    }
+
+    #[tokio::test]
+    async fn chunks_are_counted() {
+        for (line, chunks) in [("true", 0), ("echo x", 1), ("head -c 10000 /dev/zero", 3)] {
+            let (fin, sent) = run(&order(line)).await;
+            assert_eq!((fin.chunks, sent.len()), (Some(chunks), chunks as usize), "{line}");
+        }
+    }
+
+    /// The one group that runs.
+    fn leader(groups: &Groups) -> String {
+        groups.ids().first().unwrap().to_string()
+    }
+
+    /// A service, and a runner of one command at once with a memory.
+    struct Host {
+        service: Service,
+        reports: Reports<Service>,
+        runner: Runner<Service>,
+        groups: Groups,
+        ending: Ending,
+    }
+
+    impl Host {
+        fn new(memory: Memory) -> Self {
+            let service = Service::default();
+            let reports = Reports::new(service.clone(), memory, CancellationToken::new());
+            let (groups, ending) = (Groups::default(), Ending::default());
+            let runner = Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone());
+            Self { service, reports, runner, groups, ending }
+        }
+
+        fn ends(&self) -> Vec<(u128, Fin)> {
+            self.service.0.lock().unwrap().iter().map(|(id, fin)| (id.as_u128(), fin.clone())).collect()
+        }
+
+        async fn ended(&self, count: usize) -> Vec<(u128, i64, String)> {
+            eventually(|| self.ends().len() >= count).await;
+            let tell = |(id, fin): (u128, Fin)| (id, fin.exit_code.unwrap(), fin.result.unwrap());
+            self.ends().into_iter().map(tell).collect()
+        }
+
+        async fn finish(self) {
+            self.ending.draining.cancel();
+            tokio::time::timeout(PATIENCE, self.runner.finished()).await.unwrap();
+            tokio::time::timeout(PATIENCE, self.reports.finished()).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_killed_at_once_and_makes_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let (go, ran) = (directory.path().join("go"), directory.path().join("ran"));
+        let host = Host::new(Memory::default());
+        host.runner.take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
+        eventually(|| !host.groups.ids().is_empty()).await;
+        for number in 1..=QUEUE {
+            host.runner.take(numbered(number, &format!("echo {number} >> {}", ran.display())));
+        }
+        host.runner.kill(Uuid::from_u128(7));
+        host.runner.kill(Uuid::from_u128(7));
+        host.runner.kill(Uuid::from_u128(9_999));
+        let killed = (7, 143, "The command was killed before it ran.".to_owned());
+        assert_eq!(host.ended(1).await, [killed]);
+        // There is room for one, and not for two.
+        host.runner.take(numbered(QUEUE + 1, "true"));
+        host.runner.take(numbered(QUEUE + 2, "true"));
+        assert_eq!(host.ended(2).await[1].0, QUEUE as u128 + 2);
+        host.runner.kill(Uuid::from_u128(0));
+        let ends = host.ended(QUEUE + 3).await;
+        assert!(ends.contains(&(0, 143, "\nThe command was killed.\n".to_owned())));
+        assert_eq!(ends.iter().filter(|(id, ..)| *id == 7).count(), 1);
+        assert!(!read(&ran).lines().any(|line| line == "7"));
+        host.finish().await;
+    }
+
+    #[tokio::test]
+    async fn the_time_of_a_command_begins_with_its_process() {
+        let host = Host::new(Memory::default());
+        host.runner.take(numbered(1, "sleep 1.5"));
+        host.runner.take(Order { timeout: Some(1), ..numbered(2, "echo x") });
+        assert_eq!(host.ended(2).await[1], (2, 0, "x\n".to_owned()));
+        host.finish().await;
+    }
+
+    #[tokio::test]
+    async fn a_command_and_its_process_are_noted_before_it_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let (memory, _) = Memory::open(directory.path()).unwrap();
+        let host = Host::new(memory);
+        let journal = directory.path().join("commands.journal");
+        // What a process finds that begins with looking.
+        let line = format!("exec grep -c \"taken\\|\\\"pid\\\":$$,\" {}", journal.display());
+        host.runner.take(numbered(1, &line));
+        assert_eq!(host.ended(1).await, [(1, 0, "2\n".to_owned())]);
+        // Without a shell, so that nothing runs before it.
+        let line = format!("grep -c pid {}", journal.display());
+        host.runner.take(Order { allow_sh: false, ..numbered(2, &line) });
+        assert_eq!(host.ended(2).await[1], (2, 0, "2\n".to_owned()));
+        let refused = Order { allow_sh: false, ..numbered(3, "/no/such/program") };
+        host.runner.take(refused);
+        assert_eq!(host.ended(3).await[2].1, 127);
+        host.finish().await;
+    }
+
+    #[tokio::test]
+    async fn a_repeated_command_is_answered_and_not_run() {
+        let directory = tempfile::tempdir().unwrap();
+        let ran = directory.path().join("ran");
+        let state = directory.path().join("state");
+        let line = format!("echo x >> {}; echo done", ran.display());
+        for expected in 1..4 {
+            let (memory, known) = eventually_open(&state).await;
+            let host = Host::new(memory);
+            host.runner.recover(known);
+            host.runner.take(numbered(1, &line));
+            assert_eq!(host.ended(1).await[0], (1, 0, "done\n".to_owned()), "{expected}");
+            host.runner.take(numbered(1, &line));
+            assert_eq!(host.ended(2).await[1], (1, 0, "done\n".to_owned()));
+            host.finish().await;
+        }
+        assert_eq!(read(&ran), "x");
+    }
+
+    /// Opens a memory that another one may not have let go of yet.
+    async fn eventually_open(directory: &Path) -> (Memory, Vec<(Uuid, Stage)>) {
+        let directory = directory.to_owned();
+        tokio::task::spawn_blocking(move || Memory::open(&directory).unwrap()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_an_agent_left_is_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let left = |line: &str| {
+            let mut command = std::process::Command::new("sh");
+            std::os::unix::process::CommandExt::process_group(&mut command, 0);
+            command.args(["-c", line]).spawn().unwrap()
+        };
+        let mut own = left("sleep 60 & wait");
+        // Has the number of one that ran, and is another.
+        let mut stranger = left("sleep 60");
+        let identity = |child: &std::process::Child| Identity::of(child.id() as i32).unwrap();
+        let mut other = serde_json::to_value(identity(&stranger)).unwrap();
+        other["start"] = json!(1);
+        let (memory, _) = Memory::open(directory.path()).unwrap();
+        let id = Uuid::from_u128;
+        let fin = serde_json::to_vec(&failure(7, "kept")).unwrap();
+        for noted in [
+            memory.taken(id(1)),
+            memory.started(id(2), Some(identity(&own))),
+            memory.started(id(3), Some(serde_json::from_value(other).unwrap())),
+            memory.started(id(4), None),
+            memory.ended(id(5), fin.clone().into()),
+            memory.ended(id(6), fin.into()),
+            memory.answered(id(6)),
+        ] {
+            noted.wait().await;
+        }
+        drop(memory);
+        let (memory, known) = eventually_open(directory.path()).await;
+        let host = Host::new(memory);
+        host.runner.recover(known);
+        let mut ends = host.ended(5).await;
+        ends.sort();
+        let died = |id, rest: &str| (id, 137, format!("The agent died {rest}"));
+        let lost = "while the command ran. How it ended is not known.";
+        let expected = [
+            died(1, "before the command ran. It was not run."),
+            died(2, "while the command ran. What was left of it was killed."),
+            died(3, lost),
+            died(4, lost),
+            (5, 7, "kept".to_owned()),
+        ];
+        assert_eq!(ends, expected);
+        assert!(!is_running(&own.id().to_string()) && is_running(&stranger.id().to_string()));
+        own.wait().unwrap();
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+        host.finish().await;
+        // Once told, it is told no more.
+        let (_, known) = eventually_open(directory.path()).await;
+        assert!(known.iter().all(|(_, stage)| *stage == Stage::Ended { is_answered: true }), "{known:?}");
     }
 }
