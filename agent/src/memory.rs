@@ -198,6 +198,33 @@ impl Keeper {
 }
 
 #[cfg(test)]
+impl Memory {
+    /// A memory whose disk is a test: what is to be noted comes there, and is noted when it drops the guard.
+    pub fn held() -> (Self, Held) {
+        let (requests, received) = sync_channel(QUEUE);
+        (Self { requests: Some(requests), is_sound: Arc::new(AtomicBool::new(true)) }, Held(received))
+    }
+}
+
+/// The disk of [`Memory::held`].
+#[cfg(test)]
+pub struct Held(Receiver<Request>);
+
+#[cfg(test)]
+impl Held {
+    /// The next event by its name, if there is one already.
+    pub fn next(&self) -> Option<(&'static str, DropGuard)> {
+        match self.0.try_recv().ok()? {
+            Request::Note(_, Event::Taken, guard) => Some(("taken", guard)),
+            Request::Note(_, Event::Started(_), guard) => Some(("started", guard)),
+            Request::Note(_, Event::Ended(_), guard) | Request::End(_, _, guard) => Some(("ended", guard)),
+            Request::Note(_, Event::Answered, guard) => Some(("answered", guard)),
+            Request::Fin(..) => None,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 

@@ -784,6 +784,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::path::Path;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use nix::unistd::{User, geteuid};
     use serde_json::json;
@@ -1114,12 +1115,13 @@ mod tests {
         assert!(fin.elapsed_time.unwrap() >= crate::group::GRACE.as_secs_f64());
     }
 
-    /// Takes every report, and keeps the fins.
+    /// Takes every report, keeps the fins, and counts all calls.
     #[derive(Clone, Default)]
-    struct Service(Arc<Mutex<Vec<(Uuid, Fin)>>>);
+    struct Service(Arc<Mutex<Vec<(Uuid, Fin)>>>, Arc<AtomicUsize>);
 
     impl Transport for Service {
         async fn post(&self, path: &str, body: hyper::body::Bytes, _: Duration) -> Outcome {
+            self.1.fetch_add(1, Ordering::Relaxed);
             let mut parts = path.trim_start_matches("/api/events/commands/").split('/');
             let id = parts.next().unwrap().parse().unwrap();
             if parts.next() == Some("fin") {
@@ -1395,6 +1397,43 @@ mod tests {
         let refused = Order { allow_sh: false, ..numbered(3, "/no/such/program") };
         host.runner.take(refused);
         assert_eq!(host.ended(3).await[2].1, 127);
+        host.finish().await;
+    }
+
+    #[tokio::test]
+    async fn nothing_is_done_before_it_is_noted() {
+        let directory = tempfile::tempdir().unwrap();
+        let ran = directory.path().join("ran");
+        let (memory, disk) = Memory::held();
+        let host = Host::new(memory);
+        let next = async || {
+            let found = std::cell::RefCell::new(None);
+            eventually(|| {
+                *found.borrow_mut() = disk.next();
+                found.borrow().is_some()
+            })
+            .await;
+            found.take().unwrap()
+        };
+        // For what must not happen there is no condition to wait for.
+        let moment = async || sleep(Duration::from_millis(200)).await;
+        host.runner.take(numbered(1, &format!("echo x >> {}", ran.display())));
+        let (event, guard) = next().await;
+        moment().await;
+        assert_eq!((event, host.service.1.load(Ordering::Relaxed), disk.next().is_none()), ("taken", 0, true));
+        drop(guard);
+        let (event, guard) = next().await;
+        moment().await;
+        assert_eq!((event, ran.exists()), ("started", false));
+        drop(guard);
+        let (event, guard) = next().await;
+        moment().await;
+        // The acknowledgement, and no end.
+        assert_eq!((event, read(&ran).as_str(), host.ends().len()), ("ended", "x", 0));
+        assert_eq!(host.service.1.load(Ordering::Relaxed), 1);
+        drop(guard);
+        assert_eq!(host.ended(1).await[0].1, 0);
+        assert_eq!(next().await.0, "answered");
         host.finish().await;
     }
 
