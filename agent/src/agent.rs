@@ -88,6 +88,8 @@ pub async fn run(settings: Settings, patience: Duration) -> Result<Exit, String>
             let fate = if memory.is_sound() { "are kept for the next start" } else { "are lost" };
             log::error!("the reports of {} commands could not be sent and {fate}", reports.unsent());
         }
+        // Else the next start would send once more what was sent just now.
+        memory.flush().await;
     };
     let exit = tokio::select! {
         () = drain => Exit::Drained,

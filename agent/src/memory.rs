@@ -3,7 +3,8 @@
 //!
 //! Whoever tells it something gets a [`Noted`], and waits for that before what must not come first: a command is noted
 //! before it is acknowledged and run, its process before it runs, its end before that is sent. Where the disk takes
-//! nothing more, the agent goes on without: a full disk must not keep anyone from running what empties it.
+//! nothing more, or takes it too slowly, the agent goes on without: a full disk must not keep anyone from running what
+//! empties it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use hyper::body::Bytes;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
@@ -27,6 +29,9 @@ const BATCH: usize = 128;
 /// How often what is too old is looked for.
 const EXPIRY: Duration = Duration::from_secs(60 * 60);
 
+/// How long anything waits for the disk.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// What the thread is asked for.
 enum Request {
     /// To note an event.
@@ -35,6 +40,8 @@ enum Request {
     End(Uuid, Bytes, DropGuard),
     /// To tell a command's fin, if it is known.
     Fin(Uuid, oneshot::Sender<Bytes>),
+    /// To have done what came before.
+    Flush(DropGuard),
 }
 
 /// What the agent remembers, or nothing.
@@ -44,21 +51,26 @@ pub struct Memory {
     is_sound: Arc<AtomicBool>,
 }
 
-/// When something is on the disk, or it is certain that it will not be.
+/// When something is on the disk, or is not waited for any more.
 #[derive(Clone)]
-pub struct Noted(CancellationToken);
+pub struct Noted {
+    done: CancellationToken,
+    is_sound: Arc<AtomicBool>,
+}
 
 impl Noted {
     /// Of what needs no noting.
     pub fn already() -> Self {
         let done = CancellationToken::new();
         done.cancel();
-        Self(done)
+        Self { done, is_sound: Arc::default() }
     }
 
     /// Waits for it.
     pub async fn wait(&self) {
-        self.0.cancelled().await;
+        if timeout(PATIENCE, self.done.cancelled()).await.is_err() {
+            tell_slow(&self.is_sound);
+        }
     }
 }
 
@@ -108,6 +120,11 @@ impl Memory {
         self.ask(|guard| Request::Note(id, Event::Answered, guard))
     }
 
+    /// Waits until all that came before is on the disk.
+    pub async fn flush(&self) {
+        self.ask(Request::Flush).wait().await;
+    }
+
     /// The fin of a command that ended, as JSON.
     pub async fn fin(&self, id: Uuid) -> Option<Bytes> {
         let (sender, answer) = oneshot::channel();
@@ -121,11 +138,17 @@ impl Memory {
         let request = request(done.clone().drop_guard());
         if let Some(requests) = &self.requests
             && requests.try_send(request).is_err()
-            && self.is_sound.swap(false, Ordering::Relaxed)
         {
-            log::error!("the disk is too slow: commands are not remembered over a restart");
+            tell_slow(&self.is_sound);
         }
-        Noted(done)
+        Noted { done, is_sound: self.is_sound.clone() }
+    }
+}
+
+/// Notes that what should be remembered may not be, and tells the log once.
+fn tell_slow(is_sound: &AtomicBool) {
+    if is_sound.swap(false, Ordering::Relaxed) {
+        log::error!("the disk is too slow: commands are not remembered over a restart");
     }
 }
 
@@ -165,6 +188,7 @@ impl Keeper {
                         events.extend(fin.map(|fin| (id, Event::Ended(fin))));
                         guards.push(guard);
                     }
+                    Request::Flush(guard) => guards.push(guard),
                     Request::Fin(id, answer) => asked.push((id, answer)),
                 }
             }
@@ -219,7 +243,7 @@ impl Held {
             Request::Note(_, Event::Started(_), guard) => Some(("started", guard)),
             Request::Note(_, Event::Ended(_), guard) | Request::End(_, _, guard) => Some(("ended", guard)),
             Request::Note(_, Event::Answered, guard) => Some(("answered", guard)),
-            Request::Fin(..) => None,
+            Request::Fin(..) | Request::Flush(_) => None,
         }
     }
 }
@@ -275,6 +299,18 @@ mod tests {
         memory.taken(id(1)).wait().await;
         assert!(!memory.is_sound() && !memory.is_there() && memory.fin(id(1)).await.is_none());
         assert!(Memory::open(Path::new("/dev/null/state")).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_is_not_waited_for_for_ever() {
+        let (memory, _disk) = Memory::held();
+        assert!(memory.is_sound());
+        memory.taken(id(1)).wait().await;
+        assert!(!memory.is_sound());
+        for number in 0..2 * QUEUE as u128 {
+            memory.taken(id(number));
+        }
+        memory.taken(id(1)).wait().await;
     }
 
     #[test]
