@@ -202,6 +202,12 @@ async fn an_agent_that_died_tells_of_its_commands_when_it_is_back() {
     // One that ended and that nobody has waited for yet runs no more.
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", begun().trim()));
     assert!(stat.is_err() || stat.is_ok_and(|stat| stat.contains(") Z ")));
+    // Its reports do not wait for its socket, so that may come later.
+    farhand_tests::eventually("the agent to be back", || async {
+        let body = json!({"server": "here", "line": "true", "username": own_account()});
+        (workspace.admin.post(PATH, &body).await.status == 201).then_some(())
+    })
+    .await;
     check(&run(&workspace, "echo again").await, 0, "again\n");
     assert_eq!(begun().lines().count(), 1);
 }
