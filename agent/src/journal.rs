@@ -259,7 +259,7 @@ impl Journal {
         Ok(bytes)
     }
 
-    /// Writes the file anew, with one or two lines for each command, and puts it in the place of the old one.
+    /// Writes the file anew, with a few lines for each command, and puts it in the place of the old one.
     fn renew(&mut self, now: u64) -> io::Result<()> {
         self.index.prune(now);
         // The newest ends stay whole.
@@ -286,8 +286,11 @@ impl Journal {
             let known = &self.index.commands[id];
             let mut put = |event: Event| add(&line(known.at, *id, &event)?, *id, known.at, &event);
             put(Event::Taken)?;
-            if let Stage::Started(process) = &known.stage {
-                put(Event::Started(process.clone()))?;
+            match &known.stage {
+                Stage::Taken => {}
+                Stage::Started(process) => put(Event::Started(process.clone()))?,
+                // Should the line of its end be damaged, then it is still known that it did not wait any more.
+                Stage::Ended { .. } => put(Event::Started(None))?,
             }
             if let Some(end) = known.end.map(|place| self.read(place)).transpose()?.as_deref().and_then(parse) {
                 put(if is_long.contains(id) { shortened(end.event) } else { end.event })?;
@@ -300,9 +303,9 @@ impl Journal {
         drop(writer);
         file.sync_all()?;
         fs::rename(&path, self.directory.join(NAMES[0]))?;
-        File::open(&self.directory)?.sync_all()?;
+        // From here on this is the file, whatever else fails.
         (self.file, self.index, self.length, self.limit) = (file, index, length, 2 * length + SLACK);
-        Ok(())
+        File::open(&self.directory)?.sync_all()
     }
 }
 
@@ -585,6 +588,18 @@ mod tests {
             assert_eq!(journal.commands(), [(id(1), Stage::Ended { is_answered: true })]);
             assert!(journal.fin(id(1)).is_none());
         }
+    }
+
+    #[test]
+    fn a_command_whose_end_is_damaged_did_not_wait() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut journal = open(&directory);
+        journal.append(&[(id(1), Event::Taken), (id(1), end("one"))], NOON).unwrap();
+        journal.renew(NOON).unwrap();
+        drop(journal);
+        let text = fs::read_to_string(file(&directory)).unwrap();
+        fs::write(file(&directory), text.replace("one", "two")).unwrap();
+        assert_eq!(open(&directory).commands(), [(id(1), Stage::Started(None))]);
     }
 
     #[test]

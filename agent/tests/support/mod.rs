@@ -193,7 +193,7 @@ impl Service {
         let mut command = Command::new(program);
         command.arg("run").arg("--config").arg(&config).args(arguments);
         // What must not reach a command.
-        command.env("FARHAND_TEST_LEAK", "leaked").env_remove("FARHAND_AGENT_KEY");
+        command.env("FARHAND_TEST_LEAK", "leaked").env_remove("FARHAND_AGENT_KEY").env_remove("STATE_DIRECTORY");
         if let Some(certificate) = &self.certificate {
             let path = directory.path().join("roots.pem");
             fs::write(&path, certificate).unwrap();
