@@ -1,18 +1,23 @@
 //! The agent's life: check in, serve, drain (agent-protocol 2 and 6).
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::account::Own;
 use crate::client::Client;
 use crate::config::Settings;
+use crate::group::{GRACE, Groups};
+use crate::journal::Stage;
 use crate::link::{self, Over};
+use crate::memory::Memory;
 use crate::reports::Reports;
-use crate::run::{Ending, GRACE, Groups, Runner};
+use crate::run::{Ending, Runner};
 use crate::{checkin, host};
 
 /// How long stopping what runs may take, beyond [`GRACE`].
@@ -49,8 +54,10 @@ pub async fn run(settings: Settings, patience: Duration) -> Result<Exit, String>
         log::info!("not root: commands run as user number {} only", own.uid);
     }
     let (ending, groups, flushing) = (Ending::default(), Groups::default(), CancellationToken::new());
-    let reports = Reports::new(client.clone(), flushing.clone());
+    let (memory, remembered) = remember(settings.state_dir).await;
+    let reports = Reports::new(client.clone(), memory.clone(), flushing.clone());
     let runner = Runner::new(settings.max_running, own, reports.clone(), groups.clone(), ending.clone());
+    runner.recover(remembered);
     let runner = Arc::new(runner);
 
     let serving = serve(client, runner.clone(), ending.draining.clone());
@@ -78,8 +85,11 @@ pub async fn run(settings: Settings, patience: Duration) -> Result<Exit, String>
         }
         flushing.cancel();
         if timeout(FLUSHING, reports.finished()).await.is_err() {
-            log::error!("the reports of {} commands could not be sent and are lost", reports.unsent());
+            let fate = if memory.is_sound() { "are kept for the next start" } else { "are lost" };
+            log::error!("the reports of {} commands could not be sent and {fate}", reports.unsent());
         }
+        // Else the next start would send once more what was sent just now.
+        memory.flush().await;
     };
     let exit = tokio::select! {
         () = drain => Exit::Drained,
@@ -91,6 +101,23 @@ pub async fn run(settings: Settings, patience: Duration) -> Result<Exit, String>
     // Nothing that the agent ran outlives it, except what a command left in the background on purpose.
     groups.kill();
     Ok(exit)
+}
+
+/// Opens the memory; tells what is in it. Without one the agent works all the same.
+async fn remember(directory: PathBuf) -> (Memory, Vec<(Uuid, Stage)>) {
+    let shown = directory.display().to_string();
+    // It may wait for an agent that is just being killed.
+    let opened = tokio::task::spawn_blocking(move || Memory::open(&directory)).await;
+    match opened.map_err(|error| error.to_string()).flatten() {
+        Ok(opened) => {
+            log::info!("commands are remembered in {shown}");
+            opened
+        }
+        Err(error) => {
+            log::error!("commands are not remembered over a restart: {error}");
+            (Memory::default(), Vec::new())
+        }
+    }
 }
 
 /// Checks in, then keeps the heartbeat and the WebSocket going.
@@ -106,7 +133,7 @@ async fn serve(client: Client, runner: Arc<Runner<Client>>, draining: Cancellati
         }
     };
     tokio::select! {
-        over = link::run(&client, &draining, |order| runner.take(order)) => over,
+        over = link::run(&client, &draining, &*runner) => over,
         () = heartbeat => Over::Draining,
     }
 }

@@ -14,6 +14,8 @@ use uuid::Uuid;
 pub const MAX_RUNNING: usize = 20;
 /// The most that the file may ask for: each one costs a process and up to a megabyte of kept output.
 const MOST_RUNNING: usize = 1_000;
+/// Where the agent keeps what it remembers when nothing says otherwise, and there is no file beside which it could.
+const STATE_DIR: &str = "/var/lib/farhand-agent";
 /// The most of a file that is read, in bytes: far more than any that makes sense, and `/dev/zero` ends too.
 const MAX_FILE: u64 = 64 * 1024;
 
@@ -44,6 +46,10 @@ pub struct Given {
     pub key_file: Option<PathBuf>,
     /// The key, from the environment.
     pub key: Option<Secret>,
+    /// Where the agent keeps what it remembers.
+    pub state_dir: Option<PathBuf>,
+    /// The same, as a service manager says it in the environment.
+    pub service_state_dir: Option<PathBuf>,
 }
 
 /// The file, as it is written.
@@ -54,6 +60,7 @@ struct File {
     id: Option<String>,
     key: Option<String>,
     max_running: Option<usize>,
+    state_dir: Option<PathBuf>,
 }
 
 /// What the agent works with.
@@ -67,6 +74,8 @@ pub struct Settings {
     pub key: Secret,
     /// How many commands run at once.
     pub max_running: usize,
+    /// Where this server's agent keeps what it remembers, whether or not that exists yet: a folder of its own.
+    pub state_dir: PathBuf,
     /// What the one who started the agent should know, in one line each.
     pub warnings: Vec<String>,
 }
@@ -116,7 +125,15 @@ impl Settings {
         if !service.tls && !service.is_local() {
             warnings.push(format!("{service} is not https: the key and all output can be read on the way"));
         }
-        Ok(Self { service, id, key, max_running, warnings })
+        let beside_file = given.config.as_deref().map(|path| path.with_extension("state"));
+        let state_dir = given.state_dir.or(file.state_dir).or(given.service_state_dir).or(beside_file);
+        let state_dir = state_dir.unwrap_or_else(|| STATE_DIR.into());
+        if state_dir.as_os_str().is_empty() {
+            return error("state_dir: the name is empty");
+        }
+        // Agents of several servers can run on one host, with the same folder too.
+        let state_dir = state_dir.join(id.to_string());
+        Ok(Self { service, id, key, max_running, state_dir, warnings })
     }
 }
 
@@ -267,7 +284,7 @@ mod tests {
         let cases = [
             (
                 good() + "kex = 1",
-                "FILE: line 4: unknown field `kex`, expected one of `url`, `id`, `key`, `max_running`",
+                "FILE: line 4: unknown field `kex`, expected one of `url`, `id`, `key`, `max_running`, `state_dir`",
             ),
             (good() + "max_running = 0", "max_running: 0 is not between 1 and 1000"),
             (good() + "max_running = \"x\"", "FILE: line 4: invalid type: string \"x\", expected usize"),
@@ -314,6 +331,31 @@ mod tests {
         assert_eq!(settings.key.expose(), "from-environment");
         let given = Given { key_file: Some(key_file.path().to_owned()), ..given };
         assert_eq!(Settings::load(given).unwrap().key.expose(), "from-file");
+    }
+
+    #[test]
+    fn the_state_is_where_the_nearest_says() {
+        let state = |given: Given| Settings::load(given).unwrap().state_dir;
+        let flags = Given {
+            url: Some("https://a.example".to_owned()),
+            id: Some(ID.to_owned()),
+            key: Some(Secret::new("k")),
+            ..Given::default()
+        };
+        assert_eq!(state(flags.clone()), Path::new(STATE_DIR).join(ID));
+        let directory = tempfile::tempdir().unwrap();
+        let config = directory.path().join("web-1.toml");
+        fs::write(&config, "max_running = 3").unwrap();
+        let given = Given { config: Some(config.clone()), ..flags };
+        assert_eq!(state(given.clone()), directory.path().join("web-1.state").join(ID));
+        let given = Given { service_state_dir: Some("/service".into()), ..given };
+        assert_eq!(state(given.clone()), Path::new("/service").join(ID));
+        fs::write(&config, "state_dir = \"/file\"").unwrap();
+        assert_eq!(state(given.clone()), Path::new("/file").join(ID));
+        let given = Given { state_dir: Some("/flag".into()), ..given };
+        assert_eq!(state(given.clone()), Path::new("/flag").join(ID));
+        let error = Settings::load(Given { state_dir: Some("".into()), ..given }).unwrap_err();
+        assert_eq!(error.to_string(), "state_dir: the name is empty");
     }
 
     #[test]

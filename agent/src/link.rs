@@ -5,9 +5,9 @@
 use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farhand_domain::wire::{FromAgent, Order, ToAgent};
+use farhand_domain::wire::{FEATURES_HEADER, FromAgent, Order, ToAgent};
 use futures_util::{SinkExt, StreamExt};
-use hyper::header::{AUTHORIZATION, HOST, ORIGIN, USER_AGENT};
+use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN, USER_AGENT};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -17,6 +17,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::client::{Client, Stream, causes};
 
@@ -56,20 +57,30 @@ enum End {
     Dropped(String),
 }
 
-/// Keeps a WebSocket open and passes commands to `take`, until the service or `draining` ends it.
-pub async fn run(client: &Client, draining: &CancellationToken, take: impl Fn(Order)) -> Over {
+/// Who does what the service asks for.
+pub trait Commands {
+    /// Runs a command.
+    fn take(&self, order: Order);
+    /// Kills a command.
+    fn kill(&self, id: Uuid);
+    /// What is announced in [`FEATURES_HEADER`] (agent-protocol 6).
+    fn features(&self) -> String;
+}
+
+/// Keeps a WebSocket open and passes on what comes there, until the service or `draining` ends it.
+pub async fn run(client: &Client, draining: &CancellationToken, commands: &impl Commands) -> Over {
     // How many attempts in a row came to nothing.
     let mut failures = 0;
     loop {
         let dialed = tokio::select! {
-            dialed = dial(client) => dialed,
+            dialed = dial(client, commands.features()) => dialed,
             () = draining.cancelled() => return Over::Draining,
         };
         let pause = match dialed {
             Ok(socket) => {
                 log::info!("connected to {}", client.service());
                 let began = Instant::now();
-                match session(socket, draining, &take).await {
+                match session(socket, draining, commands).await {
                     End::Over(over) => return over,
                     End::Reconnect => {
                         log::info!("the service asked for a new connection");
@@ -109,7 +120,7 @@ fn pause_after(failures: u32) -> Duration {
 }
 
 /// Opens a WebSocket.
-async fn dial(client: &Client) -> Result<WebSocketStream<Stream>, String> {
+async fn dial(client: &Client, features: String) -> Result<WebSocketStream<Stream>, String> {
     let service = client.service();
     let scheme = if service.tls { "wss" } else { "ws" };
     let url = format!("{scheme}://{}{}{PATH}", service.authority, service.path);
@@ -120,6 +131,8 @@ async fn dial(client: &Client) -> Result<WebSocketStream<Stream>, String> {
     request.headers_mut().insert(AUTHORIZATION, headers.authorization.clone());
     request.headers_mut().insert(USER_AGENT, headers.user_agent.clone());
     request.headers_mut().insert(ORIGIN, origin);
+    let name = HeaderName::try_from(FEATURES_HEADER).map_err(|error| causes(&error))?;
+    request.headers_mut().insert(name, HeaderValue::try_from(features).map_err(|error| causes(&error))?);
     let config = WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
     let dial = async {
         let stream = client.connect().await.map_err(|error| causes(&error))?;
@@ -136,7 +149,7 @@ async fn dial(client: &Client) -> Result<WebSocketStream<Stream>, String> {
 async fn session<S: AsyncRead + AsyncWrite + Unpin>(
     mut socket: WebSocketStream<S>,
     draining: &CancellationToken,
-    take: &impl Fn(Order),
+    commands: &impl Commands,
 ) -> End {
     let mut silent = pin!(sleep(SILENCE));
     let end = loop {
@@ -169,30 +182,32 @@ async fn session<S: AsyncRead + AsyncWrite + Unpin>(
                 Ok(Err(error)) => return End::Dropped(causes(&error)),
                 Err(_) => return End::Dropped("the service takes no answer".to_owned()),
             },
-            ToAgent::Command { command } => take(*command),
+            ToAgent::Command { command } => commands.take(*command),
+            ToAgent::Kill { id } => commands.kill(id),
             ToAgent::Reconnect => break End::Reconnect,
             ToAgent::Quit => break End::Over(Over::Quit),
-            ToAgent::Kill { .. } | ToAgent::Unknown => {
+            ToAgent::Unknown => {
                 log::warn!("a message came that this version does not know, and is ignored")
             }
         }
     };
-    close(socket, take).await;
+    close(socket, commands).await;
     end
 }
 
 /// Closes with 1000. A command that was on its way already is not lost: the service sends each only once.
-async fn close<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStream<S>, take: &impl Fn(Order)) {
+async fn close<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStream<S>, commands: &impl Commands) {
     let frame = CloseFrame { code: CloseCode::Normal, reason: "".into() };
     let closing = async {
         if socket.close(Some(frame)).await.is_err() {
             return;
         }
         while let Some(Ok(message)) = socket.next().await {
-            if let Message::Text(text) = message
-                && let ToAgent::Command { command } = understand(&text)
-            {
-                take(*command);
+            let Message::Text(text) = message else { continue };
+            match understand(&text) {
+                ToAgent::Command { command } => commands.take(*command),
+                ToAgent::Kill { id } => commands.kill(id),
+                _ => {}
             }
         }
     };
@@ -227,18 +242,35 @@ mod tests {
 
     use super::*;
 
-    /// Lets a service talk to a session; tells how that ended and which lines it took.
+    /// Notes what it is asked for.
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<String>>);
+
+    impl Commands for Notes {
+        fn take(&self, order: Order) {
+            self.0.lock().unwrap().push(order.line);
+        }
+
+        fn kill(&self, id: Uuid) {
+            self.0.lock().unwrap().push(format!("kill {id}"));
+        }
+
+        fn features(&self) -> String {
+            String::new()
+        }
+    }
+
+    /// Lets a service talk to a session; tells how that ended, which lines it took and what it killed.
     async fn talk<F: Future<Output = ()>>(
         service: impl FnOnce(WebSocketStream<DuplexStream>) -> F,
     ) -> (End, Vec<String>) {
         let (near, far) = duplex(64 * 1024);
         let agent = WebSocketStream::from_raw_socket(near, Role::Client, None).await;
         let far = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
-        let lines = Mutex::new(Vec::new());
-        let take = |order: Order| lines.lock().unwrap().push(order.line);
+        let notes = Notes::default();
         let never = CancellationToken::new();
-        let (end, ()) = tokio::join!(session(agent, &never, &take), service(far));
-        (end, lines.into_inner().unwrap())
+        let (end, ()) = tokio::join!(session(agent, &never, &notes), service(far));
+        (end, notes.0.into_inner().unwrap())
     }
 
     fn command(line: &str) -> Message {
@@ -246,6 +278,10 @@ mod tests {
         Message::text(format!(
             r#"{{"query":"command","command":{{"id":"{id}","shell":"system","line":"{line}","user":"a","data":null}}}}"#
         ))
+    }
+
+    fn kill(number: u128) -> Message {
+        Message::text(format!(r#"{{"query":"kill","id":"{}"}}"#, Uuid::from_u128(number)))
     }
 
     #[tokio::test(start_paused = true)]
@@ -256,6 +292,8 @@ mod tests {
             }
             far.send(Message::binary("x")).await.unwrap();
             far.send(command("one")).await.unwrap();
+            far.send(kill(1)).await.unwrap();
+            far.send(Message::text(r#"{"query":"kill","id":1}"#)).await.unwrap();
             far.send(Message::text(r#"{"query":"ping"}"#)).await.unwrap();
             let pong: Value = serde_json::from_str(far.next().await.unwrap().unwrap().to_text().unwrap()).unwrap();
             assert_eq!(pong["query"], "pong");
@@ -263,11 +301,13 @@ mod tests {
             far.send(Message::text(r#"{"query":"reconnect"}"#)).await.unwrap();
             // Sent before the close is seen.
             far.send(command("two")).await.unwrap();
+            far.send(kill(2)).await.unwrap();
             let closed = far.next().await.unwrap().unwrap();
             assert!(matches!(closed, Message::Close(Some(frame)) if frame.code == CloseCode::Normal));
         })
         .await;
-        assert_eq!((end, lines), (End::Reconnect, vec!["one".to_owned(), "two".to_owned()]));
+        let kill = |number| format!("kill {}", Uuid::from_u128(number));
+        assert_eq!((end, lines), (End::Reconnect, vec!["one".to_owned(), kill(1), "two".to_owned(), kill(2)]));
     }
 
     #[tokio::test(start_paused = true)]

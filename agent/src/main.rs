@@ -8,10 +8,14 @@ mod agent;
 mod checkin;
 mod client;
 mod config;
+mod group;
 mod host;
+mod journal;
 mod link;
 mod logging;
+mod memory;
 mod output;
+mod process;
 mod reports;
 mod run;
 
@@ -47,7 +51,7 @@ enum Action {
 
 #[derive(Args)]
 struct Run {
-    /// A TOML file with url, id and key, and optionally max_running.
+    /// A TOML file with url, id and key, and optionally max_running and state_dir.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The workspace's address, such as https://example.farhand.dev.
@@ -59,6 +63,10 @@ struct Run {
     /// A file that holds the server's key and nothing else.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+    /// Where the agent keeps what it must not forget over a restart. Without it: state_dir of the file, then the folder
+    /// that systemd gives, then one beside the file, named as that and ending in .state.
+    #[arg(long, value_name = "DIRECTORY")]
+    state_dir: Option<PathBuf>,
     /// How long running commands may go on after a signal, before they are stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     drain_seconds: u32,
@@ -70,11 +78,27 @@ struct Run {
 /// The environment variable of the key. It is not one of clap's, whose help would show its value.
 const KEY_VARIABLE: &str = "FARHAND_AGENT_KEY";
 
+/// The environment variable in which systemd names the folders of `StateDirectory=`, with colons between.
+const STATE_VARIABLE: &str = "STATE_DIRECTORY";
+
+/// The first of some folders.
+fn first(paths: &str) -> Option<PathBuf> {
+    paths.split(':').next().filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 fn main() -> ExitCode {
     let Action::Run(run) = CommandLine::parse().action;
     logging::start(run.verbose);
     let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()).map(Secret::new);
-    let given = Given { config: run.config, url: run.url, id: run.id, key_file: run.key_file, key };
+    let given = Given {
+        config: run.config,
+        url: run.url,
+        id: run.id,
+        key_file: run.key_file,
+        key,
+        state_dir: run.state_dir,
+        service_state_dir: std::env::var(STATE_VARIABLE).ok().and_then(|paths| first(&paths)),
+    };
     let settings = match Settings::load(given) {
         Ok(settings) => settings,
         Err(error) => {

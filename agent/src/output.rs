@@ -14,6 +14,9 @@ const HALF: usize = (MAX_RESULT - 64) / 2;
 /// must be at least [`MAX_RESULT`], as up to there nothing is cut; the rest makes throwing away rare.
 const MAX_REST: usize = MAX_RESULT + 64 * 1024;
 
+/// What is left of the output where there is little room for it, in bytes; for [`shorten`].
+pub const SHORT_RESULT: usize = 4 * 1024;
+
 /// Turns bytes into text as they come: a character whose bytes come in two pieces is held back until it is whole, and
 /// what is no UTF-8 becomes U+FFFD, one for each piece that [`String::from_utf8_lossy`] would replace.
 #[derive(Default)]

@@ -8,10 +8,14 @@
 //! - A fin is tried for a day, except after 403, which a deleted server gets. At most [`MAX_FINS`] wait, and the oldest
 //!   gives way; together they are bounded too, and beyond that they keep a short piece of output only.
 //!
+//! Before a command is acknowledged, and before its end is sent, that is in the agent's memory; after a restart what was
+//! not taken by the service is sent from there.
+//!
 //! A command's output waits in a queue of a few chunks. When that is full, its reader waits, then the pipe is full, and
 //! then the command itself waits: a slow service costs time and not memory.
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,7 +30,8 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::client::{ANSWER_TIMEOUT, Client, Outcome};
-use crate::output;
+use crate::memory::{Memory, Noted};
+use crate::output::{self, SHORT_RESULT};
 
 /// The pauses between the first tries, in seconds: 1, 3, 7, 15 and 31 s after the first one failed.
 const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
@@ -46,8 +51,6 @@ pub const QUEUE: usize = 16;
 const MAX_FINS: usize = 1_000;
 /// How large all waiting fins are together, in bytes; beyond that a new one is shortened.
 const MAX_FIN_BYTES: usize = 64 * 1024 * 1024;
-/// What is left of the output in a shortened fin, in bytes.
-const SHORT_RESULT: usize = 4 * 1024;
 /// How many calls are under way at once: first tries and, apart from them, later tries of fins, so that a day's worth of
 /// those cannot stand in the way of what is going on.
 const CALLS: (usize, usize) = (16, 4);
@@ -68,8 +71,8 @@ impl Transport for Client {
 pub enum Report {
     /// A piece of output.
     Chunk(Chunk),
-    /// The end, as JSON.
-    Fin(Bytes, Ticket),
+    /// The end, as JSON, and when it may be sent.
+    Fin(Bytes, Ticket, Noted),
 }
 
 /// Sends reports of all commands.
@@ -79,8 +82,10 @@ pub struct Reports<T> {
     first_calls: Arc<Semaphore>,
     late_calls: Arc<Semaphore>,
     ledger: Ledger,
+    memory: Memory,
     flushing: CancellationToken,
     senders: TaskTracker,
+    active: Arc<Mutex<HashMap<Uuid, bool>>>,
 }
 
 /// One command's way to its sender. When it is dropped without a fin, none is sent.
@@ -88,6 +93,7 @@ pub struct Reporter {
     id: Uuid,
     queue: mpsc::Sender<Report>,
     ledger: Ledger,
+    memory: Memory,
 }
 
 impl Reporter {
@@ -104,8 +110,9 @@ impl Reporter {
     /// Reports the end; what was queued before is sent before. Returns when it is queued.
     pub async fn fin(self, fin: Fin) {
         let (body, ticket) = self.ledger.enter(fin);
+        let noted = self.memory.ended(self.id, body.clone());
         // The sender ends after the fin only, so there is always one that takes it.
-        let _ = self.queue.send(Report::Fin(body, ticket)).await;
+        let _ = self.queue.send(Report::Fin(body, ticket, noted)).await;
     }
 }
 
@@ -118,24 +125,98 @@ enum End {
 }
 
 impl<T: Transport> Reports<T> {
-    /// Reports that go by `transport`. Once `flushing` is cancelled, tries follow each other quickly.
-    pub fn new(transport: T, flushing: CancellationToken) -> Self {
+    /// Reports that go by `transport`, and are noted in `memory`. Once `flushing` is cancelled, tries follow each other
+    /// quickly.
+    pub fn new(transport: T, memory: Memory, flushing: CancellationToken) -> Self {
         Self {
             transport,
             first_calls: Arc::new(Semaphore::new(CALLS.0)),
             late_calls: Arc::new(Semaphore::new(CALLS.1)),
             ledger: Ledger::default(),
+            memory,
             flushing,
             senders: TaskTracker::new(),
+            active: Arc::default(),
         }
     }
 
-    /// Acknowledges a command and begins its reports.
-    pub fn begin(&self, id: Uuid) -> Reporter {
+    /// What the reports are noted in.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Acknowledges a command, once that it came is `noted`, and begins its reports.
+    pub fn begin(&self, id: Uuid, noted: Noted) -> Reporter {
         let (queue, reports) = mpsc::channel(QUEUE);
+        self.active().insert(id, false);
         let sender = self.clone();
-        self.senders.spawn(async move { sender.send_all(id, reports).await });
-        Reporter { id, queue, ledger: self.ledger.clone() }
+        self.senders.spawn(async move {
+            noted.wait().await;
+            sender.serve(id, reports).await;
+        });
+        Reporter { id, queue, ledger: self.ledger.clone(), memory: self.memory.clone() }
+    }
+
+    /// Sends the acknowledgement and the end of a command that ended before, from memory; behind what is still to be sent
+    /// of it. Nothing is sent where its end is not known.
+    pub async fn again(&self, id: Uuid) {
+        match self.active().entry(id) {
+            Entry::Occupied(mut wanted) => {
+                wanted.insert(true);
+                return;
+            }
+            Entry::Vacant(place) => place.insert(false),
+        };
+        match self.remembered(id).await {
+            Some(reports) => {
+                let sender = self.clone();
+                self.senders.spawn(async move { sender.serve(id, reports).await });
+            }
+            None => {
+                self.active().remove(&id);
+            }
+        }
+    }
+
+    /// Sends the reports of a command, and as often as that was wanted meanwhile those that are remembered.
+    async fn serve(&self, id: Uuid, mut reports: mpsc::Receiver<Report>) {
+        loop {
+            self.send_all(id, reports).await;
+            if !self.is_wanted_again(id) {
+                return;
+            }
+            match self.remembered(id).await {
+                Some(remembered) => reports = remembered,
+                None => {
+                    self.active().remove(&id);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether the reports of a command are wanted once more. If not, it has no sender from now on.
+    fn is_wanted_again(&self, id: Uuid) -> bool {
+        let mut active = self.active();
+        let wanted = active.insert(id, false).unwrap_or_default();
+        if !wanted {
+            active.remove(&id);
+        }
+        wanted
+    }
+
+    /// The end of a command from memory, as its one report.
+    async fn remembered(&self, id: Uuid) -> Option<mpsc::Receiver<Report>> {
+        let fin = serde_json::from_slice(&self.memory.fin(id).await?).ok()?;
+        let (queue, reports) = mpsc::channel(1);
+        let (body, ticket) = self.ledger.enter(fin);
+        queue.try_send(Report::Fin(body, ticket, Noted::already())).ok()?;
+        Some(reports)
+    }
+
+    /// The commands that have a sender, and whether their remembered reports are wanted once more.
+    fn active(&self) -> MutexGuard<'_, HashMap<Uuid, bool>> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until all reports are sent or given up. For the time after the last [`begin`](Self::begin).
@@ -173,10 +254,14 @@ impl<T: Transport> Reports<T> {
                     }
                     away = is_away.then(Instant::now);
                 }
-                Report::Fin(body, ticket) => {
+                Report::Fin(body, ticket, noted) => {
                     let path = path("fin");
+                    let deliver = async {
+                        noted.wait().await;
+                        self.deliver_fin(id, &path, body).await;
+                    };
                     tokio::select! {
-                        () = self.deliver_fin(id, &path, body) => {}
+                        () = deliver => {}
                         () = ticket.evicted.cancelled() => {
                             log::error!("command {id}: its end was never sent, as too many newer ones wait");
                         }
@@ -191,20 +276,29 @@ impl<T: Transport> Reports<T> {
     async fn deliver_fin(&self, id: Uuid, path: &str, body: Bytes) {
         let began = Instant::now();
         match self.deliver(path, body.clone(), PAUSES.len()).await {
-            End::Done => return,
+            End::Done => return self.answered(id),
             End::GivenUp(Some(403)) => return log::warn!("command {id}: its end was refused: is the server deleted?"),
             End::GivenUp(_) => log::warn!("command {id}: its end could not be sent yet, and will be tried for a day"),
         }
         while began.elapsed() < FIN_LIFE {
             self.pause(jitter(LONG_PAUSE)).await;
             match self.call(&self.late_calls, path, body.clone(), LATE_TIMEOUT).await {
-                Ok(200..=299) => return log::info!("command {id}: its end is sent"),
-                Ok(404) => return,
+                Ok(200..=299) => {
+                    log::info!("command {id}: its end is sent");
+                    return self.answered(id);
+                }
+                Ok(404) => return self.answered(id),
                 Ok(403) => return log::warn!("command {id}: its end was refused: is the server deleted?"),
                 _ => {}
             }
         }
         log::error!("command {id}: its end could not be sent for a day and is given up");
+    }
+
+    /// Nothing is left to report of a command.
+    fn answered(&self, id: Uuid) {
+        // Nothing waits for it: at worst a fin is sent once more after a restart, which is no harm.
+        self.memory.answered(id);
     }
 
     /// Sends a report, with `retries` more tries.
@@ -380,11 +474,11 @@ mod tests {
     }
 
     fn reports(transport: &Scripted) -> Reports<Scripted> {
-        Reports::new(transport.clone(), CancellationToken::new())
+        Reports::new(transport.clone(), Memory::default(), CancellationToken::new())
     }
 
     async fn one_command(reports: &Reports<Scripted>, chunks: u32) {
-        let reporter = reports.begin(Uuid::nil());
+        let reporter = reports.begin(Uuid::nil(), Noted::already());
         for seq in 0..chunks {
             let _ = reporter.queue().send(chunk(seq)).await;
         }
@@ -466,7 +560,7 @@ mod tests {
     async fn chunks_are_sent_again_when_the_service_is_back() {
         let service = Scripted::new(&[204], 503);
         let reports = reports(&service);
-        let reporter = reports.begin(Uuid::nil());
+        let reporter = reports.begin(Uuid::nil(), Noted::already());
         let _ = reporter.queue().send(chunk(0)).await;
         sleep(Duration::from_secs(40)).await;
         service.answer(204);
@@ -481,7 +575,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_queue_that_is_full_makes_its_command_wait() {
         let service = Scripted::new(&[], 0);
-        let reporter = reports(&service).begin(Uuid::nil());
+        let reporter = reports(&service).begin(Uuid::nil(), Noted::already());
         for seq in 0..QUEUE {
             reporter.queue().try_send(chunk(seq as u32)).ok().unwrap();
         }
@@ -493,7 +587,7 @@ mod tests {
         let service = Scripted::new(&[], 0);
         let reports = reports(&service);
         for number in 0..MAX_FINS + 5 {
-            reports.begin(Uuid::nil()).fin(fin(number as i64, "")).await;
+            reports.begin(Uuid::nil(), Noted::already()).fin(fin(number as i64, "")).await;
         }
         sleep(Duration::from_secs(600)).await;
         assert_eq!((reports.unsent(), reports.ledger.lock().fins.len()), (MAX_FINS, MAX_FINS));
@@ -519,7 +613,7 @@ mod tests {
     async fn flushing_tries_at_once() {
         let service = Scripted::new(&[204], 503);
         let flushing = CancellationToken::new();
-        let reports = Reports::new(service.clone(), flushing.clone());
+        let reports = Reports::new(service.clone(), Memory::default(), flushing.clone());
         one_command(&reports, 0).await;
         sleep(Duration::from_secs(600)).await;
         service.answer(204);

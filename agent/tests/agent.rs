@@ -77,7 +77,8 @@ async fn it_checks_in_and_then_connects() {
         assert_eq!(seen.headers["authorization"], format!("id=\"{SERVER}\", key=\"{KEY}\""));
         assert_eq!(seen.headers["user-agent"], format!("farhand-agent/{}", env!("CARGO_PKG_VERSION")));
         assert_eq!(seen.headers["host"], format!("acme.localhost:{}", service.port));
-        assert!(!seen.headers.contains_key("x-agent-features"));
+        let announced = seen.call.contains("/ws/").then_some("kill, replay");
+        assert_eq!(seen.headers.get("x-agent-features").map(String::as_str), announced);
         if !seen.call.starts_with("GET") {
             assert_eq!(seen.headers["content-type"], "application/json");
             assert!(seen.headers.contains_key("content-length"));
@@ -149,6 +150,7 @@ async fn a_command_is_acknowledged_then_streamed_then_ended() {
     let chunks = reports.len() - 2;
     assert!(chunks > 5);
     assert_eq!(kinds, [&["ack"], vec!["chunk"; chunks].as_slice(), &["fin"]].concat());
+    assert_eq!(fin["chunks"], chunks);
     assert_eq!(reports[0].1, Value::Null);
     let mut text = String::new();
     for (seq, (_, chunk)) in reports[1..=chunks].iter().enumerate() {
@@ -172,12 +174,13 @@ async fn a_command_that_comes_twice_runs_once() {
     let id = socket.command("echo once").await;
     service.fin(id).await;
     socket.command_with(id, &own_name(), "echo again").await;
-    eventually(|| agent.log().contains("not run again")).await;
-    // What comes after it has ended: whatever the repeated one had done would have been reported before.
-    let next = socket.command("echo next").await;
-    service.fin(next).await;
+    // It is answered with what was reported before.
+    service.until(|_| service.fins(id).len() == 2).await;
+    assert!(agent.log().contains("not run again"), "{}", agent.log());
+    let fins = service.fins(id);
+    assert_eq!((&fins[0]["result"], &fins[0]), (&json!("once\n"), &fins[1]));
     let kinds: Vec<_> = service.reports(id).into_iter().map(|(kind, _)| kind).collect();
-    assert_eq!(kinds, ["ack", "chunk", "fin"]);
+    assert_eq!(kinds, ["ack", "chunk", "fin", "ack", "fin"]);
 }
 
 #[tokio::test]
@@ -363,4 +366,241 @@ async fn a_service_that_is_away_keeps_commands_running() {
     service.fin(id).await;
     let kinds: Vec<_> = service.reports(id).into_iter().map(|(kind, _)| kind).collect();
     assert_eq!(kinds, ["ack", "ack", "ack", "fin"]);
+}
+
+#[tokio::test]
+async fn a_kill_ends_the_whole_group_and_then_the_command() {
+    let mut service = Service::start(true).await;
+    let _agent = service.agent();
+    let mut socket = service.socket().await;
+    // The child in the background takes no TERM.
+    let id = socket.command("(trap '' TERM; echo $$; sleep 60; sleep 60) & sleep 60 & echo $!; wait").await;
+    service.wrote(id, "\n").await;
+    eventually(|| service.reports(id).iter().filter(|(kind, _)| kind == "chunk").count() > 0).await;
+    socket.kill(id).await;
+    socket.kill(id).await;
+    let fin = service.fin(id).await;
+    assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));
+    let result = fin["result"].as_str().unwrap();
+    assert!(result.ends_with("\nThe command was killed.\n"), "{result}");
+    assert!(result.lines().take(2).all(|pid| !is_running(pid)), "{result}");
+    // What has ended or is not known stays as it is.
+    socket.kill(id).await;
+    socket.kill(uuid::Uuid::nil()).await;
+    let next = socket.command("exec sleep 60").await;
+    service.acked(next).await;
+    socket.kill(next).await;
+    let fin = service.fin(next).await;
+    assert_eq!((&fin["exit_code"], &fin["result"]), (&json!(143), &json!("\nThe command was killed.\n")));
+    let fins = service.fins(id);
+    assert!(fins.iter().all(|fin| *fin == fins[0]), "{fins:#?}");
+}
+
+#[tokio::test]
+async fn a_kill_works_while_the_service_takes_no_output() {
+    let mut service = Service::start(true).await;
+    let _agent = service.agent();
+    let mut socket = service.socket().await;
+    // For seven seconds; in less than one, everything between is full.
+    service.answer("/chunk/", &[503, 503, 503]);
+    let id = socket.command("echo $$; exec yes").await;
+    let pid = service.first_line(id).await;
+    assert!(is_running(&pid));
+    socket.kill(id).await;
+    eventually(|| !is_running(&pid)).await;
+    assert_eq!(service.fins(id), [] as [Value; 0]);
+    let fin = service.fin(id).await;
+    assert_eq!((&fin["exit_code"], &fin["success"]), (&json!(143), &json!(false)));
+    let chunks = service.reports(id).iter().filter(|(kind, _)| kind == "chunk").count();
+    assert_eq!(fin["chunks"], chunks - 3, "those that came more than once are one");
+}
+
+#[tokio::test]
+async fn a_command_that_waits_is_killed_before_it_runs() {
+    let mut service = Service::start(true).await;
+    service.settings = "max_running = 1";
+    let _agent = service.agent();
+    let mut socket = service.socket().await;
+    let directory = tempfile::tempdir().unwrap();
+    let (go, ran) = (directory.path().join("go"), directory.path().join("ran"));
+    let first = socket.command(&format!("echo begun; until [ -e {} ]; do sleep 0.02; done", go.display())).await;
+    service.wrote(first, "begun").await;
+    let second = socket.command(&format!("touch {}", ran.display())).await;
+    socket.kill(second).await;
+    let fin = service.fin(second).await;
+    assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(143)));
+    assert_eq!(fin["result"], "The command was killed before it ran.");
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(service.fin(first).await["exit_code"], 0);
+    let third = socket.command("true").await;
+    service.fin(third).await;
+    assert!(!ran.exists());
+}
+
+#[tokio::test]
+async fn a_timeout_is_a_kill() {
+    let mut service = Service::start(true).await;
+    let _agent = service.agent();
+    let mut socket = service.socket().await;
+    let id = socket.command_within(1, "echo $$; sleep 60 & echo $!; wait").await;
+    let quick = socket.command_within(60, "echo quick").await;
+    let fin = service.fin(id).await;
+    assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(124)));
+    let result = fin["result"].as_str().unwrap();
+    assert!(result.ends_with("\nThe command was killed: its timeout of 1 s was over.\n"), "{result}");
+    assert!(result.lines().take(2).all(|pid| !is_running(pid)), "{result}");
+    assert_eq!(service.fin(quick).await["result"], "quick\n");
+}
+
+#[tokio::test]
+async fn what_ran_when_the_agent_died_has_failed() {
+    let mut service = Service::start(true).await;
+    service.settings = "max_running = 1";
+    let mut agent = service.agent();
+    let mut socket = service.socket().await;
+    let directory = tempfile::tempdir().unwrap();
+    let (log, ran) = (directory.path().join("log"), directory.path().join("ran"));
+    let line = format!("echo begun >> {}; echo $$; sleep 60 & echo $!; wait", log.display());
+    let running = socket.command(&line).await;
+    service.wrote(running, "\n").await;
+    let pid = service.first_line(running).await;
+    let waiting = socket.command(&format!("touch {}", ran.display())).await;
+    service.acked(waiting).await;
+    agent.kill_and_restart();
+    let mut socket = service.socket().await;
+    let fin = service.fin(running).await;
+    assert!(!is_running(&pid), "its end came before it was gone");
+    assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));
+    assert_eq!(fin["result"], "The agent died while the command ran. What was left of it was killed.");
+    let fin = service.fin(waiting).await;
+    assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));
+    assert_eq!(fin["result"], "The agent died before the command ran. It was not run.");
+    // Neither runs again, whoever asks for it.
+    for id in [running, waiting] {
+        let before = service.fins(id).len();
+        socket.command_with(id, &own_name(), &line).await;
+        service.until(|_| service.fins(id).len() > before).await;
+    }
+    let next = socket.command("echo next").await;
+    assert_eq!(service.fin(next).await["result"], "next\n");
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "begun\n");
+    assert!(!ran.exists());
+}
+
+#[tokio::test]
+async fn an_end_that_was_not_taken_is_sent_after_a_restart() {
+    let mut service = Service::start(true).await;
+    let mut agent = service.agent();
+    let mut socket = service.socket().await;
+    service.answer("/fin/", &[503; 3]);
+    let id = socket.command("echo kept; exit 3").await;
+    service.fin(id).await;
+    agent.kill_and_restart();
+    let mut socket = service.socket().await;
+    service.until(|_| service.fins(id).len() == 4).await;
+    let fins = service.fins(id);
+    assert!(fins.iter().all(|fin| *fin == fins[0] && fin["result"] == "kept\n" && fin["exit_code"] == 3), "{fins:#?}");
+    // Now it was taken: it is sent again only to who asks.
+    let next = socket.command("true").await;
+    service.fin(next).await;
+    agent.kill_and_restart();
+    let mut socket = service.socket().await;
+    let last = socket.command("true").await;
+    service.fin(last).await;
+    assert_eq!(service.fins(id).len(), 4);
+    socket.command_with(id, &own_name(), "echo again").await;
+    service.until(|_| service.fins(id).len() == 5).await;
+    assert_eq!(service.fins(id)[4], fins[0]);
+}
+
+#[tokio::test]
+async fn an_end_that_cannot_be_sent_while_draining_is_kept() {
+    let mut service = Service::start(true).await;
+    let mut agent = service.agent();
+    let mut socket = service.socket().await;
+    // More than there are tries before it exits.
+    service.answer("/fin/", &[503; 30]);
+    let id = socket.command("echo kept").await;
+    service.fin(id).await;
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.exit().await.code(), Some(0));
+    assert!(agent.log().contains("are kept for the next start"), "{}", agent.log());
+    let before = service.fins(id).len();
+    service.clear_answers();
+    agent.restart();
+    service.until(|_| service.fins(id).len() > before).await;
+    assert_eq!(service.fins(id)[before]["result"], "kept\n");
+}
+
+#[tokio::test]
+async fn no_command_runs_twice_whenever_the_agent_dies() {
+    let mut service = Service::start(true).await;
+    let mut agent = service.agent();
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let line = |number: usize| format!("echo {number} >> {}; echo done", log.display());
+    let mut ids = Vec::new();
+    for round in 0..12 {
+        let mut socket = service.socket().await;
+        for _ in 0..4 {
+            ids.push(socket.command(&line(ids.len())).await);
+        }
+        // Another moment in each round, from before anything was taken to after the end.
+        tokio::time::sleep(Duration::from_millis(round * 2)).await;
+        agent.kill_and_restart();
+    }
+    // All that was taken is reported, with or without being asked for; what was not is run now.
+    let mut socket = service.socket().await;
+    for (number, id) in ids.iter().enumerate() {
+        socket.command_with(*id, &own_name(), &line(number)).await;
+    }
+    for id in &ids {
+        service.fin(*id).await;
+    }
+    let text = std::fs::read_to_string(&log).unwrap_or_default();
+    for (number, id) in ids.iter().enumerate() {
+        let fins = service.fins(*id);
+        assert!(fins.iter().all(|fin| *fin == fins[0]), "{fins:#?}");
+        let ran = text.lines().filter(|line| *line == number.to_string()).count();
+        match fins[0]["result"].as_str().unwrap() {
+            "done\n" => assert_eq!(ran, 1),
+            "The agent died before the command ran. It was not run." => assert_eq!(ran, 0),
+            other => assert!(ran <= 1 && other.starts_with("The agent died while the command ran. "), "{other} {ran}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_a_place_for_its_state_it_works_and_does_not_announce_replay() {
+    let mut service = Service::start(true).await;
+    let agent = service.agent_with(&["--state-dir", "/dev/null/state"], None);
+    let mut socket = service.socket().await;
+    let calls = service.calls();
+    let handshake = calls.iter().find(|seen| seen.call.contains("/ws/")).unwrap();
+    assert_eq!(handshake.headers["x-agent-features"], "kill");
+    assert!(agent.log().contains("ERROR commands are not remembered over a restart: /dev/null/state/"));
+    let id = socket.command("echo all the same").await;
+    assert_eq!(service.fin(id).await["result"], "all the same\n");
+    let id = socket.command("exec sleep 60").await;
+    service.acked(id).await;
+    socket.kill(id).await;
+    assert_eq!(service.fin(id).await["exit_code"], 143);
+}
+
+#[tokio::test]
+async fn what_is_kept_is_for_the_agent_alone_and_holds_no_key() {
+    use std::os::unix::fs::MetadataExt;
+    let mut service = Service::start(true).await;
+    let agent = service.agent();
+    let mut socket = service.socket().await;
+    let id = socket.command("echo shown").await;
+    service.fin(id).await;
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+    assert_eq!(mode(&agent.state()), 0o700);
+    for entry in std::fs::read_dir(agent.state()).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+        let content = std::fs::read_to_string(&path).unwrap();
+        assert!(!content.contains(KEY) && !content.contains("echo shown"), "{content}");
+    }
 }

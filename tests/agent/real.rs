@@ -169,3 +169,45 @@ async fn sigterm_drains() {
     wait_until_connected(&workspace, id, false).await;
     workspace.admin.post(PATH, &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
 }
+
+#[tokio::test]
+async fn an_agent_that_died_tells_of_its_commands_when_it_is_back() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("here").await;
+    let (id, key) = (server["id"].as_str().unwrap(), server["key"].as_str().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("agent.toml");
+    let port = workspace.anonymous.url.rsplit(':').next().unwrap();
+    let url = format!("http://{}:{port}", workspace.anonymous.host);
+    std::fs::write(&config, format!("url = \"{url}\"\nid = \"{id}\"\nkey = \"{key}\"\n")).unwrap();
+    let start = || {
+        let mut agent = tokio::process::Command::new(farhand_tests::setting("FARHAND_AGENT"));
+        agent.args(["run", "--config"]).arg(&config);
+        Process::spawn(agent.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
+    };
+    let mut agent = start();
+    wait_until_connected(&workspace, id, true).await;
+    let log = folder.path().join("log");
+    let line = format!("echo $$ >> {}; exec sleep 600", log.display());
+    let body = json!({"server": "here", "line": line, "username": own_account()});
+    let made = workspace.admin.post(PATH, &body).await.expect(201);
+    let begun = || std::fs::read_to_string(&log).unwrap_or_default();
+    farhand_tests::eventually("the command to begin", || async { begun().ends_with('\n').then_some(()) }).await;
+    agent.signal(Signal::SIGKILL);
+    agent.ended(Duration::from_secs(30)).await;
+    let _agent = start();
+    let path = format!("{PATH}{}/?wait=30", made["id"].as_str().unwrap());
+    let done = workspace.admin.get(&path).await.expect(200);
+    check(&done, 137, "The agent died while the command ran. What was left of it was killed.");
+    // One that ended and that nobody has waited for yet runs no more.
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", begun().trim()));
+    assert!(stat.is_err() || stat.is_ok_and(|stat| stat.contains(") Z ")));
+    // Its reports do not wait for its socket, so that may come later.
+    farhand_tests::eventually("the agent to be back", || async {
+        let body = json!({"server": "here", "line": "true", "username": own_account()});
+        (workspace.admin.post(PATH, &body).await.status == 201).then_some(())
+    })
+    .await;
+    check(&run(&workspace, "echo again").await, 0, "again\n");
+    assert_eq!(begun().lines().count(), 1);
+}

@@ -53,6 +53,8 @@ type Answers = Arc<Mutex<Vec<(&'static str, u16)>>>;
 pub struct Service {
     pub port: u16,
     pub url: String,
+    /// More lines for the agent's file.
+    pub settings: &'static str,
     certificate: Option<String>,
     calls: watch::Sender<Vec<Seen>>,
     answers: Answers,
@@ -103,12 +105,18 @@ impl Service {
                 });
             }
         });
-        Self { port, url: format!("{scheme}://localhost:{port}"), certificate, calls, answers, sockets }
+        let url = format!("{scheme}://localhost:{port}");
+        Self { port, url, settings: "", certificate, calls, answers, sockets }
     }
 
     /// Answers the next calls, of which the paths contain `part`, with these statuses.
     pub fn answer(&self, part: &'static str, statuses: &[u16]) {
         self.answers.lock().unwrap().extend(statuses.iter().map(|status| (part, *status)));
+    }
+
+    /// Answers as usual again.
+    pub fn clear_answers(&self) {
+        self.answers.lock().unwrap().clear();
     }
 
     /// All calls so far.
@@ -142,11 +150,19 @@ impl Service {
 
     /// Waits until a command has written `text`.
     pub async fn wrote(&self, id: Uuid, text: &str) {
-        let content = |calls: &[Seen]| {
-            let chunks = reports(calls, id).into_iter().filter(|(kind, _)| kind == "chunk");
-            chunks.map(|(_, body)| body["content"].as_str().unwrap().to_owned()).collect::<String>()
-        };
-        self.until(|calls| content(calls).contains(text)).await;
+        self.until(|calls| written(calls, id).contains(text)).await;
+    }
+
+    /// Waits for the first line that a command writes.
+    pub async fn first_line(&self, id: Uuid) -> String {
+        self.wrote(id, "\n").await;
+        written(&self.calls(), id).lines().next().unwrap().to_owned()
+    }
+
+    /// The ends of a command that came so far.
+    pub fn fins(&self, id: Uuid) -> Vec<Value> {
+        let fins = self.reports(id).into_iter().filter(|(kind, _)| kind == "fin");
+        fins.map(|(_, body)| body).collect()
     }
 
     /// The agent's next WebSocket.
@@ -163,7 +179,7 @@ impl Service {
     pub fn agent_with(&self, arguments: &[&str], account: Option<&User>) -> Agent {
         let directory = tempfile::tempdir().unwrap();
         let (config, log) = (directory.path().join("agent.toml"), directory.path().join("log"));
-        write_config(&config, &format!("url = {:?}\nid = {SERVER:?}\nkey = {KEY:?}\n", self.url));
+        write_config(&config, &format!("url = {:?}\nid = {SERVER:?}\nkey = {KEY:?}\n{}\n", self.url, self.settings));
         let mut program = PathBuf::from(env!("CARGO_BIN_EXE_farhand-agent"));
         if let Some(account) = account {
             // The account may be unable to read the folder of the build.
@@ -177,7 +193,7 @@ impl Service {
         let mut command = Command::new(program);
         command.arg("run").arg("--config").arg(&config).args(arguments);
         // What must not reach a command.
-        command.env("FARHAND_TEST_LEAK", "leaked").env_remove("FARHAND_AGENT_KEY");
+        command.env("FARHAND_TEST_LEAK", "leaked").env_remove("FARHAND_AGENT_KEY").env_remove("STATE_DIRECTORY");
         if let Some(certificate) = &self.certificate {
             let path = directory.path().join("roots.pem");
             fs::write(&path, certificate).unwrap();
@@ -186,8 +202,8 @@ impl Service {
         if let Some(account) = account {
             command.uid(account.uid.as_raw()).gid(account.gid.as_raw());
         }
-        let process = command.stdin(Stdio::null()).stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
-        Agent { process, log, _directory: directory }
+        command.stdin(Stdio::null()).stderr(fs::File::create(&log).unwrap());
+        Agent { process: command.spawn().unwrap(), command, log, directory }
     }
 }
 
@@ -202,6 +218,12 @@ fn reports(calls: &[Seen], id: Uuid) -> Vec<(String, Value)> {
     let prefix = format!("POST /api/events/commands/{id}/");
     let reports = calls.iter().filter_map(|seen| Some((seen.call.strip_prefix(&prefix)?, &seen.body)));
     reports.map(|(kind, body)| (kind.trim_end_matches('/').to_owned(), body.clone())).collect()
+}
+
+/// What a command's chunks say so far.
+fn written(calls: &[Seen], id: Uuid) -> String {
+    let chunks = reports(calls, id).into_iter().filter(|(kind, _)| kind == "chunk");
+    chunks.map(|(_, body)| body["content"].as_str().unwrap().to_owned()).collect()
 }
 
 #[derive(Clone)]
@@ -291,17 +313,34 @@ impl Socket {
 
     /// Sends a command; its id.
     pub async fn command_as(&mut self, user: &str, line: &str) -> Uuid {
-        let id = Uuid::from_u64_pair(0x7a00, NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        let id = next_id();
         self.command_with(id, user, line).await;
         id
     }
 
     /// Sends a command with an id; it may be one that was sent before.
     pub async fn command_with(&mut self, id: Uuid, user: &str, line: &str) {
+        self.order(id, user, line, None).await;
+    }
+
+    /// Sends a command with a timeout in seconds; its id.
+    pub async fn command_within(&mut self, timeout: i64, line: &str) -> Uuid {
+        let id = next_id();
+        self.order(id, &own_name(), line, Some(timeout)).await;
+        id
+    }
+
+    async fn order(&mut self, id: Uuid, user: &str, line: &str, timeout: Option<i64>) {
         let command = json!({
             "id": id, "shell": "system", "line": line, "user": user, "group": "", "env": null, "allow_sh": true, "data": null,
+            "timeout": timeout,
         });
         self.send(json!({"query": "command", "command": command})).await;
+    }
+
+    /// Asks for a kill.
+    pub async fn kill(&mut self, id: Uuid) {
+        self.send(json!({"query": "kill", "id": id})).await;
     }
 
     /// The next message: a text as JSON, or a close as its code.
@@ -322,6 +361,11 @@ impl Socket {
 }
 
 static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+
+/// An id that no other command has.
+fn next_id() -> Uuid {
+    Uuid::from_u64_pair(0x7a00, NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+}
 
 /// The account that the tests run as.
 pub fn own_name() -> String {
@@ -345,14 +389,32 @@ pub fn is_running(pid: &str) -> bool {
 /// A running agent; killed when dropped.
 pub struct Agent {
     process: Child,
+    command: Command,
     log: PathBuf,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Agent {
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.process.id() as i32), signal).unwrap();
+    }
+
+    /// Kills it, and starts it again with all that it left. It has no moment to do anything.
+    pub fn kill_and_restart(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        self.restart();
+    }
+
+    /// Starts it again after it exited.
+    pub fn restart(&mut self) {
+        self.process = self.command.spawn().unwrap();
+    }
+
+    /// Where it keeps what it remembers.
+    pub fn state(&self) -> PathBuf {
+        self.directory.path().join("agent.state").join(SERVER)
     }
 
     /// Waits until it exits.

@@ -1,0 +1,331 @@
+//! What the agent remembers of commands over a restart: `journal.rs` on a thread of its own, as disks can be slow
+//! (agent-protocol 6).
+//!
+//! Whoever tells it something gets a [`Noted`], and waits for that before what must not come first: a command is noted
+//! before it is acknowledged and run, its process before it runs, its end before that is sent. Where the disk takes
+//! nothing more, or takes it too slowly, the agent goes on without: a full disk must not keep anyone from running what
+//! empties it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use hyper::body::Bytes;
+use serde_json::value::RawValue;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+use crate::journal::{Event, Journal, Stage, now};
+use crate::process::Identity;
+
+/// How much the thread may have before it. What comes on top of that is not remembered.
+const QUEUE: usize = 1_024;
+/// How many events are written at once.
+const BATCH: usize = 128;
+/// How often what is too old is looked for.
+const EXPIRY: Duration = Duration::from_secs(60 * 60);
+
+/// How long anything waits for the disk.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the thread is asked for.
+enum Request {
+    /// To note an event.
+    Note(Uuid, Event, DropGuard),
+    /// To note an end, which is JSON.
+    End(Uuid, Bytes, DropGuard),
+    /// To tell a command's fin, if it is known.
+    Fin(Uuid, oneshot::Sender<Bytes>),
+    /// To have done what came before.
+    Flush(DropGuard),
+}
+
+/// What the agent remembers, or nothing.
+#[derive(Clone, Default)]
+pub struct Memory {
+    requests: Option<SyncSender<Request>>,
+    is_sound: Arc<AtomicBool>,
+}
+
+/// When something is on the disk, or is not waited for any more.
+#[derive(Clone)]
+pub struct Noted {
+    done: CancellationToken,
+    is_sound: Arc<AtomicBool>,
+}
+
+impl Noted {
+    /// Of what needs no noting.
+    pub fn already() -> Self {
+        let done = CancellationToken::new();
+        done.cancel();
+        Self { done, is_sound: Arc::default() }
+    }
+
+    /// Waits for it.
+    pub async fn wait(&self) {
+        if timeout(PATIENCE, self.done.cancelled()).await.is_err() {
+            tell_slow(&self.is_sound);
+        }
+    }
+}
+
+impl Memory {
+    /// Opens the memory in a directory; tells what it has, by when it came. Blocks.
+    ///
+    /// # Errors
+    /// Why it cannot be used, in one line.
+    pub fn open(directory: &Path) -> Result<(Self, Vec<(Uuid, Stage)>), String> {
+        let journal = Journal::open(directory, now())?;
+        let commands = journal.commands();
+        let (requests, received) = sync_channel(QUEUE);
+        let is_sound = Arc::new(AtomicBool::new(true));
+        let keeper = Keeper { journal, is_sound: is_sound.clone(), directory: directory.to_owned() };
+        let thread = std::thread::Builder::new().name("journal".to_owned());
+        thread.spawn(move || keeper.run(&received)).map_err(|error| format!("no thread: {error}"))?;
+        Ok((Self { requests: Some(requests), is_sound }, commands))
+    }
+
+    /// Whether what is noted now will be there after a restart.
+    pub fn is_sound(&self) -> bool {
+        self.is_sound.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is anything to note in.
+    pub fn is_there(&self) -> bool {
+        self.requests.is_some()
+    }
+
+    /// Notes that a command came.
+    pub fn taken(&self, id: Uuid) -> Noted {
+        self.ask(|guard| Request::Note(id, Event::Taken, guard))
+    }
+
+    /// Notes the process of a command.
+    pub fn started(&self, id: Uuid, process: Option<Identity>) -> Noted {
+        self.ask(|guard| Request::Note(id, Event::Started(process), guard))
+    }
+
+    /// Notes the end of a command; `fin` is JSON.
+    pub fn ended(&self, id: Uuid, fin: Bytes) -> Noted {
+        self.ask(|guard| Request::End(id, fin, guard))
+    }
+
+    /// Notes that the service took the end of a command.
+    pub fn answered(&self, id: Uuid) -> Noted {
+        self.ask(|guard| Request::Note(id, Event::Answered, guard))
+    }
+
+    /// Waits until all that came before is on the disk.
+    pub async fn flush(&self) {
+        self.ask(Request::Flush).wait().await;
+    }
+
+    /// The fin of a command that ended, as JSON.
+    pub async fn fin(&self, id: Uuid) -> Option<Bytes> {
+        let (sender, answer) = oneshot::channel();
+        self.requests.as_ref()?.try_send(Request::Fin(id, sender)).ok()?;
+        answer.await.ok()
+    }
+
+    fn ask(&self, request: impl FnOnce(DropGuard) -> Request) -> Noted {
+        let done = CancellationToken::new();
+        // What is not taken is dropped, and then the wait is over at once.
+        let request = request(done.clone().drop_guard());
+        if let Some(requests) = &self.requests
+            && requests.try_send(request).is_err()
+        {
+            tell_slow(&self.is_sound);
+        }
+        Noted { done, is_sound: self.is_sound.clone() }
+    }
+}
+
+/// Notes that what should be remembered may not be, and tells the log once.
+fn tell_slow(is_sound: &AtomicBool) {
+    if is_sound.swap(false, Ordering::Relaxed) {
+        log::error!("the disk is too slow: commands are not remembered over a restart");
+    }
+}
+
+/// The thread's own.
+struct Keeper {
+    journal: Journal,
+    directory: PathBuf,
+    is_sound: Arc<AtomicBool>,
+}
+
+impl Keeper {
+    /// Does what it is asked for until nobody is left who could ask.
+    fn run(mut self, requests: &Receiver<Request>) {
+        let mut expired_at = Instant::now();
+        loop {
+            if expired_at.elapsed() >= EXPIRY {
+                expired_at = Instant::now();
+                if let Err(error) = self.journal.expire(now()) {
+                    log::warn!("{}: {error}", self.directory.display());
+                }
+            }
+            let first = match requests.recv_timeout(EXPIRY) {
+                Ok(first) => first,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let (mut events, mut guards, mut asked) = (Vec::new(), Vec::new(), Vec::new());
+            for request in std::iter::once(first).chain(requests.try_iter()).take(BATCH) {
+                match request {
+                    Request::Note(id, event, guard) => {
+                        events.push((id, event));
+                        guards.push(guard);
+                    }
+                    Request::End(id, fin, guard) => {
+                        // It was JSON, so it is JSON.
+                        let fin = String::from_utf8(fin.into()).ok().and_then(|fin| RawValue::from_string(fin).ok());
+                        events.extend(fin.map(|fin| (id, Event::Ended(fin))));
+                        guards.push(guard);
+                    }
+                    Request::Flush(guard) => guards.push(guard),
+                    Request::Fin(id, answer) => asked.push((id, answer)),
+                }
+            }
+            self.note(&events);
+            drop(guards);
+            for (id, answer) in asked {
+                if let Some(fin) = self.journal.fin(id) {
+                    // Whoever asked may be gone.
+                    let _ = answer.send(String::from(Box::<str>::from(fin)).into());
+                }
+            }
+        }
+    }
+
+    /// Writes events, and tells the log when that begins or ceases to work.
+    fn note(&mut self, events: &[(Uuid, Event)]) {
+        if events.is_empty() {
+            return;
+        }
+        let written = self.journal.append(events, now());
+        let was_sound = self.is_sound.swap(written.is_ok(), Ordering::Relaxed);
+        match written {
+            Err(error) if was_sound => {
+                let directory = self.directory.display();
+                log::error!("{directory}: {error}: commands are not remembered over a restart");
+            }
+            Ok(()) if !was_sound => log::info!("commands are remembered over a restart again"),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+impl Memory {
+    /// A memory whose disk is a test: what is to be noted comes there, and is noted when it drops the guard.
+    pub fn held() -> (Self, Held) {
+        let (requests, received) = sync_channel(QUEUE);
+        (Self { requests: Some(requests), is_sound: Arc::new(AtomicBool::new(true)) }, Held(received))
+    }
+}
+
+/// The disk of [`Memory::held`].
+#[cfg(test)]
+pub struct Held(Receiver<Request>);
+
+#[cfg(test)]
+impl Held {
+    /// The next event by its name, if there is one already.
+    pub fn next(&self) -> Option<(&'static str, DropGuard)> {
+        match self.0.try_recv().ok()? {
+            Request::Note(_, Event::Taken, guard) => Some(("taken", guard)),
+            Request::Note(_, Event::Started(_), guard) => Some(("started", guard)),
+            Request::Note(_, Event::Ended(_), guard) | Request::End(_, _, guard) => Some(("ended", guard)),
+            Request::Note(_, Event::Answered, guard) => Some(("answered", guard)),
+            Request::Fin(..) | Request::Flush(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn id(number: u128) -> Uuid {
+        Uuid::from_u128(number)
+    }
+
+    /// What is on the disk of another memory's directory, as an agent would find it that came after a crash.
+    fn on_disk(directory: &Path) -> Vec<(Uuid, Stage)> {
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::copy(directory.join("commands.journal"), copy.path().join("commands.journal")).unwrap();
+        Journal::open(copy.path(), now()).unwrap().commands()
+    }
+
+    #[tokio::test]
+    async fn what_was_waited_for_is_on_the_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let (memory, known) = Memory::open(directory.path()).unwrap();
+        assert!(known.is_empty() && memory.is_sound());
+        memory.taken(id(1)).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Taken)]);
+        memory.started(id(1), None).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Started(None))]);
+        let fin = Bytes::from_static(br#"{"success":true,"result":"\u0000\n"}"#);
+        memory.ended(id(1), fin.clone()).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Ended { is_answered: false })]);
+        memory.answered(id(1)).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Ended { is_answered: true })]);
+        assert_eq!((memory.fin(id(1)).await, memory.fin(id(2)).await), (Some(fin), None));
+    }
+
+    #[tokio::test]
+    async fn many_at_once_are_all_noted() {
+        let directory = tempfile::tempdir().unwrap();
+        let (memory, _) = Memory::open(directory.path()).unwrap();
+        let noted: Vec<_> = (0..3 * BATCH as u128).map(|number| memory.taken(id(number))).collect();
+        for noted in noted {
+            noted.wait().await;
+        }
+        assert_eq!(on_disk(directory.path()).len(), 3 * BATCH);
+    }
+
+    #[tokio::test]
+    async fn without_a_place_nothing_waits() {
+        let memory = Memory::default();
+        memory.taken(id(1)).wait().await;
+        assert!(!memory.is_sound() && !memory.is_there() && memory.fin(id(1)).await.is_none());
+        assert!(Memory::open(Path::new("/dev/null/state")).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_is_not_waited_for_for_ever() {
+        let (memory, _disk) = Memory::held();
+        assert!(memory.is_sound());
+        memory.taken(id(1)).wait().await;
+        assert!(!memory.is_sound());
+        for number in 0..2 * QUEUE as u128 {
+            memory.taken(id(number));
+        }
+        memory.taken(id(1)).wait().await;
+    }
+
+    #[test]
+    fn a_full_disk_is_noticed_and_so_is_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(directory.path(), now()).unwrap();
+        let is_sound = Arc::new(AtomicBool::new(true));
+        let mut keeper = Keeper { journal, directory: directory.path().to_owned(), is_sound: is_sound.clone() };
+        let read_only = std::fs::File::open(directory.path().join("commands.journal")).unwrap();
+        let whole = keeper.journal.swap_file(read_only);
+        keeper.note(&[(id(1), Event::Taken)]);
+        assert!(!is_sound.load(Ordering::Relaxed));
+        keeper.journal.swap_file(whole);
+        keeper.note(&[(id(2), Event::Taken)]);
+        assert!(is_sound.load(Ordering::Relaxed));
+        assert_eq!(keeper.journal.commands(), [(id(2), Stage::Taken)]);
+    }
+}

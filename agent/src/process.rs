@@ -1,0 +1,125 @@
+//! Processes as `/proc` shows them: which one has a number, and who is in a group.
+
+use std::fs;
+use std::io;
+
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+/// A process for as long as the host runs, and beyond: numbers of processes are used again, but not together with the
+/// moment of their start.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its number.
+    pub pid: i32,
+    /// When it started, in the kernel's ticks since the host did.
+    start: u64,
+    /// The kernel's id of the host's start.
+    boot: String,
+}
+
+impl Identity {
+    /// Who has the number `pid` now. None where nobody has, or where `/proc` does not tell.
+    pub fn of(pid: i32) -> Option<Self> {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned();
+        Some(Self { pid, start: Stat::read(pid).ok()?.start, boot })
+    }
+
+    /// Whether this very process is still there. One that ended, and that nobody has waited for yet, is.
+    pub fn is_there(&self) -> bool {
+        Self::of(self.pid).as_ref() == Some(self)
+    }
+}
+
+/// What of `/proc/<pid>/stat` matters here.
+struct Stat {
+    is_alive: bool,
+    group: i32,
+    start: u64,
+}
+
+impl Stat {
+    fn read(pid: i32) -> io::Result<Self> {
+        let text = fs::read(format!("/proc/{pid}/stat"))?;
+        Self::parse(&String::from_utf8_lossy(&text)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        // The name, in parentheses, can hold anything, parentheses and blanks too.
+        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        let has_ended = matches!(*fields.first()?, "Z" | "X");
+        let threads: u32 = fields.get(17)?.parse().ok()?;
+        Some(Self {
+            // The first thread of a process can end before the others do.
+            is_alive: !has_ended || threads > 1,
+            group: fields.get(2)?.parse().ok()?,
+            start: fields.get(19)?.parse().ok()?,
+        })
+    }
+}
+
+/// Whether a process of the group runs. Those that ended, and that nobody has waited for, do not: in a container there
+/// is often nobody who would.
+///
+/// # Errors
+/// There is no `/proc`.
+pub fn group_runs(group: Pid) -> io::Result<bool> {
+    let mut has_processes = false;
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // One that ended since is none any more.
+        if let Ok(stat) = Stat::read(pid) {
+            has_processes = true;
+            if stat.group == group.as_raw() && stat.is_alive {
+                return Ok(true);
+            }
+        }
+    }
+    // This one at least must have been among them.
+    if has_processes { Ok(false) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_name_can_hold_anything() {
+        let text = "7 (a) Z 1 (b) S 1 42 43 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!((stat.is_alive, stat.group, stat.start), (true, 42, 99));
+        assert!(!Stat::parse("7 (a) Z 1 42 43 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0").unwrap().is_alive);
+        assert!(Stat::parse("7 (a) Z 1 42 43 0 -1 0 0 0 0 0 0 0 0 0 20 0 2 0 99 0 0").unwrap().is_alive);
+        assert!(Stat::parse("").is_none() && Stat::parse("7 (a) Z").is_none());
+    }
+
+    #[test]
+    fn a_process_is_known_by_more_than_its_number() {
+        let mut child = Command::new("sleep").arg("60").process_group(0).spawn().unwrap();
+        let identity = Identity::of(child.id() as i32).unwrap();
+        let group = Pid::from_raw(identity.pid);
+        assert!(identity.is_there() && group_runs(group).unwrap());
+        for other in [
+            Identity { start: identity.start + 1, ..identity.clone() },
+            Identity { boot: "another".to_owned(), ..identity.clone() },
+        ] {
+            assert!(!other.is_there(), "{other:?}");
+        }
+        child.kill().unwrap();
+        // Until somebody waits for it, it keeps its number and does not run.
+        while group_runs(group).unwrap() {
+            std::thread::yield_now();
+        }
+        assert!(identity.is_there());
+        child.wait().unwrap();
+        assert!(!identity.is_there());
+        assert_eq!(Identity::of(identity.pid), None);
+    }
+}
