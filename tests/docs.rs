@@ -1,4 +1,4 @@
-//! The examples of `docs/authentication.md` run as they stand, and answer what stands there.
+//! The examples of `docs/authentication.md` and `docs/commands.md` run as they stand, and answer what stands there.
 
 use std::path::Path;
 
@@ -55,16 +55,15 @@ fn matches(expected: &Value, found: &Value) -> bool {
     }
 }
 
-#[tokio::test]
-async fn the_examples_of_authentication_run_as_they_stand() {
+/// Runs the examples of a document, at least so many, against `npm start`.
+async fn run(document: &str, at_least: usize) {
     let folder = state_folder();
     // The examples are for a checkout in which the service runs with its state where it is by default.
     let state = folder.path().join(".wrangler/state");
     let _instance = Instance::start(&state, &[]).await;
-    let text =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/authentication.md")).unwrap();
-    let examples = examples(&text);
-    assert!(examples.len() > 20, "{}", examples.len());
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let examples = examples(&std::fs::read_to_string(docs.join(document)).unwrap());
+    assert!(examples.len() >= at_least, "{}", examples.len());
     // Twice, in one shell each: nothing that they leave keeps the next reader from doing the same.
     for _ in 0..2 {
         let script: String = examples.iter().map(|example| format!("{}\nprintf '{MARK}'\n", example.lines)).collect();
@@ -85,4 +84,14 @@ async fn the_examples_of_authentication_run_as_they_stand() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn the_examples_of_authentication_run_as_they_stand() {
+    run("authentication.md", 21).await;
+}
+
+#[tokio::test]
+async fn the_examples_of_commands_run_as_they_stand() {
+    run("commands.md", 17).await;
 }

@@ -1,7 +1,7 @@
 //! Taking commands back, and killing them (contract 7, Cancel and Kill).
 
-use farhand_tests::agents::ScriptedAgent;
-use farhand_tests::{Api, Workspace, eventually};
+use farhand_tests::agents::{ScriptedAgent, own_account};
+use farhand_tests::{Api, RealAgent, Workspace, eventually};
 use serde_json::{Value, json};
 
 use super::commands::{PATH, has_status, id_of, moment, path_of, read, workspace_with_agent};
@@ -176,4 +176,26 @@ async fn a_killed_command_ends_with_its_agents_report() {
     })
     .await;
     workspace.admin.call("POST", &action(&other, "kill")).await.expect_detail(409, CANNOT_KILL);
+}
+
+#[tokio::test]
+async fn the_real_agent_kills_the_whole_process_group() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let _agent = RealAgent::start(&workspace, &server).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pids");
+    let line = format!("sleep 600 & echo $$ $! > {0}.new; mv {0}.new {0}; sleep 600", file.display());
+    let body = json!({"server": "web-1", "line": line, "username": own_account()});
+    let made = workspace.admin.post(PATH, &body).await.expect(201);
+    let pids = eventually("the command's processes", || async { std::fs::read_to_string(&file).ok() }).await;
+    let runs = |pid: &str| std::path::Path::new("/proc").join(pid).exists();
+    let pids: Vec<&str> = pids.split_whitespace().collect();
+    assert!(pids.len() == 2 && pids.iter().all(|pid| runs(pid)), "{pids:?}");
+    workspace.admin.call("POST", &action(&made, "kill")).await.expect(202);
+    let done = workspace.admin.get(&format!("{}?wait=30", path_of(&made))).await.expect(200);
+    has_status(&done, "Failed", "danger", false);
+    assert!(pids.iter().all(|pid| !runs(pid)), "when it has ended, nothing of it is left");
+    assert_eq!(done["exit_code"], 143);
+    assert!(done["status"]["message"].as_str().unwrap().ends_with("; killed by boss."), "{done}");
 }
