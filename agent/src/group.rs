@@ -64,13 +64,9 @@ impl Group {
     /// Waits until the leader, a child of the agent, has exited. It is left as it is, so that nobody else gets its
     /// number: until it is waited for, a signal to the group reaches the group and nobody else.
     pub async fn leader_exited(&self) {
-        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         let mut changes = signal(SignalKind::child());
-        loop {
-            // Looked at after listening began, so that no exit is missed.
-            if waitid(Id::Pid(self.id), flags) != Ok(WaitStatus::StillAlive) {
-                return;
-            }
+        // Looked at after listening began, so that no exit is missed.
+        while !self.has_leader_exited() {
             match &mut changes {
                 Ok(changes) => {
                     changes.recv().await;
@@ -80,15 +76,22 @@ impl Group {
         }
     }
 
+    fn has_leader_exited(&self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        waitid(Id::Pid(self.id), flags) != Ok(WaitStatus::StillAlive)
+    }
+
     /// Whether any process of the group runs.
     pub async fn runs(&self) -> bool {
         if killpg(self.id, None) == Err(Errno::ESRCH) {
             return false;
         }
         let id = self.id;
-        let seen = tokio::task::spawn_blocking(move || process::group_runs(id)).await;
-        // Without `/proc` those that nobody waits for count.
-        seen.is_ok_and(|seen| seen.unwrap_or(true))
+        // Twice, as one that starts while the other ends can be missed.
+        let look = move || Ok::<bool, std::io::Error>(process::group_runs(id)? || process::group_runs(id)?);
+        let seen = tokio::task::spawn_blocking(look).await;
+        // Without `/proc` the leader stands for all.
+        seen.is_ok_and(|seen| seen.unwrap_or_else(|_| !self.has_leader_exited()))
     }
 
     /// Ends the group: TERM, and KILL after [`GRACE`]. Returns when none of its processes runs; true where it took KILL.
