@@ -1,3 +1,4 @@
 //! `/api/events/`.
 
+mod command_output;
 mod commands;
