@@ -104,38 +104,49 @@ async fn is_end_of(api: &Api, end: &Value, lacks: bool) {
 
 // Order.
 
+/// Runs a command whose chunks come in some order, the first of them before the fin, with a follower from its beginning.
+async fn reports_in_order(
+    workspace: &Workspace,
+    agent: &ScriptedAgent,
+    id: &str,
+    (before, after): (&[u32], &[u32]),
+    (result, total): (Option<&str>, Option<u32>),
+) {
+    let case = format!("{before:?}, fin with {result:?} and {total:?}, {after:?}");
+    let mut events = follow(&workspace.admin, id).await;
+    for seq in before {
+        agent.chunk(id, *seq, &format!("chunk {seq}\n")).await;
+    }
+    finish(agent, id, result, total).await;
+    for seq in after {
+        agent.chunk(id, *seq, &format!("chunk {seq}\n")).await;
+    }
+    let (chunks, end) = events.rest().await;
+    assert_eq!(chunks, numbered(0..6), "{case}");
+    assert_eq!(all_chunks(&workspace.admin, id).await, numbered(0..6), "{case}");
+    assert_eq!((&end["output_truncated"], &end["output_bytes"]), (&json!(false), &json!(48)), "{case}");
+    // Told once more from the beginning.
+    let (chunks, again) = follow(&workspace.admin, id).await.rest().await;
+    assert_eq!((chunks, again), (numbered(0..6), end), "{case}");
+}
+
 #[tokio::test]
 async fn output_is_in_the_order_of_its_numbers_however_it_came() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let result: String = text(&numbered(0..6));
-    // Where the end is known by the number of chunks, by the length of the result, and not at all.
-    for (result, total) in
-        [(None, Some(6)), (Some(result.as_str()), None), (Some(result.as_str()), Some(6)), (None, None)]
-    {
+    let result = result.as_str();
+    let mut cases = Vec::new();
+    // Where the end is known by the number of chunks, by the length of the result, by both, and not at all.
+    for fin in [(None, Some(6)), (Some(result), None), (Some(result), Some(6)), (None, None)] {
         for order in [&[0, 1, 2, 3, 4, 5][..], &[5, 4, 3, 2, 1, 0], &[2, 2, 0, 5, 0, 1, 4, 3, 3]] {
             // Before the fin all of them, some, and none.
             for before in [order.len(), order.len() / 2, 0] {
-                let id = deliver(&workspace, &mut agent).await;
-                let mut events = follow(&workspace.admin, &id).await;
-                let (first, late) = order.split_at(before);
-                for seq in first {
-                    agent.chunk(&id, *seq, &format!("chunk {seq}\n")).await;
-                }
-                finish(&agent, &id, result, total).await;
-                for seq in late {
-                    agent.chunk(&id, *seq, &format!("chunk {seq}\n")).await;
-                }
-                let (chunks, end) = events.rest().await;
-                let case = format!("{order:?}, {before} before the fin, {total:?} in all");
-                assert_eq!(chunks, numbered(0..6), "{case}");
-                assert_eq!(all_chunks(&workspace.admin, &id).await, numbered(0..6), "{case}");
-                assert_eq!((&end["output_truncated"], &end["output_bytes"]), (&json!(false), &json!(48)), "{case}");
-                // Told once more from the beginning.
-                let (chunks, again) = follow(&workspace.admin, &id).await.rest().await;
-                assert_eq!((chunks, again), (numbered(0..6), end), "{case}");
+                cases.push((deliver(&workspace, &mut agent).await, order.split_at(before), fin));
             }
         }
     }
+    let runs = stream::iter(&cases);
+    runs.for_each_concurrent(9, |(id, order, fin)| reports_in_order(&workspace, &agent, id, *order, *fin)).await;
 }
 
 #[tokio::test]
@@ -167,40 +178,61 @@ async fn a_chunk_waits_for_those_before_it() {
 #[tokio::test]
 async fn what_never_came_is_told_as_missing() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    let agent = &mut agent;
-    // In the middle, at the end by the number of chunks, and at the end by the length of the result.
-    for (seqs, result, total) in [
-        (&[0, 2, 3][..], "chunk 0\nchunk 1\nchunk 2\nchunk 3\n", Some(4)),
-        (&[0, 1], "chunk 0\nchunk 1\nchunk 2\n", Some(3)),
-        (&[0, 1], "chunk 0\nchunk 1\nchunk 2\n", None),
-        (&[1], "", None),
+    let (two, three, four) = (text(&numbered(0..2)), text(&numbered(0..3)), text(&numbered(0..4)));
+    let mut cases = Vec::new();
+    for (seqs, result, total, lacks) in [
+        // In the middle; at the end, by the number of chunks and by the length of the result; at the beginning.
+        (&[0, 2, 3][..], four.as_str(), Some(4), true),
+        (&[0, 1], &three, Some(3), true),
+        (&[0, 1], &three, None, true),
+        (&[1], "", None, true),
+        // An agent that sends no chunks at all: its result has everything, and the stream nothing.
+        (&[], "only here", None, true),
+        // What an agent adds to the result was no output.
+        (&[0, 1], &three, Some(2), false),
+        // All came.
+        (&[0, 1], &two, None, false),
+        (&[], "", None, false),
+        (&[], "", Some(0), false),
     ] {
-        let id = deliver(&workspace, agent).await;
-        let mut events = follow(&workspace.admin, &id).await;
-        for seq in seqs {
-            agent.chunk(&id, *seq, &format!("chunk {seq}\n")).await;
-        }
-        finish(agent, &id, Some(result), total).await;
-        let (chunks, end) = events.rest().await;
-        assert_eq!(chunks, numbered(seqs.iter().copied()), "{total:?}");
-        is_end_of(&workspace.admin, &end, true).await;
+        cases.push((deliver(&workspace, &mut agent).await, seqs, result, total, lacks));
     }
-    // An agent that sends no chunks at all: its result has all of it, and the stream nothing.
-    let id = deliver(&workspace, agent).await;
-    finish(agent, &id, Some("only here"), None).await;
-    let (chunks, end) = follow(&workspace.admin, &id).await.rest().await;
-    assert_eq!((chunks.len(), &end["result"]), (0, &json!("only here")));
-    is_end_of(&workspace.admin, &end, true).await;
-    // A command that says nothing lacks nothing.
-    let id = deliver(&workspace, agent).await;
-    let mut events = follow(&workspace.admin, &id).await;
-    finish(agent, &id, Some(""), None).await;
-    let (chunks, end) = events.rest().await;
-    assert_eq!(chunks.len(), 0);
-    is_end_of(&workspace.admin, &end, false).await;
+    let run = async |(id, seqs, result, total, lacks): &(String, &[u32], &str, Option<u32>, bool)| {
+        let mut events = follow(&workspace.admin, id).await;
+        for seq in *seqs {
+            agent.chunk(id, *seq, &format!("chunk {seq}\n")).await;
+        }
+        finish(&agent, id, Some(result), *total).await;
+        let (chunks, end) = events.rest().await;
+        assert_eq!(chunks, numbered(seqs.iter().copied()), "{result}, {total:?}");
+        assert_eq!(end["result"].as_str().unwrap().is_empty(), result.is_empty() && seqs.is_empty());
+        is_end_of(&workspace.admin, &end, *lacks).await;
+    };
+    future::join_all(cases.iter().map(run)).await;
 }
 
 #[tokio::test]
+async fn what_takes_a_minute() {
+    future::join(a_gap_that_is_never_filled_does_not_hold_a_running_command_up(), a_command_that_gets_stuck()).await;
+}
+
+async fn a_command_that_gets_stuck() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let id = deliver(&workspace, &mut agent).await;
+    let mut events = follow(&workspace.admin, &id).await;
+    agent.chunk(&id, 0, "chunk 0\n").await;
+    // Nobody acknowledges it.
+    let (chunks, end) = events.rest().await;
+    assert_eq!((chunks, &end["status"]["text"]), (numbered(0..1), &json!("Stuck")));
+    is_end_of(&workspace.admin, &end, false).await;
+    // A late end replaces that.
+    agent.chunk(&id, 1, "chunk 1\n").await;
+    finish(&agent, &id, None, Some(2)).await;
+    let (chunks, end) = open(&workspace.admin, &id, Some("0")).await.rest().await;
+    assert_eq!((chunks, &end["status"]["text"]), (numbered(1..2), &json!("Success")));
+    is_end_of(&workspace.admin, &end, false).await;
+}
+
 async fn a_gap_that_is_never_filled_does_not_hold_a_running_command_up() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
@@ -395,6 +427,20 @@ async fn a_command_that_is_cancelled_while_it_is_followed() {
         let (chunks, again) = follow(&workspace.admin, id).await.rest().await;
         assert_eq!((chunks.len(), again), (0, end));
     }
+}
+
+#[tokio::test]
+async fn a_command_that_expires_while_it_is_followed() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let now = Timestamp::parse(server["added_at"].as_str().unwrap()).unwrap();
+    let body = json!({"server": "web-1", "line": "id", "on_offline": "queue", "expires_at": now.plus_seconds(5)});
+    let made = workspace.admin.post(PATH, &body).await.expect(201);
+    let mut events = follow(&workspace.admin, made["id"].as_str().unwrap()).await;
+    assert_eq!(events.next().await, Some(Block::Retry(1000)));
+    let (chunks, end) = events.rest().await;
+    assert_eq!((chunks.len(), &end["status"]["text"]), (0, &json!("Expired")));
+    is_end_of(&workspace.admin, &end, false).await;
 }
 
 #[tokio::test]
