@@ -132,6 +132,8 @@ pub struct Follow {
     pub from: u64,
     /// Milliseconds to wait for some.
     pub wait_millis: i64,
+    /// Whether to go on behind a gap that was not filled.
+    pub skips_gap: bool,
 }
 
 /// The next of a command's output.
@@ -139,9 +141,9 @@ pub struct Follow {
 pub struct Followed {
     /// The chunks, without a gap where more is to come.
     pub chunks: Vec<Chunk>,
-    /// Whether more of them is there already.
+    /// Whether more of them is there already. Where none is told, that is behind a gap.
     pub has_more: bool,
-    /// The live fields of the command, once that was all.
+    /// The live fields of the command, once that was all, and whether it lacks some of the output.
     pub end: Option<Map<String, Value>>,
 }
 

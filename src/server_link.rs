@@ -50,6 +50,8 @@ const TOGETHER: u32 = 3;
 const START_IS_TOLD_WITHIN: i64 = 60;
 /// When a command that a request at hand is recording is looked at again, in seconds.
 const LOOK_AGAIN: i64 = 30;
+/// The largest number of bytes that an agent is believed: as far as JSON counts.
+const MAX_COUNT: u64 = 1 << 53;
 /// The slowest that a failing flush is tried again, in seconds.
 const SLOWEST_RETRY: i64 = 60;
 
@@ -655,9 +657,10 @@ fn finish(held: &mut Held, fin: Fin) -> bool {
     if changed {
         held.chunk_total = fin.chunks.map(u64::from);
         held.output_at = held.output_at.max(Some(now()));
+        held.result_bytes = fin.output_bytes.filter(|bytes| *bytes <= MAX_COUNT).unwrap_or(0);
     }
     if changed && let Some(result) = fin.result {
-        held.result_bytes = result.len() as u64;
+        held.result_bytes = held.result_bytes.max(result.len() as u64);
         let (kept, cut) = output::result(&result);
         (held.result, held.result_cut) = (Some(kept), cut);
     }

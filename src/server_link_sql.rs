@@ -50,34 +50,51 @@ const INDEXES: [&str; 2] = [
 ];
 
 /// What came after the first version, by the number of the version that it makes.
-const CHANGES: [(i64, &[&str]); 1] = [(
-    2,
-    &[
-        // What it was asked for with, as JSON, and its environment until it went out.
-        "ALTER TABLE commands ADD COLUMN origin TEXT",
-        "ALTER TABLE commands ADD COLUMN env TEXT",
-        // waiting: accepted and not delivered; open: delivered and not over; null: neither.
-        "ALTER TABLE commands ADD COLUMN stage TEXT",
-        "ALTER TABLE commands ADD COLUMN scheduled_at TEXT NOT NULL DEFAULT ''",
-        "UPDATE commands SET stage = 'open' WHERE phase = 'accepted' AND json_extract(life, '$.end') IS NULL",
-        // How many chunks came, the highest seq and one, how many there are in all where the agent told it, and when
-        // output last came.
-        "ALTER TABLE commands ADD COLUMN chunk_count INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE commands ADD COLUMN chunk_top INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE commands ADD COLUMN chunk_total INTEGER",
-        "ALTER TABLE commands ADD COLUMN output_at TEXT",
-        // 0: its content was more than is kept.
-        "ALTER TABLE chunks ADD COLUMN kept INTEGER NOT NULL DEFAULT 1",
-        // Serves: the queue in its order, and the number of commands that the agent has.
-        "CREATE INDEX commands_stage ON commands (stage, scheduled_at, id) WHERE stage IS NOT NULL",
-        // The first answers to requests with an Idempotency-Key; null while the request is under way.
-        "CREATE TABLE answers (
+const CHANGES: [(i64, &[&str]); 2] = [
+    (
+        2,
+        &[
+            // What it was asked for with, as JSON, and its environment until it went out.
+            "ALTER TABLE commands ADD COLUMN origin TEXT",
+            "ALTER TABLE commands ADD COLUMN env TEXT",
+            // waiting: accepted and not delivered; open: delivered and not over; null: neither.
+            "ALTER TABLE commands ADD COLUMN stage TEXT",
+            "ALTER TABLE commands ADD COLUMN scheduled_at TEXT NOT NULL DEFAULT ''",
+            "UPDATE commands SET stage = 'open' WHERE phase = 'accepted' AND json_extract(life, '$.end') IS NULL",
+            // How many chunks came, the highest seq and one, how many there are in all where the agent told it, and when
+            // output last came.
+            "ALTER TABLE commands ADD COLUMN chunk_count INTEGER NOT NULL DEFAULT 0",
+            "ALTER TABLE commands ADD COLUMN chunk_top INTEGER NOT NULL DEFAULT 0",
+            "ALTER TABLE commands ADD COLUMN chunk_total INTEGER",
+            "ALTER TABLE commands ADD COLUMN output_at TEXT",
+            // 0: its content was more than is kept.
+            "ALTER TABLE chunks ADD COLUMN kept INTEGER NOT NULL DEFAULT 1",
+            // Serves: the queue in its order, and the number of commands that the agent has.
+            "CREATE INDEX commands_stage ON commands (stage, scheduled_at, id) WHERE stage IS NOT NULL",
+            // The first answers to requests with an Idempotency-Key; null while the request is under way.
+            "CREATE TABLE answers (
             key TEXT PRIMARY KEY, body TEXT NOT NULL, command TEXT NOT NULL, answer TEXT, expires_at TEXT NOT NULL
         ) WITHOUT ROWID",
-        // Serves: clearing away what expired.
-        "CREATE INDEX answers_by_expiry ON answers (expires_at)",
-    ],
-)];
+            // Serves: clearing away what expired.
+            "CREATE INDEX answers_by_expiry ON answers (expires_at)",
+        ],
+    ),
+    (
+        3,
+        &[
+            // Bytes of the chunks that are kept, and the lowest seq that is not.
+            "ALTER TABLE commands ADD COLUMN kept_bytes INTEGER NOT NULL DEFAULT 0",
+            "ALTER TABLE commands ADD COLUMN cut_at INTEGER",
+            "UPDATE commands SET
+            chunk_count = (SELECT count(*) FROM chunks c WHERE c.command = commands.id AND c.piece = 0),
+            chunk_top = coalesce((SELECT max(c.seq) + 1 FROM chunks c WHERE c.command = commands.id), 0),
+            kept_bytes = coalesce((SELECT sum(length(CAST(c.content AS BLOB))) FROM chunks c
+                WHERE c.command = commands.id), 0),
+            cut_at = (SELECT min(c.seq) FROM chunks c WHERE c.command = commands.id AND c.kept = 0)",
+            "ALTER TABLE chunks DROP COLUMN kept",
+        ],
+    ),
+];
 
 /// The name of the fact that tells the version of the tables.
 const VERSION: &str = "tables_version";
@@ -137,9 +154,32 @@ pub struct Held {
     pub chunk_total: Option<u64>,
     /// When output last came, its end included.
     pub output_at: Option<Timestamp>,
+    /// Bytes of its chunks that are kept.
+    kept_bytes: u64,
+    /// The lowest `seq` that is not kept, as what comes before is all that is.
+    cut_at: Option<u64>,
 }
 
 impl Held {
+    /// Whether a chunk is missing before one that came.
+    pub fn has_gap(&self) -> bool {
+        self.chunk_count < self.chunk_top
+    }
+
+    /// Whether the chunks that are kept are known to be less than the whole output.
+    pub fn lacks_output(&self) -> bool {
+        let are_missing = match self.chunk_total {
+            Some(total) => self.chunk_count < total,
+            None => self.chunk_bytes < self.result_bytes,
+        };
+        self.cut_at.is_some() || self.has_gap() || are_missing
+    }
+
+    /// The `seq` at which the chunks that came and are kept end.
+    fn kept_end(&self) -> u64 {
+        self.cut_at.map_or(self.chunk_top, |cut_at| cut_at.min(self.chunk_top))
+    }
+
     /// Where it is in the queue's eyes.
     fn stage(&self) -> Option<&'static str> {
         match self.life.state() {
@@ -182,6 +222,17 @@ pub struct StoredAnswer {
     pub answer: Option<String>,
 }
 
+/// How much output is wanted at once.
+#[derive(Clone, Copy)]
+pub struct Most {
+    /// So many chunks.
+    pub chunks: u64,
+    /// Not many more than so many bytes.
+    pub bytes: usize,
+    /// None after a gap.
+    pub until_gap: bool,
+}
+
 #[derive(Deserialize)]
 struct HeldRow {
     workspace_id: f64,
@@ -199,6 +250,8 @@ struct HeldRow {
     chunk_top: f64,
     chunk_total: Option<f64>,
     output_at: Option<Timestamp>,
+    kept_bytes: f64,
+    cut_at: Option<f64>,
 }
 
 impl TryFrom<HeldRow> for Held {
@@ -221,12 +274,14 @@ impl TryFrom<HeldRow> for Held {
             chunk_top: row.chunk_top as u64,
             chunk_total: row.chunk_total.map(|total| total as u64),
             output_at: row.output_at,
+            kept_bytes: row.kept_bytes as u64,
+            cut_at: row.cut_at.map(|seq| seq as u64),
         })
     }
 }
 
 const HELD: &str = "SELECT workspace_id, phase, command, life, revision, result, result_cut, result_bytes, chunk_bytes,
-    origin, env, chunk_count, chunk_top, chunk_total, output_at FROM commands";
+    origin, env, chunk_count, chunk_top, chunk_total, output_at, kept_bytes, cut_at FROM commands";
 
 /// The object's tables.
 pub struct Tables(pub SqlStorage);
@@ -462,7 +517,8 @@ impl Tables {
         self.exec("DELETE FROM commands WHERE id = ?", vec![text(id)])
     }
 
-    /// Takes a chunk of output in, once. Past what is kept for a command only its length is counted.
+    /// Takes a chunk of output in, once. Of all the output its beginning is kept: where a chunk comes late, the last ones
+    /// give way to it. Of what is not kept, only the length is counted.
     pub fn add_chunk(&self, held: &Held, chunk: &Chunk, now: Timestamp) -> Result<bool> {
         let (id, seq) = (held.command.id, u64::from(chunk.seq));
         let known: Vec<serde_json::Value> =
@@ -471,75 +527,123 @@ impl Tables {
             return Ok(false);
         }
         let length = chunk.content.len() as u64;
+        let is_kept = held.cut_at.is_none_or(|cut_at| seq < cut_at);
         // Even a chunk that is not kept leaves its number, so that a repeated one is not counted twice.
-        let is_kept = held.chunk_bytes + length <= output::MAX_KEPT;
         let mut rest = if is_kept { chunk.content.as_str() } else { "" };
         let mut piece = 0;
         loop {
             let (this, after) = rest.split_at(rest.floor_char_boundary(MAX_PIECE));
-            let parameters = vec![text(id), integer(seq), integer(piece), text(this), integer(u64::from(is_kept))];
-            self.exec("INSERT INTO chunks (command, seq, piece, content, kept) VALUES (?, ?, ?, ?, ?)", parameters)?;
+            let parameters = vec![text(id), integer(seq), integer(piece), text(this)];
+            self.exec("INSERT INTO chunks (command, seq, piece, content) VALUES (?, ?, ?, ?)", parameters)?;
             if after.is_empty() {
                 break;
             }
             (rest, piece) = (after, piece + 1);
         }
+        let mut kept_bytes = held.kept_bytes + if is_kept { length } else { 0 };
+        let mut cut_at = held.cut_at;
+        while kept_bytes > output::MAX_KEPT {
+            let Some((last, bytes)) = self.drop_last_kept(id, cut_at)? else { break };
+            kept_bytes = kept_bytes.saturating_sub(bytes);
+            cut_at = Some(last);
+        }
         let is_over = u64::from(held.life.outcome().is_some());
         let sql = "UPDATE commands SET chunk_bytes = chunk_bytes + ?2, revision = revision + ?3,
-            chunk_count = chunk_count + 1, chunk_top = max(chunk_top, ?4), output_at = ?5 WHERE id = ?1";
-        self.exec(sql, vec![text(id), integer(length), integer(is_over), integer(seq + 1), text(now)])?;
+            chunk_count = chunk_count + 1, chunk_top = max(chunk_top, ?4), output_at = ?5, kept_bytes = ?6, cut_at = ?7
+            WHERE id = ?1";
+        let parameters = vec![
+            text(id),
+            integer(length),
+            integer(is_over),
+            integer(seq + 1),
+            text(now),
+            integer(kept_bytes),
+            cut_at.map_or(SqlStorageValue::Null, integer),
+        ];
+        self.exec(sql, parameters)?;
         Ok(true)
     }
 
+    /// Forgets what was in the last of the chunks that are kept. Returns its `seq` and how many bytes it had.
+    fn drop_last_kept(&self, id: Uuid, cut_at: Option<u64>) -> Result<Option<(u64, u64)>> {
+        #[derive(Deserialize)]
+        struct Row {
+            seq: Option<f64>,
+            bytes: Option<f64>,
+        }
+        let sql = "SELECT max(seq) AS seq, sum(length(CAST(content AS BLOB))) AS bytes FROM chunks
+            WHERE command = ?1 AND seq = (SELECT max(seq) FROM chunks WHERE command = ?1 AND seq < ?2)";
+        let rows: Vec<Row> = self.rows(sql, vec![text(id), integer(cut_at.unwrap_or(u64::MAX >> 1))])?;
+        let Some((seq, bytes)) = rows.first().and_then(|row| Some((row.seq? as u64, row.bytes? as u64))) else {
+            return Ok(None);
+        };
+        let which = || vec![text(id), integer(seq)];
+        self.exec("DELETE FROM chunks WHERE command = ? AND seq = ? AND piece > 0", which())?;
+        self.exec("UPDATE chunks SET content = '' WHERE command = ? AND seq = ?", which())?;
+        Ok(Some((seq, bytes)))
+    }
+
     /// How many chunks of a command are kept, from a `seq` on.
-    pub fn count_chunks(&self, id: Uuid, from: u64) -> Result<u64> {
-        let sql = "SELECT count(*) AS number FROM chunks WHERE command = ? AND seq >= ? AND piece = 0 AND kept = 1";
-        self.count(sql, vec![text(id), integer(from)])
+    pub fn count_chunks(&self, held: &Held, from: u64) -> Result<u64> {
+        if !held.has_gap() {
+            return Ok(held.kept_end().saturating_sub(from));
+        }
+        let sql = "SELECT count(*) AS number FROM chunks WHERE command = ? AND seq >= ? AND seq < ? AND piece = 0";
+        self.count(sql, vec![text(held.command.id), integer(from), integer(held.kept_end())])
     }
 
-    /// Whether chunks of a command are kept from a `seq` on.
-    pub fn has_chunks(&self, id: Uuid, from: u64) -> Result<bool> {
-        let sql = "SELECT count(*) AS number FROM (
-            SELECT 1 FROM chunks WHERE command = ? AND seq >= ? AND piece = 0 AND kept = 1 LIMIT 1)";
-        Ok(self.count(sql, vec![text(id), integer(from)])? > 0)
+    /// The `seq` of the chunk that is so many after the first one that is kept from a `seq` on.
+    pub fn find_chunk(&self, held: &Held, from: u64, offset: u64) -> Result<Option<u64>> {
+        if !held.has_gap() {
+            return Ok(Some(from.saturating_add(offset)).filter(|seq| *seq < held.kept_end()));
+        }
+        #[derive(Deserialize)]
+        struct Row {
+            seq: u32,
+        }
+        let sql = "SELECT seq FROM chunks WHERE command = ? AND seq >= ? AND seq < ? AND piece = 0
+            ORDER BY seq LIMIT 1 OFFSET ?";
+        let parameters = vec![text(held.command.id), integer(from), integer(held.kept_end()), integer(offset)];
+        let rows: Vec<Row> = self.rows(sql, parameters)?;
+        Ok(rows.first().map(|row| u64::from(row.seq)))
     }
 
-    /// Chunks of a command that are kept, from a `seq` on, in their order: so many, and not many more than so many bytes.
-    pub fn chunks(&self, id: Uuid, from: u64, offset: u64, limit: u64, max_bytes: usize) -> Result<Vec<Chunk>> {
+    /// Chunks of a command that are kept, from a `seq` on, in their order: so many, not many more than so many bytes, and
+    /// where it is asked for, none after a gap.
+    pub fn chunks(&self, held: &Held, from: u64, most: Most) -> Result<Vec<Chunk>> {
         #[derive(Deserialize)]
         struct Row {
             seq: u32,
             content: String,
         }
-        // Those of the page, and then all their pieces.
-        let sql = "SELECT c.seq, c.content FROM (
-                SELECT seq FROM chunks WHERE command = ?1 AND seq >= ?2 AND piece = 0 AND kept = 1
-                ORDER BY seq LIMIT ?3 OFFSET ?4
-            ) p JOIN chunks c ON c.command = ?1 AND c.seq = p.seq ORDER BY c.seq, c.piece";
-        let parameters = vec![text(id), integer(from), integer(limit), integer(offset)];
-        let (mut chunks, mut length): (Vec<Chunk>, usize) = (Vec::new(), 0);
+        let sql = "SELECT seq, content FROM chunks WHERE command = ? AND seq >= ? AND seq < ? ORDER BY seq, piece";
+        let parameters = vec![text(held.command.id), integer(from), integer(held.kept_end())];
+        let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
         for row in self.0.exec(sql, parameters)?.next::<Row>() {
             let Row { seq, content } = row?;
-            match chunks.last_mut().filter(|last| last.seq == seq) {
-                Some(last) => last.content.push_str(&content),
-                None if length > max_bytes => break,
-                None => chunks.push(Chunk { seq, content: content.clone() }),
+            let (length, number) = (content.len(), chunks.len() as u64);
+            match chunks.last_mut() {
+                Some(last) if last.seq == seq => last.content.push_str(&content),
+                Some(last) if most.until_gap && last.seq.checked_add(1) != Some(seq) => break,
+                _ if number >= most.chunks || bytes > most.bytes => break,
+                _ => chunks.push(Chunk { seq, content }),
             }
-            length += content.len();
+            bytes += length;
         }
         Ok(chunks)
     }
 
     /// The chunks of a command from one end, until there are as many bytes as a result holds. The flag tells whether that
     /// was all.
-    fn chunks_from(&self, id: Uuid, order: &str) -> Result<(Vec<String>, bool)> {
+    fn chunks_from(&self, held: &Held, order: &str) -> Result<(Vec<String>, bool)> {
         #[derive(Deserialize)]
         struct Row {
             content: String,
         }
-        let sql = format!("SELECT content FROM chunks WHERE command = ? ORDER BY seq {order}, piece {order}");
+        let sql =
+            format!("SELECT content FROM chunks WHERE command = ? AND seq < ? ORDER BY seq {order}, piece {order}");
         let (mut chunks, mut length) = (Vec::new(), 0);
-        for row in self.0.exec(&sql, vec![text(id)])?.next::<Row>() {
+        for row in self.0.exec(&sql, vec![text(held.command.id), integer(held.kept_end())])?.next::<Row>() {
             if length > output::MAX_RESULT {
                 return Ok((chunks, false));
             }
@@ -552,11 +656,11 @@ impl Tables {
 
     /// A result made of the chunks of a command. Output can be far larger than a result: only its two ends are read.
     fn result_of_chunks(&self, held: &Held) -> Result<(String, bool)> {
-        let (head, is_all) = self.chunks_from(held.command.id, "ASC")?;
+        let (head, is_all) = self.chunks_from(held, "ASC")?;
         if is_all {
             return Ok(output::result(&head.concat()));
         }
-        let (mut tail, _) = self.chunks_from(held.command.id, "DESC")?;
+        let (mut tail, _) = self.chunks_from(held, "DESC")?;
         tail.reverse();
         let length = usize::try_from(held.chunk_bytes).unwrap_or(usize::MAX);
         Ok((output::result_of_ends(&head.concat(), &tail.concat(), length), true))

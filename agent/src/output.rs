@@ -81,7 +81,7 @@ impl Chunker {
     }
 
     /// The next chunk: one of about [`CHUNK_BYTES`] and never more, or with `all` also what is less. None when there is
-    /// nothing to send, or when enough was sent.
+    /// nothing to send, or when enough was sent: the last one is more than the service keeps, so that it knows of the cut.
     pub fn next(&mut self, all: bool) -> Option<String> {
         if self.waiting.is_empty() || (!all && self.waiting.len() < CHUNK_BYTES) {
             return None;
@@ -92,10 +92,8 @@ impl Chunker {
         };
         self.sent += chunk.len() as u64;
         if self.sent > MAX_KEPT {
-            // The service would keep no more, and a gap in the middle would be worse than an end.
             self.full = true;
             self.waiting = String::new();
-            return None;
         }
         Some(chunk)
     }
@@ -128,6 +126,11 @@ impl Kept {
             let start = self.rest.floor_char_boundary(self.rest.len() - HALF);
             self.rest.drain(..start);
         }
+    }
+
+    /// Bytes of all that was taken.
+    pub fn total(&self) -> usize {
+        self.total
     }
 
     /// The result: at most [`MAX_RESULT`] bytes.
@@ -207,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_end_at_the_most_that_is_kept() {
+    fn chunks_end_with_the_first_that_is_not_kept() {
         let mut chunker = Chunker::default();
         let piece = "x".repeat(CHUNK_BYTES);
         let mut sent = 0;
@@ -215,7 +218,7 @@ mod tests {
             chunker.push(&piece);
             sent += chunker.next(true).map_or(0, |chunk| chunk.len() as u64);
         }
-        assert_eq!(sent, MAX_KEPT);
+        assert_eq!(sent, MAX_KEPT + CHUNK_BYTES as u64);
         assert!(!chunker.is_waiting());
     }
 

@@ -466,6 +466,7 @@ mod tests {
             elapsed_time: Some(0.5),
             exit_code: Some(exit_code),
             chunks: None,
+            output_bytes: None,
         }
     }
 

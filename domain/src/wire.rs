@@ -106,6 +106,9 @@ pub struct Fin {
     /// How many chunks there were, so that who follows the output knows when that is all: the project's own agent tells it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<u32>,
+    /// Bytes of the output before any cut, as agents send no more of it than is kept: the project's own agent tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_bytes: Option<u64>,
 }
 
 /// What an agent tells of itself and its host: the body of `PUT …/commit/` and `PATCH …/sync/` (agent-protocol 2), as far

@@ -25,20 +25,28 @@ use crate::store::commands;
 const KEEP_ALIVE: i64 = 15_000;
 /// How long a stream gathers output before it asks for more, in milliseconds: each question costs.
 const GATHER: u64 = 100;
+/// How long a stream waits for a chunk that is missing while later ones are there, in seconds. An agent tries a report for
+/// half a minute and then gives it up (agent-protocol 4), and its command may run on for hours.
+const GAP_LASTS: i64 = 40;
 /// How many questions a stream asks at most; the platform allows a request 10,000. Then it ends without an `end`, and who
 /// follows resumes.
 const MAX_QUESTIONS: u32 = 8_000;
 
-/// A whole number from 0 on that `u32` holds, as `seq` does.
-fn seq(text: &str) -> Option<u64> {
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| text.parse::<u32>().ok()).flatten().map(u64::from)
+fn is_whole_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The parameter `seq__gte`: the lowest `seq`.
+/// A whole number from 0 on that `u32` holds, as `seq` does.
+fn seq(text: &str) -> Option<u64> {
+    is_whole_number(text).then(|| text.parse::<u32>().ok()).flatten().map(u64::from)
+}
+
+/// The parameter `seq__gte`: the lowest `seq`. One that is too large for a `seq` is past all of them.
 fn lowest_seq(query: &Query) -> Result<u64, Error> {
     let Some(text) = parameter(query, "seq__gte") else { return Ok(0) };
-    seq(text).ok_or_else(|| Error::field("seq__gte", "Enter a whole number of at least 0."))
+    let is_number = is_whole_number(text);
+    let seq = is_number.then(|| seq(text).unwrap_or(u64::from(u32::MAX) + 1));
+    seq.ok_or_else(|| Error::field("seq__gte", "Enter a whole number of at least 0."))
 }
 
 /// The server of a command, out of its object.
@@ -78,6 +86,12 @@ struct Follower {
     command: Map<String, Value>,
     /// The next `seq`.
     next: u64,
+    /// Since when chunks behind a gap were there, and those of the gap were not.
+    gap_since: Option<Timestamp>,
+    /// Whether a gap was not waited for any longer: what fills it later is not told.
+    has_skipped: bool,
+    /// Whether output is gathered for a moment before the next question.
+    gathers: bool,
     questions: u32,
     /// When the credential is looked at again.
     checked_next: Timestamp,
@@ -104,6 +118,9 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         server: server_of(&body)?,
         command: serde_json::from_str(&body).map_err(internal)?,
         next,
+        gap_since: None,
+        has_skipped: false,
+        gathers: false,
         questions: 0,
         checked_next: call.now.plus_millis(KEEP_ALIVE),
         is_over: false,
@@ -136,18 +153,13 @@ impl Follower {
     /// The text of the next events; `None` where the stream may not go on.
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
         loop {
+            if std::mem::take(&mut self.gathers) {
+                Delay::from(Duration::from_millis(GATHER)).await;
+            }
             if self.questions >= MAX_QUESTIONS {
                 return Ok(None);
             }
-            self.questions += 1;
-            let left = (self.checked_next.seconds_since(platform::now()) * 1_000.0) as i64;
-            let ask = Ask::Follow(Follow { id: self.id, from: self.next, wait_millis: left.clamp(0, KEEP_ALIVE) });
-            let followed = match link_calls::try_ask(&self.env, self.server, &ask).await? {
-                Ok(followed) => followed,
-                // The server's object was wiped: what D1 knows is the end.
-                Err(Refusal::NotFound) => Followed { chunks: vec![], has_more: false, end: Some(Map::new()) },
-                Err(refusal) => return Err(refusal.into()),
-            };
+            let Some(followed) = self.ask().await? else { return Ok(None) };
             let mut text = String::new();
             let now = platform::now();
             if self.checked_next <= now {
@@ -159,20 +171,54 @@ impl Follower {
                 text.push_str(": keep-alive\n\n");
             }
             for chunk in &followed.chunks {
+                self.has_skipped |= u64::from(chunk.seq) != self.next;
                 self.next = u64::from(chunk.seq) + 1;
                 text.push_str(&chunk_event(chunk));
             }
+            let is_behind_gap = followed.chunks.is_empty() && followed.has_more;
+            self.gap_since = is_behind_gap.then(|| self.gap_since.unwrap_or(now));
+            self.gathers = !followed.chunks.is_empty() && !followed.has_more;
             if let Some(live) = followed.end {
-                self.command.extend(live);
-                self.is_over = true;
-                text.push_str(&format!("event: end\ndata: {}\n\n", json!(self.command)));
-            } else if !followed.chunks.is_empty() && !followed.has_more {
-                Delay::from(Duration::from_millis(GATHER)).await;
+                text.push_str(&self.end(live));
             }
             if !text.is_empty() {
                 return Ok(Some(text));
             }
         }
+    }
+
+    /// Asks the server's object for what is next; `None` where only another stream can tell.
+    async fn ask(&mut self) -> Result<Option<Followed>, Error> {
+        self.questions += 1;
+        let now = platform::now();
+        let left = (self.checked_next.seconds_since(now) * 1_000.0) as i64;
+        let ask = Ask::Follow(Follow {
+            id: self.id,
+            from: self.next,
+            wait_millis: left.clamp(0, KEEP_ALIVE),
+            skips_gap: self.gap_since.is_some_and(|since| since.plus_seconds(GAP_LASTS) <= now),
+        });
+        match link_calls::try_ask(&self.env, self.server, &ask).await? {
+            Ok(followed) => Ok(Some(followed)),
+            // The server's object was wiped: what D1 knows is the end, if it knew one when this stream began.
+            Err(Refusal::NotFound) => {
+                let is_handled = self.command.get("handled_at").is_some_and(|at| !at.is_null());
+                let had_output = self.command.get("output_bytes").is_some_and(|bytes| bytes != 0);
+                let end = Map::from_iter([("output_truncated".to_owned(), had_output.into())]);
+                Ok(is_handled.then(|| Followed { chunks: vec![], has_more: false, end: Some(end) }))
+            }
+            Err(refusal) => Err(refusal.into()),
+        }
+    }
+
+    /// The last event: the command object, and whether the stream lacks some of its output.
+    fn end(&mut self, live: Map<String, Value>) -> String {
+        self.is_over = true;
+        self.command.extend(live);
+        if self.has_skipped {
+            self.command.insert("output_truncated".to_owned(), true.into());
+        }
+        format!("event: end\ndata: {}\n\n", json!(self.command))
     }
 }
 

@@ -13,7 +13,7 @@ use worker::{WebSocket, console_error};
 
 use super::{ServerLink, now, wake};
 use crate::link_calls::{Answer, ByUser, ChunkPage, Chunks, Create, Created, Follow, Followed, Key, Live, Refusal};
-use crate::server_link_sql::{Held, NewHeld, Phase};
+use crate::server_link_sql::{Held, Most, NewHeld, Phase};
 use crate::store::server_link::{self as d1, Recorded};
 
 /// How long a command may take to be recorded before it is withdrawn, in seconds: only after a crash does it.
@@ -450,12 +450,14 @@ impl ServerLink {
 
     /// Tells a page of a command's output.
     pub(super) fn chunks(&self, asked: &Chunks) -> worker::Result<Answer> {
-        if self.find(asked.id)?.is_none() {
-            return refused(Refusal::NotFound);
-        }
+        let Some(held) = self.find(asked.id)? else { return refused(Refusal::NotFound) };
         let tables = self.tables();
-        let chunks = tables.chunks(asked.id, asked.from, asked.offset, asked.limit, usize::MAX)?;
-        done(&ChunkPage { count: tables.count_chunks(asked.id, asked.from)?, chunks })
+        let most = Most { chunks: asked.limit, bytes: usize::MAX, until_gap: false };
+        let chunks = match tables.find_chunk(&held, asked.from, asked.offset)? {
+            Some(first) => tables.chunks(&held, first, most)?,
+            None => vec![],
+        };
+        done(&ChunkPage { count: tables.count_chunks(&held, asked.from)?, chunks })
     }
 
     /// Tells the next of a command's output, when there is some, or that there is no more.
@@ -466,25 +468,36 @@ impl ServerLink {
             let tables = self.tables();
             let settles_at = settles_at(&held);
             let is_settled = settles_at.is_some_and(|at| at <= now());
-            let mut chunks = tables.chunks(asked.id, asked.from, 0, TOLD_AT_ONCE.0, TOLD_AT_ONCE.1)?;
-            if !is_settled {
-                // What comes after a gap waits until the gap is filled.
-                let whole =
-                    chunks.iter().zip(asked.from..).take_while(|(chunk, seq)| u64::from(chunk.seq) == *seq).count();
-                chunks.truncate(whole);
-            }
-            let next = chunks.last().map_or(asked.from, |last| u64::from(last.seq) + 1);
-            let has_more = !chunks.is_empty() && tables.has_chunks(asked.id, next)?;
+            let most = Most { chunks: TOLD_AT_ONCE.0, bytes: TOLD_AT_ONCE.1, until_gap: !is_settled };
+            let first = tables.find_chunk(&held, asked.from, 0)?;
+            // What comes after a gap waits until the gap is filled.
+            let chunks = match first {
+                Some(first) if first == asked.from || is_settled || asked.skips_gap => {
+                    tables.chunks(&held, first, most)?
+                }
+                _ => vec![],
+            };
+            let has_more = match chunks.last() {
+                Some(last) => tables.find_chunk(&held, u64::from(last.seq) + 1, 0)?.is_some(),
+                None => first.is_some(),
+            };
             let is_over = is_settled && !has_more;
             let left = until.seconds_since(now());
             if !chunks.is_empty() || is_over || left <= 0.0 {
-                let end = if is_over { Some(self.live_fields(&held)?) } else { None };
+                let end = if is_over { Some(self.end(&held)?) } else { None };
                 return done(&Followed { chunks, has_more, end });
             }
             let settles_in = settles_at.map_or(left, |at| at.seconds_since(now()));
             let longest = Duration::from_secs_f64(left.min(settles_in).max(0.01));
             self.output_came.wait(asked.id, longest).await;
         }
+    }
+
+    /// What a stream tells at its end: the live fields, and whether it lacks some of the output.
+    fn end(&self, held: &Held) -> worker::Result<Map<String, Value>> {
+        let mut end = self.live_fields(held)?;
+        end.insert("output_truncated".to_owned(), held.lacks_output().into());
+        Ok(end)
     }
 }
 
@@ -495,13 +508,15 @@ impl ServerLink {
 fn settles_at(held: &Held) -> Option<Timestamp> {
     let handled_at = held.life.handled_at?;
     let ended = held.output_at.unwrap_or(handled_at).max(handled_at);
-    let has_gap = held.chunk_count < held.chunk_top;
+    let misses_some = held.has_gap()
+        || held.chunk_bytes < held.result_bytes
+        || held.chunk_total.is_some_and(|total| held.chunk_count < total);
     let is_complete = match (held.life.outcome(), held.chunk_total) {
         (None, _) => held.life.delivered_at.is_none(),
         (Some(_), Some(total)) => held.chunk_count >= total,
-        (Some(_), None) => !has_gap && held.chunk_bytes == held.result_bytes,
+        // An agent that tells no result may still send what it would have been.
+        (Some(_), None) => !misses_some && held.result.is_some() && held.chunk_bytes == held.result_bytes,
     };
-    let misses_some = has_gap || held.chunk_bytes < held.result_bytes || held.chunk_total.is_some();
     Some(match (is_complete, misses_some) {
         (true, _) => handled_at,
         (false, true) => ended.plus_seconds(COMPLETES_WITHIN),

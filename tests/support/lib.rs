@@ -3,6 +3,7 @@
 pub mod agents;
 pub mod browser;
 pub mod client;
+pub mod events;
 pub mod instance;
 pub mod mail;
 pub mod processes;
@@ -12,6 +13,7 @@ pub mod smtp;
 pub use agents::{RealAgent, ScriptedAgent};
 pub use browser::Browser;
 pub use client::{Api, Reply, Workspace};
+pub use events::Events;
 pub use instance::Instance;
 pub use smtp::SmtpServer;
 

@@ -1,6 +1,7 @@
 //! `/api/events/`.
 
 mod cancel;
+mod command_output;
 mod commands;
 mod idempotency;
 mod lifecycle;
