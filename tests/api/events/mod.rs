@@ -1,3 +1,5 @@
 //! `/api/events/`.
 
+mod command_acl;
 mod commands;
+mod firing;
