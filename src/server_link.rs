@@ -48,6 +48,8 @@ const AFTER_FAILURE: u64 = 60;
 const TOGETHER: u32 = 3;
 /// How long after it connected an agent may still report that its process began, in seconds.
 const START_IS_TOLD_WITHIN: i64 = 60;
+/// The farthest that an alarm is set, in seconds: the platform takes none past the year 2189.
+const FARTHEST: i64 = 30 * 24 * 60 * 60;
 /// When a command that a request at hand is recording is looked at again, in seconds.
 const LOOK_AGAIN: i64 = 30;
 /// The slowest that a failing flush is tried again, in seconds.
@@ -233,9 +235,10 @@ impl ServerLink {
         Ok(())
     }
 
-    /// Sets the alarm for the earliest of all that is due.
+    /// Sets the alarm for the earliest of all that is due; for what is very far away, on the way there.
     async fn arm(&self) -> worker::Result<()> {
         let Some(due_at) = self.tables().next_due()? else { return Ok(()) };
+        let due_at = due_at.min(now().plus_seconds(FARTHEST));
         let storage = self.state.storage();
         let due = i64::try_from(due_at.as_millis()).unwrap_or(i64::MAX);
         let armed = storage.get_alarm().await?;
