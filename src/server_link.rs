@@ -235,10 +235,10 @@ impl ServerLink {
         Ok(())
     }
 
-    /// Sets the alarm for the earliest of all that is due; for what is very far away, on the way there.
+    /// Sets the alarm for the earliest of all that is due.
     async fn arm(&self) -> worker::Result<()> {
         let Some(due_at) = self.tables().next_due()? else { return Ok(()) };
-        let due_at = due_at.min(now().plus_seconds(FARTHEST));
+        let due_at = woken_at(due_at, now());
         let storage = self.state.storage();
         let due = i64::try_from(due_at.as_millis()).unwrap_or(i64::MAX);
         let armed = storage.get_alarm().await?;
@@ -646,6 +646,11 @@ impl ServerLink {
     }
 }
 
+/// When to be woken for what is due; for what is very far away, on the way there.
+fn woken_at(due_at: Timestamp, now: Timestamp) -> Timestamp {
+    due_at.min(now.plus_seconds(FARTHEST))
+}
+
 /// Ends a command by its agent's report.
 fn finish(held: &mut Held, fin: Fin) -> bool {
     let safe = |code: &i64| i32::try_from(*code).is_ok();
@@ -665,4 +670,18 @@ fn finish(held: &mut Held, fin: Fin) -> bool {
         (held.result, held.result_cut) = (Some(kept), cut);
     }
     changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_alarm_is_too_far_for_the_platform() {
+        let at = |text: &str| Timestamp::parse(text).unwrap();
+        let now = at("2026-11-21T00:00:00Z");
+        assert_eq!(woken_at(at("2026-11-22T00:00:00Z"), now), at("2026-11-22T00:00:00Z"));
+        let far = woken_at(at("9999-12-31T23:59:59Z"), now);
+        assert!(far > now && far < at("2189-01-01T00:00:00Z"));
+    }
 }
