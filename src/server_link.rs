@@ -48,6 +48,8 @@ const AFTER_FAILURE: u64 = 60;
 const TOGETHER: u32 = 3;
 /// How long after it connected an agent may still report that its process began, in seconds.
 const START_IS_TOLD_WITHIN: i64 = 60;
+/// The farthest that an alarm is set, in seconds: the platform takes none past the year 2189.
+const FARTHEST: i64 = 30 * 24 * 60 * 60;
 /// When a command that a request at hand is recording is looked at again, in seconds.
 const LOOK_AGAIN: i64 = 30;
 /// The largest number of bytes that an agent is believed: as far as JSON counts.
@@ -238,6 +240,7 @@ impl ServerLink {
     /// Sets the alarm for the earliest of all that is due.
     async fn arm(&self) -> worker::Result<()> {
         let Some(due_at) = self.tables().next_due()? else { return Ok(()) };
+        let due_at = woken_at(due_at, now());
         let storage = self.state.storage();
         let due = i64::try_from(due_at.as_millis()).unwrap_or(i64::MAX);
         let armed = storage.get_alarm().await?;
@@ -645,6 +648,11 @@ impl ServerLink {
     }
 }
 
+/// When to be woken for what is due; for what is very far away, on the way there.
+fn woken_at(due_at: Timestamp, now: Timestamp) -> Timestamp {
+    due_at.min(now.plus_seconds(FARTHEST))
+}
+
 /// Ends a command by its agent's report.
 fn finish(held: &mut Held, fin: Fin) -> bool {
     let safe = |code: &i64| i32::try_from(*code).is_ok();
@@ -665,4 +673,18 @@ fn finish(held: &mut Held, fin: Fin) -> bool {
         (held.result, held.result_cut) = (Some(kept), cut);
     }
     changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_alarm_is_too_far_for_the_platform() {
+        let at = |text: &str| Timestamp::parse(text).unwrap();
+        let now = at("2026-11-21T00:00:00Z");
+        assert_eq!(woken_at(at("2026-11-22T00:00:00Z"), now), at("2026-11-22T00:00:00Z"));
+        let far = woken_at(at("9999-12-31T23:59:59Z"), now);
+        assert!(far > now && far < at("2189-01-01T00:00:00Z"));
+    }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::command::{MAX_LINE, Shell};
+use crate::command::{Command, MAX_LINE, Shell};
 use crate::fields::BLANK;
 use crate::id;
 
@@ -110,9 +110,14 @@ fn list<T>(
 }
 
 /// Tells whether a shell takes none of the characters for anything but a part of a word.
+///
+/// U+2028 and U+2029 are no control characters, and no shell breaks a line there; but whoever reads a log may see a line
+/// that nobody ran.
 fn is_plain(text: &str) -> bool {
     !text.contains(|c: char| {
-        c.is_control() || matches!(c, ';' | '&' | '|' | '<' | '>' | '`' | '$' | '(' | ')' | '\\' | '{' | '}')
+        c.is_control()
+            || matches!(c, '\u{2028}' | '\u{2029}')
+            || matches!(c, ';' | '&' | '|' | '<' | '>' | '`' | '$' | '(' | ')' | '\\' | '{' | '}')
     })
 }
 
@@ -192,14 +197,20 @@ impl Acl {
         self.servers.as_ref().is_none_or(|servers| servers.contains(&server))
     }
 
-    /// Tells whether a command may be made, and, once more when it goes out, whether it still may.
+    /// Tells whether a command may be made, and, once more when it goes out, whether it still may; and whether one that is
+    /// there may be ended.
     ///
     /// Patterns say nothing of built-ins, and an environment can change what a line does: where there are patterns,
-    /// neither may be used. A token that may only read may make none.
-    pub fn allows_command(&self, line: &str, username: &str, server: Uuid, shell: Shell, has_env: bool) -> bool {
-        let within_patterns = self.commands.is_none() || (shell == Shell::System && !has_env && self.allows_line(line));
-        let as_username = self.usernames.as_ref().is_none_or(|names| names.iter().any(|name| name == username));
-        within_patterns && as_username && self.allows_server(server) && self.read_only != Some(true)
+    /// neither may be used. A list of accounts says nothing of groups: none but their own. A token that may only read may
+    /// make none.
+    pub fn allows_command(&self, command: &Command, has_env: bool) -> bool {
+        let within_patterns =
+            self.commands.is_none() || (command.shell == Shell::System && !has_env && self.allows_line(&command.line));
+        let within_usernames = self
+            .usernames
+            .as_ref()
+            .is_none_or(|names| names.contains(&command.username) && command.groupname.is_empty());
+        within_patterns && within_usernames && self.allows_server(command.server) && self.read_only != Some(true)
     }
 
     /// Tells whether a request may come from an address. An IPv6 address that stands for an IPv4 one counts as that
@@ -328,7 +339,7 @@ mod tests {
         for line in ["", "l", "lsof", " ls", "ls\t-l", "LS", "ls; id", "ls && id", "ls $(id)", "ls -l\nid", "ls -l\n"] {
             assert!(!acl.allows_line(line), "{line}");
         }
-        for operator in ";&|<>`$(){}\\\n\r\t\0\u{7f}\u{85}".chars() {
+        for operator in ";&|<>`$(){}\\\n\r\t\0\u{b}\u{c}\u{1b}\u{7f}\u{85}\u{2028}\u{2029}".chars() {
             let line = format!("ls {operator}");
             assert!(!acl.allows_line(&line), "{operator:?}");
             assert!(Acl { commands: Some(vec![line.clone()]), ..Acl::default() }.allows_line(&line), "{operator:?}");
@@ -395,27 +406,44 @@ mod tests {
 
     #[test]
     fn commands_within_all_lists() {
-        let server = id::parse(SERVER).unwrap();
-        let other = Uuid::nil();
-        let (system, internal) = (Shell::System, Shell::Internal);
+        let command = |line: &str, username: &str| Command {
+            id: Uuid::nil(),
+            shell: Shell::System,
+            line: line.into(),
+            username: username.into(),
+            groupname: String::new(),
+            server: id::parse(SERVER).unwrap(),
+            server_name: "web-1".into(),
+            requested_by: None,
+        };
+        let internal = |command: Command| Command { shell: Shell::Internal, ..command };
         let free = acl(json!({}));
-        assert!(free.allows_command("rm -rf /", "root", server, system, true));
-        assert!(free.allows_command("ping", "root", server, internal, false));
+        assert!(free.allows_command(&command("rm -rf /", "root"), true));
+        assert!(free.allows_command(&internal(command("ping", "root")), false));
         let patterns = with("ls *");
-        assert!(patterns.allows_command("ls", "root", server, system, false));
-        assert!(!patterns.allows_command("ls", "root", server, internal, false));
-        assert!(!patterns.allows_command("ls", "root", server, system, true));
-        assert!(!patterns.allows_command("id", "root", server, system, false));
+        assert!(patterns.allows_command(&command("ls", "root"), false));
+        assert!(!patterns.allows_command(&internal(command("ls", "root")), false));
+        assert!(!patterns.allows_command(&command("ls", "root"), true));
+        assert!(!patterns.allows_command(&command("id", "root"), false));
         let lists = acl(json!({"servers": [SERVER], "usernames": ["deploy"]}));
-        assert!(lists.allows_command("id; ls", "deploy", server, system, true));
-        assert!(lists.allows_command("ping", "deploy", server, internal, false));
-        assert!(!lists.allows_command("id", "root", server, system, false));
-        assert!(!lists.allows_command("id", "Deploy", server, system, false));
-        assert!(!lists.allows_command("id", "deploy", other, system, false));
+        assert!(lists.allows_command(&command("id; ls", "deploy"), true));
+        assert!(lists.allows_command(&internal(command("ping", "deploy")), false));
+        assert!(!lists.allows_command(&command("id", "root"), false));
+        assert!(!lists.allows_command(&command("id", "Deploy"), false));
+        let in_group = Command { groupname: "deploy".into(), ..command("id", "deploy") };
+        assert!(
+            !lists.allows_command(&in_group, false)
+                && patterns.allows_command(&Command { line: "ls".into(), ..in_group }, false)
+        );
+        let other = Uuid::nil();
+        assert!(!lists.allows_command(&Command { server: other, ..command("id", "deploy") }, false));
+        let server = id::parse(SERVER).unwrap();
         assert!(lists.allows_server(server) && !lists.allows_server(other) && free.allows_server(other));
-        assert!(!acl(json!({"servers": []})).allows_command("id", "a", server, system, false));
-        assert!(!acl(json!({"usernames": []})).allows_command("id", "a", server, system, false));
-        assert!(!acl(json!({"read_only": true})).allows_command("id", "a", server, system, false));
+        for nothing in
+            [json!({"servers": []}), json!({"usernames": []}), json!({"commands": []}), json!({"read_only": true})]
+        {
+            assert!(!acl(nothing.clone()).allows_command(&command("id", "a"), false), "{nothing}");
+        }
     }
 
     #[test]
@@ -458,6 +486,11 @@ mod tests {
         }
     }
 
+    /// What no star may stand for, spelled out a second time (contract 4, Token ACL).
+    fn is_barred(c: char) -> bool {
+        ";&|<>`$()\\{}\u{2028}\u{2029}".contains(c) || c.is_control()
+    }
+
     fn operators(text: &str) -> String {
         text.chars().filter(|c| !is_plain(&c.to_string())).collect()
     }
@@ -489,6 +522,31 @@ mod tests {
             let plain = runs.iter().take(pattern.split('*').count() - 1).all(|run| is_plain(run));
             prop_assert!(!plain || fits(&pattern, &line));
             prop_assert!(!fits(&pattern, &line) || operators(&pattern) == operators(&line));
+        }
+
+        /// Whatever a list of patterns allows has the operators of one of them, and no others: any pattern, and any line
+        /// made of it with anything put in anywhere.
+        #[test]
+        fn no_list_lets_an_unlisted_operator_through(
+            patterns in proptest::collection::vec("[a-c *;&|<>`$(){}\\\\\n]{1,10}|\\PC{1,6}", 1..4),
+            chosen in any::<proptest::sample::Index>(),
+            stuffing in "[a-c ;&|<>`$(){}\\\\\n\r\t\u{0}\u{b}\u{7f}\u{85}\u{2028}\u{2029}]|.{0,3}",
+            at in any::<proptest::sample::Index>(),
+        ) {
+            let pattern = chosen.get(&patterns);
+            let mut places: Vec<usize> = pattern.char_indices().map(|(place, _)| place).collect();
+            places.push(pattern.len());
+            let place = *at.get(&places);
+            let barred = |text: &str| text.chars().filter(|c| is_barred(*c)).collect::<String>();
+            let list = Acl { commands: Some(patterns.clone()), ..Acl::default() };
+            for line in [
+                format!("{}{stuffing}{}", &pattern[..place], &pattern[place..]),
+                pattern.replace('*', &stuffing),
+                pattern.strip_suffix(" *").unwrap_or(pattern).to_owned() + &stuffing,
+            ] {
+                let is_listed = patterns.iter().any(|pattern| barred(pattern) == barred(&line));
+                prop_assert!(!list.allows_line(&line) || is_listed, "{:?} let {:?} through", patterns, line);
+            }
         }
     }
 }

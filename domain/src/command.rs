@@ -271,12 +271,7 @@ impl Rights {
         if command.shell == Shell::Internal && !self.is_staff {
             return Err(Denial::Internal);
         }
-        // A list of accounts says nothing of groups: none but their own.
-        let allows = |acl: &Acl| {
-            acl.allows_command(&command.line, &command.username, command.server, command.shell, origin.has_env)
-                && (acl.usernames.is_none() || command.groupname.is_empty())
-                && acl.allows_address(&origin.remote_ip)
-        };
+        let allows = |acl: &Acl| acl.allows_command(command, origin.has_env) && acl.allows_address(&origin.remote_ip);
         if self.acl.as_ref().is_none_or(allows) { Ok(()) } else { Err(Denial::Acl) }
     }
 }

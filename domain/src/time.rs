@@ -18,6 +18,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Timestamp(i64);
 
+/// The last microsecond of the year 9999.
+const LAST_MICROS: i64 = 253_402_300_799_999_999;
+
 /// Why a text is not a [`Timestamp`]; its display is the message for the field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotATimestamp;
@@ -56,18 +59,22 @@ impl Timestamp {
     /// The moment as mails tell it (RFC 5322), `Sat, 21 Nov 2026 01:23:45 +0000`; at most the last second of year 9999.
     pub fn to_rfc_5322(self) -> String {
         // Past that, chrono has no text for it.
-        const LAST: i64 = 253_402_300_799;
-        DateTime::from_timestamp(self.0.div_euclid(1_000_000).clamp(0, LAST), 0).unwrap_or_default().to_rfc2822()
+        DateTime::from_timestamp(self.0.clamp(0, LAST_MICROS).div_euclid(1_000_000), 0).unwrap_or_default().to_rfc2822()
     }
 
-    /// The moment `seconds` later; earlier where they are negative.
+    /// The moment `seconds` later; earlier where they are negative. No later than the year 9999: what follows has no
+    /// text of that width, and could not be read again.
     pub fn plus_seconds(self, seconds: i64) -> Self {
-        Self(self.0.saturating_add(seconds.saturating_mul(1_000_000)))
+        self.plus_micros(seconds.saturating_mul(1_000_000))
     }
 
-    /// The moment `millis` later.
+    /// The moment `millis` later; no later than the year 9999.
     pub fn plus_millis(self, millis: i64) -> Self {
-        Self(self.0.saturating_add(millis.saturating_mul(1000)))
+        self.plus_micros(millis.saturating_mul(1000))
+    }
+
+    fn plus_micros(self, micros: i64) -> Self {
+        Self(self.0.saturating_add(micros).min(LAST_MICROS))
     }
 
     /// Seconds from `earlier` to this moment, negative if it is the earlier one.
@@ -143,5 +150,15 @@ mod tests {
         let t = Timestamp::from_millis(1_000);
         assert_eq!(t.plus_seconds(2).as_millis(), 3_000);
         assert_eq!(t.plus_millis(250).seconds_since(t), 0.25);
+        assert_eq!(t.plus_seconds(-1).as_millis(), 0);
+    }
+
+    #[test]
+    fn no_moment_is_past_what_can_be_read_again() {
+        let late = Timestamp::parse("9999-12-31T23:30:00Z").unwrap();
+        for later in [late.plus_seconds(3_600), late.plus_millis(i64::MAX), late.plus_seconds(i64::MAX)] {
+            assert_eq!(later.to_string(), "9999-12-31T23:59:59.999999+00:00");
+            assert_eq!(Timestamp::parse(&later.to_string()), Ok(later));
+        }
     }
 }

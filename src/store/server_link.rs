@@ -7,7 +7,7 @@ use farhand_domain::lifecycle::{Denial, Lifecycle};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::HostFacts;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{Env, Error, Result};
 
@@ -224,7 +224,7 @@ pub async fn find_rights(
         any_account: Option<bool>,
         username: Option<String>,
         is_staff: bool,
-        acl: Option<Acl>,
+        acl: Option<Value>,
     }
     let asked: Vec<_> = commands
         .iter()
@@ -236,11 +236,13 @@ pub async fn find_rights(
         })
         .collect();
     let (reachable, any_account) = (servers::REACHABLE, servers::ANY_ACCOUNT);
+    // Whether the token's list has the server is for the list to say, with the rest of it: here `acl_servers` limits
+    // nothing.
     let sql = format!(
         "WITH me AS (
             SELECT c.key AS place, ?1 AS workspace_id, u.id AS user_id, u.username, u.is_active, u.is_staff, u.is_superuser,
                 c.value ->> 'token' IS NULL OR (t.enabled AND (t.expires_at IS NULL OR t.expires_at > ?4)) AS has_token,
-                t.acl, json_extract(t.acl, '$.servers') AS acl_servers
+                t.acl, NULL AS acl_servers
             FROM json_each(?3) c
             LEFT JOIN users u ON u.id = c.value ->> 'user' AND u.workspace_id = ?1
             LEFT JOIN api_tokens t ON t.id = c.value ->> 'token' AND t.workspace_id = ?1 AND t.user_id = u.id
@@ -261,7 +263,9 @@ pub async fn find_rights(
             return Ok(Err(Denial::Token));
         }
         let Some(any_account) = row.any_account else { return Ok(Err(Denial::Server)) };
-        Ok(Ok(Rights { username, is_staff: row.is_staff, any_account, acl: row.acl }))
+        // A list that this version cannot read allows nothing, and holds up nobody else's commands.
+        let Ok(acl) = row.acl.map(serde_json::from_value::<Acl>).transpose() else { return Ok(Err(Denial::Acl)) };
+        Ok(Ok(Rights { username, is_staff: row.is_staff, any_account, acl }))
     };
     rows.iter().map(verdict).collect()
 }

@@ -18,10 +18,18 @@ pub use instance::Instance;
 pub use smtp::SmtpServer;
 
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use farhand_domain::time::Timestamp;
 
 /// How long anything may take that is waited for.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The time of this machine, which is the service's too.
+pub fn now() -> Timestamp {
+    let millis = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+    Timestamp::from_millis(millis.try_into().unwrap())
+}
 
 /// Asks again until there is an answer.
 ///

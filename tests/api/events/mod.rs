@@ -1,8 +1,10 @@
 //! `/api/events/`.
 
 mod cancel;
+mod command_acl;
 mod command_output;
 mod commands;
+mod firing;
 mod idempotency;
 mod lifecycle;
 mod queue;
