@@ -20,7 +20,7 @@ use crate::caller::Credential;
 use crate::request::Call;
 use crate::response::Reply;
 use crate::routes::Endpoint;
-use crate::store::db::Parameter;
+use crate::store::db::{Parameter, Selection};
 
 /// Hands a request to its endpoint's handler.
 pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Error> {
@@ -109,8 +109,6 @@ struct Listing<'a> {
     condition: &'a str,
     /// Their order.
     order: &'a str,
-    /// How many they are, where that is known without counting.
-    count: Option<&'a str>,
 }
 
 /// Answers with a page of a list of the caller's. `filters` are the parameters of its condition, read from the query.
@@ -119,11 +117,8 @@ async fn list_of(
     listing: Listing<'_>,
     filters: impl FnOnce(&Query) -> Result<Vec<Parameter>, Error>,
 ) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let query = call.query();
-    let (page, filters) = credential.checked(error::both(Page::of(&query), filters(&query))).await?;
-    let Listing { object, from, condition, order, count } = listing;
-    let count = count.map_or_else(|| format!("(SELECT count(*) FROM {from} WHERE {condition})"), ToOwned::to_owned);
+    let Listing { object, from, condition, order } = listing;
+    let count = format!("(SELECT count(*) FROM {from} WHERE {condition})");
     // The page's rows first, in the order of an index; then their objects. A page past the end is not read: OFFSET would
     // walk over all that comes before it.
     let (_, name) = from.split_once(' ').unwrap_or((from, from));
@@ -134,7 +129,15 @@ async fn list_of(
          CROSS JOIN {from} ON {name}.rowid = page.value
          ORDER BY page.key"
     );
-    let (items, count) = credential.list(&items, &count, page, filters).await?;
+    page_of(call, |query| Ok(Selection { items, count, parameters: filters(query)? })).await
+}
+
+/// Answers with a page of a list of the caller's that a query asks for.
+async fn page_of(call: &Call, select: impl FnOnce(&Query) -> Result<Selection, Error>) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let query = call.query();
+    let (page, selection) = credential.checked(error::both(Page::of(&query), select(&query))).await?;
+    let (items, count) = credential.list(&selection, page).await?;
     envelope(call, &query, page, items, count)
 }
 

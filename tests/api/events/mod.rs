@@ -1,3 +1,4 @@
 //! `/api/events/`.
 
+mod command_list;
 mod commands;
