@@ -309,7 +309,7 @@ impl<'a> Credential<'a> {
     /// # Errors
     /// The credential is not alive.
     pub async fn list(&self, selection: &Selection, page: Page) -> Result<(String, u64), Error> {
-        let Selection { items, count, parameters } = selection;
+        let Selection { tables, items, parameters } = selection;
         // D1 takes no parameter that a statement does not have; the number may need fewer than the items.
         let last = 6 + parameters.len();
         let bind = |statement: Statement| {
@@ -317,10 +317,10 @@ impl<'a> Credential<'a> {
             parameters.iter().cloned().fold(statement, Statement::bind)
         };
         let who = self.statement(&format!(
-            "SELECT {WHO}, ?5 AS size, ?6 AS offset, ?{last} AS last,
-            (SELECT {count} FROM me) AS total"
+            "{tables} SELECT {WHO}, ?5 AS size, ?6 AS offset, ?{last} AS last, (SELECT total FROM total) AS total"
         ));
-        let (_, results) = self.resolve(vec![bind(who), bind(self.statement(items))]).await?;
+        let items = self.statement(&format!("{tables} {items}"));
+        let (_, results) = self.resolve(vec![bind(who), bind(items)]).await?;
         let [who, items] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
         let listed = db::first::<Listed>(who)?.ok_or_else(|| Error::internal("D1 gave no row"))?;
         let items = db::column::<String>(items)?;

@@ -28,11 +28,12 @@ pub enum Value {
 /// What a list is read with.
 #[derive(Debug)]
 pub struct Sql {
-    /// The statement for a page's items, on the common table `me`: each as JSON in the column `body`. `?3` is the time,
-    /// `?5` and `?6` are the page's size and offset.
+    /// Common tables that follow `me`: `total`, with the number of all items, and what that and the items need. (What is in
+    /// one does not add to the depth of an expression that reads it, which D1 bounds.)
+    pub tables: String,
+    /// The statement for a page's items: each as JSON in the column `body`. `?3` is the time, `?5` and `?6` are the page's
+    /// size and offset.
     pub items: String,
-    /// An expression for the number of all items, which may use the columns of `me`.
-    pub count: String,
     /// The values of `?7` and on.
     pub parameters: Vec<Value>,
 }
@@ -41,11 +42,17 @@ pub struct Sql {
 /// is a row of `commands c` as JSON.
 pub fn sql(list: &CommandList, reachable: &str, object: &str) -> Sql {
     let builder = Builder::new(list, reachable, object);
-    Sql { items: builder.items(), count: builder.count(), parameters: builder.parameters }
+    Sql { tables: builder.tables(), items: builder.items(), parameters: builder.parameters }
 }
 
 /// SQL for the users of the workspace who are gone while their ids still stand on commands.
-const DEPARTED: &str = "SELECT d.user_id FROM me JOIN departed_users d ON d.workspace_id = me.workspace_id";
+const DEPARTED: &str = "SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id";
+
+/// The condition on the row of `me` that there are any.
+const HAS_DEPARTED: &str = "EXISTS (SELECT 1 FROM departed_users d WHERE d.workspace_id = me.workspace_id)";
+
+/// The condition that the page is not past the end: OFFSET would walk over all that comes before it.
+const NOT_PAST_THE_END: &str = "(?6 = 0 OR ?6 < (SELECT total FROM total))";
 
 /// A column of command_texts that holds what stands for a number.
 #[derive(Clone, Copy)]
@@ -172,7 +179,7 @@ impl<'a> Builder<'a> {
             // On the commands of one who is gone the id may still stand, where nobody sees it.
             all.push(format!(
                 "c.requested_by = {requester}
-                 AND EXISTS (SELECT 1 FROM me JOIN users u ON u.workspace_id = me.workspace_id AND u.id = {requester})"
+                 AND EXISTS (SELECT 1 FROM me CROSS JOIN users u ON u.workspace_id = me.workspace_id AND u.id = {requester})"
             ));
         }
         all.join(" AND ")
@@ -197,13 +204,15 @@ impl<'a> Builder<'a> {
             Some(false) => all.push("c.scheduled_at <= ?3".to_owned()),
             None => {}
         }
-        all.extend(self.inexact_words.iter().cloned());
+        if !self.inexact_words.is_empty() {
+            all.push(format!("({})", all_of(&self.inexact_words)));
+        }
         all.join(" AND ")
     }
 
     /// The condition that a row of `commands c` is of a server that the caller reaches.
     fn on_reachable(&self) -> String {
-        format!("c.server_id IN (SELECT s.id FROM me JOIN servers s ON {})", self.reachable)
+        format!("c.server_id IN (SELECT s.id FROM me CROSS JOIN servers s ON {})", self.reachable)
     }
 
     /// The condition that a row of `servers s` is the one that the list is of, to be added to others.
@@ -251,6 +260,14 @@ impl<'a> Builder<'a> {
         self.index() == Index::Requester && self.requester.is_none()
     }
 
+    fn tables(&self) -> String {
+        let total = format!(", total AS (SELECT {} AS total FROM me)", self.count());
+        match self.words {
+            Some(_) => format!(", asked AS MATERIALIZED (SELECT {} AS query FROM me){total}", self.query()),
+            None => total,
+        }
+    }
+
     // The page's items.
 
     fn items(&self) -> String {
@@ -262,7 +279,8 @@ impl<'a> Builder<'a> {
 
     /// The page by the index of lines.
     fn items_found(&self) -> String {
-        let query = format!("(SELECT {} FROM me WHERE {})", self.query(), self.not_past_the_end());
+        // No query at all would be an error. This one finds nothing, and reads nothing.
+        let query = format!("coalesce((SELECT query FROM asked WHERE {NOT_PAST_THE_END}), 'wide:\"none\"')");
         let filters = self.more_filters("(SELECT me.workspace_id FROM me)", false);
         let from = "command_texts t CROSS JOIN commands c ON c.seq = t.rowid";
         self.chosen(from, &format!("t.command_texts MATCH {query} AND {filters}"))
@@ -275,13 +293,12 @@ impl<'a> Builder<'a> {
             return self.by(index, REACHES_ALL, "");
         }
         // Mostly nobody has left lately, and then one walk will do.
-        let of_none =
-            self.by(index, &format!("{REACHES_ALL} AND NOT EXISTS ({DEPARTED})"), " AND c.requested_by IS NULL");
+        let of_none = self.by(index, &format!("{REACHES_ALL} AND NOT {HAS_DEPARTED}"), " AND c.requested_by IS NULL");
         let nobody = format!(
             "json_each((SELECT json_group_array(user_id) FROM (SELECT NULL AS user_id UNION ALL {DEPARTED}))) nobody"
         );
-        let of_each = self.first_of_each(&nobody, index, "c.requested_by IS nobody.value", "true");
-        let of_each = self.placed(&format!("{REACHES_ALL} AND EXISTS ({DEPARTED})"), &of_each);
+        let of_each = self.first_of_each(&nobody, index, "c.requested_by IS nobody.value");
+        let of_each = self.chosen_first(&of_each, &format!("{REACHES_ALL} AND {HAS_DEPARTED}"));
         one_of([&of_none, &of_each])
     }
 
@@ -296,23 +313,19 @@ impl<'a> Builder<'a> {
             return self.by(Index::Shell, &reaches_some, &format!(" AND {}", self.on_reachable()));
         }
         let condition = format!("{}{}", self.reachable, self.of_server());
-        let of_each = self.first_of_each("servers s", Index::Server, "c.server_id = s.id", &condition);
+        let of_each = self.first_of_each("servers s", Index::Server, "c.server_id = s.id");
         if self.moment() == Moment::Scheduled {
-            return self.placed(&reaches_some, &of_each);
+            return self.chosen_first(&of_each, &format!("{reaches_some} AND {condition}"));
         }
         let tally = tally("n.total", &self.servers_of_some());
-        self.placed(&reaches_some, &self.near_or_far(&tally, &format!(" AND {}", self.on_reachable()), &of_each))
-    }
-
-    /// The condition that the page is not past the end: OFFSET would walk over all that comes before it.
-    fn not_past_the_end(&self) -> String {
-        format!("(?6 = 0 OR ?6 < {})", self.count())
+        let far = format!("SELECT first.value AS seq FROM {of_each} WHERE {condition}");
+        self.placed(&reaches_some, &self.near_or_far(&tally, &format!(" AND {}", self.on_reachable()), &far))
     }
 
     /// The objects of a page, by an index, for those callers that a condition on `me` lets in. `more` is added to the filters.
     fn by(&self, index: Index, who: &str, more: &str) -> String {
         // Null for others, and then an index is not entered at all.
-        let workspace = format!("(SELECT me.workspace_id FROM me WHERE {who} AND {})", self.not_past_the_end());
+        let workspace = format!("(SELECT me.workspace_id FROM me WHERE {who} AND {})", NOT_PAST_THE_END);
         let (from, filters) = (format!("commands c INDEXED BY {}", index.name()), self.filters(&workspace, index));
         let (object, order) = (self.object, self.order());
         if let Some(tally) = self.tally_of(index).filter(|_| index.moment() != self.moment()) {
@@ -344,19 +357,24 @@ impl<'a> Builder<'a> {
             "me CROSS JOIN json_each((SELECT json_group_array(seq) FROM ({rows}))) place
              CROSS JOIN commands c ON c.seq = place.value"
         );
-        self.chosen(&from, &format!("{who} AND {}", self.not_past_the_end()))
+        self.chosen(&from, &format!("{who} AND {}", NOT_PAST_THE_END))
     }
 
-    /// Selects the first rows by an index of each of the `keys`: as many as would make the page alone.
-    fn first_of_each(&self, keys: &str, index: Index, key: &str, condition: &str) -> String {
+    /// The `keys` with the first rows of each by an index, as `first`: as many as would make the page alone.
+    fn first_of_each(&self, keys: &str, index: Index, key: &str) -> String {
         format!(
-            "SELECT first.value AS seq FROM {keys} CROSS JOIN json_each((SELECT json_group_array(seq) FROM (
-                SELECT c.seq FROM commands c INDEXED BY {} WHERE {} AND {key} ORDER BY {} LIMIT ?5 + ?6))) first
-             WHERE {condition}",
+            "{keys} CROSS JOIN json_each((SELECT json_group_array(seq) FROM (
+                SELECT c.seq FROM commands c INDEXED BY {} WHERE {} AND {key} ORDER BY {} LIMIT ?5 + ?6))) first",
             index.name(),
             self.filters("me.workspace_id", index),
             self.order()
         )
+    }
+
+    /// The objects of a page, whose rows are chosen from the `first` ones.
+    fn chosen_first(&self, first: &str, condition: &str) -> String {
+        let from = format!("me CROSS JOIN {first} CROSS JOIN commands c ON c.seq = first.value");
+        self.chosen(&from, &format!("{condition} AND {}", NOT_PAST_THE_END))
     }
 
     /// Selects the rows of a page in an order that only the whole workspace has an index for: where many of them may pass,
@@ -450,7 +468,10 @@ impl<'a> Builder<'a> {
             let filters = self.more_filters("me.workspace_id", false);
             (" CROSS JOIN commands c ON c.seq = t.rowid", format!(" AND {filters}"))
         };
-        format!("(SELECT count(*) FROM command_texts t{rows} WHERE t.command_texts MATCH {}{filters})", self.query())
+        format!(
+            "(SELECT count(*) FROM command_texts t{rows}
+             WHERE t.command_texts MATCH coalesce((SELECT query FROM asked), 'wide:\"none\"'){filters})"
+        )
     }
 
     /// The rows of `command_servers n` of one server, for those who reach all.
@@ -575,6 +596,15 @@ fn of_kind(kind: &str, keys: &str) -> String {
     )
 }
 
+/// All conditions together; not one after the other, which is as deep as they are many.
+fn all_of(conditions: &[String]) -> String {
+    if conditions.len() <= 2 {
+        return conditions.join(" AND ");
+    }
+    let (left, right) = conditions.split_at(conditions.len() / 2);
+    format!("({}) AND ({})", all_of(left), all_of(right))
+}
+
 /// The items of two ways, of which one gives none.
 fn one_of(ways: [&str; 2]) -> String {
     format!("SELECT body FROM ({}) UNION ALL SELECT body FROM ({})", ways[0], ways[1])
@@ -586,10 +616,10 @@ fn inexact_word(glob: &str, name: &str) -> String {
     format!(
         "(c.line GLOB {glob}
           OR c.server_id || c.server_name IN (SELECT n.server_id || n.name FROM me
-            JOIN command_servers n ON n.workspace_id = me.workspace_id
+            CROSS JOIN command_servers n ON n.workspace_id = me.workspace_id
             LEFT JOIN servers s ON s.id = n.server_id AND s.workspace_id = n.workspace_id
             WHERE instr(lower(coalesce(s.name, n.name)), {name}) > 0)
-          OR c.requested_by IN (SELECT u.id FROM me JOIN users u ON u.workspace_id = me.workspace_id
+          OR c.requested_by IN (SELECT u.id FROM me CROSS JOIN users u ON u.workspace_id = me.workspace_id
             WHERE instr(lower(u.username), {name}) > 0))"
     )
 }
@@ -607,9 +637,9 @@ mod tests {
     #[test]
     fn nothing_of_a_request_is_in_the_statement() {
         let odd = "search=Robert');-- \"%_* x' q&server=01936d3e-7a00-7000-8000-000000000000&requested_by=77";
-        let Sql { items, count, parameters } = of(odd);
+        let Sql { tables, items, parameters } = of(odd);
         for secret in ["Robert", "%_*", "x'", "01936d3e", "77"] {
-            assert!(!items.contains(secret) && !count.contains(secret), "{secret}");
+            assert!(!items.contains(secret) && !tables.contains(secret), "{secret}");
         }
         // Server, requester, the words for the index, and two for each of the two that it does not find exactly.
         assert_eq!(parameters.len(), 7);
@@ -626,9 +656,9 @@ mod tests {
         let without_server = everything.replace("server=", "other=");
         let without_requester = without_server.replace("requested_by=", "other=");
         for text in [everything, without_server, without_requester] {
-            let Sql { items, count, parameters } = of(&text);
+            let Sql { tables, items, parameters } = of(&text);
             // What stands around them is some 5,000 bytes, and six parameters.
-            assert!(items.len().max(count.len()) < 90_000, "{} {}", items.len(), count.len());
+            assert!(tables.len() + items.len() < 90_000, "{} {}", tables.len(), items.len());
             assert!((32..=94).contains(&parameters.len()), "{}", parameters.len());
         }
     }

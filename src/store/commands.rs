@@ -58,6 +58,6 @@ impl From<Value> for Parameter {
 
 /// What a list of commands is read with: those of servers that the caller reaches.
 pub fn list(list: &CommandList) -> Selection {
-    let command_list::Sql { items, count, parameters } = command_list::sql(list, servers::REACHABLE, &list_object());
-    Selection { items, count, parameters: parameters.into_iter().map(Parameter::from).collect() }
+    let command_list::Sql { tables, items, parameters } = command_list::sql(list, servers::REACHABLE, &list_object());
+    Selection { tables, items, parameters: parameters.into_iter().map(Parameter::from).collect() }
 }

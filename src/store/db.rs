@@ -103,14 +103,13 @@ impl Statement {
     }
 }
 
-/// What a list of the caller's is read with, in SQL that may use the common table `me`. `?5` and `?6` are the page's size
-/// and offset.
+/// What a list of the caller's is read with. `?5` and `?6` are the page's size and offset.
 #[derive(Debug)]
 pub struct Selection {
+    /// Common tables that follow `me`, each after a comma; among them `total`, with the number of all items.
+    pub tables: String,
     /// A statement for the page's items, one in a row, as JSON text in the column `body`.
     pub items: String,
-    /// An expression for the number of all items, which may use the columns of `me`.
-    pub count: String,
     /// Their parameters, from `?7` on. The statement for the items has them all.
     pub parameters: Vec<Parameter>,
 }
