@@ -81,7 +81,9 @@ SELECT workspace_id, 'requester', coalesce(requested_by, ''), count(*) FROM comm
 INSERT INTO command_servers (workspace_id, server_id, name, total, internal, nobody)
 SELECT workspace_id, server_id, server_name, count(*), sum(shell = 'internal'), sum(requested_by IS NULL) FROM commands GROUP BY workspace_id, server_id, server_name;
 INSERT INTO command_horizons (workspace_id, moment, total)
-SELECT workspace_id, '', count(*) FROM commands WHERE scheduled_at > added_at GROUP BY workspace_id;
+SELECT workspace_id, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'),
+  sum(scheduled_at > strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'))
+FROM commands WHERE scheduled_at > added_at GROUP BY workspace_id;
 INSERT INTO command_texts (rowid, workspace, server, requester, line, wide)
 SELECT seq, workspace, server, requester, line, wide FROM command_text_rows;
 INSERT INTO departed_users (workspace_id, user_id)

@@ -12,6 +12,7 @@ mod endpoints;
 mod hosts;
 mod mail;
 mod operator;
+mod request_log;
 mod reset_page;
 mod secrets;
 mod start;

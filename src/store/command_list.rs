@@ -220,6 +220,22 @@ impl<'a> Builder<'a> {
         self.server.as_ref().map_or_else(String::new, |server| format!(" AND s.id = {server}"))
     }
 
+    /// The condition that a row of `servers s` has commands that may pass a filter, to be added to others: else all of its
+    /// commands would be gone through in vain.
+    fn has_some(&self) -> String {
+        let what = match (self.list.shell, self.list.requested_by_isnull) {
+            (Some(Shell::Internal), _) => "n.internal",
+            (_, Some(true)) => "n.nobody",
+            (_, Some(false)) => "n.total - n.nobody",
+            (Some(Shell::System), None) => "n.total - n.internal",
+            (None, None) => return String::new(),
+        };
+        format!(
+            " AND ({HAS_DEPARTED} OR EXISTS (SELECT 1 FROM command_servers n
+               WHERE n.workspace_id = s.workspace_id AND n.server_id = s.id AND {what} > 0))"
+        )
+    }
+
     fn order(&self) -> String {
         let direction = |descending| if descending { "DESC" } else { "ASC" };
         let keys = self.list.order.iter().map(|key| format!("c.{} {}", key.moment.as_str(), direction(key.descending)));
@@ -312,7 +328,7 @@ impl<'a> Builder<'a> {
         if !is_by_server && self.list.shell == Some(Shell::Internal) {
             return self.by(Index::Shell, &reaches_some, &format!(" AND {}", self.on_reachable()));
         }
-        let condition = format!("{}{}", self.reachable, self.of_server());
+        let condition = format!("{}{}{}", self.reachable, self.of_server(), self.has_some());
         let of_each = self.first_of_each("servers s", Index::Server, "c.server_id = s.id");
         if self.moment() == Moment::Scheduled {
             return self.chosen_first(&of_each, &format!("{reaches_some} AND {condition}"));
