@@ -21,7 +21,7 @@ use worker::{D1Result, Env, console_error};
 
 use crate::platform;
 use crate::request::Call;
-use crate::store::db::{self, Failure, Parameter, Statement};
+use crate::store::db::{self, Failure, Parameter, Selection, Statement};
 use crate::store::login_tokens::{self, Entry};
 use crate::store::{api_tokens, sessions, workspaces};
 
@@ -176,6 +176,7 @@ impl<'a> Credential<'a> {
         };
         let (results, entry) = future::join(db::batch(&self.call.env, statements), entry).await;
         let results = results?;
+        self.call.cost.set(self.call.cost.get().and(&results));
         let first = results.first().ok_or_else(|| Failure::Other("no result".to_owned()))?;
         let who = db::first::<Who>(first)?.ok_or_else(|| Failure::Other("no row".to_owned()))?;
         let caller = self.settle(who, entry).map_err(Failure::Refused)?;
@@ -301,27 +302,25 @@ impl<'a> Credential<'a> {
         Ok((caller, body.and_then(|body| body.body)))
     }
 
-    /// Reads a page of a list: a statement for the page's items, one in a row, as JSON text in the column `body`, with the
-    /// page's size and offset as `?5` and `?6` and its own parameters from `?7` on; and SQL for the number of all items.
-    /// Returns the JSON array of the items, and their number.
+    /// Reads a page of a list. Returns the JSON array of the items, and the number of all.
     ///
     /// One row for each, as a single text could grow past what the database takes.
     ///
     /// # Errors
     /// The credential is not alive.
-    pub async fn list(
-        &self,
-        items: &str,
-        count: &str,
-        page: Page,
-        parameters: Vec<Parameter>,
-    ) -> Result<(String, u64), Error> {
+    pub async fn list(&self, selection: &Selection, page: Page) -> Result<(String, u64), Error> {
+        let Selection { tables, items, parameters } = selection;
+        // D1 takes no parameter that a statement does not have; the number may need fewer than the items.
+        let last = 6 + parameters.len();
         let bind = |statement: Statement| {
             let statement = statement.bind(page.size).bind(page.offset());
             parameters.iter().cloned().fold(statement, Statement::bind)
         };
-        let who = self.statement(&format!("SELECT {WHO}, ?5 AS size, ?6 AS offset, (SELECT {count} FROM me) AS total"));
-        let (_, results) = self.resolve(vec![bind(who), bind(self.statement(items))]).await?;
+        let who = self.statement(&format!(
+            "{tables} SELECT {WHO}, ?5 AS size, ?6 AS offset, ?{last} AS last, (SELECT total FROM total) AS total"
+        ));
+        let items = self.statement(&format!("{tables} {items}"));
+        let (_, results) = self.resolve(vec![bind(who), bind(items)]).await?;
         let [who, items] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
         let listed = db::first::<Listed>(who)?.ok_or_else(|| Error::internal("D1 gave no row"))?;
         let items = db::column::<String>(items)?;

@@ -19,11 +19,13 @@ mod throttle;
 
 use farhand_domain::cors;
 use farhand_domain::error::{Error, Kind};
-use worker::{Context, Env, Request, Response, event};
+use serde_json::json;
+use worker::{Context, Env, Request, Response, console_log, event};
 
 use crate::request::Call;
 use crate::response::Reply;
 use crate::routes::{Access, Route};
+use crate::store::db::Cost;
 use crate::store::workspaces;
 
 /// Runs once for each instance of the Worker.
@@ -51,7 +53,22 @@ async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<R
             _ => reply,
         }
     });
-    with_cors(&call, reply).into_response(&call.id, call.method == "HEAD")
+    let response = with_cors(&call, reply).into_response(&call.id, call.method == "HEAD")?;
+    log(&call, response.status_code());
+    Ok(response)
+}
+
+/// Tells the log of a request at its end: a JSON object in a line. Nothing of its path or its query is in there.
+fn log(call: &Call, status: u16) {
+    let Cost { calls, rows_read, rows_written } = call.cost.get();
+    console_log!(
+        "{}",
+        json!({
+            "event": "request", "request_id": call.id, "workspace": call.host.workspace(), "route": call.route,
+            "method": call.method, "status": status,
+            "d1_calls": calls, "rows_read": rows_read, "rows_written": rows_written,
+        })
+    );
 }
 
 /// Finds the endpoint and has it answer, in the contract's order of refusals: host, path, method, and then what the
@@ -82,6 +99,7 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
         }
         return Ok(Reply::no_content().header("Allow", route.allow(call.config.on_prem)));
     }
+    call.route = Some(route.path);
     let endpoint = route.endpoint(&call.method);
     let endpoint = endpoint.ok_or_else(|| Error::new(Kind::MethodNotAllowed, "Method not allowed."))?;
     call.takes_limited_tokens = endpoint.takes_limited_tokens();

@@ -12,9 +12,15 @@ mod endpoints;
 mod hosts;
 mod mail;
 mod operator;
+mod request_log;
 mod reset_page;
 mod secrets;
 mod start;
+
+/// The Worker's own SQL for lists of commands, the very same file.
+#[path = "../src/store/command_list.rs"]
+#[allow(dead_code)]
+mod command_list_sql;
 
 /// The Worker's own table of endpoints, the very same file.
 #[path = "../src/routes.rs"]

@@ -11,6 +11,7 @@ pub mod acl;
 pub mod api_token;
 pub mod authorization;
 pub mod command;
+pub mod command_list;
 pub mod cors;
 pub mod error;
 pub mod fields;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester, Rights};
+use farhand_domain::command_list::CommandList;
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::lifecycle::Denial;
 use farhand_domain::page::parameter;
@@ -13,7 +14,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 use worker::console_error;
 
-use super::{Listing, list_of, without};
+use super::page_of;
 use crate::caller::{self, Caller, Credential};
 use crate::link_calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
 use crate::platform::{self, internal};
@@ -27,20 +28,9 @@ const MAX_WAIT: u32 = 60;
 /// For how long after its end a command's object is still asked: late chunks may change what it says of the output.
 const SETTLES_WITHIN: i64 = 10;
 
-/// The list's parameters that are not served yet.
-const UNSERVED: [&str; 7] =
-    ["server", "shell", "requested_by", "requested_by_isnull", "is_scheduled", "search", "ordering"];
-
 /// `GET /api/events/commands/`: the commands of servers that the caller reaches, the latest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let listing = Listing {
-        object: &commands::list_object(),
-        from: "commands c",
-        condition: &commands::reachable(),
-        order: "c.scheduled_at DESC, c.id DESC",
-        count: Some(&commands::count()),
-    };
-    list_of(call, listing, |query| without(query, &UNSERVED)).await
+    page_of(call, |query| CommandList::of(query).map(|list| commands::list(&list))).await
 }
 
 /// A server that a new command names, as far as the caller may use it.

@@ -21,7 +21,7 @@ use crate::caller::Credential;
 use crate::request::Call;
 use crate::response::Reply;
 use crate::routes::Endpoint;
-use crate::store::db::Parameter;
+use crate::store::db::{Parameter, Selection};
 
 /// Hands a request to its endpoint's handler.
 pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Error> {
@@ -116,8 +116,6 @@ struct Listing<'a> {
     condition: &'a str,
     /// Their order.
     order: &'a str,
-    /// How many they are, where that is known without counting.
-    count: Option<&'a str>,
 }
 
 /// Answers with a page of a list of the caller's. `filters` are the parameters of its condition, read from the query.
@@ -126,22 +124,27 @@ async fn list_of(
     listing: Listing<'_>,
     filters: impl FnOnce(&Query) -> Result<Vec<Parameter>, Error>,
 ) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let query = call.query();
-    let (page, filters) = credential.checked(error::both(Page::of(&query), filters(&query))).await?;
-    let Listing { object, from, condition, order, count } = listing;
-    let count = count.map_or_else(|| format!("(SELECT count(*) FROM {from} WHERE {condition})"), ToOwned::to_owned);
+    let Listing { object, from, condition, order } = listing;
+    let tables = format!(", total AS (SELECT (SELECT count(*) FROM {from} WHERE {condition}) AS total FROM me)");
     // The page's rows first, in the order of an index; then their objects. A page past the end is not read: OFFSET would
     // walk over all that comes before it.
     let (_, name) = from.split_once(' ').unwrap_or((from, from));
     let items = format!(
         "SELECT {object} AS body
-         FROM me CROSS JOIN json_each(iif(?6 = 0 OR {count} > ?6, (SELECT json_group_array(place) FROM (
+         FROM me CROSS JOIN json_each(iif(?6 = 0 OR (SELECT total FROM total) > ?6, (SELECT json_group_array(place) FROM (
             SELECT {name}.rowid AS place FROM {from} WHERE {condition} ORDER BY {order} LIMIT ?5 OFFSET ?6)), '[]')) page
          CROSS JOIN {from} ON {name}.rowid = page.value
          ORDER BY page.key"
     );
-    let (items, count) = credential.list(&items, &count, page, filters).await?;
+    page_of(call, |query| Ok(Selection { tables, items, parameters: filters(query)? })).await
+}
+
+/// Answers with a page of a list of the caller's that a query asks for.
+async fn page_of(call: &Call, select: impl FnOnce(&Query) -> Result<Selection, Error>) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let query = call.query();
+    let (page, selection) = credential.checked(error::both(Page::of(&query), select(&query))).await?;
+    let (items, count) = credential.list(&selection, page).await?;
     envelope(call, &query, page, items, count)
 }
 

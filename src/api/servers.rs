@@ -15,7 +15,7 @@ use crate::store::servers::{self, OBJECT, REACHABLE};
 
 /// `GET /api/servers/` and `/api/servers/servers/`: those that the caller reaches, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let listing = Listing { object: OBJECT, from: "servers s", condition: REACHABLE, order: "s.id DESC", count: None };
+    let listing = Listing { object: OBJECT, from: "servers s", condition: REACHABLE, order: "s.id DESC" };
     list_of(call, listing, |query| without(query, &["name", "is_connected", "search", "ordering"])).await
 }
 

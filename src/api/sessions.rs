@@ -129,7 +129,7 @@ pub async fn logout(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/auth/sessions/`: the caller's live ones, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let listing = Listing { object: OBJECT, from: "sessions s", condition: OWN, order: "s.id DESC", count: None };
+    let listing = Listing { object: OBJECT, from: "sessions s", condition: OWN, order: "s.id DESC" };
     list_of(call, listing, |_| Ok(vec![])).await
 }
 

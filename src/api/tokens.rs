@@ -37,7 +37,6 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
         from: "api_tokens t",
         condition: &format!("{OWN} AND {FILTERS}"),
         order: "t.id DESC",
-        count: None,
     };
     list_of(call, listing, |query| {
         let TokenFilter { name, enabled } = TokenFilter::of(query)?;

@@ -53,8 +53,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 
 /// `GET` the list: the workspace's users, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let listing =
-        Listing { object: users::OBJECT, from: "users u", condition: users::LISTED, order: "u.id", count: None };
+    let listing = Listing { object: users::OBJECT, from: "users u", condition: users::LISTED, order: "u.id" };
     list_of(call, listing, |query| Filter::of(query).map(users::filters)).await
 }
 

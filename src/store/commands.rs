@@ -1,7 +1,10 @@
 //! The table of commands, as the Worker reads it. Only the servers' objects write it.
 
 use farhand_domain::command;
+use farhand_domain::command_list::CommandList;
 
+use super::command_list::{self, REACHES_ALL, Value};
+use super::db::{Parameter, Selection};
 use super::servers;
 
 /// SQL for the command object (spec.md, Command; contract 7) of a row of `commands c`, as JSON, with the given SQL for
@@ -35,9 +38,6 @@ pub fn list_object() -> String {
     object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)")
 }
 
-/// SQL for whether the caller reaches all of the workspace's servers.
-const REACHES_ALL: &str = "((me.is_superuser OR me.is_staff) AND me.acl_servers IS NULL)";
-
 /// SQL for the condition that a row of `commands c` is of a server that the caller reaches.
 pub fn reachable() -> String {
     format!(
@@ -52,13 +52,17 @@ pub const MADE_WITH_KEY: &str = "(SELECT json_object('id', c.id, 'server', c.ser
     FROM commands c WHERE c.workspace_id = me.workspace_id AND c.requested_by = me.user_id
     AND c.idempotency_key = me.user_id || '/' || ?6 AND c.added_at > ?7)";
 
-/// SQL for how many commands the caller reaches, from the counters.
-pub fn count() -> String {
-    format!(
-        "iif({REACHES_ALL},
-        (SELECT n.total FROM command_counts n WHERE n.workspace_id = me.workspace_id AND n.server_id = ''),
-        (SELECT sum(n.total) FROM servers s
-         JOIN command_counts n ON n.workspace_id = s.workspace_id AND n.server_id = s.id WHERE {}))",
-        servers::REACHABLE
-    )
+impl From<Value> for Parameter {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Text(text) => text.into(),
+            Value::Integer(number) => number.into(),
+        }
+    }
+}
+
+/// What a list of commands is read with: those of servers that the caller reaches.
+pub fn list(list: &CommandList) -> Selection {
+    let command_list::Sql { tables, items, parameters } = command_list::sql(list, servers::REACHABLE, &list_object());
+    Selection { tables, items, parameters: parameters.into_iter().map(Parameter::from).collect() }
 }

@@ -7,7 +7,7 @@ use farhand_domain::time::Timestamp;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 use wasm_bindgen::JsValue;
-use worker::{D1PreparedStatement, D1Result, Env};
+use worker::{D1PreparedStatement, D1Result, D1ResultMeta, Env};
 
 use crate::platform::{self, internal};
 
@@ -100,6 +100,43 @@ impl Statement {
 
     fn prepare(self, database: &worker::D1Database) -> Result<D1PreparedStatement, Error> {
         database.prepare(self.sql).bind(&self.parameters).map_err(internal)
+    }
+}
+
+/// What a list of the caller's is read with. `?5` and `?6` are the page's size and offset.
+#[derive(Debug)]
+pub struct Selection {
+    /// Common tables that follow `me`, each after a comma; among them `total`, with the number of all items.
+    pub tables: String,
+    /// A statement for the page's items, one in a row, as JSON text in the column `body`.
+    pub items: String,
+    /// Their parameters, from `?7` on. The statement for the items has them all.
+    pub parameters: Vec<Parameter>,
+}
+
+/// What statements cost, as D1 bills it.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Cost {
+    /// Round trips.
+    pub calls: u32,
+    /// Rows read.
+    pub rows_read: u64,
+    /// Rows written, those of indexes among them.
+    pub rows_written: u64,
+}
+
+impl Cost {
+    /// The same with one more round trip.
+    pub fn and(self, results: &[D1Result]) -> Self {
+        let metas = || results.iter().filter_map(|result| result.meta().ok().flatten());
+        let sum = |number: fn(&D1ResultMeta) -> Option<usize>| -> u64 {
+            metas().filter_map(|meta| number(&meta)).map(|number| number as u64).sum()
+        };
+        Self {
+            calls: self.calls + 1,
+            rows_read: self.rows_read + sum(|meta| meta.rows_read),
+            rows_written: self.rows_written + sum(|meta| meta.rows_written),
+        }
     }
 }
 

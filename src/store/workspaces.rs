@@ -151,9 +151,12 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
         .collect();
     let nothing_left: String =
         tables.map(|table| format!(" AND NOT EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")).concat();
-    for rest in ["command_counts WHERE workspace_id", "departed_users WHERE workspace_id", "workspaces WHERE id"] {
-        statements.push(Statement::new(format!("DELETE FROM {rest} = ?1{nothing_left}")).bind(workspace_id));
+    for rest in ["command_counts", "command_servers", "command_horizons", "departed_users"] {
+        let sql = format!("DELETE FROM {rest} WHERE workspace_id = ?1{nothing_left}");
+        statements.push(Statement::new(sql).bind(workspace_id));
     }
+    let sql = format!("DELETE FROM workspaces WHERE id = ?1{nothing_left}");
+    statements.push(Statement::new(sql).bind(workspace_id));
     db::batch(env, statements).await?;
     Ok(())
 }

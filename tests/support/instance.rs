@@ -165,6 +165,13 @@ impl Instance {
         answer[0]["results"].clone()
     }
 
+    /// Runs statements on the instance's D1 that are too many for a command line.
+    pub async fn d1_file(&self, sql: &str) {
+        let file = tempfile::Builder::new().suffix(".sql").tempfile_in(&self.state).unwrap();
+        std::fs::write(file.path(), sql).unwrap();
+        self.wrangler(&["d1", "execute", "DB", "--json", "--yes", "--file", file.path().to_str().unwrap()]).await;
+    }
+
     /// The names and expiries of a workspace's entries in KV.
     pub async fn kv_entries(&self, workspace: &str) -> Vec<Value> {
         let prefix = format!("{workspace}/");

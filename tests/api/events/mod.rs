@@ -2,6 +2,7 @@
 
 mod cancel;
 mod command_acl;
+mod command_list;
 mod command_output;
 mod commands;
 mod firing;

@@ -1,0 +1,368 @@
+//! Lists of commands: what may be asked of them (spec.md, Commands; contract 7, List).
+
+use uuid::Uuid;
+
+use crate::command::Shell;
+use crate::error::{Error, FieldErrors};
+use crate::id;
+use crate::page::{boolean_parameter, parameter};
+
+/// How many different words of a search count; what is beyond that is left out.
+pub const MAX_WORDS: usize = 16;
+/// How many characters make a token of the index of all lines.
+const TOKEN: usize = 3;
+
+/// A moment of a command's that a list is ordered by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// `added_at`.
+    Added,
+    /// `scheduled_at`.
+    Scheduled,
+    /// `delivered_at`.
+    Delivered,
+    /// `acked_at`.
+    Acked,
+    /// `handled_at`.
+    Handled,
+}
+
+impl Moment {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Added, Self::Scheduled, Self::Delivered, Self::Acked, Self::Handled];
+
+    /// The name in requests, answers and D1.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Added => "added_at",
+            Self::Scheduled => "scheduled_at",
+            Self::Delivered => "delivered_at",
+            Self::Acked => "acked_at",
+            Self::Handled => "handled_at",
+        }
+    }
+}
+
+/// One of the fields that a list is ordered by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Key {
+    /// Which.
+    pub moment: Moment,
+    /// The latest first.
+    pub descending: bool,
+}
+
+/// What a list without `ordering` is ordered by.
+const DEFAULT_ORDER: Key = Key { moment: Moment::Scheduled, descending: true };
+
+/// A word that each command of a list has in the name of its server, its line or the name of its requester.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Word(String);
+
+impl Word {
+    /// The word in lower case. Names have no other.
+    pub fn name(&self) -> String {
+        self.0.to_lowercase()
+    }
+
+    /// A query on the index of all lines that finds every line with the word, in upper and lower case; `None` where that
+    /// is no help. Every character stands for itself. The index has the column `line`, which ends with a line feed, and
+    /// `wide`, which is `yes` for lines that are not all ASCII.
+    pub fn query(&self) -> Option<String> {
+        let length = self.0.chars().count();
+        if length >= TOKEN {
+            return Some(format!("line:{}", phrase(&self.0)));
+        }
+        if !self.0.is_ascii() {
+            return Some("wide:\"yes\"".to_owned());
+        }
+        // Whatever may come after the word in a line of ASCII. The index has no case.
+        let next = (1..=127_u8).filter(|next| !next.is_ascii_uppercase()).map(char::from);
+        let phrases: Vec<String> = next.map(|next| phrase(&format!("{}{next}", self.0))).collect();
+        (length + 1 == TOKEN).then(|| format!("line:({}) OR wide:\"yes\"", phrases.join(" OR ")))
+    }
+
+    /// Tells whether [`Word::query`] finds just the lines with the word, and no others.
+    pub fn is_exact(&self) -> bool {
+        self.0.chars().count() >= TOKEN
+    }
+
+    /// A GLOB pattern that finds it in a line, in upper and lower case, and in which every character stands for itself.
+    /// For words that the index does not find exactly: D1 takes patterns of at most 50 bytes.
+    pub fn glob(&self) -> String {
+        let mut pattern = String::from("*");
+        for letter in self.0.chars() {
+            match cases(letter).as_slice() {
+                [one] if !matches!(one, '*' | '?' | '[') => pattern.push(*one),
+                cases => {
+                    pattern.push('[');
+                    pattern.extend(cases);
+                    pattern.push(']');
+                }
+            }
+        }
+        pattern.push('*');
+        pattern
+    }
+}
+
+/// A text as a phrase of an FTS5 query.
+fn phrase(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+/// A character, and what it is in the other case where that is one character.
+fn cases(letter: char) -> Vec<char> {
+    fn single(mut cases: impl Iterator<Item = char>) -> Option<char> {
+        cases.next().filter(|_| cases.next().is_none())
+    }
+    let lower = single(letter.to_lowercase()).unwrap_or(letter);
+    let upper = single(lower.to_uppercase()).unwrap_or(letter);
+    let mut all = vec![letter, lower, upper];
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Which commands a list shows, and in which order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CommandList {
+    /// Of this server.
+    pub server: Option<Uuid>,
+    /// Of this shell.
+    pub shell: Option<Shell>,
+    /// Asked for by this user.
+    pub requested_by: Option<i64>,
+    /// Without a requester, or with one.
+    pub requested_by_isnull: Option<bool>,
+    /// Scheduled for later than now, or not.
+    pub is_scheduled: Option<bool>,
+    /// With each of these words, at most [`MAX_WORDS`].
+    pub words: Vec<Word>,
+    /// Never empty, each field once. Ties are broken by id, in the direction of the first one.
+    pub order: Vec<Key>,
+}
+
+fn read_server(query: &[(String, String)]) -> Result<Option<Uuid>, Error> {
+    let read = |text| id::parse(text).ok_or_else(|| Error::field("server", "Enter a valid UUID."));
+    parameter(query, "server").map(read).transpose()
+}
+
+fn read_shell(query: &[(String, String)]) -> Result<Option<Shell>, Error> {
+    // There are no others, so another one is not a shell at all.
+    let read = |text| match text {
+        "system" => Ok(Shell::System),
+        "internal" => Ok(Shell::Internal),
+        _ => Err(Error::field("shell", "Choose system or internal.")),
+    };
+    parameter(query, "shell").map(read).transpose()
+}
+
+fn read_requested_by(query: &[(String, String)]) -> Result<Option<i64>, Error> {
+    let read = |text: &str| {
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+            return Err(Error::field("requested_by", "Enter a whole number."));
+        }
+        // Larger than JSON numbers are exact: nobody has that id, and nobody has 0.
+        Ok(text.parse().ok().filter(|id| (0..1 << 53).contains(id)).unwrap_or(0))
+    };
+    parameter(query, "requested_by").map(read).transpose()
+}
+
+fn read_words(query: &[(String, String)]) -> Result<Vec<Word>, Error> {
+    let text = parameter(query, "search").unwrap_or("");
+    if text.contains('\0') {
+        return Err(Error::field("search", "Null characters are not allowed."));
+    }
+    let mut words: Vec<Word> = Vec::new();
+    for word in text.split_whitespace() {
+        if words.len() < MAX_WORDS && !words.iter().any(|known| known.0 == word) {
+            words.push(Word(word.to_owned()));
+        }
+    }
+    Ok(words)
+}
+
+fn read_order(query: &[(String, String)]) -> Result<Vec<Key>, Error> {
+    let Some(text) = parameter(query, "ordering") else { return Ok(vec![DEFAULT_ORDER]) };
+    let mut order: Vec<Key> = Vec::new();
+    for part in text.split(',') {
+        let (descending, name) = part.strip_prefix('-').map_or((false, part), |name| (true, name));
+        let moment = Moment::ALL.into_iter().find(|moment| moment.as_str() == name).ok_or_else(|| {
+            let names = Moment::ALL.map(Moment::as_str).join(", ");
+            Error::field("ordering", format!("Choose of {names}, with a leading - for the latest first."))
+        })?;
+        // The first one has ordered by it already.
+        if !order.iter().any(|key| key.moment == moment) {
+            order.push(Key { moment, descending });
+        }
+    }
+    Ok(order)
+}
+
+impl CommandList {
+    /// Reads the filters, `search` and `ordering`.
+    ///
+    /// # Errors
+    /// All bad parameters together.
+    pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
+        fn take<T>(read: Result<T, Error>, errors: &mut FieldErrors) -> Option<T> {
+            read.map_err(|error| errors.extend(error.fields)).ok()
+        }
+        let mut errors = FieldErrors::new();
+        let server = take(read_server(query), &mut errors);
+        let shell = take(read_shell(query), &mut errors);
+        let requested_by = take(read_requested_by(query), &mut errors);
+        let requested_by_isnull = take(boolean_parameter(query, "requested_by_isnull"), &mut errors);
+        let is_scheduled = take(boolean_parameter(query, "is_scheduled"), &mut errors);
+        let words = take(read_words(query), &mut errors);
+        let order = take(read_order(query), &mut errors);
+        let read = || {
+            Some(Self {
+                server: server?,
+                shell: shell?,
+                requested_by: requested_by?,
+                requested_by_isnull: requested_by_isnull?,
+                is_scheduled: is_scheduled?,
+                words: words?,
+                order: order?,
+            })
+        };
+        read().ok_or_else(|| Error::fields(errors))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Result<CommandList, Error> {
+        let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
+        CommandList::of(&pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect::<Vec<_>>())
+    }
+
+    #[track_caller]
+    fn refused(text: &str, wrong: &[&str]) {
+        let error = of(text).unwrap_err();
+        assert_eq!(error.fields.keys().map(AsRef::as_ref).collect::<Vec<_>>(), wrong, "{text}");
+    }
+
+    fn key(moment: Moment, descending: bool) -> Key {
+        Key { moment, descending }
+    }
+
+    #[test]
+    fn without_parameters_all_commands_the_latest_first() {
+        let list = of("page=2&other=x").unwrap();
+        let all = CommandList {
+            server: None,
+            shell: None,
+            requested_by: None,
+            requested_by_isnull: None,
+            is_scheduled: None,
+            words: vec![],
+            order: vec![key(Moment::Scheduled, true)],
+        };
+        assert_eq!(list, all);
+    }
+
+    #[test]
+    fn filters() {
+        let list = of("server=01936D3E-7A00-7000-8000-000000000000&shell=internal&requested_by=7&\
+            requested_by_isnull=False&is_scheduled=1")
+        .unwrap();
+        assert_eq!(list.server, id::parse("01936d3e-7a00-7000-8000-000000000000"));
+        assert_eq!((list.shell, list.requested_by), (Some(Shell::Internal), Some(7)));
+        assert_eq!((list.requested_by_isnull, list.is_scheduled), (Some(false), Some(true)));
+        for nobody in ["0", "-1", "9007199254740992", "99999999999999999999"] {
+            assert_eq!(of(&format!("requested_by={nobody}")).unwrap().requested_by, Some(0), "{nobody}");
+        }
+    }
+
+    #[test]
+    fn malformed_parameters_are_told_together() {
+        for (name, bad) in [
+            ("server", "web-1"),
+            ("server", ""),
+            ("server", "01936d3e7a0070008000000000000000"),
+            ("shell", "bash"),
+            ("shell", "System"),
+            ("shell", ""),
+            ("requested_by", ""),
+            ("requested_by", "-"),
+            ("requested_by", "+1"),
+            ("requested_by", "1.0"),
+            ("requested_by", "boss"),
+            ("requested_by_isnull", "maybe"),
+            ("is_scheduled", ""),
+            ("search", "a\0b"),
+            ("ordering", ""),
+            ("ordering", "line"),
+            ("ordering", "--added_at"),
+            ("ordering", "added_at,"),
+            ("ordering", "added_at, acked_at"),
+            ("ordering", "Added_at"),
+        ] {
+            refused(&format!("{name}={bad}"), &[name]);
+        }
+        refused(
+            "server=x&shell=x&requested_by=x&requested_by_isnull=x&is_scheduled=x&search=\0&ordering=x",
+            &["is_scheduled", "ordering", "requested_by", "requested_by_isnull", "search", "server", "shell"],
+        );
+    }
+
+    #[test]
+    fn orderings() {
+        for moment in Moment::ALL {
+            assert_eq!(of(&format!("ordering={}", moment.as_str())).unwrap().order, [key(moment, false)]);
+            assert_eq!(of(&format!("ordering=-{}", moment.as_str())).unwrap().order, [key(moment, true)]);
+        }
+        let several = of("ordering=-acked_at,added_at,acked_at,-added_at").unwrap().order;
+        assert_eq!(several, [key(Moment::Acked, true), key(Moment::Added, false)]);
+    }
+
+    #[test]
+    fn words() {
+        let words = |text: &str| of(&format!("search={text}")).unwrap().words;
+        assert_eq!(words("  a \t Bc\u{a0}a "), [Word("a".into()), Word("Bc".into())]);
+        assert_eq!(words(" "), []);
+        let many: Vec<String> = (0..40).map(|number| number.to_string()).collect();
+        assert_eq!(words(&many.join(" ")).len(), MAX_WORDS);
+    }
+
+    #[test]
+    fn a_word_stands_for_itself() {
+        let word = |text: &str| Word(text.to_owned());
+        assert_eq!(word(r#"a"B*"#).query().unwrap(), r#"line:"a""B*""#);
+        assert_eq!(word("ÄrGer").name(), "ärger");
+        for (text, pattern) in [
+            ("a", "*[Aa]*"),
+            ("7", "*7*"),
+            ("É", "*[Éé]*"),
+            ("*?", "*[*][?]*"),
+            ("[]", "*[[]]*"),
+            ("^-", "*^-*"),
+            ("ß", "*ß*"),
+            ("%_", "*%_*"),
+        ] {
+            assert_eq!(word(text).glob(), pattern);
+        }
+        assert!(word("ǅǆ").glob().len() <= 50);
+    }
+
+    #[test]
+    fn short_words_are_looked_up_by_what_may_follow_them() {
+        let word = |text: &str| Word(text.to_owned());
+        assert!(word("日本語").is_exact() && !word("日本").is_exact() && !word("ls").is_exact());
+        for wide in ["ä", "日本", "aß"] {
+            assert_eq!(word(wide).query().unwrap(), "wide:\"yes\"");
+        }
+        assert_eq!(word("l").query(), None);
+        let query = word("L\"").query().unwrap();
+        for next in ["\n", " ", "a", "\"\"", "\u{7f}"] {
+            assert!(query.contains(&format!(" OR \"L\"\"{next}\"")), "{next:?}");
+        }
+        assert!(query.ends_with(" OR wide:\"yes\"") && !query.contains("\"L\"\"A\""));
+    }
+}

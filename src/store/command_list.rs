@@ -1,0 +1,681 @@
+//! SQL for lists of commands. What each costs is told in `docs/performance.md`, What lists cost.
+//!
+//! It knows nothing of the platform, so that the end-to-end tests read the very same file and look at the plans of what it
+//! makes. Everything of a request's is a parameter, from `?7` on.
+//!
+//! Who calls is known to the statement alone, as `me`. So it holds a way for those who reach all servers and one for those
+//! who reach some, and the one that is not the caller's ends before it reads a row.
+
+use farhand_domain::command::Shell;
+use farhand_domain::command_list::{CommandList, Moment, Word};
+use serde_json::json;
+
+/// SQL for whether the caller reaches all of the workspace's servers.
+pub const REACHES_ALL: &str = "((me.is_superuser OR me.is_staff) AND me.acl_servers IS NULL)";
+
+/// How many of the workspace's commands are looked at, in the list's order, before those of a filter are all sorted.
+const WINDOW: u32 = 1_000;
+
+/// A parameter of the statements.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Value {
+    /// A text.
+    Text(String),
+    /// A whole number.
+    Integer(i64),
+}
+
+/// What a list is read with.
+#[derive(Debug)]
+pub struct Sql {
+    /// Common tables that follow `me`: `total`, with the number of all items, and what that and the items need. (What is in
+    /// one does not add to the depth of an expression that reads it, which D1 bounds.)
+    pub tables: String,
+    /// The statement for a page's items: each as JSON in the column `body`. `?3` is the time, `?5` and `?6` are the page's
+    /// size and offset.
+    pub items: String,
+    /// The values of `?7` and on.
+    pub parameters: Vec<Value>,
+}
+
+/// Makes the SQL of a list. `reachable` is the condition that a row of `servers s` is one that the caller reaches, `object`
+/// is a row of `commands c` as JSON.
+pub fn sql(list: &CommandList, reachable: &str, object: &str) -> Sql {
+    let builder = Builder::new(list, reachable, object);
+    Sql { tables: builder.tables(), items: builder.items(), parameters: builder.parameters }
+}
+
+/// SQL for the users of the workspace who are gone while their ids still stand on commands.
+const DEPARTED: &str = "SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id";
+
+/// The condition on the row of `me` that there are any.
+const HAS_DEPARTED: &str = "EXISTS (SELECT 1 FROM departed_users d WHERE d.workspace_id = me.workspace_id)";
+
+/// The condition that the page is not past the end: OFFSET would walk over all that comes before it.
+const NOT_PAST_THE_END: &str = "(?6 = 0 OR ?6 < (SELECT total FROM total))";
+
+/// A column of command_texts that holds what stands for a number.
+#[derive(Clone, Copy)]
+enum Marker {
+    Workspace,
+    Server,
+    Requester,
+}
+
+impl Marker {
+    /// SQL for the phrase that finds a number. (`format` takes less of the depth that D1 grants an expression than `||`.)
+    fn phrase(self, number: &str) -> String {
+        // See the migration.
+        let base = match self {
+            Self::Workspace => 0xF0000,
+            Self::Server => 0xF4000,
+            Self::Requester => 0xF8000,
+        };
+        format!(
+            "format('\"%s\"', char({base} + ({number} >> 28 & 16383), {base} + ({number} >> 14 & 16383),
+                {base} + ({number} & 16383)))"
+        )
+    }
+
+    /// SQL for the phrases of all rows' numbers, any of which will do. Without a row it is that of 0, which finds nothing.
+    fn any(self, number: &str) -> String {
+        format!("coalesce(group_concat({}, ' OR '), {})", self.phrase(number), self.phrase("0"))
+    }
+}
+
+/// The index that a way through the table takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Index {
+    Server,
+    Shell,
+    Requester,
+    Requested,
+    Planned,
+    Moment(Moment),
+}
+
+impl Index {
+    /// Its name in the migrations.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Server => "commands_by_server",
+            Self::Shell => "commands_by_shell",
+            Self::Requester => "commands_by_requester",
+            Self::Requested => "commands_requested",
+            Self::Planned => "commands_planned",
+            Self::Moment(Moment::Added) => "commands_by_added",
+            Self::Moment(Moment::Scheduled) => "commands_by_schedule",
+            Self::Moment(Moment::Delivered) => "commands_by_delivered",
+            Self::Moment(Moment::Acked) => "commands_by_acked",
+            Self::Moment(Moment::Handled) => "commands_by_handled",
+        }
+    }
+
+    /// The moment that it is in the order of.
+    fn moment(self) -> Moment {
+        match self {
+            Self::Moment(moment) => moment,
+            _ => Moment::Scheduled,
+        }
+    }
+}
+
+/// The parts of a list's statements.
+struct Builder<'a> {
+    list: &'a CommandList,
+    /// The condition that a row of `servers s` is one that the caller reaches.
+    reachable: &'a str,
+    /// A row of `commands c` as JSON.
+    object: &'a str,
+    parameters: Vec<Value>,
+    /// The parameter of the filter by server.
+    server: Option<String>,
+    /// The parameter of the filter by requester.
+    requester: Option<String>,
+    /// The parameter of the words that the index of lines is asked for, if there are any: an array of `query` and `name`.
+    words: Option<String>,
+    /// The conditions of the words that it does not find exactly.
+    inexact_words: Vec<String>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(list: &'a CommandList, reachable: &'a str, object: &'a str) -> Self {
+        let mut new = Self {
+            list,
+            reachable,
+            object,
+            parameters: vec![],
+            server: None,
+            requester: None,
+            words: None,
+            inexact_words: vec![],
+        };
+        new.server = list.server.map(|server| new.bind(Value::Text(server.to_string())));
+        new.requester = list.requested_by.map(|requester| new.bind(Value::Integer(requester)));
+        let indexed = |word: &Word| word.query().map(|query| json!({"query": query, "name": word.name()}));
+        let words: Vec<serde_json::Value> = list.words.iter().filter_map(indexed).collect();
+        if !words.is_empty() {
+            new.words = Some(new.bind(Value::Text(json!(words).to_string())));
+        }
+        for word in list.words.iter().filter(|word| !word.is_exact()) {
+            let (glob, name) = (new.bind(Value::Text(word.glob())), new.bind(Value::Text(word.name())));
+            new.inexact_words.push(inexact_word(&glob, &name));
+        }
+        new
+    }
+
+    fn bind(&mut self, value: Value) -> String {
+        self.parameters.push(value);
+        format!("?{}", 6 + self.parameters.len())
+    }
+
+    /// The condition of all filters on a row of `commands c` of a workspace, by an index.
+    fn filters(&self, workspace: &str, index: Index) -> String {
+        let mut all = vec![self.more_filters(workspace, index == Index::Requester && self.requester.is_none())];
+        if let Some(server) = &self.server {
+            all.push(format!("c.server_id = {server}"));
+        }
+        if let Some(requester) = &self.requester {
+            // On the commands of one who is gone the id may still stand, where nobody sees it.
+            all.push(format!(
+                "c.requested_by = {requester}
+                 AND EXISTS (SELECT 1 FROM me CROSS JOIN users u ON u.workspace_id = me.workspace_id AND u.id = {requester})"
+            ));
+        }
+        all.join(" AND ")
+    }
+
+    /// The condition of what a query on command_texts does not say. `of_nobody`: the way goes through those commands only
+    /// that have no requester.
+    fn more_filters(&self, workspace: &str, of_nobody: bool) -> String {
+        let mut all = vec![format!("c.workspace_id = {workspace}")];
+        if let Some(shell) = self.list.shell {
+            all.push(format!("c.shell = '{}'", shell.as_str()));
+        }
+        match self.list.requested_by_isnull {
+            Some(true) if !of_nobody => all.push(format!("(c.requested_by IS NULL OR c.requested_by IN ({DEPARTED}))")),
+            Some(false) => all.push(format!(
+                "c.requested_by IS NOT NULL AND (NOT EXISTS ({DEPARTED}) OR c.requested_by NOT IN ({DEPARTED}))"
+            )),
+            Some(true) | None => {}
+        }
+        match self.list.is_scheduled {
+            Some(true) => all.push(PLANNED.to_owned()),
+            Some(false) => all.push("c.scheduled_at <= ?3".to_owned()),
+            None => {}
+        }
+        if !self.inexact_words.is_empty() {
+            all.push(format!("({})", all_of(&self.inexact_words)));
+        }
+        all.join(" AND ")
+    }
+
+    /// The condition that a row of `commands c` is of a server that the caller reaches.
+    fn on_reachable(&self) -> String {
+        format!("c.server_id IN (SELECT s.id FROM me CROSS JOIN servers s ON {})", self.reachable)
+    }
+
+    /// The condition that a row of `servers s` is the one that the list is of, to be added to others.
+    fn of_server(&self) -> String {
+        self.server.as_ref().map_or_else(String::new, |server| format!(" AND s.id = {server}"))
+    }
+
+    /// The condition that a row of `servers s` has commands that may pass a filter, to be added to others: else all of its
+    /// commands would be gone through in vain.
+    fn has_some(&self) -> String {
+        let what = match (self.list.shell, self.list.requested_by_isnull) {
+            (Some(Shell::Internal), _) => "n.internal",
+            (_, Some(true)) => "n.nobody",
+            (_, Some(false)) => "n.total - n.nobody",
+            (Some(Shell::System), None) => "n.total - n.internal",
+            (None, None) => return String::new(),
+        };
+        format!(
+            " AND ({HAS_DEPARTED} OR EXISTS (SELECT 1 FROM command_servers n
+               WHERE n.workspace_id = s.workspace_id AND n.server_id = s.id AND {what} > 0))"
+        )
+    }
+
+    fn order(&self) -> String {
+        let direction = |descending| if descending { "DESC" } else { "ASC" };
+        let keys = self.list.order.iter().map(|key| format!("c.{} {}", key.moment.as_str(), direction(key.descending)));
+        let first = self.list.order.first().is_none_or(|key| key.descending);
+        keys.chain([format!("c.id {}", direction(first))]).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The moment that the list is ordered by first.
+    fn moment(&self) -> Moment {
+        self.list.order.first().map_or(Moment::Scheduled, |key| key.moment)
+    }
+
+    /// The index by which those who reach all servers go: one of a filter that finds few, or else one in the list's order.
+    fn index(&self) -> Index {
+        let CommandList { server, shell, requested_by, requested_by_isnull, is_scheduled, .. } = self.list;
+        if server.is_some() {
+            Index::Server
+        } else if requested_by.is_some() || *requested_by_isnull == Some(true) {
+            Index::Requester
+        } else if *is_scheduled == Some(true) {
+            Index::Planned
+        } else if *shell == Some(Shell::Internal) {
+            // The built-ins are for staff, and rare.
+            Index::Shell
+        } else if self.moment() != Moment::Scheduled {
+            Index::Moment(self.moment())
+        } else if *requested_by_isnull == Some(false) {
+            Index::Requested
+        } else if shell.is_some() {
+            Index::Shell
+        } else {
+            Index::Moment(Moment::Scheduled)
+        }
+    }
+
+    /// Tells whether those who reach all servers go through the commands without a requester.
+    fn is_of_nobody(&self) -> bool {
+        self.index() == Index::Requester && self.requester.is_none()
+    }
+
+    fn tables(&self) -> String {
+        let total = format!(", total AS (SELECT {} AS total FROM me)", self.count());
+        match self.words {
+            Some(_) => format!(", asked AS MATERIALIZED (SELECT {} AS query FROM me){total}", self.query()),
+            None => total,
+        }
+    }
+
+    // The page's items.
+
+    fn items(&self) -> String {
+        match self.words {
+            Some(_) => self.items_found(),
+            None => one_of([&self.items_of_all(), &self.items_of_some()]),
+        }
+    }
+
+    /// The page by the index of lines.
+    fn items_found(&self) -> String {
+        // No query at all would be an error. This one finds nothing, and reads nothing.
+        let query = format!("coalesce((SELECT query FROM asked WHERE {NOT_PAST_THE_END}), 'wide:\"none\"')");
+        let filters = self.more_filters("(SELECT me.workspace_id FROM me)", false);
+        let from = "command_texts t CROSS JOIN commands c ON c.seq = t.rowid";
+        self.chosen(from, &format!("t.command_texts MATCH {query} AND {filters}"))
+    }
+
+    /// The page for those who reach all servers.
+    fn items_of_all(&self) -> String {
+        let index = self.index();
+        if !self.is_of_nobody() {
+            return self.by(index, REACHES_ALL, "");
+        }
+        // Mostly nobody has left lately, and then one walk will do.
+        let of_none = self.by(index, &format!("{REACHES_ALL} AND NOT {HAS_DEPARTED}"), " AND c.requested_by IS NULL");
+        let nobody = format!(
+            "json_each((SELECT json_group_array(user_id) FROM (SELECT NULL AS user_id UNION ALL {DEPARTED}))) nobody"
+        );
+        let of_each = self.first_of_each(&nobody, index, "c.requested_by IS nobody.value");
+        let of_each = self.chosen_first(&of_each, &format!("{REACHES_ALL} AND {HAS_DEPARTED}"));
+        one_of([&of_none, &of_each])
+    }
+
+    /// The page for those who reach some servers.
+    fn items_of_some(&self) -> String {
+        let reaches_some = format!("NOT {REACHES_ALL}");
+        let is_by_server = self.server.is_some();
+        if !is_by_server && self.requester.is_some() {
+            return self.by(Index::Requester, &reaches_some, &format!(" AND {}", self.on_reachable()));
+        }
+        if !is_by_server && self.list.shell == Some(Shell::Internal) {
+            return self.by(Index::Shell, &reaches_some, &format!(" AND {}", self.on_reachable()));
+        }
+        let condition = format!("{}{}{}", self.reachable, self.of_server(), self.has_some());
+        let of_each = self.first_of_each("servers s", Index::Server, "c.server_id = s.id");
+        if self.moment() == Moment::Scheduled {
+            return self.chosen_first(&of_each, &format!("{reaches_some} AND {condition}"));
+        }
+        let tally = tally("n.total", &self.servers_of_some());
+        let far = format!("SELECT first.value AS seq FROM {of_each} WHERE {condition}");
+        self.placed(&reaches_some, &self.near_or_far(&tally, &format!(" AND {}", self.on_reachable()), &far))
+    }
+
+    /// The objects of a page, by an index, for those callers that a condition on `me` lets in. `more` is added to the filters.
+    fn by(&self, index: Index, who: &str, more: &str) -> String {
+        // Null for others, and then an index is not entered at all.
+        let workspace = format!("(SELECT me.workspace_id FROM me WHERE {who} AND {})", NOT_PAST_THE_END);
+        let (from, filters) = (format!("commands c INDEXED BY {}", index.name()), self.filters(&workspace, index));
+        let (object, order) = (self.object, self.order());
+        if let Some(tally) = self.tally_of(index).filter(|_| index.moment() != self.moment()) {
+            let filters = self.filters("me.workspace_id", index);
+            let far = format!("SELECT c.seq FROM {from} WHERE {filters}{more} ORDER BY {order} LIMIT ?5 + ?6");
+            return self.placed(who, &self.near_or_far(&tally, more, &far));
+        }
+        if self.list.order.len() > 1 || index.moment() != self.moment() {
+            return self.chosen(&from, &format!("{filters}{more}"));
+        }
+        // The index has the list's order.
+        format!("SELECT {object} AS body FROM {from} WHERE {filters}{more} ORDER BY {order} LIMIT ?5 OFFSET ?6")
+    }
+
+    /// The objects of a page, whose rows are chosen from what `from` gives.
+    fn chosen(&self, from: &str, condition: &str) -> String {
+        let (object, order) = (self.object, self.order());
+        format!(
+            "SELECT {object} AS body
+             FROM (SELECT c.seq FROM {from} WHERE {condition} ORDER BY {order} LIMIT ?5 OFFSET ?6) page
+             CROSS JOIN commands c ON c.seq = page.seq
+             ORDER BY {order}"
+        )
+    }
+
+    /// The objects of a page, whose rows are chosen from those that `rows` selects for the row of `me`.
+    fn placed(&self, who: &str, rows: &str) -> String {
+        let from = format!(
+            "me CROSS JOIN json_each((SELECT json_group_array(seq) FROM ({rows}))) place
+             CROSS JOIN commands c ON c.seq = place.value"
+        );
+        self.chosen(&from, &format!("{who} AND {}", NOT_PAST_THE_END))
+    }
+
+    /// The `keys` with the first rows of each by an index, as `first`: as many as would make the page alone.
+    fn first_of_each(&self, keys: &str, index: Index, key: &str) -> String {
+        format!(
+            "{keys} CROSS JOIN json_each((SELECT json_group_array(seq) FROM (
+                SELECT c.seq FROM commands c INDEXED BY {} WHERE {} AND {key} ORDER BY {} LIMIT ?5 + ?6))) first",
+            index.name(),
+            self.filters("me.workspace_id", index),
+            self.order()
+        )
+    }
+
+    /// The objects of a page, whose rows are chosen from the `first` ones.
+    fn chosen_first(&self, first: &str, condition: &str) -> String {
+        let from = format!("me CROSS JOIN {first} CROSS JOIN commands c ON c.seq = first.value");
+        self.chosen(&from, &format!("{condition} AND {}", NOT_PAST_THE_END))
+    }
+
+    /// Selects the rows of a page in an order that only the whole workspace has an index for: where many of them may pass,
+    /// from the first of the workspace, if these make the page; or else as `far` does.
+    fn near_or_far(&self, tally: &str, more: &str, far: &str) -> String {
+        let (index, order) = (Index::Moment(self.moment()), self.order());
+        let (name, filters) = (index.name(), self.filters("me.workspace_id", index));
+        format!(
+            "WITH near AS MATERIALIZED (SELECT iif({tally} > {WINDOW}, (SELECT json_group_array(seq) FROM (
+                SELECT c.seq FROM (SELECT c.* FROM commands c INDEXED BY {name} WHERE c.workspace_id = me.workspace_id
+                    ORDER BY {order} LIMIT {WINDOW}) c
+                WHERE {filters}{more} LIMIT ?5 + ?6)), '[]') AS rows)
+             SELECT place.value AS seq FROM near CROSS JOIN json_each(iif(json_array_length(near.rows) = ?5 + ?6, near.rows,
+                (SELECT json_group_array(seq) FROM ({far})))) place"
+        )
+    }
+
+    /// SQL for the query on command_texts.
+    fn query(&self) -> String {
+        let words = self.words.as_deref().unwrap_or("'[]'");
+        let (workspace, any_server) = (Marker::Workspace.phrase("me.workspace_id"), Marker::Server.any("n.number"));
+        let any_requester = Marker::Requester.any("u.id");
+        let none = || "''".to_owned();
+        let of_all = self.server.as_ref().map_or_else(none, |server| {
+            format!(
+                "(SELECT format(' AND server:(%s)', {any_server}) FROM command_servers n
+                  WHERE n.workspace_id = me.workspace_id AND n.server_id = {server})"
+            )
+        });
+        let of_some = format!("(SELECT format(' AND server:(%s)', {any_server}) FROM {})", self.servers_of_some());
+        let of_requester = self.requester.as_ref().map_or_else(none, |requester| {
+            format!(
+                "(SELECT format(' AND requester:(%s)', {any_requester}) FROM users u
+                  WHERE u.workspace_id = me.workspace_id AND u.id = {requester})"
+            )
+        });
+        format!(
+            "format('workspace:%s%s%s%s', {workspace}, iif({REACHES_ALL}, {of_all}, {of_some}), {of_requester},
+                (SELECT group_concat(format(' AND (%s OR server:(%s) OR requester:(%s))', w.value ->> 'query',
+                    (SELECT {any_server} FROM command_servers n
+                     LEFT JOIN servers s ON s.id = n.server_id AND s.workspace_id = n.workspace_id
+                     WHERE n.workspace_id = me.workspace_id
+                     AND instr(lower(coalesce(s.name, n.name)), w.value ->> 'name') > 0),
+                    (SELECT {any_requester} FROM users u
+                     WHERE u.workspace_id = me.workspace_id AND instr(lower(u.username), w.value ->> 'name') > 0)),
+                    '') FROM json_each({words}) w))"
+        )
+    }
+
+    // How many items there are.
+
+    fn count(&self) -> String {
+        if self.words.is_some() {
+            return self.count_found();
+        }
+        let of_all = match &self.server {
+            Some(server) => self.count_by_server(
+                &self.servers_of_all(server),
+                &format!(
+                    "commands c INDEXED BY commands_by_server
+                     WHERE c.workspace_id = me.workspace_id AND c.server_id = {server}"
+                ),
+            ),
+            None => self.tallied_of_all().unwrap_or_else(|| self.counted_of_all()),
+        };
+        let of_some = if self.requester.is_some() && self.server.is_none() {
+            let (filters, on_reachable) = (self.filters("me.workspace_id", Index::Requester), self.on_reachable());
+            format!(
+                "(SELECT count(*) FROM commands c INDEXED BY commands_by_requester WHERE {filters} AND {on_reachable})"
+            )
+        } else {
+            let rows = format!(
+                "servers s CROSS JOIN commands c INDEXED BY commands_by_server
+                 ON c.server_id = s.id AND c.workspace_id = s.workspace_id WHERE {}{}",
+                self.reachable,
+                self.of_server()
+            );
+            self.count_by_server(&self.servers_of_some(), &rows)
+        };
+        format!("iif({REACHES_ALL}, {of_all}, {of_some})")
+    }
+
+    /// Counts by the index of lines.
+    fn count_found(&self) -> String {
+        let CommandList { shell, requested_by_isnull, is_scheduled, .. } = self.list;
+        let is_all =
+            self.inexact_words.is_empty() && shell.is_none() && requested_by_isnull.is_none() && is_scheduled.is_none();
+        let (rows, filters) = if is_all {
+            ("", String::new())
+        } else {
+            let filters = self.more_filters("me.workspace_id", false);
+            (" CROSS JOIN commands c ON c.seq = t.rowid", format!(" AND {filters}"))
+        };
+        format!(
+            "(SELECT count(*) FROM command_texts t{rows}
+             WHERE t.command_texts MATCH coalesce((SELECT query FROM asked), 'wide:\"none\"'){filters})"
+        )
+    }
+
+    /// The rows of `command_servers n` of one server, for those who reach all.
+    fn servers_of_all(&self, server: &str) -> String {
+        format!("command_servers n WHERE n.workspace_id = me.workspace_id AND n.server_id = {server}")
+    }
+
+    /// The rows of `command_servers n` of the servers that the caller reaches, or of the one of the list.
+    fn servers_of_some(&self) -> String {
+        format!(
+            "servers s JOIN command_servers n ON n.workspace_id = s.workspace_id AND n.server_id = s.id WHERE {}{}",
+            self.reachable,
+            self.of_server()
+        )
+    }
+
+    /// Counts by server: from the counters where there is one, or else one by one. `servers` gives rows of
+    /// `command_servers n`, `rows` those of `commands c`; both end with a condition.
+    fn count_by_server(&self, servers: &str, rows: &str) -> String {
+        let tally = |what: &str| tally(what, servers);
+        let CommandList { shell, requested_by, requested_by_isnull, is_scheduled, words, .. } = self.list;
+        let departed =
+            format!("iif(EXISTS ({DEPARTED}), (SELECT count(*) FROM {rows} AND c.requested_by IN ({DEPARTED})), 0)");
+        match (shell, requested_by_isnull, is_scheduled) {
+            _ if requested_by.is_some() || !words.is_empty() => None,
+            (None, None, None) => Some(tally("n.total")),
+            (Some(Shell::Internal), None, None) => Some(tally("n.internal")),
+            (Some(Shell::System), None, None) => Some(tally("n.total - n.internal")),
+            (None, Some(true), None) => Some(format!("({} + {departed})", tally("n.nobody"))),
+            (None, Some(false), None) => Some(format!("({} - {departed})", tally("n.total - n.nobody"))),
+            (None, None, Some(false)) => {
+                Some(format!("({} - (SELECT count(*) FROM {rows} AND {PLANNED}))", tally("n.total")))
+            }
+            _ => None,
+        }
+        .unwrap_or_else(|| {
+            let filters = self.filters("me.workspace_id", Index::Server);
+            format!("(SELECT count(*) FROM {rows} AND {filters})")
+        })
+    }
+
+    /// Counts one by one, for those who reach all servers.
+    fn counted_of_all(&self) -> String {
+        // In whichever order: the way by a filter.
+        let index = match self.index() {
+            Index::Moment(_) if self.list.requested_by_isnull == Some(false) => Index::Requested,
+            Index::Moment(_) if self.list.shell.is_some() => Index::Shell,
+            Index::Moment(_) => Index::Moment(Moment::Scheduled),
+            index => index,
+        };
+        let (name, filters) = (index.name(), self.filters("me.workspace_id", index));
+        if self.is_of_nobody() {
+            return format!(
+                "(SELECT count(*) FROM (SELECT NULL AS user_id UNION ALL {DEPARTED}) nobody
+                 CROSS JOIN commands c INDEXED BY {name} ON c.requested_by IS nobody.user_id WHERE {filters})"
+            );
+        }
+        format!("(SELECT count(*) FROM commands c INDEXED BY {name} WHERE {filters})")
+    }
+
+    /// The number from the counters, for those who reach all servers; `None` where there is no counter of it.
+    fn tallied_of_all(&self) -> Option<String> {
+        let CommandList { shell, requested_by_isnull, is_scheduled, words, .. } = self.list;
+        let all = of_kind("shell", "true");
+        // The empty key is nobody's; those who are gone count as nobody.
+        let nobody = of_kind(
+            "requester",
+            "n.key IN (SELECT '' UNION ALL
+             SELECT CAST(d.user_id AS TEXT) FROM departed_users d WHERE d.workspace_id = me.workspace_id)",
+        );
+        match (shell, self.requester.is_some(), requested_by_isnull, is_scheduled) {
+            _ if !words.is_empty() => None,
+            (None, false, None, None) => Some(all),
+            (Some(shell), false, None, None) => Some(of_kind("shell", &format!("n.key = '{}'", shell.as_str()))),
+            (None, true, None | Some(false), None) => self.tally_of(Index::Requester),
+            (None, false, Some(true), None) => Some(nobody),
+            (None, false, Some(false), None) => Some(format!("({all} - {nobody})")),
+            (None, false, None, Some(true)) => Some(ALL_PLANNED.to_owned()),
+            (None, false, None, Some(false)) => Some(format!("({all} - {ALL_PLANNED})")),
+            _ => None,
+        }
+    }
+
+    /// The number of commands, from the counters, of the server or of the requester that an index is gone through for.
+    fn tally_of(&self, index: Index) -> Option<String> {
+        match index {
+            Index::Server => self.server.as_ref().map(|server| tally("n.total", &self.servers_of_all(server))),
+            Index::Requester => self.requester.as_ref().map(|requester| {
+                let key = format!(
+                    "n.key = (SELECT CAST(u.id AS TEXT) FROM users u
+                     WHERE u.workspace_id = me.workspace_id AND u.id = {requester})"
+                );
+                of_kind("requester", &key)
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// The condition that a row of `commands c` is scheduled for later than now.
+const PLANNED: &str = "c.scheduled_at > ?3 AND c.scheduled_at > c.added_at";
+
+/// How many of a workspace's commands are that. What came due since the horizon was moved is not later than now any more;
+/// a clock may also be behind it.
+const ALL_PLANNED: &str = "coalesce((SELECT h.total
+    - (SELECT count(*) FROM commands c INDEXED BY commands_planned WHERE c.workspace_id = h.workspace_id
+       AND c.scheduled_at > c.added_at AND c.scheduled_at > h.moment AND c.scheduled_at <= ?3)
+    + (SELECT count(*) FROM commands c INDEXED BY commands_planned WHERE c.workspace_id = h.workspace_id
+       AND c.scheduled_at > c.added_at AND c.scheduled_at > ?3 AND c.scheduled_at <= h.moment)
+    FROM command_horizons h WHERE h.workspace_id = me.workspace_id), 0)";
+
+/// SQL for a sum over rows of `command_servers n`.
+fn tally(what: &str, servers: &str) -> String {
+    format!("coalesce((SELECT sum({what}) FROM {servers}), 0)")
+}
+
+/// SQL for a sum over the rows of `command_counts n` of a kind.
+fn of_kind(kind: &str, keys: &str) -> String {
+    format!(
+        "coalesce((SELECT sum(n.total) FROM command_counts n
+         WHERE n.workspace_id = me.workspace_id AND n.kind = '{kind}' AND {keys}), 0)"
+    )
+}
+
+/// All conditions together; not one after the other, which is as deep as they are many.
+fn all_of(conditions: &[String]) -> String {
+    if conditions.len() <= 2 {
+        return conditions.join(" AND ");
+    }
+    let (left, right) = conditions.split_at(conditions.len() / 2);
+    format!("({}) AND ({})", all_of(left), all_of(right))
+}
+
+/// The items of two ways, of which one gives none.
+fn one_of(ways: [&str; 2]) -> String {
+    format!("SELECT body FROM ({}) UNION ALL SELECT body FROM ({})", ways[0], ways[1])
+}
+
+/// The condition that a row of `commands c` has a word that the index of lines does not find exactly: by its pattern in the
+/// line, and as it stands in names.
+fn inexact_word(glob: &str, name: &str) -> String {
+    format!(
+        "(c.line GLOB {glob}
+          OR c.server_id || c.server_name IN (SELECT n.server_id || n.name FROM me
+            CROSS JOIN command_servers n ON n.workspace_id = me.workspace_id
+            LEFT JOIN servers s ON s.id = n.server_id AND s.workspace_id = n.workspace_id
+            WHERE instr(lower(coalesce(s.name, n.name)), {name}) > 0)
+          OR c.requested_by IN (SELECT u.id FROM me CROSS JOIN users u ON u.workspace_id = me.workspace_id
+            WHERE instr(lower(u.username), {name}) > 0))"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Sql {
+        let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
+        let query: Vec<_> = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        sql(&CommandList::of(&query).unwrap(), "s.workspace_id = me.workspace_id", "c.id")
+    }
+
+    #[test]
+    fn nothing_of_a_request_is_in_the_statement() {
+        let odd = "search=Robert');-- \"%_* x' q&server=01936d3e-7a00-7000-8000-000000000000&requested_by=77";
+        let Sql { tables, items, parameters } = of(odd);
+        for secret in ["Robert", "%_*", "x'", "01936d3e", "77"] {
+            assert!(!items.contains(secret) && !tables.contains(secret), "{secret}");
+        }
+        // Server, requester, the words for the index, and two for each of the two that it does not find exactly.
+        assert_eq!(parameters.len(), 7);
+    }
+
+    #[test]
+    fn the_largest_statement_is_within_the_platforms_limits() {
+        let short: Vec<String> = ('a'..='z').map(String::from).collect();
+        let everything = format!(
+            "search={}&server=01936d3e-7a00-7000-8000-000000000000&requested_by=77&shell=internal&\
+             requested_by_isnull=true&is_scheduled=true&ordering=-acked_at,added_at,scheduled_at,handled_at,delivered_at",
+            short.join(" ")
+        );
+        let without_server = everything.replace("server=", "other=");
+        let without_requester = without_server.replace("requested_by=", "other=");
+        for text in [everything, without_server, without_requester] {
+            let Sql { tables, items, parameters } = of(&text);
+            // What stands around them is some 5,000 bytes, and six parameters.
+            assert!(tables.len() + items.len() < 90_000, "{} {}", tables.len(), items.len());
+            assert!((32..=94).contains(&parameters.len()), "{}", parameters.len());
+        }
+    }
+}

@@ -1,0 +1,712 @@
+//! `GET /api/events/commands/`: filters, search, ordering, pages and counts (spec.md, Commands; contract 7, List), and what
+//! they cost (`docs/performance.md`, What lists cost). Commands are put into the database of an instance of the test's own:
+//! by the hundred thousand, and with moments of any kind.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use farhand_domain::command_list::CommandList;
+use farhand_domain::id;
+use farhand_tests::client::unique;
+use farhand_tests::{Api, Instance, Reply, Workspace, eventually};
+use serde_json::{Value, json};
+
+use crate::command_list_sql::{self, Sql};
+
+const PATH: &str = "/api/events/commands/";
+/// Later than any test runs.
+const LATER: &str = "2999-01-01T00:00:00.000000+00:00";
+
+/// SQL for the id of the server with a number, in a workspace.
+fn server_id(workspace: i64, number: &str) -> String {
+    format!("printf('%08x-0000-7000-8000-%012x', {workspace}, {number})")
+}
+
+/// SQL for a moment, some seconds from the beginning of 2026. No test runs in that year's first week.
+fn moment(seconds: &str) -> String {
+    format!("strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2026-01-01', ({seconds}) || ' seconds')")
+}
+
+async fn workspace_id(instance: &Instance, workspace: &Workspace) -> i64 {
+    let rows = instance.d1(&format!("SELECT id FROM workspaces WHERE slug = '{}'", workspace.slug)).await;
+    rows[0]["id"].as_i64().unwrap()
+}
+
+async fn user_id(api: &Api) -> i64 {
+    api.get("/api/iam/users/-/").await.expect(200)["id"].as_i64().unwrap()
+}
+
+fn encoded(query: &[(&str, String)]) -> String {
+    reqwest::Url::parse_with_params("http://x/", query).unwrap().query().unwrap_or("").to_owned()
+}
+
+/// The line that the Worker wrote into its log at the end of a request.
+async fn logged(instance: &Instance, id: &str) -> Value {
+    let log = instance.state.join("worker.log");
+    eventually("the log's line", || async {
+        let text = std::fs::read_to_string(&log).unwrap();
+        let line = text.lines().rev().find(|line| line.contains(id) && line.contains("\"event\":\"request\""))?;
+        serde_json::from_str(&line[line.find('{')?..]).ok()
+    })
+    .await
+}
+
+/// Sends a query; returns the answer, and how many rows were read for it.
+async fn cost(instance: &Instance, api: &Api, query: &str) -> (Reply, u64) {
+    let id = unique("cost");
+    let reply = api.send(api.request("GET", &format!("{PATH}?{query}")).header("X-Request-Id", &id)).await;
+    let line = logged(instance, &id).await;
+    (reply, line["rows_read"].as_u64().unwrap())
+}
+
+#[tokio::test]
+async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
+    let workspace = Workspace::new().await;
+    let get = async |query: &str| workspace.admin.get(&format!("{PATH}?{query}")).await;
+    for (name, value) in [
+        ("server", "web-1"),
+        ("server", ""),
+        ("shell", "bash"),
+        ("shell", ""),
+        ("requested_by", "boss"),
+        ("requested_by", "1.0"),
+        ("requested_by_isnull", "2"),
+        ("is_scheduled", "maybe"),
+        ("search", "a%00b"),
+        ("ordering", "line"),
+        ("ordering", "added_at,-"),
+        ("page", "0"),
+        ("page_size", "x"),
+    ] {
+        get(&format!("{name}={value}")).await.expect_fields(400, &[name]);
+    }
+    let all =
+        "server=x&shell=x&requested_by=x&requested_by_isnull=x&is_scheduled=x&search=%00&ordering=x&page=x&page_size=x";
+    let names = [
+        "is_scheduled",
+        "ordering",
+        "page",
+        "page_size",
+        "requested_by",
+        "requested_by_isnull",
+        "search",
+        "server",
+        "shell",
+    ];
+    get(all).await.expect_fields(400, &names);
+    // Nobody is told what is wrong before they are known.
+    workspace.anonymous.get(&format!("{PATH}?{all}")).await.expect_detail(401, None);
+    let empty = json!({"count": 0, "next": null, "previous": null, "results": []});
+    for query in [
+        "unknown=x",
+        "server=01936d3e-7a00-7000-8000-000000000000",
+        "requested_by=999999",
+        "requested_by=-1",
+        "requested_by=99999999999999999999",
+        "search=nothing",
+    ] {
+        assert_eq!(get(query).await.expect(200), empty, "{query}");
+    }
+    // Whatever text it is, it is no more than text.
+    let long = "x".repeat(10_000);
+    let many = "a ab abc ä ".repeat(500);
+    for text in [
+        "\"",
+        "\"\"\"",
+        "%",
+        "_",
+        "*",
+        "a* OR b",
+        "NEAR(a b)",
+        "line:abc",
+        "' OR 1=1 --",
+        "(",
+        "\u{fffd}",
+        &long,
+        &many,
+    ] {
+        assert_eq!(get(&encoded(&[("search", text.to_owned())])).await.expect(200), empty, "{text}");
+    }
+    get("search=%FF%C3").await.expect(200);
+}
+
+/// Numbers that look as if by chance, the same in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        // splitmix64.
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) % sides as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.roll(from.len())]
+    }
+
+    /// Once in so many times.
+    fn once_in(&mut self, times: usize) -> bool {
+        self.roll(times) == 0
+    }
+}
+
+fn sql_text(text: Option<&str>) -> String {
+    text.map_or_else(|| "NULL".to_owned(), |text| format!("'{}'", text.replace('\'', "''")))
+}
+
+/// A command as the model knows it: what the database has.
+#[derive(Clone, Debug)]
+struct Known {
+    id: String,
+    server: String,
+    server_name: String,
+    requested_by: Option<i64>,
+    shell: &'static str,
+    line: &'static str,
+    moments: HashMap<&'static str, Option<String>>,
+}
+
+const MOMENTS: [&str; 5] = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
+const LINES: [&str; 22] = [
+    "uptime",
+    "ls",
+    "w",
+    "é",
+    "ls -l /var",
+    "LS -L",
+    "systemctl restart web-1",
+    "echo ÄRGER ärger",
+    "日本語 テスト",
+    "日本",
+    "100%_* \"done\"",
+    "a_b",
+    "a%b",
+    "[x] ? ^-]",
+    "boss was here",
+    "ПРИВЕТ мир",
+    "printf 'a\nb'",
+    "tail -f /var/log/syslog",
+    "x",
+    "-- ' OR 1=1",
+    "ß STRASSE",
+    "db-2 web-1 anna",
+];
+const WORDS: [&str; 40] = [
+    "uptime",
+    "UP",
+    "ls",
+    "LS",
+    "l",
+    "w",
+    "é",
+    "É",
+    "ärger",
+    "ÄRGER",
+    "är",
+    "ä",
+    "日本",
+    "日本語",
+    "スト",
+    "100%_*",
+    "%",
+    "_",
+    "*",
+    "\"done\"",
+    "\"",
+    "[x]",
+    "?",
+    "^-",
+    "]",
+    "web",
+    "web-1",
+    "WEB-10",
+    "db",
+    "-2",
+    "old",
+    "new",
+    "boss",
+    "Anna",
+    "bo",
+    "привет",
+    "и",
+    "1=1",
+    "STRASSE",
+    "zzz",
+];
+
+/// The same text without case, a character for a character.
+fn folded(text: &str) -> String {
+    text.chars().flat_map(char::to_lowercase).collect()
+}
+
+struct Model {
+    commands: Vec<Known>,
+    /// Names by id, of servers that there are.
+    servers: HashMap<String, String>,
+    /// Names by id, of users that there are.
+    users: HashMap<i64, String>,
+}
+
+impl Model {
+    /// Whether each word is in the name of the server that is shown, the line, or the name of the requester that is shown.
+    fn matches(&self, command: &Known, search: &str) -> bool {
+        let server = self.servers.get(&command.server).unwrap_or(&command.server_name);
+        let requester = command.requested_by.and_then(|id| self.users.get(&id)).map_or("", String::as_str);
+        let texts = [folded(server), folded(command.line), folded(requester)];
+        search.split_whitespace().all(|word| texts.iter().any(|text| text.contains(&folded(word))))
+    }
+
+    /// The ids of all that a query asks for, in order. `reached`: the servers that the caller reaches, where not all.
+    fn answer(&self, query: &[(&str, String)], reached: Option<&[String]>) -> Vec<String> {
+        let of = |name: &str| query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
+        let requester = |command: &Known| command.requested_by.filter(|id| self.users.contains_key(id));
+        let mut found: Vec<&Known> = self
+            .commands
+            .iter()
+            .filter(|command| {
+                reached.is_none_or(|servers| {
+                    servers.contains(&command.server) && self.servers.contains_key(&command.server)
+                }) && of("server").is_none_or(|id| command.server == id)
+                    && of("shell").is_none_or(|shell| command.shell == shell)
+                    && of("requested_by").is_none_or(|id| requester(command).is_some_and(|own| own.to_string() == id))
+                    && of("requested_by_isnull").is_none_or(|is| requester(command).is_none() == (is == "true"))
+                    && of("is_scheduled")
+                        .is_none_or(|is| (command.moments["scheduled_at"].as_deref() > Some("2900")) == (is == "true"))
+                    && of("search").is_none_or(|search| self.matches(command, search))
+            })
+            .collect();
+        let keys: Vec<(&str, bool)> = of("ordering")
+            .unwrap_or("-scheduled_at")
+            .split(',')
+            .map(|key| (key.trim_start_matches('-'), key.starts_with('-')))
+            .collect();
+        let turned = |order: Ordering, descending| if descending { order.reverse() } else { order };
+        found.sort_by(|a, b| {
+            let by_keys = keys
+                .iter()
+                .map(|(name, descending)| turned(a.moments[name].cmp(&b.moments[name]), *descending))
+                .find(|order| order.is_ne());
+            by_keys.unwrap_or_else(|| turned(a.id.cmp(&b.id), keys[0].1))
+        });
+        found.into_iter().map(|command| command.id.clone()).collect()
+    }
+}
+
+/// A caller, and the servers that they reach, where not all.
+struct Caller {
+    name: &'static str,
+    api: Api,
+    reached: Option<Vec<String>>,
+}
+
+/// Commands of all kinds, in a workspace beside another with the same.
+async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice: &mut Dice) -> (Model, Vec<Caller>) {
+    let id = workspace_id(instance, workspace).await;
+    let anna = workspace.user("anna").await;
+    let staff = workspace.staff("bob").await;
+    let users = HashMap::from([
+        (user_id(&workspace.admin).await, "boss".to_owned()),
+        (user_id(&anna).await, "anna".to_owned()),
+        (user_id(&staff).await, "bob".to_owned()),
+    ]);
+    // The names when the commands are made, and later; an empty one: it is gone.
+    let names =
+        [("web-1", "web-1"), ("web-10", "web-10"), ("old-2", "new-2"), ("db-2", ""), ("Üb-3", "x"), ("old-9", "")];
+    let servers: Vec<String> = (0..names.len()).map(|n| format!("{id:08x}-0000-7000-8000-{n:012x}")).collect();
+    let mut sql = String::new();
+    for (n, server) in servers.iter().enumerate() {
+        let owner = if n % 2 == 0 { user_id(&anna).await } else { user_id(&workspace.admin).await };
+        sql += &format!(
+            "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at)
+             VALUES ('{server}', {id}, '{}', '', {owner}, '', '');\n",
+            names[n].0
+        );
+    }
+    let requesters: Vec<Option<i64>> =
+        users.keys().copied().map(Some).chain([None, None, Some(9_000_001), Some(9_000_002)]).collect();
+    let mut commands = Vec::new();
+    for number in 0..400 {
+        let server = dice.roll(names.len());
+        let is_planned = dice.once_in(6);
+        let mut moments: HashMap<&'static str, Option<String>> = HashMap::new();
+        for name in MOMENTS {
+            // Few different ones, so that ties are common.
+            let known = matches!(name, "added_at" | "scheduled_at") || !dice.once_in(3);
+            let second = dice.roll(12);
+            moments.insert(name, known.then(|| format!("2026-01-01T00:00:{second:02}.000000+00:00")));
+        }
+        if is_planned {
+            moments.insert("scheduled_at", Some(LATER.to_owned()));
+        } else {
+            moments.insert("scheduled_at", moments["added_at"].clone());
+        }
+        // A server that was renamed had another name for some commands before; some were made under the later one.
+        let name = if dice.once_in(4) && !names[server].1.is_empty() { names[server].1 } else { names[server].0 };
+        let command = Known {
+            id: format!("{:08x}-0000-7000-8000-{number:012x}", dice.roll(1 << 32)),
+            server: servers[server].clone(),
+            server_name: name.to_owned(),
+            requested_by: *dice.pick(&requesters),
+            shell: if dice.once_in(5) { "internal" } else { "system" },
+            line: LINES[dice.roll(LINES.len())],
+            moments,
+        };
+        let moment = |name: &str| sql_text(command.moments[name].as_deref());
+        sql += &format!(
+            "INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
+                timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message)
+             VALUES ({id}, '{}', '{}', '{}', {}, '{}', {}, 'root', '', 60, {}, {}, '{LATER}', {}, {}, {}, 'success', 'x');\n",
+            command.id,
+            command.server,
+            command.server_name,
+            command.requested_by.map_or_else(|| "NULL".to_owned(), |id| id.to_string()),
+            command.shell,
+            sql_text(Some(command.line)),
+            moment("added_at"),
+            moment("scheduled_at"),
+            moment("delivered_at"),
+            moment("acked_at"),
+            moment("handled_at"),
+        );
+        commands.push(command);
+    }
+    // Retention takes some, the janitor takes a name off others, and servers change.
+    for command in commands.split_off(380) {
+        sql += &format!("DELETE FROM commands WHERE workspace_id = {id} AND id = '{}';\n", command.id);
+    }
+    for command in commands.iter_mut().filter(|command| command.requested_by == Some(9_000_002)).take(20) {
+        sql +=
+            &format!("UPDATE commands SET requested_by = NULL WHERE workspace_id = {id} AND id = '{}';\n", command.id);
+        command.requested_by = None;
+    }
+    for (server, (_, later)) in servers.iter().zip(names) {
+        sql += &match later {
+            "" => format!("DELETE FROM servers WHERE id = '{server}';\n"),
+            later => format!("UPDATE servers SET name = '{later}' WHERE id = '{server}';\n"),
+        };
+    }
+    instance.d1_file(&sql).await;
+    let there = servers.iter().zip(names).filter(|(_, (_, later))| !later.is_empty());
+    let model = Model {
+        commands,
+        servers: there.map(|(server, (_, later))| (server.clone(), later.to_owned())).collect(),
+        users,
+    };
+    let own: Vec<String> = servers.iter().step_by(2).cloned().collect();
+    let limited = vec![servers[1].clone(), servers[3].clone()];
+    let callers = vec![
+        Caller { name: "superuser", api: workspace.admin.clone(), reached: None },
+        Caller { name: "staff", api: staff, reached: None },
+        Caller { name: "owner", api: anna, reached: Some(own) },
+        Caller { name: "outsider", api: workspace.user("eve").await, reached: Some(vec![]) },
+        Caller {
+            name: "limited token",
+            api: workspace.limited(&json!({"servers": limited})).await,
+            reached: Some(limited),
+        },
+    ];
+    (model, callers)
+}
+
+/// A query of a few random parameters.
+fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
+    let mut query: Vec<(&'static str, String)> = Vec::new();
+    let command = dice.pick(&model.commands).clone();
+    if dice.once_in(4) {
+        query.push(("server", command.server));
+    }
+    if dice.once_in(4) {
+        query.push(("shell", command.shell.to_owned()));
+    }
+    if dice.once_in(4) {
+        query.push(("requested_by", command.requested_by.unwrap_or(77).to_string()));
+    }
+    if dice.once_in(4) {
+        query.push(("requested_by_isnull", dice.pick(&["true", "false"]).to_string()));
+    }
+    if dice.once_in(4) {
+        query.push(("is_scheduled", dice.pick(&["true", "false"]).to_string()));
+    }
+    if dice.once_in(2) {
+        let words: Vec<&str> = (0..1 + dice.roll(3)).map(|_| *dice.pick(&WORDS)).collect();
+        query.push(("search", words.join(" ")));
+    }
+    if !dice.once_in(3) {
+        let mut names = MOMENTS.to_vec();
+        let keys = (0..1 + dice.roll(3)).map(|_| {
+            let name = names.remove(dice.roll(names.len()));
+            format!("{}{name}", dice.pick(&["", "-"]))
+        });
+        query.push(("ordering", keys.collect::<Vec<_>>().join(",")));
+    }
+    query
+}
+
+#[tokio::test]
+async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
+    let (instance, _state) = Instance::new().await;
+    let mut dice = Dice(20261121);
+    let acme = Workspace::made_by(&instance.operator(), "acme").await;
+    // The same in a workspace beside it, of which nothing may ever show.
+    let other = Workspace::made_by(&instance.operator(), "other").await;
+    some_hundred_commands(&instance, &other, &mut dice).await;
+    let (model, callers) = some_hundred_commands(&instance, &acme, &mut dice).await;
+    let mut filled = 0;
+    for round in 0..900 {
+        let caller = dice.pick(&callers);
+        // Each filter and each word alone, then all together.
+        let mut query = match round {
+            0..5 => vec![],
+            5..45 => vec![("search", WORDS[round - 5].to_owned())],
+            _ => random_query(&mut dice, &model),
+        };
+        let all = model.answer(&query, caller.reached.as_deref());
+        let size = 1 + dice.roll(30);
+        let page = 1 + dice.roll(3).min(all.len() / size);
+        query.extend([("page", page.to_string()), ("page_size", size.to_string())]);
+        let what = format!("round {round}, {}: {query:?}", caller.name);
+        let reply = caller.api.get(&format!("{PATH}?{}", encoded(&query))).await;
+        if page > 1 && (page - 1) * size >= all.len() {
+            assert_eq!(reply.status, 404, "{what}");
+            continue;
+        }
+        assert_eq!(reply.status, 200, "{what}: {}", reply.text);
+        let found = reply.json();
+        let ids: Vec<&str> =
+            found["results"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap()).collect();
+        let expected: Vec<&String> = all.iter().skip((page - 1) * size).take(size).collect();
+        assert_eq!(ids, expected, "{what}");
+        assert_eq!(found["count"], all.len(), "{what}");
+        filled += usize::from(!ids.is_empty());
+        // The links keep all that was asked, and lead on.
+        for (link, number) in [("next", page + 1), ("previous", page - 1)] {
+            let is_there = if link == "next" { page * size < all.len() } else { page > 1 };
+            assert_eq!(found[link].is_string(), is_there, "{what}");
+            if let Some(link) = found[link].as_str() {
+                let mut pairs: Vec<(String, String)> =
+                    reqwest::Url::parse(link).unwrap().query_pairs().into_owned().collect();
+                let mut asked: Vec<(String, String)> =
+                    query.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+                asked.iter_mut().find(|(name, _)| name == "page").unwrap().1 = number.to_string();
+                pairs.sort();
+                asked.sort();
+                assert_eq!(pairs, asked, "{what}");
+            }
+        }
+    }
+    assert!(filled > 300, "most answers say something: {filled}");
+}
+
+/// Fills a workspace: twenty servers, of which `owner` has three; ten more users.
+async fn fill(instance: &Instance, id: i64, owner: i64, commands: u32) {
+    let (server, user) = (server_id(id, "i"), id * 1_000);
+    let (its_server, added) = (server_id(id, "1 + i % 20"), moment("i"));
+    let (delivered, acked, handled) = (moment("i + 7"), moment("i * 7919 % 100003"), moment("-i"));
+    let later = "strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2999-01-01', i || ' seconds')";
+    instance
+        .d1(&format!(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20)
+             INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at)
+             SELECT {server}, {id}, 'web-' || i, '', iif(i <= 3, {owner}, NULL), '', '' FROM n;
+             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10)
+             INSERT INTO users (id, workspace_id, username, email, password, date_joined)
+             SELECT {user} + i, {id}, 'user' || i, 'user' || i || '@example.com', '', '' FROM n;
+             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {commands})
+             INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
+                timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message)
+             SELECT {id}, printf('%08x-0000-7000-8000-%012x', i * 2654435761 % 4294967296, i),
+                {its_server}, 'web-' || (1 + i % 20), iif(i % 4 = 0, NULL, {user} + 1 + i % 10), iif(i % 50 = 0, 'internal', 'system'),
+                iif(i % 100 = 7, 'ls', 'run') || ' job ' || i || iif(i % 200 = 9, ' seldom', ' often'), 'root', '', 60,
+                {added}, iif(i % 5 = 0, {later}, {added}), '{LATER}', iif(i % 3 = 0, NULL, {delivered}),
+                iif(i % 3 = 0, NULL, {acked}), iif(i % 7 = 0, NULL, {handled}), 'success', 'x' FROM n"
+        ))
+        .await;
+}
+
+#[tokio::test]
+async fn a_list_costs_what_it_shows_however_many_commands_there_are() {
+    let (instance, _state) = Instance::new().await;
+    let mut rows = Vec::new();
+    for (slug, commands) in [("small", 1_000), ("large", 100_000)] {
+        let workspace = Workspace::made_by(&instance.operator(), slug).await;
+        let owner = workspace.user("owner").await;
+        let id = workspace_id(&instance, &workspace).await;
+        fill(&instance, id, user_id(&owner).await, commands).await;
+        rows.push(costs(&instance, &workspace, &owner, id, u64::from(commands)).await);
+    }
+    // The small one is a hundredth, and the large one was not there yet; now it is.
+    let small = instance
+        .operator()
+        .anonymous()
+        .under("small.local.localhost")
+        .logged_in("owner", farhand_tests::client::PASSWORD)
+        .await;
+    let (_, again) = cost(&instance, &small, "search=often").await;
+    assert!(again <= rows[0], "{again} {rows:?}");
+}
+
+/// Asserts what lists of a workspace cost; returns the cost of one search.
+async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64, commands: u64) -> u64 {
+    let server = format!("{id:08x}-0000-7000-8000-{:012x}", 2);
+    let user = id * 1_000 + 2;
+    // What is asked, and how many there are of all and of the owner's.
+    let mut asked: Vec<(String, u64, u64)> = vec![
+        (String::new(), commands, commands * 3 / 20),
+        (format!("server={server}"), commands / 20, commands / 20),
+        ("shell=system".to_owned(), commands * 49 / 50, commands * 14 / 100),
+        ("shell=internal".to_owned(), commands / 50, commands / 100),
+        ("requested_by_isnull=true".to_owned(), commands / 4, commands / 20),
+        ("requested_by_isnull=false".to_owned(), commands * 3 / 4, commands / 10),
+        ("is_scheduled=true".to_owned(), commands / 5, commands / 20),
+        ("is_scheduled=false".to_owned(), commands * 4 / 5, commands / 10),
+    ];
+    for name in MOMENTS {
+        asked.push((format!("ordering={name}"), commands, commands * 3 / 20));
+        asked.push((format!("ordering=-{name}"), commands, commands * 3 / 20));
+    }
+    for (query, of_all, of_owner) in &asked {
+        for size in [1, 15, 100] {
+            let paged = format!("{query}&page_size={size}");
+            let (reply, rows) = cost(instance, &workspace.admin, &paged).await;
+            let found = reply.expect(200);
+            assert_eq!(found["count"], *of_all, "{paged}");
+            assert_eq!(found["results"].as_array().unwrap().len() as u64, (*of_all).min(size), "{paged}");
+            assert!(rows <= 3 * size + 20, "{paged} of {commands}: {rows} rows");
+        }
+        // Of somebody who reaches three servers of twenty: a look at all servers, and a page of each of the three.
+        let (reply, rows) = cost(instance, owner, query).await;
+        assert_eq!(reply.expect(200)["count"], *of_owner, "{query}");
+        let is_other_order = query.starts_with("ordering") && !query.ends_with("scheduled_at");
+        // In another order up to a thousand are looked at; and those scheduled for later are counted.
+        let more = match query.as_str() {
+            _ if is_other_order => 1_000,
+            "is_scheduled=true" | "is_scheduled=false" => commands / 20,
+            _ => 0,
+        };
+        assert!(rows <= 4 * 20 + 5 * 3 * 15 + 3 * 15 + more, "{query} of {commands}: {rows} rows for an owner");
+    }
+    let (reply, rows) = cost(instance, &workspace.admin, &format!("requested_by={user}")).await;
+    assert_eq!(reply.expect(200)["count"], commands / 10);
+    assert!(rows <= 3 * 15 + 20, "{rows} rows for a requester's");
+    // A page past the end is not read.
+    let (reply, rows) = cost(instance, &workspace.admin, &format!("page={}", commands + 1)).await;
+    assert_eq!(reply.status, 404);
+    assert!(rows <= 20, "{rows} rows for a page past the end");
+    // A search reads a few rows for each that it finds, and the names.
+    let names = 200;
+    for (words, found) in [
+        ("seldom", commands / 200),
+        ("often", commands - commands / 200),
+        ("ls", commands / 100),
+        ("LS job", commands / 100),
+        ("user3 seldom", 0),
+        ("web-3 seldom", 0),
+        ("web-10 SELDOM", commands / 200),
+        ("nothing", 0),
+        ("é", 0),
+    ] {
+        let words_read = words.split(' ').count() as u64 * names;
+        let (reply, rows) = cost(instance, &workspace.admin, &encoded(&[("search", words.to_owned())])).await;
+        assert_eq!(reply.expect(200)["count"], found, "{words}");
+        assert!(rows <= 6 * found + 60 + words_read, "search {words} of {commands}: {rows} rows");
+    }
+    cost(instance, owner, "search=often").await.1
+}
+
+/// The statement for the items of a query, as the Worker makes it, with the values of its parameters in place.
+fn statement(query: &str) -> String {
+    let pairs: Vec<(String, String)> =
+        reqwest::Url::parse(&format!("http://x/?{query}")).unwrap().query_pairs().into_owned().collect();
+    // The Worker's own condition; it is in a file that needs the platform.
+    let servers = include_str!("../../../src/store/servers.rs");
+    let reachable = servers.split("pub const REACHABLE: &str =").nth(1).unwrap().split('"').nth(1).unwrap();
+    let Sql { tables, items, parameters } =
+        command_list_sql::sql(&CommandList::of(&pairs).unwrap(), reachable, "c.line");
+    let me = "WITH me AS MATERIALIZED (SELECT 1 AS workspace_id, 1 AS user_id, 1 AS is_staff, 1 AS is_superuser,
+        NULL AS acl_servers)";
+    let mut sql = format!("EXPLAIN QUERY PLAN {me}{tables} {items}");
+    let values = parameters.iter().map(|value| match value {
+        command_list_sql::Value::Text(text) => sql_text(Some(text)),
+        command_list_sql::Value::Integer(number) => number.to_string(),
+    });
+    let bound: Vec<String> =
+        ["''", "''", "'2026'", "''", "15", "0"].map(String::from).into_iter().chain(values).collect();
+    for (number, value) in bound.iter().enumerate().rev() {
+        sql = sql.replace(&format!("?{}", number + 1), value);
+    }
+    sql
+}
+
+#[tokio::test]
+async fn every_list_goes_by_an_index() {
+    let (instance, _state) = Instance::new().await;
+    let some = id::new(farhand_domain::time::Timestamp::from_millis(0), [0; 10]);
+    // What is asked, and whether the order is that of an index.
+    let mut asked: Vec<(String, bool)> = vec![
+        (format!("server={some}"), true),
+        ("shell=system".to_owned(), true),
+        ("shell=internal&is_scheduled=false".to_owned(), true),
+        ("requested_by=1".to_owned(), true),
+        ("requested_by_isnull=true".to_owned(), true),
+        ("requested_by_isnull=false&shell=system".to_owned(), true),
+        ("is_scheduled=true&ordering=scheduled_at".to_owned(), true),
+        ("search=abc%20de%20f".to_owned(), false),
+        ("search=f".to_owned(), true),
+        (format!("server={some}&requested_by=1&ordering=-handled_at,added_at"), false),
+    ];
+    for name in MOMENTS {
+        asked.push((format!("ordering={name}"), true));
+        asked.push((format!("ordering=-{name}&shell=system"), true));
+    }
+    for (query, is_ordered) in asked {
+        let rows = instance.d1(&statement(&query)).await;
+        let plan: Vec<(i64, i64, &str)> = rows
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| (row["id"].as_i64().unwrap(), row["parent"].as_i64().unwrap(), row["detail"].as_str().unwrap()))
+            .collect();
+        for (_, _, step) in &plan {
+            // What is gone through from end to end is the caller's one row, a page's rows, or the index of lines.
+            let scanned = step.strip_prefix("SCAN ").map(|rest| rest.split(' ').next().unwrap());
+            // `c` once more: the first of the workspace's commands in some order.
+            let has_window = plan.iter().any(|(_, _, step)| *step == "CO-ROUTINE c");
+            let is_small = |name: &str| {
+                (*step == "SCAN c" && has_window)
+                    || [
+                        "me",
+                        "place",
+                        "first",
+                        "near",
+                        "page",
+                        "nobody",
+                        "total",
+                        "asked",
+                        "json_each",
+                        "w",
+                        "t",
+                        "CONSTANT",
+                    ]
+                    .contains(&name)
+                    || name.starts_with("(subquery")
+            };
+            assert!(scanned.is_none_or(is_small), "{query}: {step} of {plan:#?}");
+        }
+        assert!(plan.iter().any(|(_, _, step)| step.starts_with("SEARCH c USING")), "{query}: {plan:#?}");
+        // The way of those who reach all servers comes first, and of theirs the usual one.
+        let is_way = |way: i64| plan.iter().any(|(id, _, step)| *id == way && step.starts_with("LEFT-MOST"));
+        let usual = plan.iter().find(|(_, parent, step)| step.starts_with("CO-ROUTINE") && is_way(*parent));
+        let mut first: Vec<i64> = usual.iter().map(|(id, _, _)| *id).collect();
+        for (id, parent, _) in &plan {
+            if first.contains(parent) {
+                first.push(*id);
+            }
+        }
+        let is_sorted =
+            plan.iter().any(|(id, _, step)| first.contains(id) && step.contains("TEMP B-TREE FOR ORDER BY"));
+        assert!(!(is_ordered && (is_sorted || first.is_empty())), "{query}: {plan:#?}");
+    }
+}
