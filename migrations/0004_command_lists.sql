@@ -79,7 +79,8 @@ SELECT workspace_id, 'shell', shell, count(*) FROM commands GROUP BY workspace_i
 INSERT INTO command_counts (workspace_id, kind, key, total)
 SELECT workspace_id, 'requester', coalesce(requested_by, ''), count(*) FROM commands GROUP BY workspace_id, requested_by;
 INSERT INTO command_servers (workspace_id, server_id, name, total, internal, nobody)
-SELECT workspace_id, server_id, server_name, count(*), sum(shell = 'internal'), sum(requested_by IS NULL) FROM commands GROUP BY workspace_id, server_id, server_name;
+SELECT workspace_id, server_id, server_name, count(*), sum(shell = 'internal'), sum(requested_by IS NULL)
+FROM commands GROUP BY workspace_id, server_id, server_name;
 INSERT INTO command_horizons (workspace_id, moment, total)
 SELECT workspace_id, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'),
   sum(scheduled_at > strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'))

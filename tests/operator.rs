@@ -179,11 +179,21 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
         .await;
     instance.operator().call("DELETE", &format!("{PATH}gone/")).await.expect(204);
     let left = async || {
-        let tables = ["workspaces", "users", "sessions", "api_tokens", "servers", "commands", "command_counts"];
+        let tables = [
+            "workspaces",
+            "users",
+            "sessions",
+            "api_tokens",
+            "servers",
+            "commands",
+            "command_counts",
+            "command_servers",
+        ];
         let counts = tables.map(|table| format!("(SELECT count(*) FROM {table}) AS {table}"));
         instance.d1(&format!("SELECT {}", counts.join(", "))).await[0].clone()
     };
-    let expected = json!({"workspaces": 1, "users": 1, "sessions": 1, "api_tokens": 1, "servers": 3, "commands": 3, "command_counts": 4});
+    let expected = json!({"workspaces": 1, "users": 1, "sessions": 1, "api_tokens": 1, "servers": 3, "commands": 3,
+        "command_counts": 2, "command_servers": 3});
     eventually("the purge", || async { (left().await == expected).then_some(()) }).await;
     assert!(instance.kv_entries("gone").await.is_empty());
     assert_eq!(instance.kv_entries("kept").await.len(), 1);

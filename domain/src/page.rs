@@ -45,6 +45,9 @@ fn positive(text: &str) -> Option<u64> {
 }
 
 impl Page {
+    /// The one where the caller does not say.
+    pub const FIRST: Self = Self { number: 1, size: DEFAULT_SIZE };
+
     /// Reads `page` and `page_size`.
     ///
     /// # Errors

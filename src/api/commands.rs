@@ -30,7 +30,7 @@ const SETTLES_WITHIN: i64 = 10;
 
 /// `GET /api/events/commands/`: the commands of servers that the caller reaches, the latest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, |query| CommandList::of(query).map(|list| commands::list(&list))).await
+    page_of(call, |query, page| CommandList::of(query).map(|list| commands::list(&list, page.offset()))).await
 }
 
 /// A server that a new command names, as far as the caller may use it.

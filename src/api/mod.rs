@@ -136,14 +136,17 @@ async fn list_of(
          CROSS JOIN {from} ON {name}.rowid = page.value
          ORDER BY page.key"
     );
-    page_of(call, |query| Ok(Selection { tables, items, parameters: filters(query)? })).await
+    page_of(call, |query, _| Ok(Selection { tables, items, parameters: filters(query)? })).await
 }
 
 /// Answers with a page of a list of the caller's that a query asks for.
-async fn page_of(call: &Call, select: impl FnOnce(&Query) -> Result<Selection, Error>) -> Result<Reply, Error> {
+async fn page_of(call: &Call, select: impl FnOnce(&Query, Page) -> Result<Selection, Error>) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let query = call.query();
-    let (page, selection) = credential.checked(error::both(Page::of(&query), select(&query))).await?;
+    let page = Page::of(&query);
+    // What else is wrong is told together with what is wrong with the page.
+    let selection = select(&query, *page.as_ref().unwrap_or(&Page::FIRST));
+    let (page, selection) = credential.checked(error::both(page, selection)).await?;
     let (items, count) = credential.list(&selection, page).await?;
     envelope(call, &query, page, items, count)
 }

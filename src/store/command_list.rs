@@ -16,6 +16,10 @@ pub const REACHES_ALL: &str = "((me.is_superuser OR me.is_staff) AND me.acl_serv
 /// How many of the workspace's commands are looked at, in the list's order, before those of a filter are all sorted.
 const WINDOW: u32 = 1_000;
 
+/// From which offset on a page is taken from all that a filter finds, sorted. Up to there the places of what may be on the
+/// page are gathered in texts, which D1 bounds.
+const DEEP: u64 = 10_000;
+
 /// A parameter of the statements.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Value {
@@ -38,10 +42,10 @@ pub struct Sql {
     pub parameters: Vec<Value>,
 }
 
-/// Makes the SQL of a list. `reachable` is the condition that a row of `servers s` is one that the caller reaches, `object`
+/// Makes the SQL of a list, for a page with that offset. `reachable` is the condition that a row of `servers s` is one that the caller reaches, `object`
 /// is a row of `commands c` as JSON.
-pub fn sql(list: &CommandList, reachable: &str, object: &str) -> Sql {
-    let builder = Builder::new(list, reachable, object);
+pub fn sql(list: &CommandList, offset: u64, reachable: &str, object: &str) -> Sql {
+    let builder = Builder { is_deep: offset >= DEEP, ..Builder::new(list, reachable, object) };
     Sql { tables: builder.tables(), items: builder.items(), parameters: builder.parameters }
 }
 
@@ -123,6 +127,8 @@ impl Index {
 /// The parts of a list's statements.
 struct Builder<'a> {
     list: &'a CommandList,
+    /// The page's offset is [`DEEP`] or more.
+    is_deep: bool,
     /// The condition that a row of `servers s` is one that the caller reaches.
     reachable: &'a str,
     /// A row of `commands c` as JSON.
@@ -142,6 +148,7 @@ impl<'a> Builder<'a> {
     fn new(list: &'a CommandList, reachable: &'a str, object: &'a str) -> Self {
         let mut new = Self {
             list,
+            is_deep: false,
             reachable,
             object,
             parameters: vec![],
@@ -328,32 +335,53 @@ impl<'a> Builder<'a> {
         if !is_by_server && self.list.shell == Some(Shell::Internal) {
             return self.by(Index::Shell, &reaches_some, &format!(" AND {}", self.on_reachable()));
         }
+        let more = format!(" AND {}", self.on_reachable());
+        if self.is_deep {
+            return self.sorted(Index::Server, &reaches_some, &more);
+        }
         let condition = format!("{}{}{}", self.reachable, self.of_server(), self.has_some());
         let of_each = self.first_of_each("servers s", Index::Server, "c.server_id = s.id");
         if self.moment() == Moment::Scheduled {
             return self.chosen_first(&of_each, &format!("{reaches_some} AND {condition}"));
         }
-        let tally = tally("n.total", &self.servers_of_some());
-        let far = format!("SELECT first.value AS seq FROM {of_each} WHERE {condition}");
-        self.placed(&reaches_some, &self.near_or_far(&tally, &format!(" AND {}", self.on_reachable()), &far))
+        let far = format!(
+            "SELECT c.seq FROM {of_each} CROSS JOIN commands c ON c.seq = first.value
+             WHERE {condition} ORDER BY {} LIMIT ?5 + ?6",
+            self.order()
+        );
+        self.placed(&reaches_some, &self.near_or_far(&tally("n.total", &self.servers_of_some()), &more, &far))
+    }
+
+    /// The condition of the filters, and `more`, for those callers that a condition on `me` lets in. For others the
+    /// workspace is null, and then an index is not entered at all.
+    fn filters_for(&self, index: Index, who: &str, more: &str) -> String {
+        let workspace = format!("(SELECT me.workspace_id FROM me WHERE {who} AND {NOT_PAST_THE_END})");
+        format!("{}{more}", self.filters(&workspace, index))
+    }
+
+    /// The objects of a page, of all that an index finds.
+    fn sorted(&self, index: Index, who: &str, more: &str) -> String {
+        self.chosen(&format!("commands c INDEXED BY {}", index.name()), &self.filters_for(index, who, more))
     }
 
     /// The objects of a page, by an index, for those callers that a condition on `me` lets in. `more` is added to the filters.
     fn by(&self, index: Index, who: &str, more: &str) -> String {
-        // Null for others, and then an index is not entered at all.
-        let workspace = format!("(SELECT me.workspace_id FROM me WHERE {who} AND {})", NOT_PAST_THE_END);
-        let (from, filters) = (format!("commands c INDEXED BY {}", index.name()), self.filters(&workspace, index));
-        let (object, order) = (self.object, self.order());
-        if let Some(tally) = self.tally_of(index).filter(|_| index.moment() != self.moment()) {
+        let (name, object, order) = (index.name(), self.object, self.order());
+        let has_its_order = index.moment() == self.moment();
+        if let Some(tally) = self.tally_of(index).filter(|_| !has_its_order && !self.is_deep) {
             let filters = self.filters("me.workspace_id", index);
-            let far = format!("SELECT c.seq FROM {from} WHERE {filters}{more} ORDER BY {order} LIMIT ?5 + ?6");
+            let far = format!(
+                "SELECT c.seq FROM commands c INDEXED BY {name} WHERE {filters}{more} ORDER BY {order} LIMIT ?5 + ?6"
+            );
             return self.placed(who, &self.near_or_far(&tally, more, &far));
         }
-        if self.list.order.len() > 1 || index.moment() != self.moment() {
-            return self.chosen(&from, &format!("{filters}{more}"));
+        if !has_its_order || self.list.order.len() > 1 {
+            return self.sorted(index, who, more);
         }
-        // The index has the list's order.
-        format!("SELECT {object} AS body FROM {from} WHERE {filters}{more} ORDER BY {order} LIMIT ?5 OFFSET ?6")
+        let filters = self.filters_for(index, who, more);
+        format!(
+            "SELECT {object} AS body FROM commands c INDEXED BY {name} WHERE {filters} ORDER BY {order} LIMIT ?5 OFFSET ?6"
+        )
     }
 
     /// The objects of a page, whose rows are chosen from what `from` gives.
@@ -373,7 +401,7 @@ impl<'a> Builder<'a> {
             "me CROSS JOIN json_each((SELECT json_group_array(seq) FROM ({rows}))) place
              CROSS JOIN commands c ON c.seq = place.value"
         );
-        self.chosen(&from, &format!("{who} AND {}", NOT_PAST_THE_END))
+        self.chosen(&from, &format!("{who} AND {NOT_PAST_THE_END}"))
     }
 
     /// The `keys` with the first rows of each by an index, as `first`: as many as would make the page alone.
@@ -390,7 +418,7 @@ impl<'a> Builder<'a> {
     /// The objects of a page, whose rows are chosen from the `first` ones.
     fn chosen_first(&self, first: &str, condition: &str) -> String {
         let from = format!("me CROSS JOIN {first} CROSS JOIN commands c ON c.seq = first.value");
-        self.chosen(&from, &format!("{condition} AND {}", NOT_PAST_THE_END))
+        self.chosen(&from, &format!("{condition} AND {NOT_PAST_THE_END}"))
     }
 
     /// Selects the rows of a page in an order that only the whole workspace has an index for: where many of them may pass,
@@ -647,7 +675,7 @@ mod tests {
     fn of(text: &str) -> Sql {
         let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
         let query: Vec<_> = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        sql(&CommandList::of(&query).unwrap(), "s.workspace_id = me.workspace_id", "c.id")
+        sql(&CommandList::of(&query).unwrap(), 0, "s.workspace_id = me.workspace_id", "c.id")
     }
 
     #[test]

@@ -61,8 +61,9 @@ impl From<Value> for Parameter {
     }
 }
 
-/// What a list of commands is read with: those of servers that the caller reaches.
-pub fn list(list: &CommandList) -> Selection {
-    let command_list::Sql { tables, items, parameters } = command_list::sql(list, servers::REACHABLE, &list_object());
+/// What a page of a list of commands with that offset is read with: those of servers that the caller reaches.
+pub fn list(list: &CommandList, offset: u64) -> Selection {
+    let command_list::Sql { tables, items, parameters } =
+        command_list::sql(list, offset, servers::REACHABLE, &list_object());
     Selection { tables, items, parameters: parameters.into_iter().map(Parameter::from).collect() }
 }

@@ -545,7 +545,8 @@ async fn a_list_costs_what_it_shows_however_many_commands_there_are() {
         .logged_in("owner", farhand_tests::client::PASSWORD)
         .await;
     let (_, again) = cost(&instance, &small, "search=often").await;
-    assert!(again <= rows[0], "{again} {rows:?}");
+    // (The end of a range in an index is told by the entry after it, which may be another workspace's.)
+    assert!(again <= rows[0] + 20, "{again} {rows:?}");
 }
 
 /// Asserts what lists of a workspace cost; returns the cost of one search.
@@ -595,6 +596,17 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
     let (reply, rows) = cost(instance, &workspace.admin, &format!("page={}", commands + 1)).await;
     assert_eq!(reply.status, 404);
     assert!(rows <= 20, "{rows} rows for a page past the end");
+    // Far on, the page is chosen in another way: nothing is left out or shown twice between the two.
+    for (query, moment) in [("ordering=scheduled_at", "scheduled_at"), ("ordering=handled_at", "handled_at")] {
+        let mut items = Vec::new();
+        for page in [200, 201].into_iter().filter(|page| page * 50 <= commands * 3 / 20) {
+            let reply = owner.get(&format!("{PATH}?{query}&page_size=50&page={page}")).await.expect(200);
+            items.extend(reply["results"].as_array().unwrap().clone());
+        }
+        assert_eq!(items.len(), if commands > 1_000 { 100 } else { 0 }, "{query}");
+        let key = |item: &Value| (item[moment].as_str().map(str::to_owned), item["id"].as_str().unwrap().to_owned());
+        assert!(items.is_sorted_by(|a, b| key(a) < key(b)), "{query}");
+    }
     // A search reads a few rows for each that it finds, and the names.
     let names = 200;
     for (words, found) in [
@@ -617,14 +629,14 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
 }
 
 /// The statement for the items of a query, as the Worker makes it, with the values of its parameters in place.
-fn statement(query: &str) -> String {
+fn statement(query: &str, offset: u64) -> String {
     let pairs: Vec<(String, String)> =
         reqwest::Url::parse(&format!("http://x/?{query}")).unwrap().query_pairs().into_owned().collect();
     // The Worker's own condition; it is in a file that needs the platform.
     let servers = include_str!("../../../src/store/servers.rs");
     let reachable = servers.split("pub const REACHABLE: &str =").nth(1).unwrap().split('"').nth(1).unwrap();
     let Sql { tables, items, parameters } =
-        command_list_sql::sql(&CommandList::of(&pairs).unwrap(), reachable, "c.line");
+        command_list_sql::sql(&CommandList::of(&pairs).unwrap(), offset, reachable, "c.line");
     let me = "WITH me AS MATERIALIZED (SELECT 1 AS workspace_id, 1 AS user_id, 1 AS is_staff, 1 AS is_superuser,
         NULL AS acl_servers)";
     let mut sql = format!("EXPLAIN QUERY PLAN {me}{tables} {items}");
@@ -633,7 +645,7 @@ fn statement(query: &str) -> String {
         command_list_sql::Value::Integer(number) => number.to_string(),
     });
     let bound: Vec<String> =
-        ["''", "''", "'2026'", "''", "15", "0"].map(String::from).into_iter().chain(values).collect();
+        ["''", "''", "'2026'", "''", "15", &offset.to_string()].map(String::from).into_iter().chain(values).collect();
     for (number, value) in bound.iter().enumerate().rev() {
         sql = sql.replace(&format!("?{}", number + 1), value);
     }
@@ -661,8 +673,10 @@ async fn every_list_goes_by_an_index() {
         asked.push((format!("ordering={name}"), true));
         asked.push((format!("ordering=-{name}&shell=system"), true));
     }
-    for (query, is_ordered) in asked {
-        let rows = instance.d1(&statement(&query)).await;
+    let near = asked.into_iter().map(|(query, is_ordered)| (query, 0, is_ordered));
+    let deep = ["shell=system", "ordering=-handled_at"].map(|query| (query.to_owned(), 20_000, true));
+    for (query, offset, is_ordered) in near.chain(deep) {
+        let rows = instance.d1(&statement(&query, offset)).await;
         let plan: Vec<(i64, i64, &str)> = rows
             .as_array()
             .unwrap()
