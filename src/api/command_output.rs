@@ -191,12 +191,14 @@ impl Follower {
     async fn ask(&mut self) -> Result<Option<Followed>, Error> {
         self.questions += 1;
         let now = platform::now();
-        let left = (self.checked_next.seconds_since(now) * 1_000.0) as i64;
+        let check_in = self.checked_next.seconds_since(now);
+        let gap_ends_in = self.gap_since.map(|since| since.plus_seconds(GAP_LASTS).seconds_since(now));
+        let wait = gap_ends_in.map_or(check_in, |gap_ends_in| gap_ends_in.min(check_in));
         let ask = Ask::Follow(Follow {
             id: self.id,
             from: self.next,
-            wait_millis: left.clamp(0, KEEP_ALIVE),
-            skips_gap: self.gap_since.is_some_and(|since| since.plus_seconds(GAP_LASTS) <= now),
+            wait_millis: ((wait * 1_000.0) as i64).clamp(0, KEEP_ALIVE),
+            skips_gap: gap_ends_in.is_some_and(|seconds| seconds <= 0.0),
         });
         match link_calls::try_ask(&self.env, self.server, &ask).await? {
             Ok(followed) => Ok(Some(followed)),

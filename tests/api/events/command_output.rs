@@ -236,6 +236,7 @@ async fn a_command_that_gets_stuck() {
 async fn a_gap_that_is_never_filled_does_not_hold_a_running_command_up() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
+    agent.ack(&id).await;
     let mut events = follow(&workspace.admin, &id).await;
     for seq in [0, 2, 3] {
         agent.chunk(&id, seq, &format!("chunk {seq}\n")).await;
