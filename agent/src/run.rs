@@ -1258,6 +1258,13 @@ mod tests {
         assert!(!is_running(&read(&told)));
     }
 
+    /// How many bytes a process has written.
+    fn written(pid: &str) -> u64 {
+        let io = std::fs::read_to_string(format!("/proc/{}/io", pid.trim())).unwrap_or_default();
+        let line = io.lines().find_map(|line| line.strip_prefix("wchar: "));
+        line.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+    }
+
     #[tokio::test]
     async fn a_kill_works_while_nobody_takes_the_output() {
         let directory = tempfile::tempdir().unwrap();
@@ -1268,6 +1275,8 @@ mod tests {
         let mut execute = Box::pin(execute(&order, Own::current(), &groups, &stops, &memory, &queue));
         let kill = async {
             eventually(|| !read(&told).is_empty()).await;
+            // More than there is room for, or else nothing would be left unsent.
+            eventually(|| queue.capacity() == 0 && written(&read(&told)) > 16 * 1024).await;
             stops.killed.cancel();
             eventually(|| !is_running(&read(&told))).await;
         };
