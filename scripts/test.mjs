@@ -8,7 +8,7 @@
 // FARHAND_OPERATOR_TOKEN set, they run against that service instead.
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
 import { buildAgent } from "./agent.mjs";
 import { browser } from "./browser.mjs";
@@ -72,7 +72,9 @@ async function endToEnd() {
       environment.FARHAND_INSTANCES = mkdtempSync(join(folder, "instances-"));
       environment.FARHAND_SECRETS_SEEN = join(folder, "secrets-seen");
     }
-    cargoTest(["-p", "farhand-tests", "--test", "e2e", "--", ...filter], environment);
+    // Many of them wait for a minute of the contract's to be over.
+    const threads = `--test-threads=${2 * availableParallelism()}`;
+    cargoTest(["-p", "farhand-tests", "--test", "e2e", "--", threads, ...filter], environment);
     if (folder && filter.length === 0) {
       await instance.stop();
       cargoTest(["-p", "farhand-tests", "--test", "leaks"], { ...environment, FARHAND_SEARCHED: folder });

@@ -1,11 +1,12 @@
 //! Commands that wait: when they go out, in which order, and whether they still may (contract 7 and 8).
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, wait_until_connected};
 use farhand_tests::client::PASSWORD;
-use farhand_tests::{Api, Instance, Workspace, eventually, now};
+use farhand_tests::{Api, Instance, Workspace, eventually, eventually_within, now};
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
@@ -405,11 +406,13 @@ async fn a_scheduled_commands_right_is_checked_at_its_time() {
     let cases = cases();
     let people = people(&workspace, &cases).await;
     // Time enough for all that happens meanwhile, on a slow machine too.
-    let scheduled_at = now().plus_seconds(25);
+    let scheduled_at = now().plus_seconds(60);
     let made = post_all(&cases, &people, &json!({"server": "web-1", "scheduled_at": scheduled_at})).await;
     assert!(made.iter().all(|command| command["status"]["text"] == "Scheduled"));
     meanwhile(&cases, &people).await;
     assert!(now() < scheduled_at, "this machine is too slow for the test");
+    let its_time = || async { (now() >= scheduled_at).then_some(()) };
+    eventually_within(Duration::from_secs(90), "its time", its_time).await;
     settle(&workspace, &mut agent, &cases, &made).await;
 }
 
