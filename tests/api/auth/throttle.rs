@@ -190,7 +190,8 @@ async fn who_may_not_log_in_takes_the_same_work() {
         assert_eq!(workspace.anonymous.send(request).await.status, status, "{username}");
         eventually("the log's line", || async {
             let text = std::fs::read_to_string(&log).unwrap();
-            let lines: Vec<&str> = text.lines().filter(|line| line.contains(&id)).collect();
+            let is_check = |line: &&str| line.contains(&id) && line.contains("password_checked");
+            let lines: Vec<&str> = text.lines().filter(is_check).collect();
             let counted = lines.iter().filter_map(|line| serde_json::from_str::<Value>(&line[line.find('{')?..]).ok());
             let counted: Vec<Value> = counted.map(|line| line["hash_rounds"].clone()).collect();
             (!counted.is_empty()).then_some(counted)
