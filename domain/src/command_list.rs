@@ -1,5 +1,7 @@
 //! Lists of commands: what may be asked of them (spec.md, Commands; contract 7, List).
 
+use std::collections::{HashMap, HashSet};
+
 use uuid::Uuid;
 
 use crate::command::Shell;
@@ -7,8 +9,12 @@ use crate::error::{Error, FieldErrors};
 use crate::id;
 use crate::page::{boolean_parameter, parameter};
 
-/// How many different words of a search count; what is beyond that is left out.
-pub const MAX_WORDS: usize = 16;
+/// How many words of a search the index of all lines is asked for; the others are looked for in what that finds.
+pub const INDEXED_WORDS: usize = 16;
+/// The longest phrase that the index is asked for, in characters.
+const MAX_PHRASE: usize = 64;
+/// The longest pattern that D1 takes, in bytes.
+const MAX_PATTERN: usize = 50;
 /// How many characters make a token of the index of all lines.
 const TOKEN: usize = 3;
 
@@ -68,10 +74,13 @@ impl Word {
     /// A query on the index of all lines that finds every line with the word, in upper and lower case; `None` where that
     /// is no help. Every character stands for itself. The index has the column `line`, which ends with a line feed, and
     /// `wide`, which is `yes` for lines that are not all ASCII.
+    ///
+    /// Of a long word only a part is asked for, in which no three characters come again: the index steps through every place
+    /// of each of a phrase's tokens, so a line of one character thousands of times would cost the square of that.
     pub fn query(&self) -> Option<String> {
         let length = self.0.chars().count();
         if length >= TOKEN {
-            return Some(format!("line:{}", phrase(&self.0)));
+            return Some(format!("line:{}", phrase(self.part())));
         }
         if !self.0.is_ascii() {
             return Some("wide:\"yes\"".to_owned());
@@ -82,14 +91,38 @@ impl Word {
         (length + 1 == TOKEN).then(|| format!("line:({}) OR wide:\"yes\"", phrases.join(" OR ")))
     }
 
-    /// Tells whether [`Word::query`] finds just the lines with the word, and no others.
-    pub fn is_exact(&self) -> bool {
-        self.0.chars().count() >= TOKEN
+    /// The longest part in which no three characters come again, in upper and lower case, of at most [`MAX_PHRASE`].
+    fn part(&self) -> &str {
+        let ends: Vec<usize> = self.0.char_indices().map(|(at, _)| at).chain([self.0.len()]).collect();
+        let folded: Vec<String> = self.0.chars().map(|letter| letter.to_lowercase().collect()).collect();
+        let mut seen: HashMap<&[String], usize> = HashMap::new();
+        let (mut start, mut longest) = (0, 0..0);
+        for (at, token) in folded.windows(TOKEN).enumerate() {
+            if let Some(before) = seen.insert(token, at) {
+                start = start.max(before + 1);
+            }
+            let end = at + TOKEN;
+            start = start.max(end.saturating_sub(MAX_PHRASE));
+            if end - start > longest.len() {
+                longest = start..end;
+            }
+        }
+        &self.0[ends[longest.start]..ends[longest.end]]
     }
 
-    /// A GLOB pattern that finds it in a line, in upper and lower case, and in which every character stands for itself.
-    /// For words that the index does not find exactly: D1 takes patterns of at most 50 bytes.
-    pub fn glob(&self) -> String {
+    /// Tells whether [`Word::query`] finds just the lines with the word, and no others.
+    pub fn is_exact(&self) -> bool {
+        self.0.chars().count() >= TOKEN && self.part().len() == self.0.len()
+    }
+
+    /// The word with A to Z in lower case, and other letters as they are: what SQLite's `lower` makes of it.
+    pub fn in_line(&self) -> String {
+        self.0.to_ascii_lowercase()
+    }
+
+    /// A GLOB pattern that finds it in a line, in upper and lower case, and in which every character stands for itself;
+    /// `None` where it would be longer than D1 takes.
+    pub fn glob(&self) -> Option<String> {
         let mut pattern = String::from("*");
         for letter in self.0.chars() {
             match cases(letter).as_slice() {
@@ -102,7 +135,7 @@ impl Word {
             }
         }
         pattern.push('*');
-        pattern
+        (pattern.len() <= MAX_PATTERN).then_some(pattern)
     }
 }
 
@@ -137,7 +170,7 @@ pub struct CommandList {
     pub requested_by_isnull: Option<bool>,
     /// Scheduled for later than now, or not.
     pub is_scheduled: Option<bool>,
-    /// With each of these words, at most [`MAX_WORDS`].
+    /// With each of these words, which differ.
     pub words: Vec<Word>,
     /// Never empty, each field once. Ties are broken by id, in the direction of the first one.
     pub order: Vec<Key>,
@@ -175,13 +208,8 @@ fn read_words(query: &[(String, String)]) -> Result<Vec<Word>, Error> {
     if text.contains('\0') {
         return Err(Error::field("search", "Null characters are not allowed."));
     }
-    let mut words: Vec<Word> = Vec::new();
-    for word in text.split_whitespace() {
-        if words.len() < MAX_WORDS && !words.iter().any(|known| known.0 == word) {
-            words.push(Word(word.to_owned()));
-        }
-    }
-    Ok(words)
+    let mut known = HashSet::new();
+    Ok(text.split_whitespace().filter(|word| known.insert(*word)).map(|word| Word(word.to_owned())).collect())
 }
 
 fn read_order(query: &[(String, String)]) -> Result<Vec<Key>, Error> {
@@ -328,7 +356,7 @@ mod tests {
         assert_eq!(words("  a \t Bc\u{a0}a "), [Word("a".into()), Word("Bc".into())]);
         assert_eq!(words(" "), []);
         let many: Vec<String> = (0..40).map(|number| number.to_string()).collect();
-        assert_eq!(words(&many.join(" ")).len(), MAX_WORDS);
+        assert_eq!(words(&many.join(" ")).len(), 40);
     }
 
     #[test]
@@ -346,9 +374,30 @@ mod tests {
             ("ß", "*ß*"),
             ("%_", "*%_*"),
         ] {
-            assert_eq!(word(text).glob(), pattern);
+            assert_eq!(word(text).glob().as_deref(), Some(pattern));
         }
-        assert!(word("ǅǆ").glob().len() <= 50);
+        assert!(word("ǅǆ").glob().is_some() && word("abcdefghijkl").glob().is_some());
+        assert_eq!(word("abcdefghijklm").glob(), None);
+        assert_eq!(word("ÄbC").in_line(), "Äbc");
+    }
+
+    #[test]
+    fn of_a_long_word_a_part_is_asked_for() {
+        let word = |text: &str| Word(text.to_owned());
+        let long: String = (0x4E00..0x4E64).filter_map(char::from_u32).collect();
+        let beginning: String = long.chars().take(64).collect();
+        for (text, part) in [
+            ("abc", "abc"),
+            ("systemctl-restart", "systemctl-restart"),
+            (&"w".repeat(9_000), "www"),
+            ("ababababab", "abab"),
+            ("aaaaXYZ-aAa-xyZ", "aaXYZ-aAa-xy"),
+            ("ääÄÄäb", "ÄÄäb"),
+            (&long, &beginning),
+        ] {
+            assert_eq!(word(text).query(), Some(format!("line:{}", phrase(part))), "{text}");
+            assert_eq!(word(text).is_exact(), part == text, "{text}");
+        }
     }
 
     #[test]

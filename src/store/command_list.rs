@@ -7,7 +7,7 @@
 //! who reach some, and the one that is not the caller's ends before it reads a row.
 
 use farhand_domain::command::Shell;
-use farhand_domain::command_list::{CommandList, Moment, Word};
+use farhand_domain::command_list::{CommandList, INDEXED_WORDS, Moment, Word};
 use serde_json::json;
 
 /// SQL for whether the caller reaches all of the workspace's servers.
@@ -159,14 +159,28 @@ impl<'a> Builder<'a> {
         };
         new.server = list.server.map(|server| new.bind(Value::Text(server.to_string())));
         new.requester = list.requested_by.map(|requester| new.bind(Value::Integer(requester)));
-        let indexed = |word: &Word| word.query().map(|query| json!({"query": query, "name": word.name()}));
-        let words: Vec<serde_json::Value> = list.words.iter().filter_map(indexed).collect();
+        let (indexed, others) = list.words.split_at(list.words.len().min(INDEXED_WORDS));
+        let asked = |word: &Word| word.query().map(|query| json!({"query": query, "name": word.name()}));
+        let words: Vec<serde_json::Value> = indexed.iter().filter_map(asked).collect();
         if !words.is_empty() {
             new.words = Some(new.bind(Value::Text(json!(words).to_string())));
         }
-        for word in list.words.iter().filter(|word| !word.is_exact()) {
-            let (glob, name) = (new.bind(Value::Text(word.glob())), new.bind(Value::Text(word.name())));
-            new.inexact_words.push(inexact_word(&glob, &name));
+        let mut looked_for = Vec::new();
+        for word in indexed.iter().filter(|word| !word.is_exact()) {
+            match word.glob() {
+                Some(glob) => {
+                    let (glob, name) = (new.bind(Value::Text(glob)), new.bind(Value::Text(word.name())));
+                    new.inexact_words.push(inexact_word(&glob, &name));
+                }
+                None => looked_for.push(word),
+            }
+        }
+        looked_for.extend(others);
+        if !looked_for.is_empty() {
+            let words: Vec<_> =
+                looked_for.iter().map(|word| json!({"line": word.in_line(), "name": word.name()})).collect();
+            let words = new.bind(Value::Text(json!(words).to_string()));
+            new.inexact_words.push(all_words(&words));
         }
         new
     }
@@ -665,6 +679,21 @@ fn inexact_word(glob: &str, name: &str) -> String {
             WHERE instr(lower(coalesce(s.name, n.name)), {name}) > 0)
           OR c.requested_by IN (SELECT u.id FROM me CROSS JOIN users u ON u.workspace_id = me.workspace_id
             WHERE instr(lower(u.username), {name}) > 0))"
+    )
+}
+
+/// The condition that a row of `commands c` has each of an array's words, of `line` and `name`. It looks at one row after the
+/// other, for words of which the index has found a part or none.
+fn all_words(words: &str) -> String {
+    format!(
+        "NOT EXISTS (SELECT 1 FROM json_each({words}) w
+          WHERE instr(lower(c.line), w.value ->> 'line') = 0
+          AND NOT EXISTS (SELECT 1 FROM command_servers n
+            LEFT JOIN servers s ON s.id = n.server_id AND s.workspace_id = n.workspace_id
+            WHERE n.workspace_id = c.workspace_id AND n.server_id = c.server_id AND n.name = c.server_name
+            AND instr(lower(coalesce(s.name, n.name)), w.value ->> 'name') > 0)
+          AND NOT EXISTS (SELECT 1 FROM users u WHERE u.id = c.requested_by AND u.workspace_id = c.workspace_id
+            AND instr(lower(u.username), w.value ->> 'name') > 0))"
     )
 }
 

@@ -724,3 +724,40 @@ async fn every_list_goes_by_an_index() {
         assert!(!(is_ordered && (is_sorted || first.is_empty())), "{query}: {plan:#?}");
     }
 }
+
+#[tokio::test]
+async fn words_of_any_length_and_number_are_found() {
+    let workspace = Workspace::new().await;
+    workspace.server("web-1").await;
+    let long = "w".repeat(16_384);
+    let many: Vec<String> = (10..60).map(|number| format!("w{number}")).collect();
+    let path = "/opt/farhand/bin/rotate-logs-of-every-tenant-and-every-region-there-is-before-the-day-ends --now";
+    let mixed = "ÄÖÜ-äöü-ÄÖÜ-äöü-ÄÖÜ";
+    for line in [&long, &long, &many.join(" "), path, mixed] {
+        let body = json!({"server": "web-1", "line": line, "on_offline": "queue"});
+        workspace.admin.post(PATH, &body).await.expect(201);
+    }
+    let found = async |words: &str| {
+        let list = workspace.admin.get(&format!("{PATH}?{}", encoded(&[("search", words.to_owned())]))).await;
+        list.expect(200)["count"].clone()
+    };
+    for (words, count) in [
+        (&long[..300], 2),
+        (&long[..8_000].to_uppercase(), 2),
+        (&format!("{}x", &long[..8_000]), 0),
+        (&format!("{} WEB-1 boss", &long[..100]), 2),
+        (&many.join(" "), 1),
+        (&many.join(" ").to_uppercase(), 1),
+        (&format!("{} web-1 boss", many.join(" ")), 1),
+        (&format!("{} w60", many.join(" ")), 0),
+        (&format!("{} nobody", many.join(" ")), 0),
+        (&path[..80].to_uppercase(), 1),
+        (&path[5..75], 1),
+        ("rotate-logs-of-every-tenant-and-every-city", 0),
+        ("äöü-ÄÖÜ", 1),
+        ("äöü-ÄÖÜ-äöü-ÄÖÜ", 1),
+        ("äöü-ÄÖÜ-äöü-ÄÖÜ-äöü-äöü", 0),
+    ] {
+        assert_eq!(found(words).await, count, "{}", &words[..words.len().min(60)]);
+    }
+}
