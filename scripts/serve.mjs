@@ -47,4 +47,15 @@ for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) {
     void miniflare.dispose().then(() => process.exit(0));
   });
 }
-await miniflare.ready;
+const address = await miniflare.ready;
+
+// Miniflare does not tell when workerd ends.
+let misses = 0;
+const watch = setInterval(async () => {
+  const isThere = await fetch(new URL("/healthz", address)).then(() => true, (error) => error.cause?.code !== "ECONNREFUSED");
+  misses = isThere ? 0 : misses + 1;
+  if (misses < 2 || isEnding) return;
+  console.log("error: workerd ended");
+  process.exit(1);
+}, 5_000);
+watch.unref();

@@ -41,7 +41,7 @@ const PONG_WITHIN: i64 = 60;
 /// How late `last_seen_at` may be in D1, in seconds.
 const SEEN_EVERY: i64 = 300;
 /// How many commands go to D1, or are looked at, in one go.
-const BATCH: u32 = 20;
+const BATCH: u32 = 50;
 /// When an alarm that failed is tried again, in seconds.
 const AFTER_FAILURE: u64 = 60;
 /// After how many failures in a row D1 is told of each thing alone, so that one that it refuses holds no other up.
@@ -133,6 +133,8 @@ pub struct ServerLink {
     output_came: Waiting<Uuid>,
     /// Commands that a request at hand is recording.
     recording: RefCell<HashSet<Uuid>>,
+    /// Who waits for that.
+    recorded: Waiting<Uuid>,
     /// Commands whose right was checked just now.
     allowed: RefCell<HashSet<Uuid>>,
     /// Since when rights are being checked.
@@ -155,6 +157,7 @@ impl DurableObject for ServerLink {
             ended: Waiting::default(),
             output_came: Waiting::default(),
             recording: RefCell::default(),
+            recorded: Waiting::default(),
             allowed: RefCell::default(),
             checking_since: Cell::new(None),
             checked: Waiting::default(),
@@ -634,6 +637,12 @@ impl ServerLink {
                 socket.close(Some(1000), Some("the server was removed")).ok();
             }
         }
+        self.wipe().await?;
+        Ok(Answer::Done(Value::Null))
+    }
+
+    /// Forgets all that is stored, and lets everybody go who waits.
+    async fn wipe(&self) -> worker::Result<()> {
         self.epoch.set(self.epoch.get() + 1);
         self.has_tables.set(false);
         self.ended.clear();
@@ -644,7 +653,7 @@ impl ServerLink {
         let storage = self.state.storage();
         storage.delete_alarm().await?;
         storage.delete_all().await?;
-        Ok(Answer::Done(Value::Null))
+        Ok(())
     }
 }
 

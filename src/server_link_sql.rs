@@ -92,6 +92,8 @@ const CHANGES: [(i64, &[&str]); 2] = [
                 WHERE c.command = commands.id), 0),
             cut_at = (SELECT min(c.seq) FROM chunks c WHERE c.command = commands.id AND c.kept = 0)",
             "ALTER TABLE chunks DROP COLUMN kept",
+            // Serves: the end of a command that was withdrawn.
+            "CREATE INDEX answers_by_command ON answers (command)",
         ],
     ),
 ];
@@ -421,6 +423,11 @@ impl Tables {
         self.held("stage = ?", vec![text(OPEN)])
     }
 
+    /// Whether there are no commands.
+    pub fn has_no_commands(&self) -> Result<bool> {
+        Ok(self.count("SELECT count(*) AS number FROM (SELECT 1 FROM commands LIMIT 1)", vec![])? == 0)
+    }
+
     /// How many commands the agent has and has not ended.
     pub fn count_open(&self) -> Result<u64> {
         self.count("SELECT count(*) AS number FROM commands WHERE stage = ?", vec![text(OPEN)])
@@ -573,7 +580,7 @@ impl Tables {
         }
         let sql = "SELECT max(seq) AS seq, sum(length(CAST(content AS BLOB))) AS bytes FROM chunks
             WHERE command = ?1 AND seq = (SELECT max(seq) FROM chunks WHERE command = ?1 AND seq < ?2)";
-        let rows: Vec<Row> = self.rows(sql, vec![text(id), integer(cut_at.unwrap_or(u64::MAX >> 1))])?;
+        let rows: Vec<Row> = self.rows(sql, vec![text(id), integer(cut_at.unwrap_or(1 << 32))])?;
         let Some((seq, bytes)) = rows.first().and_then(|row| Some((row.seq? as u64, row.bytes? as u64))) else {
             return Ok(None);
         };

@@ -62,10 +62,9 @@ fn server_of(body: &str) -> Result<Uuid, Error> {
 pub async fn chunks(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let query = call.query();
-    let input =
-        call.path_id(command_not_found).and_then(|id| Ok((id, error::both(Page::of(&query), lowest_seq(&query))?)));
-    let (id, (page, from)) = credential.checked(input).await?;
+    let id = credential.checked(call.path_id(command_not_found)).await?;
     let (_, body) = find(&credential, id).await?;
+    let (page, from) = error::both(Page::of(&query), lowest_seq(&query))?;
     let ask = Ask::Chunks(Chunks { id, from, offset: page.offset(), limit: page.size });
     let told = match link_calls::try_ask(&call.env, server_of(&body)?, &ask).await? {
         Ok(told) => told,
@@ -107,9 +106,9 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         None => Ok(0),
         Some(id) => seq(&id).map(|seq| seq + 1).ok_or_else(malformed),
     };
-    let input = call.path_id(command_not_found).and_then(|id| Ok((id, next?)));
-    let (id, next) = credential.checked(input).await?;
+    let id = credential.checked(call.path_id(command_not_found)).await?;
     let (_, body) = find(&credential, id).await?;
+    let next = next?;
     let reachable = format!("(SELECT c.id FROM commands c WHERE c.id = ?5 AND {})", commands::reachable());
     let follower = Follower {
         env: call.env.clone(),

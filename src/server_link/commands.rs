@@ -18,6 +18,8 @@ use crate::store::server_link::{self as d1, Recorded};
 
 /// How long a command may take to be recorded before it is withdrawn, in seconds: only after a crash does it.
 const RECORD_WITHIN: i64 = 30;
+/// How long a question for a command that is just being recorded waits for that.
+const RECORDED_WITHIN: Duration = Duration::from_secs(10);
 /// How long a request may be at something in D1 before it is taken for dead, in seconds.
 const ABANDONED: i64 = 120;
 /// How many commands an agent has at most that it did not end; further ones wait here, where they can be taken back. An
@@ -125,38 +127,12 @@ impl ServerLink {
             self.arm_if_used().await?;
             return refused(Refusal::NotConnected);
         }
-        let epoch = self.epoch.get();
         self.recording.borrow_mut().insert(id);
-        let recorded = self.record(&create, &life).await;
+        let taken = self.take_in(&create, &life, is_immediate).await;
         self.recording.borrow_mut().remove(&id);
-        if self.epoch.get() != epoch {
-            return refused(Refusal::NoServer);
-        }
-        match recorded {
-            Ok(Recorded::Yes) => {}
-            Ok(Recorded::NoServer) => {
-                self.tables().delete_command(id)?;
-                return refused(Refusal::NoServer);
-            }
-            Ok(Recorded::KeyTaken) => {
-                self.tables().delete_command(id)?;
-                return refused(Refusal::KeyTaken);
-            }
-            Err(error) => {
-                self.withdraw(workspace_id, id).await?;
-                return Err(error);
-            }
-        }
-        match self.accept(id, is_immediate).await {
-            Ok(true) => {}
-            Ok(false) => {
-                self.withdraw(workspace_id, id).await?;
-                return refused(Refusal::NotConnected);
-            }
-            Err(error) => {
-                self.withdraw(workspace_id, id).await?;
-                return Err(error);
-            }
+        self.recorded.tell(&id);
+        if let Some(refusal) = taken? {
+            return refused(refusal);
         }
         let Some(mut held) = self.find(id)? else { return refused(Refusal::NoServer) };
         if must_go && held.life.state() == Life::Waiting && self.open_socket()?.is_none() {
@@ -172,6 +148,40 @@ impl ServerLink {
             held = self.find(id)?.unwrap_or(held);
         }
         done(&Created { command: self.whole(&held)?, replayed: false })
+    }
+
+    /// Records a command and accepts it, or says why not; then nothing of it stays.
+    async fn take_in(&self, create: &Create, life: &Lifecycle, is_immediate: bool) -> worker::Result<Option<Refusal>> {
+        let (id, epoch) = (create.command.id, self.epoch.get());
+        let recorded = self.record(create, life).await;
+        if self.epoch.get() != epoch {
+            return Ok(Some(Refusal::NoServer));
+        }
+        let accepted = match recorded {
+            Ok(Recorded::Yes) => self.accept(id, is_immediate).await,
+            Ok(Recorded::NoServer) => {
+                self.tables().delete_command(id)?;
+                self.forget_if_unused().await?;
+                return Ok(Some(Refusal::NoServer));
+            }
+            Ok(Recorded::KeyTaken) => {
+                self.tables().delete_command(id)?;
+                return Ok(Some(Refusal::KeyTaken));
+            }
+            Err(error) => Err(error),
+        };
+        if !matches!(accepted, Ok(true)) {
+            self.withdraw(create.workspace_id, id).await?;
+        }
+        Ok(if accepted? { None } else { Some(Refusal::NotConnected) })
+    }
+
+    /// Leaves nothing in an object that has no server and never had an agent.
+    async fn forget_if_unused(&self) -> worker::Result<()> {
+        if self.known()?.is_none() && self.tables().has_no_commands()? {
+            self.wipe().await?;
+        }
+        Ok(())
     }
 
     /// Writes a new command here and then in D1.
@@ -426,9 +436,9 @@ impl ServerLink {
         Ok(command::object(&held.command, self.live_fields(held)?))
     }
 
-    /// Tells the live fields of a command.
+    /// Tells the live fields of a command that was accepted.
     fn tell(&self, id: Uuid) -> worker::Result<Answer> {
-        match self.find(id)? {
+        match self.find(id)?.filter(|held| held.phase == Phase::Accepted) {
             Some(held) => done(&self.live_fields(&held)?),
             None => refused(Refusal::NotFound),
         }
@@ -436,6 +446,9 @@ impl ServerLink {
 
     /// Tells the live fields of a command, if asked to when it has ended.
     pub(super) async fn live(&self, live: Live) -> worker::Result<Answer> {
+        if self.recording.borrow().contains(&live.id) {
+            self.recorded.wait(live.id, RECORDED_WITHIN).await;
+        }
         if let (Some(held), Some(seconds)) = (self.find(live.id)?, live.wait) {
             self.wait_for_end(&held, seconds).await;
         }

@@ -185,15 +185,33 @@ impl Instance {
     }
 }
 
+/// The database of an instance as its service sees it when another process writes: nothing can be written until this is
+/// dropped.
+pub struct LockedDatabase(#[expect(dead_code, reason = "it holds the lock")] Connection);
+
+impl Instance {
+    /// Takes the lock for writing to D1.
+    pub async fn lock_d1(&self) -> LockedDatabase {
+        let folder = self.state.join("v3/d1/miniflare-D1DatabaseObject");
+        let connection = Connection::open(databases(&folder).next().unwrap()).unwrap();
+        eventually("the lock", || async { connection.execute_batch("BEGIN IMMEDIATE").ok() }).await;
+        LockedDatabase(connection)
+    }
+}
+
 /// Changes what the objects of a class store, while their instance does not run: the rows of it that changed. What a day
 /// would do can be tested so, and nothing else.
 pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
     let folder = state.join("v3/do").join(format!("farhand-{class}"));
+    databases(&folder).map(|file| Connection::open(file).unwrap().execute(sql, ()).unwrap()).sum()
+}
+
+/// The databases of what the platform keeps in a folder.
+fn databases(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let is_object = |file: &PathBuf| {
+    files.filter(|file| {
         file.extension().is_some_and(|extension| extension == "sqlite") && file.file_stem().unwrap() != "metadata"
-    };
-    files.filter(is_object).map(|file| Connection::open(file).unwrap().execute(sql, ()).unwrap()).sum()
+    })
 }
 
 impl Drop for Instance {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farhand_domain::time::Timestamp;
-use farhand_tests::agents::ScriptedAgent;
+use farhand_tests::agents::{ScriptedAgent, wait_until_connected};
 use farhand_tests::{Instance, Workspace, eventually, eventually_within};
 use serde_json::{Value, json};
 
@@ -552,4 +552,45 @@ async fn a_command_that_nobody_acknowledges_is_stuck_with_nobody_looking() {
     let done = read(&workspace, &made).await;
     has_status(&done, "Success", "success", false);
     assert!(moment(&done, "handled_at") > moment(&stuck, "handled_at"));
+}
+
+#[tokio::test]
+async fn what_d1_did_not_take_was_not_accepted() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
+    let body = |line: &str| json!({"server": "web-1", "line": line});
+    let queued = json!({"server": "web-1", "line": "queued", "on_offline": "queue"});
+    let lock = instance.lock_d1().await;
+    // Neither written nor, for a while, taken back.
+    for body in [&body("lost"), &queued] {
+        workspace.admin.post(PATH, body).await.expect_detail(500, None);
+    }
+    assert!(agent.stays_silent().await);
+    drop(lock);
+    let made = eventually("D1 to take it", || async {
+        let reply = workspace.admin.post(PATH, &body("id")).await;
+        (reply.status == 201).then(|| reply.json())
+    })
+    .await;
+    assert_eq!(agent.next_command().await["id"], made["id"]);
+    assert!(agent.stays_silent().await);
+    assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 1);
+}
+
+#[tokio::test]
+async fn that_there_is_no_such_command_is_told_before_what_is_wrong_with_the_question() {
+    let (workspace, _, _agent) = workspace_with_agent().await;
+    let outsider = workspace.user("outsider").await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let unknown = format!("{PATH}01936d3e-7a00-7000-8000-000000000000/");
+    for (api, path) in [(&workspace.admin, unknown), (&outsider, path_of(&made))] {
+        for question in ["?wait=61", "?wait=x", "chunks/?page=0", "chunks/?seq__gte=x"] {
+            api.get(&format!("{path}{question}")).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+        }
+        let request = api.request("GET", &format!("{path}stream/")).header("Last-Event-ID", "x");
+        api.send(request).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    }
 }

@@ -221,3 +221,25 @@ async fn a_key_is_free_again_after_a_day() {
     post(&api, "old", &body("once")).await.expect_detail(422, Some("IDEMPOTENCY_KEY_REUSED"));
     assert_eq!(api.get(PATH).await.expect(200)["count"], 3);
 }
+
+#[tokio::test]
+async fn the_first_answer_is_for_those_whom_the_command_is_still_for() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let alice = workspace.staff("alice").await;
+    let limited = json!({"name": "x", "expires_at": null, "acl": {"commands": ["ls *"]}});
+    let limited = alice.post("/api/auth/tokens/", &limited).await.expect(201);
+    let limited = alice.with_token(limited["key"].as_str().unwrap());
+    let body = json!({"server": "web-1", "line": "id"});
+    let made = post(&alice, "k", &body).await.expect(201);
+    agent.next_command().await;
+    post(&limited, "k", &body).await.expect_detail(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
+    assert_eq!(post(&alice, "k", &body).await.expect(201), made);
+
+    let id = alice.get("/api/iam/users/-/").await.expect(200)["id"].clone();
+    workspace.admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_staff": false})).await.expect(200);
+    alice.get(&path_of(&made)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    for api in [&alice, &limited] {
+        post(api, "k", &body).await.expect_fields(400, &["server"]);
+    }
+    assert!(agent.stays_silent().await);
+}
