@@ -3,20 +3,21 @@
 // on each in turn: only the ratio of figures from one machine and one hour means anything. Loopback only.
 import { readFileSync } from "node:fs";
 import { Agent, request } from "node:http";
+import { userInfo } from "node:os";
 import { join, resolve } from "node:path";
 import { root } from "../scripts/lib.mjs";
 
 const [seconds = 5, connections = 8] = process.argv.slice(2).map(Number);
-const { url, username, password, api_token: apiToken } = JSON.parse(
+const { url, username, password, api_token: apiToken, server } = JSON.parse(
   readFileSync(join(resolve(root, process.env.STATE_DIR || ".wrangler/state"), "demo.json"), "utf8"),
 );
 if (new URL(url).hostname !== "127.0.0.1") throw new Error(`${url} is not on this machine`);
 const agent = new Agent({ keepAlive: true, maxSockets: connections });
 
 /** Makes one request; gives its answer. Any status but `expected` ends the run: a refusal is fast, and no figure. */
-const call = (method, path, { token, body, expected = 200 } = {}) =>
+const call = (method, path, { token, body, prefer, expected = 200 } = {}) =>
   new Promise((answer, failed) => {
-    const headers = { ...(token && { Authorization: `token="${token}"` }), ...(body && { "Content-Type": "application/json" }) };
+    const headers = { ...(token && { Authorization: `token="${token}"` }), ...(body && { "Content-Type": "application/json" }), ...(prefer && { Prefer: prefer }) };
     const sent = request(`${url}${path}`, { method, headers, agent }, (response) => {
       let text = "";
       response.setEncoding("utf8");
@@ -49,5 +50,10 @@ await measure("GET status, API token", () => call("GET", "/api/status/", { token
 await measure("GET status, login token", () => call("GET", "/api/status/", { token }));
 await measure("GET current user, API token", () => call("GET", "/api/iam/users/-/", { token: apiToken }));
 await measure("GET tokens, API token", () => call("GET", "/api/auth/tokens/", { token: apiToken }));
+await measure("GET commands, API token", () => call("GET", "/api/events/commands/", { token: apiToken }));
+const command = { server, line: "true", username: userInfo().username };
+const run = () => call("POST", "/api/events/commands/", { token: apiToken, body: command, prefer: "wait=20", expected: 201 });
+await measure("POST command with its result, one at a time", run, 1);
+await measure("POST command with its result", run);
 await measure("POST login, one at a time", () => call("POST", "/api/auth/login/", { body: login }), 1);
 agent.destroy();
