@@ -522,15 +522,15 @@ async fn due_commands_go_out_by_their_time_and_then_by_their_id() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let start = now().plus_seconds(5);
+    let start = now().plus_seconds(10);
     fired(&workspace, &mut agent, |_| start).await;
-    let start = now().plus_seconds(5);
+    let start = now().plus_seconds(10);
     fired(&workspace, &mut agent, |number| start.plus_millis(150 * i64::try_from(number).unwrap())).await;
     // Two at each of five moments.
-    let start = now().plus_seconds(5);
+    let start = now().plus_seconds(10);
     fired(&workspace, &mut agent, |number| start.plus_seconds(i64::try_from(number / 2).unwrap())).await;
     // Less than the clock's own step apart.
-    let start = now().plus_seconds(5).to_string();
+    let start = now().plus_seconds(10).to_string();
     let micros = |number: usize| start.replace("000+00:00", &format!("00{number}+00:00"));
     fired(&workspace, &mut agent, |number| Timestamp::parse(&micros(number)).unwrap()).await;
 }
