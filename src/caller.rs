@@ -145,6 +145,15 @@ struct Listed {
     total: Option<f64>,
 }
 
+/// A statement on the common tables [`CREDENTIAL`] and `me`, whose own parameters begin at `?5`.
+fn statement_of(workspace: &str, hash: &str, now: Timestamp, me: &str, sql: &str) -> Statement {
+    Statement::new(format!("{CREDENTIAL}, {me}\n{sql}"))
+        .bind(workspace)
+        .bind(hash)
+        .bind(now)
+        .bind(session::dead_until(now))
+}
+
 impl<'a> Credential<'a> {
     /// Reads the Authorization header.
     ///
@@ -158,13 +167,8 @@ impl<'a> Credential<'a> {
 
     /// A statement on the common table `me`, whose own parameters begin at `?5`.
     pub fn statement(&self, sql: &str) -> Statement {
-        let now = self.call.now;
         let me = if self.call.takes_limited_tokens { ME_OR_LIMITED } else { ME_UNLIMITED };
-        Statement::new(format!("{CREDENTIAL}, {me}\n{sql}"))
-            .bind(self.workspace)
-            .bind(&self.hash)
-            .bind(now)
-            .bind(session::dead_until(now))
+        statement_of(self.workspace, &self.hash, self.call.now, me, sql)
     }
 
     /// Runs statements in one round trip: the first must select [`WHO`]. A failure is told only to a caller who is
@@ -371,9 +375,8 @@ impl Watch {
     /// # Errors
     /// D1 did not answer.
     pub async fn still_reads(&self, now: Timestamp) -> Result<bool, Error> {
-        let sql = format!("{CREDENTIAL}, {ME_OR_LIMITED}\nSELECT {WHO}, (SELECT {} FROM me) AS body", self.sql);
-        let dead_until = session::dead_until(now);
-        let statement = Statement::new(sql).bind(&self.workspace).bind(&self.hash).bind(now).bind(dead_until);
+        let sql = format!("SELECT {WHO}, (SELECT {} FROM me) AS body", self.sql);
+        let statement = statement_of(&self.workspace, &self.hash, now, ME_OR_LIMITED, &sql);
         let statement = self.parameters.iter().cloned().fold(statement, Statement::bind);
         let result = db::run(&self.env, statement).await?;
         let who = db::first::<Who>(&result)?.and_then(|who| who.me);

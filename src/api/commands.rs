@@ -100,27 +100,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             }
             None => None,
         };
-        if let (Some(used), Some(key)) = (used, key) {
-            // The first answer is for those whom the command itself is still for.
-            let shown = if create.is_none() { still_shown(&credential, used.id).await? } else { None };
-            if create.is_none() && (shown.is_none() || used.body != key.body) {
-                return Err(no_such_server());
-            }
-            if used.body != key.body {
-                return Err(Refusal::KeyReused.into());
-            }
-            match link_calls::try_ask::<Created>(&call.env, used.server, &Ask::Replay(key)).await? {
-                Ok(created) => return created_reply(&created),
-                Err(Refusal::NotFound | Refusal::KeyTaken) => {}
-                Err(refusal) => return Err(refusal.into()),
-            }
-            // Its server is gone, and has taken the answer along.
-            if let Some(body) = shown {
-                let command = serde_json::from_str(&body).map_err(internal)?;
-                return created_reply(&Created { command, replayed: true });
-            }
+        if let (Some(used), Some(key)) = (used, key)
+            && let Some(reply) = replay(call, &credential, used, key, create.is_some()).await?
+        {
+            return Ok(reply);
         }
-        let create = create.ok_or_else(no_such_server)?;
+        let create = create.ok_or(Refusal::NoServer)?;
         match take(call, create).await? {
             Ok(created) => return created_reply(&created),
             Err(Refusal::KeyTaken) => {}
@@ -130,8 +115,33 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     Err(Refusal::KeyTaken.into())
 }
 
-fn no_such_server() -> Error {
-    Error::field("server", "No such server.")
+/// The first answer to an Idempotency-Key that was used, for those whom the command itself is still for; `None` where nothing
+/// came of its request.
+async fn replay(
+    call: &Call,
+    credential: &Credential<'_>,
+    used: Used,
+    key: Key,
+    reaches_server: bool,
+) -> Result<Option<Reply>, Error> {
+    let is_same = used.body == key.body;
+    let shown = if reaches_server {
+        None
+    } else {
+        let shown = still_shown(credential, used.id).await?;
+        Some(shown.filter(|_| is_same).ok_or(Refusal::NoServer)?)
+    };
+    if !is_same {
+        return Err(Refusal::KeyReused.into());
+    }
+    match link_calls::try_ask::<Created>(&call.env, used.server, &Ask::Replay(key)).await? {
+        Ok(created) => return created_reply(&created).map(Some),
+        Err(Refusal::NotFound | Refusal::KeyTaken) => {}
+        Err(refusal) => return Err(refusal.into()),
+    }
+    // Its server is gone, and has taken the answer along.
+    let command = shown.map(|body| serde_json::from_str(&body)).transpose().map_err(internal)?;
+    command.map(|command| created_reply(&Created { command, replayed: true })).transpose()
 }
 
 /// The command object of a command that the caller still reaches, though not its server by the name that a request has, and
@@ -141,9 +151,15 @@ async fn still_shown(credential: &Credential<'_>, id: Uuid) -> Result<Option<Str
         Err(error) if error.kind == Kind::NotFound => return Ok(None),
         found => found?,
     };
-    let command: Command = serde_json::from_str(&body).map_err(internal)?;
-    let is_within = caller.acl.as_ref().is_none_or(|acl| acl.allows_command(&command, false));
-    if is_within { Ok(Some(body)) } else { Err(Error::acl_not_allowed()) }
+    is_within_list(&serde_json::from_str(&body).map_err(internal)?, &caller)?;
+    Ok(Some(body))
+}
+
+/// With an API token that is limited, a command is touched only if it could have been made with it. What environment it has
+/// is not told by D1, and does not matter here.
+fn is_within_list(command: &Command, caller: &Caller) -> Result<(), Error> {
+    let is_within = caller.acl.as_ref().is_none_or(|acl| acl.allows_command(command, false));
+    if is_within { Ok(()) } else { Err(Error::acl_not_allowed()) }
 }
 
 fn created_reply(created: &Created) -> Result<Reply, Error> {
@@ -263,15 +279,13 @@ impl Known {
     }
 }
 
-/// Only its requester, staff and superusers take a command back or kill it (contract 7), and with an API token that is
-/// limited only what it could have been made with. What environment it has is not told by D1, and does not matter here.
+/// Only its requester, staff and superusers take a command back or kill it (contract 7), within the API token's list.
 fn may_be_ended(command: &Command, caller: &Caller) -> Result<(), Error> {
     let is_own = command.requested_by.as_ref().is_some_and(|requester| requester.id == caller.user_id);
     if !is_own && !caller.is_staff_or_superuser() {
         return Err(Error::permission_denied());
     }
-    let is_within = caller.acl.as_ref().is_none_or(|acl| acl.allows_command(command, false));
-    if is_within { Ok(()) } else { Err(Error::acl_not_allowed()) }
+    is_within_list(command, caller)
 }
 
 /// The command object of a command that the caller reaches, as D1 knows it.

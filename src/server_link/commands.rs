@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farhand_domain::command::{self, KEY_LASTS, OnOffline, Rights};
-use farhand_domain::lifecycle::{Cancellation, Denial, End, Lifecycle, State as Life};
+use farhand_domain::lifecycle::{Cancellation, End, Lifecycle, State as Life};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::ToAgent;
 use serde::Serialize;
@@ -89,22 +89,24 @@ impl ServerLink {
                 return Ok(None);
             };
             if stored.body != key.body {
-                return Ok(Some(Answer::Refused(Refusal::KeyReused)));
+                return refused(Refusal::KeyReused).map(Some);
             }
-            if let Some(answer) = stored.answer {
-                let command = serde_json::from_str(&answer)?;
-                return Ok(Some(Answer::Done(serde_json::to_value(Created { command, replayed: true })?)));
-            }
-            if self.is_answering(&key.hash) {
-                self.answered.wait(key.hash.clone(), Duration::from_secs(5)).await;
-                continue;
-            }
-            // Its request died before it was answered. What it made, if it came that far, is the answer.
-            let made = tables.command(stored.command)?.filter(|held| held.phase == Phase::Accepted);
-            let Some(held) = made else { return Ok(Some(Answer::Refused(Refusal::KeyTaken))) };
-            let command = self.whole(&held)?;
-            tables.set_answer(&key.hash, &Value::Object(command.clone()).to_string())?;
-            return Ok(Some(Answer::Done(serde_json::to_value(Created { command, replayed: true })?)));
+            let command = match stored.answer {
+                Some(answer) => serde_json::from_str(&answer)?,
+                None if self.is_answering(&key.hash) => {
+                    self.answered.wait(key.hash.clone(), Duration::from_secs(5)).await;
+                    continue;
+                }
+                // Its request died before it was answered. What it made, if it came that far, is the answer.
+                None => {
+                    let made = tables.command(stored.command)?.filter(|held| held.phase == Phase::Accepted);
+                    let Some(held) = made else { return refused(Refusal::KeyTaken).map(Some) };
+                    let command = self.whole(&held)?;
+                    tables.set_answer(&key.hash, &Value::Object(command.clone()).to_string())?;
+                    command
+                }
+            };
+            return done(&Created { command, replayed: true }).map(Some);
         }
     }
 
@@ -271,7 +273,9 @@ impl ServerLink {
             };
             let mut fresh = Vec::new();
             for (held, rights) in unchecked.iter().zip(verdicts) {
-                match self.verdict(held, rights) {
+                let allowed =
+                    |rights: Rights| held.origin.as_ref().map_or(Ok(()), |origin| rights.allow(&held.command, origin));
+                match rights.and_then(allowed) {
                     Ok(()) => fresh.push(held.command.id),
                     Err(denial) => self.cancel_as(held.command.id, Cancellation::NotAllowed(denial))?,
                 }
@@ -285,11 +289,6 @@ impl ServerLink {
                 return Ok(());
             }
         }
-    }
-
-    fn verdict(&self, held: &Held, rights: Result<Rights, Denial>) -> Result<(), Denial> {
-        let rights = rights?;
-        held.origin.as_ref().map_or(Ok(()), |origin| rights.allow(&held.command, origin))
     }
 
     /// Hands out due commands from the front of the queue while they are known to be allowed. Returns those at the front
