@@ -112,6 +112,7 @@ impl Janitor {
     async fn delete(&self, slug: &str) -> Result<bool, Error> {
         let Some(id) = workspaces::mark_deleted(&self.env, slug, platform::now()).await? else { return Ok(false) };
         let mut after = String::new();
+        // Those that are gone have no agent, and can wait.
         for _ in 0..SERVERS_AT_ONCE / SERVERS {
             let ids = servers::ids_after(&self.env, id, &after, SERVERS).await?;
             self.sever(&ids).await?;
@@ -144,7 +145,10 @@ impl Janitor {
 
     async fn purge_some(&self, deleted: &Deleted) -> Result<(), Error> {
         // Objects first: once the rows of the servers are gone, nobody knows their names.
-        let ids = servers::ids_after(&self.env, deleted.id, "", SERVERS).await?;
+        let mut ids = servers::ids_after(&self.env, deleted.id, "", SERVERS).await?;
+        if ids.is_empty() {
+            ids = servers::gone_ids_after(&self.env, deleted.id, "", SERVERS).await?;
+        }
         if !ids.is_empty() {
             self.sever(&ids).await?;
             return servers::delete(&self.env, deleted.id, &ids).await;

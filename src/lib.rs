@@ -116,7 +116,7 @@ fn challenge(access: Access) -> &'static str {
     match access {
         Access::Operator => "Bearer realm=\"farhand operator\"",
         Access::Agent => "id realm=\"farhand agent\"",
-        Access::Open | Access::User | Access::UserOrAgent => "token realm=\"farhand\"",
+        Access::Open | Access::User | Access::UserOrAgent | Access::Registration => "token realm=\"farhand\"",
     }
 }
 
@@ -138,6 +138,10 @@ fn is_served(call: &Call, route: &Route) -> bool {
 async fn workspace_missing(call: &Call) -> Option<Error> {
     let outside = call.path == "/healthz" || call.path.starts_with("/operator/");
     let slug = call.host.workspace().filter(|_| !outside && !call.workspace_proven.get())?;
+    if !workspaces::is_known(slug, call.now) {
+        let cost = call.cost.get();
+        call.cost.set(Cost { calls: cost.calls + 1, ..cost });
+    }
     match workspaces::id_of(&call.env, slug, call.now).await {
         Ok(Some(_)) => {
             call.workspace_proven.set(true);

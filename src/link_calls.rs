@@ -34,10 +34,65 @@ pub enum Ask {
     Chunks(Chunks),
     /// Tell the next of a command's output, when there is some. Answers with [`Followed`].
     Follow(Follow),
+    /// Learn who the server is, which was just made.
+    Adopt(Known),
+    /// Learn that the server has another name.
+    Rename(Rename),
+    /// Give the server's agent another key, and refuse the old one.
+    Rotate(Rotate),
+    /// Delete the server: cut its agent off, and take back what waits. What went out and its output stay.
+    Remove(OfServer),
     /// Take an agent's report. Answers with what the agent is to be told.
     Agent(AgentCall),
     /// Forget everything and cut the agent off: the server is gone.
     Sever,
+}
+
+/// Who a server is, and the hash of its agent's key: the proof of every call of an agent, without a look into D1.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Known {
+    /// The workspace's slug.
+    pub workspace: String,
+    /// The workspace.
+    pub workspace_id: i64,
+    /// The server.
+    pub server: Uuid,
+    /// Its name.
+    pub name: String,
+    /// Since when it has that name; `None` where that was not told.
+    #[serde(default)]
+    pub named_at: Option<Timestamp>,
+    /// The hash of its agent's key.
+    pub key_hash: String,
+}
+
+/// Another name.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Rename {
+    /// The name.
+    pub name: String,
+    /// Since when: of two, the later one stands.
+    pub at: Timestamp,
+}
+
+/// Which server is meant, for an object that may not know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct OfServer {
+    /// The workspace's slug.
+    pub workspace: String,
+    /// The workspace.
+    pub workspace_id: i64,
+    /// The server.
+    pub server: Uuid,
+}
+
+/// Another key for an agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Rotate {
+    /// The server.
+    pub of: OfServer,
+    /// The key's hash.
+    pub key_hash: String,
 }
 
 /// A command to be run.
@@ -204,7 +259,11 @@ pub enum Report {
     Facts {
         /// As far as they are of use.
         facts: HostFacts,
+        /// Whether that is all of it, for the first time.
+        is_commit: bool,
     },
+    /// It goes for good, and the server with it.
+    Unregister,
 }
 
 /// What the object answers.
@@ -227,7 +286,7 @@ pub enum Refusal {
     NotFound,
     /// No agent is connected, and nothing was stored.
     NotConnected,
-    /// The server was removed meanwhile, and nothing was stored.
+    /// The server was deleted, and nothing was stored.
     NoServer,
     /// The command was delivered.
     AlreadySent,

@@ -143,6 +143,17 @@ impl Call {
         id::parse(self.parameter("id")).ok_or_else(missing)
     }
 
+    /// The path's `{id}`, where it is a number.
+    ///
+    /// # Errors
+    /// As [`Call::path_id`].
+    pub fn path_number(&self, missing: fn() -> Error) -> Result<i64, Error> {
+        let id = self.parameter("id");
+        // As the id is shown: no sign, no leading zero, and no larger than JSON numbers are exact.
+        let number = id.parse::<i64>().ok().filter(|number| (1..1 << 53).contains(number) && number.to_string() == id);
+        number.ok_or_else(missing)
+    }
+
     /// The client's address. On this machine the header comes from the caller, and may be of any length.
     pub fn remote_ip(&self) -> String {
         self.header("CF-Connecting-IP").unwrap_or_default().chars().take(MAX_ADDRESS).collect()

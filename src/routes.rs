@@ -18,6 +18,8 @@ pub enum Access {
     Agent,
     /// A user's token or an agent's id and key, each for its own ids.
     UserOrAgent,
+    /// A registration token.
+    Registration,
     /// The operator's bearer token.
     Operator,
 }
@@ -91,6 +93,46 @@ pub enum Endpoint {
     ServerCreate,
     /// A server; for an agent with the id `-`, its own.
     ServerRetrieve,
+    /// Replaces a server's name and groups.
+    ServerReplace,
+    /// Changes a server's name or groups.
+    ServerUpdate,
+    /// Deletes a server, and cuts its agent off.
+    ServerDelete,
+    /// Gives a server's agent another key.
+    ServerRotateKey,
+    /// Lists registration tokens.
+    RegistrationTokenList,
+    /// Creates a registration token.
+    RegistrationTokenCreate,
+    /// A registration token.
+    RegistrationTokenRetrieve,
+    /// Deletes a registration token.
+    RegistrationTokenDelete,
+    /// Lists groups.
+    GroupList,
+    /// Creates a group.
+    GroupCreate,
+    /// A group.
+    GroupRetrieve,
+    /// Replaces a group.
+    GroupReplace,
+    /// Changes fields of a group.
+    GroupUpdate,
+    /// Deletes a group.
+    GroupDelete,
+    /// Lists memberships.
+    MembershipList,
+    /// Brings a user into a group.
+    MembershipCreate,
+    /// A membership.
+    MembershipRetrieve,
+    /// Replaces a membership's role.
+    MembershipReplace,
+    /// Changes a membership's role.
+    MembershipUpdate,
+    /// Takes a user out of a group.
+    MembershipDelete,
     /// Lists commands.
     CommandList,
     /// Runs a command.
@@ -127,6 +169,12 @@ pub enum Endpoint {
     AgentMetricsConfig,
     /// The state that an agent of an older version compares its own with.
     AgentProcSync,
+    /// What an agent that is commissioned tells of its host, by category.
+    AgentProcReport,
+    /// An agent makes a server of its host.
+    AgentRegister,
+    /// An agent goes for good, and its server with it.
+    AgentUnregister,
     /// A report that the service has no use for.
     AgentIgnored,
     /// A question that the service has no answer to.
@@ -242,6 +290,32 @@ pub const TABLE: &[Route] = &[
             ("DELETE", Endpoint::UserDelete),
         ],
     ),
+    route("/api/iam/groups/", Access::User, &[("GET", Endpoint::GroupList), ("POST", Endpoint::GroupCreate)]),
+    route(
+        "/api/iam/groups/{id}/",
+        Access::User,
+        &[
+            ("GET", Endpoint::GroupRetrieve),
+            ("PUT", Endpoint::GroupReplace),
+            ("PATCH", Endpoint::GroupUpdate),
+            ("DELETE", Endpoint::GroupDelete),
+        ],
+    ),
+    route(
+        "/api/iam/memberships/",
+        Access::User,
+        &[("GET", Endpoint::MembershipList), ("POST", Endpoint::MembershipCreate)],
+    ),
+    route(
+        "/api/iam/memberships/{id}/",
+        Access::User,
+        &[
+            ("GET", Endpoint::MembershipRetrieve),
+            ("PUT", Endpoint::MembershipReplace),
+            ("PATCH", Endpoint::MembershipUpdate),
+            ("DELETE", Endpoint::MembershipDelete),
+        ],
+    ),
     route("/api/users/users/", Access::User, USERS),
     on_prem(
         &["PUT", "PATCH"],
@@ -258,7 +332,28 @@ pub const TABLE: &[Route] = &[
     ),
     route("/api/servers/", Access::User, &[("GET", Endpoint::ServerList), ("POST", Endpoint::ServerCreate)]),
     route("/api/servers/servers/", Access::User, &[("GET", Endpoint::ServerList), ("POST", Endpoint::ServerCreate)]),
-    route("/api/servers/servers/{id}/", Access::UserOrAgent, &[("GET", Endpoint::ServerRetrieve)]),
+    route("/api/servers/servers/register/", Access::Registration, &[("POST", Endpoint::AgentRegister)]),
+    route(
+        "/api/servers/servers/{id}/",
+        Access::UserOrAgent,
+        &[
+            ("GET", Endpoint::ServerRetrieve),
+            ("PUT", Endpoint::ServerReplace),
+            ("PATCH", Endpoint::ServerUpdate),
+            ("DELETE", Endpoint::ServerDelete),
+        ],
+    ),
+    route("/api/servers/servers/{id}/rotate-key/", Access::User, &[("POST", Endpoint::ServerRotateKey)]),
+    route(
+        "/api/servers/registration-tokens/",
+        Access::User,
+        &[("GET", Endpoint::RegistrationTokenList), ("POST", Endpoint::RegistrationTokenCreate)],
+    ),
+    route(
+        "/api/servers/registration-tokens/{id}/",
+        Access::User,
+        &[("GET", Endpoint::RegistrationTokenRetrieve), ("DELETE", Endpoint::RegistrationTokenDelete)],
+    ),
     route("/api/events/commands/", Access::User, &[("GET", Endpoint::CommandList), ("POST", Endpoint::CommandCreate)]),
     route(
         "/api/events/commands/{id}/",
@@ -277,6 +372,8 @@ pub const TABLE: &[Route] = &[
     route("/api/servers/servers/-/sync/", Access::Agent, &[("PATCH", Endpoint::AgentSync)]),
     route("/api/servers/servers/-/sync-check/", Access::Agent, &[("POST", Endpoint::AgentSyncCheck)]),
     route("/api/servers/servers/-/status/", Access::Agent, &[("PATCH", Endpoint::AgentHeartbeat)]),
+    route("/api/servers/servers/{id}/unregister/", Access::Agent, UNREGISTER),
+    route("/api/servers/servers/-/unregister/", Access::Agent, UNREGISTER),
     route("/api/metrics/config/", Access::Agent, &[("GET", Endpoint::AgentMetricsConfig)]),
     route("/api/proc/{*rest}", Access::Agent, PROC),
     route("/api/history/{*rest}", Access::Agent, IGNORED),
@@ -291,6 +388,9 @@ const USERS: &[(&str, Endpoint)] = &[("GET", Endpoint::UserList), ("POST", Endpo
 
 const PAGE: &[(&str, Endpoint)] = &[("GET", Endpoint::Page)];
 
+/// Agents name their own server in either way.
+const UNREGISTER: &[(&str, Endpoint)] = &[("DELETE", Endpoint::AgentUnregister)];
+
 /// Agents retry a report until it is answered with success, so what is of no use here is taken (agent-protocol 4).
 const IGNORED: &[(&str, Endpoint)] = &[
     ("GET", Endpoint::AgentUnknown),
@@ -303,9 +403,9 @@ const IGNORED: &[(&str, Endpoint)] = &[
 /// The same, but older agents crash on a 404 to what they read here.
 const PROC: &[(&str, Endpoint)] = &[
     ("GET", Endpoint::AgentProcSync),
-    ("POST", Endpoint::AgentIgnored),
-    ("PUT", Endpoint::AgentIgnored),
-    ("PATCH", Endpoint::AgentIgnored),
+    ("POST", Endpoint::AgentProcReport),
+    ("PUT", Endpoint::AgentProcReport),
+    ("PATCH", Endpoint::AgentProcReport),
     ("DELETE", Endpoint::AgentIgnored),
 ];
 

@@ -9,6 +9,7 @@
 //! - There is one alarm, for the earliest of all that is due.
 
 mod commands;
+mod identity;
 mod waiting;
 
 use std::cell::{Cell, RefCell};
@@ -21,7 +22,7 @@ use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Fin, FromAgent, ToAgent};
 use futures_util::future;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 use worker::{
     DurableObject, Env, Request, Response, ScheduledTime, State, WebSocket, WebSocketIncomingMessage, WebSocketPair,
@@ -29,7 +30,7 @@ use worker::{
 };
 
 use self::waiting::Waiting;
-use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, Refusal, Report};
+use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, Known, OfServer, Refusal, Report};
 use crate::platform;
 use crate::server_link_sql::{Held, Phase, Tables};
 use crate::store::server_link::{self as d1, ServerFacts};
@@ -62,8 +63,14 @@ const CONTROL: &str = "control";
 
 /// Names of facts.
 mod fact {
-    /// Who the server is: [`super::Known`].
+    /// Who the server is: `Known`.
     pub const KNOWN: &str = "known";
+    /// True while D1 is being told of another key or of the server's end, and is the only one who knows.
+    pub const UNSURE: &str = "unsure";
+    /// Of which server that is: `OfServer`.
+    pub const ASKED: &str = "asked";
+    /// True when the server was deleted. What went out to it stays.
+    pub const GONE: &str = "gone";
     /// What is known of its host: `ServerFacts`.
     pub const SERVER: &str = "server";
     /// The number of the last connection.
@@ -87,16 +94,8 @@ mod wake {
     pub const PONG: &str = "pong";
     /// Commands are due.
     pub const HAND_OUT: &str = "hand_out";
-}
-
-/// Who this server is, and the hash of its agent's key: the proof of every call of an agent, without a look into D1.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-struct Known {
-    workspace: String,
-    workspace_id: i64,
-    server: Uuid,
-    name: String,
-    key_hash: String,
+    /// Somebody who was telling D1 of a change of the server may have died over it.
+    pub const LOOK: &str = "look";
 }
 
 /// Something that D1 lacks.
@@ -145,6 +144,10 @@ pub struct ServerLink {
     answering: RefCell<HashMap<String, Timestamp>>,
     /// Who waits for such an answer.
     answered: Waiting<String>,
+    /// Since when D1 is being told of a change of the server.
+    changing_since: Cell<Option<Timestamp>>,
+    /// Who waits for that.
+    changed: Waiting<()>,
 }
 
 impl DurableObject for ServerLink {
@@ -163,6 +166,8 @@ impl DurableObject for ServerLink {
             checked: Waiting::default(),
             answering: RefCell::default(),
             answered: Waiting::default(),
+            changing_since: Cell::new(None),
+            changed: Waiting::default(),
         }
     }
 
@@ -180,6 +185,10 @@ impl DurableObject for ServerLink {
             Ask::Kill(by) => self.kill(by).await,
             Ask::Chunks(asked) => self.chunks(&asked),
             Ask::Follow(asked) => self.follow(asked).await,
+            Ask::Adopt(known) => self.adopt(&known),
+            Ask::Rename(rename) => self.rename(rename),
+            Ask::Rotate(rotate) => self.rotate(rotate).await,
+            Ask::Remove(server) => self.remove(server).await,
             Ask::Agent(call) => self.agent(call).await,
             Ask::Sever => self.sever().await,
         };
@@ -267,41 +276,7 @@ impl ServerLink {
         Ok(())
     }
 
-    // The agent's identity.
-
-    /// Tells whether an agent is this server's own. The first time D1 is asked, and its answer kept.
-    async fn authenticate(&self, identity: &Identity) -> worker::Result<Option<Known>> {
-        let matches = |known: &Known| known.workspace == identity.workspace && known.key_hash == identity.key_hash;
-        if let Some(known) = self.known()? {
-            return Ok(Some(known).filter(matches));
-        }
-        let epoch = self.epoch.get();
-        let found = d1::find_server(&self.env, &identity.workspace, identity.server).await?;
-        let Some(found) = found.filter(|found| found.key_hash == identity.key_hash) else { return Ok(None) };
-        if self.epoch.get() != epoch {
-            return Ok(None);
-        }
-        // Another call of the agent's may have been first, and what it told is not to be forgotten.
-        if let Some(known) = self.known()? {
-            return Ok(Some(known).filter(matches));
-        }
-        let known = Known {
-            workspace: identity.workspace.clone(),
-            workspace_id: found.workspace_id,
-            server: identity.server,
-            name: found.name,
-            key_hash: found.key_hash,
-        };
-        self.begin_use()?;
-        self.tables().set_fact(fact::KNOWN, &known)?;
-        self.tables().set_fact(fact::SERVER, &ServerFacts::beginning(found.commissioned, found.revision))?;
-        Ok(Some(known))
-    }
-
-    /// Who this server is, if that was ever learnt.
-    fn known(&self) -> worker::Result<Option<Known>> {
-        if self.is_used()? { self.tables().fact(fact::KNOWN) } else { Ok(None) }
-    }
+    // What is known.
 
     fn facts(&self) -> worker::Result<ServerFacts> {
         Ok(self.tables().fact(fact::SERVER)?.unwrap_or_default())
@@ -478,18 +453,17 @@ impl ServerLink {
                 self.hand_out_soon()?;
                 answer
             }
-            Report::Facts { facts } => {
-                self.change_facts(|known| known.learn(facts))?;
+            Report::Facts { facts, is_commit } => {
+                self.change_facts(|known| known.learn(facts, is_commit))?;
                 Answer::Done(Value::Null)
+            }
+            Report::Unregister => {
+                let Known { workspace, workspace_id, server, .. } = known;
+                return self.remove(OfServer { workspace, workspace_id, server }).await;
             }
         };
         self.arm().await?;
         Ok(answer)
-    }
-
-    fn whoami(&self, known: &Known) -> worker::Result<Answer> {
-        let commissioned = self.facts()?.commissioned;
-        Ok(Answer::Done(json!({"id": known.server, "name": known.name, "commissioned": commissioned})))
     }
 
     /// Changes a command by a report. One that changes nothing, being late or repeated, is as good as any.
@@ -511,6 +485,12 @@ impl ServerLink {
         let now = now();
         let tables = self.tables();
         let is_due = |name: &str| Ok::<_, worker::Error>(tables.wake(name)?.is_some_and(|due| due <= now));
+        if is_due(wake::LOOK)? {
+            self.look_into_d1().await?;
+            if !self.is_used()? {
+                return Ok(());
+            }
+        }
         if is_due(wake::PONG)? {
             self.give_up_silent_agent()?;
         }
@@ -525,6 +505,7 @@ impl ServerLink {
         // Side by side: a slow answer of D1 to one must not hold up the other.
         let flush = async { if is_flush_due { self.flush().await } else { Ok(()) } };
         let (handed_out, flushed) = future::join(self.hand_out(), flush).await;
+        self.forget_if_unused().await?;
         self.arm_if_used().await?;
         handed_out.and(flushed)
     }
@@ -572,7 +553,7 @@ impl ServerLink {
     /// Tells D1 what it lacks, all in one round trip. A failure is tried again later, slower each time.
     async fn flush(&self) -> worker::Result<()> {
         let tables = self.tables();
-        let facts = self.facts()?;
+        let (facts, known) = (self.facts()?, self.known()?);
         let mut lacking = Vec::new();
         for held in tables.unflushed_commands(BATCH)? {
             lacking.push(match held.phase {
@@ -580,7 +561,7 @@ impl ServerLink {
                 _ => (d1::update_command(&held, &tables.output(&held)?), Lacking::Change(held)),
             });
         }
-        if let Some(known) = self.known()?
+        if let Some(known) = &known
             && facts.revision > facts.flushed
         {
             let update = d1::update_server(known.workspace_id, known.server, &facts);
@@ -612,7 +593,8 @@ impl ServerLink {
             tables.set_fact(fact::FAILURES, &0)?;
         }
         let facts = self.facts()?;
-        let more = facts.revision > facts.flushed || !tables.unflushed_commands(1)?.is_empty();
+        let lacks_facts = known.is_some() && facts.revision > facts.flushed;
+        let more = lacks_facts || !tables.unflushed_commands(1)?.is_empty();
         tables.set_wake(wake::FLUSH, more.then(now))
     }
 
@@ -630,15 +612,21 @@ impl ServerLink {
         }
     }
 
-    /// Forgets everything: the server is gone, and its agent with it.
+    /// Forgets everything: the workspace is gone, or all that there was of the server, and its agent with it.
     async fn sever(&self) -> worker::Result<Answer> {
-        for tag in [BACKHAUL, CONTROL] {
-            for socket in self.state.get_websockets_with_tag(tag) {
-                socket.close(Some(1000), Some("the server was removed")).ok();
-            }
-        }
+        self.close_sockets("the server was removed");
         self.wipe().await?;
         Ok(Answer::Done(Value::Null))
+    }
+
+    /// Closes all of the agent's connections.
+    fn close_sockets(&self, why: &str) {
+        for tag in [BACKHAUL, CONTROL] {
+            for socket in self.state.get_websockets_with_tag(tag) {
+                // One that is closing already refuses; that is fine.
+                socket.close(Some(1000), Some(why)).ok();
+            }
+        }
     }
 
     /// Forgets all that is stored, and lets everybody go who waits.
@@ -649,6 +637,7 @@ impl ServerLink {
         self.output_came.clear();
         self.answered.clear();
         self.answering.borrow_mut().clear();
+        self.changed.clear();
         self.allowed.borrow_mut().clear();
         let storage = self.state.storage();
         storage.delete_alarm().await?;

@@ -343,6 +343,11 @@ impl Tables {
         self.exec(sql, vec![text(name), text(serde_json::to_string(value)?)])
     }
 
+    /// Forgets a value by name.
+    pub fn delete_fact(&self, name: &str) -> Result<()> {
+        self.exec("DELETE FROM facts WHERE name = ?", vec![text(name)])
+    }
+
     /// When a wake is due.
     pub fn wake(&self, name: &str) -> Result<Option<Timestamp>> {
         #[derive(Deserialize)]
@@ -416,6 +421,11 @@ impl Tables {
             vec![text(WAITING), text(now), integer(limit)],
         )?;
         Ok(found.into_iter().filter(|held| held.life.is_due(now)).collect())
+    }
+
+    /// All commands that wait to go out, now or later.
+    pub fn waiting_commands(&self) -> Result<Vec<Held>> {
+        self.held("stage = ?", vec![text(WAITING)])
     }
 
     /// Commands that the agent has and has not ended.

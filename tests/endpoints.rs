@@ -44,6 +44,18 @@ pub const ALL: &[(&str, &str, Access)] = &[
     ("PUT", "/api/iam/users/{id}/", Access::User),
     ("PATCH", "/api/iam/users/{id}/", Access::User),
     ("DELETE", "/api/iam/users/{id}/", Access::User),
+    ("GET", "/api/iam/groups/", Access::User),
+    ("POST", "/api/iam/groups/", Access::User),
+    ("GET", "/api/iam/groups/{id}/", Access::User),
+    ("PUT", "/api/iam/groups/{id}/", Access::User),
+    ("PATCH", "/api/iam/groups/{id}/", Access::User),
+    ("DELETE", "/api/iam/groups/{id}/", Access::User),
+    ("GET", "/api/iam/memberships/", Access::User),
+    ("POST", "/api/iam/memberships/", Access::User),
+    ("GET", "/api/iam/memberships/{id}/", Access::User),
+    ("PUT", "/api/iam/memberships/{id}/", Access::User),
+    ("PATCH", "/api/iam/memberships/{id}/", Access::User),
+    ("DELETE", "/api/iam/memberships/{id}/", Access::User),
     ("GET", "/api/users/users/", Access::User),
     ("POST", "/api/users/users/", Access::User),
     ("GET", "/api/users/users/{username}/", Access::User),
@@ -54,7 +66,16 @@ pub const ALL: &[(&str, &str, Access)] = &[
     ("POST", "/api/servers/", Access::User),
     ("GET", "/api/servers/servers/", Access::User),
     ("POST", "/api/servers/servers/", Access::User),
+    ("POST", "/api/servers/servers/register/", Access::Registration),
     ("GET", "/api/servers/servers/{id}/", Access::UserOrAgent),
+    ("PUT", "/api/servers/servers/{id}/", Access::UserOrAgent),
+    ("PATCH", "/api/servers/servers/{id}/", Access::UserOrAgent),
+    ("DELETE", "/api/servers/servers/{id}/", Access::UserOrAgent),
+    ("POST", "/api/servers/servers/{id}/rotate-key/", Access::User),
+    ("GET", "/api/servers/registration-tokens/", Access::User),
+    ("POST", "/api/servers/registration-tokens/", Access::User),
+    ("GET", "/api/servers/registration-tokens/{id}/", Access::User),
+    ("DELETE", "/api/servers/registration-tokens/{id}/", Access::User),
     ("GET", "/api/events/commands/", Access::User),
     ("POST", "/api/events/commands/", Access::User),
     ("GET", "/api/events/commands/{id}/", Access::User),
@@ -71,6 +92,8 @@ pub const ALL: &[(&str, &str, Access)] = &[
     ("PATCH", "/api/servers/servers/-/sync/", Access::Agent),
     ("POST", "/api/servers/servers/-/sync-check/", Access::Agent),
     ("PATCH", "/api/servers/servers/-/status/", Access::Agent),
+    ("DELETE", "/api/servers/servers/{id}/unregister/", Access::Agent),
+    ("DELETE", "/api/servers/servers/-/unregister/", Access::Agent),
     ("GET", "/api/metrics/config/", Access::Agent),
     ("GET", "/api/proc/{*rest}", Access::Agent),
     ("POST", "/api/proc/{*rest}", Access::Agent),
@@ -105,7 +128,8 @@ fn the_table_is_the_workers_own() {
 }
 
 pub fn path_of(pattern: &str, slug: &str) -> String {
-    let id = if pattern.starts_with("/api/iam/") { "1" } else { ID };
+    let is_numbered = ["/api/iam/users/", "/api/iam/groups/"].iter().any(|path| pattern.starts_with(path));
+    let id = if is_numbered { "1" } else { ID };
     let values =
         [("{id}", id), ("{slug}", slug), ("{*rest}", "some/where/"), ("{key}", "unknown"), ("{username}", "boss")];
     values.into_iter().fold(pattern.to_owned(), |path, (name, value)| path.replace(name, value))
@@ -163,7 +187,7 @@ async fn every_endpoint_refuses_every_bad_credential() {
         for bad in ["nonsense", "token=unquoted", "Basic eDp5", "id=\"x\", key=\"y\""] {
             refused(bad, malformed).await;
         }
-        let is_user = matches!(access, Access::User | Access::UserOrAgent);
+        let is_user = matches!(access, Access::User | Access::UserOrAgent | Access::Registration);
         let is_agent = matches!(access, Access::Agent | Access::UserOrAgent);
         for user in [&unknown_user, &other_user, &other_session] {
             refused(user, if is_user { dead } else { malformed }).await;
@@ -173,6 +197,8 @@ async fn every_endpoint_refuses_every_bad_credential() {
         }
         if !is_user {
             refused(&own_user, malformed).await;
+        } else if *access == Access::Registration {
+            refused(&own_user, dead).await;
         }
         if !is_agent {
             refused(&own_agent, malformed).await;

@@ -53,7 +53,7 @@ pub struct TokenFilter {
 }
 
 /// The field `expires_at`: `None` where it was not sent, else null or in the future.
-fn expires_at(fields: &mut Fields, now: Timestamp) -> Option<Option<Timestamp>> {
+pub fn expires_at(fields: &mut Fields, now: Timestamp) -> Option<Option<Timestamp>> {
     if !fields.has("expires_at") {
         return None;
     }

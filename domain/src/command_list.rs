@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::command::Shell;
 use crate::error::{Error, FieldErrors};
 use crate::id;
-use crate::page::{boolean_parameter, parameter};
+use crate::page::{boolean_parameter, id_parameter, ordering, parameter};
 
 /// How many words of a search the index of all lines is asked for; the others are looked for in what that finds.
 pub const INDEXED_WORDS: usize = 16;
@@ -191,18 +191,6 @@ fn read_shell(query: &[(String, String)]) -> Result<Option<Shell>, Error> {
     parameter(query, "shell").map(read).transpose()
 }
 
-fn read_requested_by(query: &[(String, String)]) -> Result<Option<i64>, Error> {
-    let read = |text: &str| {
-        let digits = text.strip_prefix('-').unwrap_or(text);
-        if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
-            return Err(Error::field("requested_by", "Enter a whole number."));
-        }
-        // Larger than JSON numbers are exact: nobody has that id, and nobody has 0.
-        Ok(text.parse().ok().filter(|id| (0..1 << 53).contains(id)).unwrap_or(0))
-    };
-    parameter(query, "requested_by").map(read).transpose()
-}
-
 fn read_words(query: &[(String, String)]) -> Result<Vec<Word>, Error> {
     let text = parameter(query, "search").unwrap_or("");
     if text.contains('\0') {
@@ -213,20 +201,9 @@ fn read_words(query: &[(String, String)]) -> Result<Vec<Word>, Error> {
 }
 
 fn read_order(query: &[(String, String)]) -> Result<Vec<Key>, Error> {
-    let Some(text) = parameter(query, "ordering") else { return Ok(vec![DEFAULT_ORDER]) };
-    let mut order: Vec<Key> = Vec::new();
-    for part in text.split(',') {
-        let (descending, name) = part.strip_prefix('-').map_or((false, part), |name| (true, name));
-        let moment = Moment::ALL.into_iter().find(|moment| moment.as_str() == name).ok_or_else(|| {
-            let names = Moment::ALL.map(Moment::as_str).join(", ");
-            Error::field("ordering", format!("Choose of {names}, with a leading - for the latest first."))
-        })?;
-        // The first one has ordered by it already.
-        if !order.iter().any(|key| key.moment == moment) {
-            order.push(Key { moment, descending });
-        }
-    }
-    Ok(order)
+    let order = ordering(query, &Moment::ALL, Moment::as_str)?;
+    let keys = |order: Vec<_>| order.into_iter().map(|(moment, descending)| Key { moment, descending }).collect();
+    Ok(order.map_or_else(|| vec![DEFAULT_ORDER], keys))
 }
 
 impl CommandList {
@@ -241,7 +218,7 @@ impl CommandList {
         let mut errors = FieldErrors::new();
         let server = take(read_server(query), &mut errors);
         let shell = take(read_shell(query), &mut errors);
-        let requested_by = take(read_requested_by(query), &mut errors);
+        let requested_by = take(id_parameter(query, "requested_by"), &mut errors);
         let requested_by_isnull = take(boolean_parameter(query, "requested_by_isnull"), &mut errors);
         let is_scheduled = take(boolean_parameter(query, "is_scheduled"), &mut errors);
         let words = take(read_words(query), &mut errors);

@@ -15,6 +15,17 @@ pub const BLANK: &str = "This field may not be blank.";
 /// The message for a null where there must be a value.
 const NULL: &str = "This field may not be null.";
 
+/// The message for what is no whole number.
+const NOT_AN_INTEGER: &str = "A valid integer is required.";
+/// The most groups that a server, or a registration token, is in.
+const MAX_GROUPS: usize = 100;
+
+/// A whole number as the id of a user or a group. One that JSON numbers are not exact for is nobody's, as 0 is.
+fn as_id(value: &Value) -> Option<i64> {
+    let is_whole = value.is_i64() || value.is_u64();
+    is_whole.then(|| value.as_i64().filter(|id| (0..1 << 53).contains(id)).unwrap_or(0))
+}
+
 /// The fields of a body, and what was found wrong with them so far.
 #[derive(Debug, Default)]
 pub struct Fields {
@@ -57,6 +68,18 @@ impl Fields {
     /// The field's value, where it is there and not null.
     pub fn value(&self, name: &str) -> Option<&Value> {
         self.values.get(name).filter(|value| !value.is_null())
+    }
+
+    /// The field's value, where it is there, null included.
+    pub fn any(&self, name: &str) -> Option<&Value> {
+        self.values.get(name)
+    }
+
+    /// Makes a field's text lower case, as far as it is ASCII.
+    pub fn lower_case(&mut self, name: &str) {
+        if let Some(Value::String(text)) = self.values.get_mut(name) {
+            text.make_ascii_lowercase();
+        }
     }
 
     /// Tells whether the field is there, null included.
@@ -105,7 +128,7 @@ impl Fields {
     pub fn optional_integer(&mut self, name: &'static str, range: RangeInclusive<i64>) -> Option<i64> {
         let value = self.value(name)?;
         let Some(number) = value.as_i64() else {
-            self.reject(name, "A valid integer is required.");
+            self.reject(name, NOT_AN_INTEGER);
             return None;
         };
         if range.contains(&number) {
@@ -113,6 +136,49 @@ impl Fields {
         }
         self.reject(name, format!("Ensure this value is from {} to {}.", range.start(), range.end()));
         None
+    }
+
+    /// The id of a user or a group, which must be there. Ids that JSON numbers cannot tell apart are nobody's, as 0 is.
+    pub fn id(&mut self, name: &'static str) -> Option<i64> {
+        match self.values.get(name) {
+            None => self.reject(name, REQUIRED),
+            Some(Value::Null) => self.reject(name, NULL),
+            Some(value) => match as_id(value) {
+                Some(id) => return Some(id),
+                None => self.reject(name, NOT_AN_INTEGER),
+            },
+        }
+        None
+    }
+
+    /// A list that may be missing, but not null, of so many items at most. `message` tells what they must be.
+    pub fn optional_list<T>(
+        &mut self,
+        name: &'static str,
+        most: usize,
+        message: &'static str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        match self.values.get(name)? {
+            Value::Array(items) if items.len() > most => {
+                self.reject(name, format!("Ensure there are no more than {most} items."));
+            }
+            Value::Array(items) => match items.iter().map(read).collect() {
+                Some(list) => return Some(list),
+                None => self.reject(name, message),
+            },
+            Value::Null => self.reject(name, NULL),
+            _ => self.reject(name, "Not a valid list."),
+        }
+        None
+    }
+
+    /// A list of ids of groups that may be missing, but not null: each once, sorted.
+    pub fn optional_groups(&mut self) -> Option<Vec<i64>> {
+        let mut groups = self.optional_list("groups", MAX_GROUPS, "Enter the ids of groups.", as_id)?;
+        groups.sort_unstable();
+        groups.dedup();
+        Some(groups)
     }
 
     /// A boolean that may be missing, but not null.
@@ -207,6 +273,25 @@ mod tests {
         }
         let error = fields.finish().unwrap_err();
         assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["b", "c", "d"]);
+    }
+
+    #[test]
+    fn ids_and_lists_of_them() {
+        let mut fields = read(r#"{"a":5,"b":5.5,"c":"5","d":-1,"e":null,"f":18446744073709551615,"groups":[3,1,3]}"#);
+        assert_eq!((fields.id("a"), fields.id("d"), fields.id("f")), (Some(5), Some(0), Some(0)));
+        assert_eq!(fields.optional_groups(), Some(vec![1, 3]));
+        for bad in ["b", "c", "e", "g"] {
+            assert_eq!(fields.id(bad), None, "{bad}");
+        }
+        let error = fields.finish().unwrap_err();
+        assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["b", "c", "e", "g"]);
+        assert_eq!(read("{}").optional_groups(), None);
+        let many = format!(r#"{{"groups":[{}1]}}"#, "1,".repeat(100));
+        for bad in [r#"{"groups":null}"#, r#"{"groups":1}"#, r#"{"groups":["1"]}"#, r#"{"groups":[1.5]}"#, &many] {
+            let mut fields = read(bad);
+            assert_eq!(fields.optional_groups(), None, "{bad}");
+            assert!(fields.finish().unwrap_err().fields.contains_key("groups"), "{bad}");
+        }
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub enum Cancellation {
     By(String),
     /// When it was to go out, it was not allowed any more (contract 7: its right is checked again).
     NotAllowed(Denial),
+    /// Its server was deleted.
+    ServerDeleted,
 }
 
 impl fmt::Display for Cancellation {
@@ -29,6 +31,7 @@ impl fmt::Display for Cancellation {
         match self {
             Self::By(username) => write!(f, "by {username}"),
             Self::NotAllowed(denial) => write!(f, "as {denial}"),
+            Self::ServerDeleted => write!(f, "as its server was deleted"),
         }
     }
 }

@@ -28,6 +28,59 @@ pub fn boolean_parameter(query: &[(String, String)], name: &'static str) -> Resu
     }
 }
 
+/// A query parameter that is the id of a user or a group. One that JSON numbers are not exact for is nobody's, as 0 is.
+///
+/// # Errors
+/// What is no whole number, on the parameter.
+pub fn id_parameter(query: &[(String, String)], name: &'static str) -> Result<Option<i64>, Error> {
+    let read = |text: &str| {
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+            return Err(Error::field(name, "Enter a whole number."));
+        }
+        Ok(text.parse().ok().filter(|id| (0..1 << 53).contains(id)).unwrap_or(0))
+    };
+    parameter(query, name).map(read).transpose()
+}
+
+/// The words of `search`, in lower case.
+///
+/// # Errors
+/// A null character, on the parameter.
+pub fn words(query: &[(String, String)]) -> Result<Vec<String>, Error> {
+    let text = parameter(query, "search").unwrap_or("");
+    if text.contains('\0') {
+        return Err(Error::field("search", "Null characters are not allowed."));
+    }
+    Ok(text.split_whitespace().map(str::to_lowercase).collect())
+}
+
+/// The fields of `ordering`, each once, and whether each is descending; `None` where it is not given.
+///
+/// # Errors
+/// A name that is none of `names`, on the parameter.
+pub fn ordering<T: Copy + PartialEq>(
+    query: &[(String, String)],
+    all: &[T],
+    name_of: impl Fn(T) -> &'static str,
+) -> Result<Option<Vec<(T, bool)>>, Error> {
+    let Some(text) = parameter(query, "ordering") else { return Ok(None) };
+    let mut order: Vec<(T, bool)> = Vec::new();
+    for part in text.split(',') {
+        let (descending, name) = part.strip_prefix('-').map_or((false, part), |name| (true, name));
+        let field = all.iter().copied().find(|field| name_of(*field) == name).ok_or_else(|| {
+            let names: Vec<&str> = all.iter().copied().map(&name_of).collect();
+            let names = names.join(", ");
+            Error::field("ordering", format!("Choose of {names}, with a leading - for the highest first."))
+        })?;
+        // The first one has ordered by it already.
+        if !order.iter().any(|(known, _)| *known == field) {
+            order.push((field, descending));
+        }
+    }
+    Ok(Some(order))
+}
+
 /// Which page is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Page {

@@ -63,6 +63,8 @@ pub enum Purpose {
     Token,
     /// An agent's key.
     AgentKey,
+    /// What an agent registers its server with.
+    RegistrationToken,
     /// An e-mail address that a password reset was asked for: not a credential, but nobody else's business.
     Address,
     /// A username that somebody tried to log in with: it may be a password that was typed in the wrong place.
@@ -100,6 +102,7 @@ impl Pepper {
         let label = match purpose {
             Purpose::Token => "token",
             Purpose::AgentKey => "agent-key",
+            Purpose::RegistrationToken => "registration-token",
             Purpose::Address => "address",
             Purpose::GuessedName => "guessed-name",
             Purpose::IdempotencyKey => "idempotency-key",

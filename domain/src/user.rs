@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use crate::error::{Error, NON_FIELD};
 use crate::fields::Fields;
+use crate::group;
 use crate::mail::is_address;
 use crate::page::{boolean_parameter, parameter};
 use crate::password;
@@ -312,18 +313,19 @@ pub fn may_change(caller: (i64, Rank), account: &Account, changes: &Changes, has
     }
 }
 
-/// Decides whether a caller may delete an account (contract 5).
+/// Decides whether a caller may delete an account (contract 5). `has_other` is as for [`may_change`]; `is_only_owner` tells
+/// whether a group has no other owner.
 ///
 /// # Errors
-/// No right to it; the last superuser.
-pub fn may_delete(rank: Rank, account: &Account, has_other: bool) -> Result<(), Error> {
+/// No right to it; the last superuser; the only owner of a group.
+pub fn may_delete(rank: Rank, account: &Account, has_other: bool, is_only_owner: bool) -> Result<(), Error> {
     if !rank.manages(account.rank()) {
         return Err(Error::permission_denied());
     }
     if is_active_superuser(account) && !has_other {
         return Err(last_superuser());
     }
-    Ok(())
+    if is_only_owner { Err(group::only_owner()) } else { Ok(()) }
 }
 
 /// Which users a list shows.
@@ -491,11 +493,13 @@ mod tests {
             let inactive = Account { is_active: false, ..boss.clone() };
             assert!(may_change((2, SUPERUSER), &inactive, &changes, false).is_ok());
         }
-        assert!(may_delete(SUPERUSER, &boss, false).unwrap_err().fields.contains_key(NON_FIELD));
-        assert!(may_delete(SUPERUSER, &boss, true).is_ok());
-        assert!(may_delete(STAFF, &boss, true).is_err());
-        assert!(may_delete(STAFF, &account(2, ORDINARY), false).is_ok());
-        assert!(may_delete(ORDINARY, &account(2, ORDINARY), false).is_err());
+        assert!(may_delete(SUPERUSER, &boss, false, false).unwrap_err().fields.contains_key(NON_FIELD));
+        assert!(may_delete(SUPERUSER, &boss, true, false).is_ok());
+        assert!(may_delete(STAFF, &boss, true, false).is_err());
+        assert!(may_delete(STAFF, &account(2, ORDINARY), false, false).is_ok());
+        let only_owner = may_delete(STAFF, &account(2, ORDINARY), false, true).unwrap_err();
+        assert!(only_owner.fields.contains_key(NON_FIELD));
+        assert!(may_delete(ORDINARY, &account(2, ORDINARY), false, false).is_err());
     }
 
     #[test]

@@ -142,6 +142,12 @@ fn member<'a, T: Deserialize<'a>>(members: &Members<'a>, name: &str) -> Option<T
     serde_json::from_str(members.get(name)?.get()).ok()
 }
 
+/// A text as it is kept.
+fn text(members: &Members<'_>, name: &str) -> Option<String> {
+    let text: String = member(members, name)?;
+    Some(text.replace('\0', "").chars().take(MAX_FACT).collect())
+}
+
 impl HostFacts {
     /// Reads a body.
     ///
@@ -149,22 +155,46 @@ impl HostFacts {
     /// It is not a JSON object.
     pub fn read(body: &str) -> Result<Self, serde_json::Error> {
         let told: Members<'_> = serde_json::from_str(body)?;
-        let info: Members<'_> = member(&told, "info").unwrap_or_default();
-        let os: Members<'_> = member(&told, "os").unwrap_or_default();
-        let text = |members: &Members<'_>, name: &str| {
-            let text: String = member(members, name)?;
-            Some(text.replace('\0', "").chars().take(MAX_FACT).collect())
-        };
-        let count = |name: &str| member::<i64>(&info, name).filter(|number| (0..=1 << 53).contains(number));
+        let info = Self::of_info(&member(&told, "info").unwrap_or_default());
+        let os = Self::of_os(&member(&told, "os").unwrap_or_default());
         Ok(Self {
             version: text(&told, "version"),
             load: member(&told, "load"),
-            platform: text(&os, "platform_like").or_else(|| text(&os, "platform")),
-            os_name: text(&os, "name"),
-            os_version: text(&os, "version"),
+            platform: os.platform,
+            os_name: os.os_name,
+            os_version: os.os_version,
+            cpu_logical_cores: info.cpu_logical_cores,
+            physical_memory: info.physical_memory,
+        })
+    }
+
+    /// Reads what an agent that is commissioned tells of one category, `info` or `os` (agent-protocol 2); `None` of another
+    /// one, or of a body of another form.
+    pub fn read_category(category: &str, body: &str) -> Option<Self> {
+        let told: Members<'_> = serde_json::from_str(body).ok()?;
+        match category {
+            "info" => Some(Self::of_info(&told)),
+            "os" => Some(Self::of_os(&told)),
+            _ => None,
+        }
+    }
+
+    fn of_info(info: &Members<'_>) -> Self {
+        let count = |name: &str| member::<i64>(info, name).filter(|number| (0..=1 << 53).contains(number));
+        Self {
             cpu_logical_cores: count("cpu_logical_cores"),
             physical_memory: count("physical_memory"),
-        })
+            ..Self::default()
+        }
+    }
+
+    fn of_os(os: &Members<'_>) -> Self {
+        Self {
+            platform: text(os, "platform_like").or_else(|| text(os, "platform")),
+            os_name: text(os, "name"),
+            os_version: text(os, "version"),
+            ..Self::default()
+        }
     }
 }
 

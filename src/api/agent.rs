@@ -44,7 +44,10 @@ async fn identity(call: &mut Call) -> Result<Identity, Error> {
 /// Tells the agent's object something.
 async fn tell(call: &Call, identity: Identity, report: Report) -> Result<Value, Error> {
     let server = identity.server;
-    link_calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report })).await
+    let answer = link_calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report })).await?;
+    // The key was right, and its object knows whose it is: so there is that workspace, and D1 need not be asked.
+    call.workspace_proven.set(true);
+    Ok(answer)
 }
 
 /// Passes a report on to the agent's object. A report that could not be read is refused after the key was checked.
@@ -100,10 +103,10 @@ pub async fn fin(call: &mut Call) -> Result<Reply, Error> {
 }
 
 /// `PUT /api/servers/servers/-/commit/` and `PATCH /api/servers/servers/-/sync/`.
-pub async fn facts(call: &mut Call) -> Result<Reply, Error> {
+pub async fn facts(call: &mut Call, is_commit: bool) -> Result<Reply, Error> {
     let identity = identity(call).await?;
     let facts = call.report_with(HostFacts::read).await;
-    report(call, identity, facts.map(|facts| Report::Facts { facts })).await?;
+    report(call, identity, facts.map(|facts| Report::Facts { facts, is_commit })).await?;
     Reply::ok(&json!({}))
 }
 
@@ -131,13 +134,42 @@ pub async fn event(call: &mut Call) -> Result<Reply, Error> {
     Ok(Reply::no_content())
 }
 
+/// `POST`, `PUT` and `PATCH` of `/api/proc/<category>/…`: what an agent that is commissioned tells of its host. Of use are
+/// `info` and `os`; whatever else it is, it is taken.
+pub async fn proc_report(call: &mut Call) -> Result<Reply, Error> {
+    let category = call.parameter("rest").split('/').next().unwrap_or("").to_owned();
+    if !matches!(category.as_str(), "info" | "os") {
+        return seen(call).await;
+    }
+    let identity = identity(call).await?;
+    let facts = call.report_with(|body| Ok(HostFacts::read_category(&category, body))).await;
+    let told = |facts: Option<_>| facts.map_or(Report::Seen, |facts| Report::Facts { facts, is_commit: false });
+    report(call, identity, facts.map(told)).await?;
+    Ok(Reply::no_content())
+}
+
+/// `DELETE /api/servers/servers/<id>/unregister/`: the agent's own server goes.
+pub async fn unregister(call: &mut Call) -> Result<Reply, Error> {
+    let identity = identity(call).await?;
+    let body = call.discard_report().await;
+    let id = call.parameter("id");
+    let is_own = id.is_empty() || id::parse(id) == Some(identity.server);
+    let gone = body.and_then(|()| if is_own { Ok(Report::Unregister) } else { Err(Error::not_found()) });
+    report(call, identity, gone).await?;
+    Ok(Reply::no_content())
+}
+
+/// What is for users only, on a path that agents have something on.
+pub async fn denied(call: &Call) -> Result<Reply, Error> {
+    tell(call, read_identity(call)?, Report::Seen).await?;
+    Err(Error::permission_denied())
+}
+
 /// Heartbeats, and reports that the service has no use for: all that is kept is that the agent was there.
 pub async fn seen(call: &mut Call) -> Result<Reply, Error> {
     let identity = identity(call).await?;
     let body = call.discard_report().await;
-    // An agent that is told that it was unregistered believes it.
-    let served = if call.parameter("rest") == "unregister/" { Err(Error::not_found()) } else { Ok(Report::Seen) };
-    report(call, identity, body.and(served)).await?;
+    report(call, identity, body.map(|()| Report::Seen)).await?;
     Ok(Reply::no_content())
 }
 
@@ -174,7 +206,10 @@ pub async fn web_socket(call: &Call, path: &str) -> Result<Reply, Error> {
     }
     let response: Response = link_calls::connect(call, &identity, path).await?;
     match response.websocket() {
-        Some(socket) => Ok(Reply::web_socket(socket)),
+        Some(socket) => {
+            call.workspace_proven.set(true);
+            Ok(Reply::web_socket(socket))
+        }
         None => Err(Error::invalid_token()),
     }
 }

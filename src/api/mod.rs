@@ -3,17 +3,19 @@
 pub mod agent;
 pub mod command_output;
 pub mod commands;
+pub mod groups;
 pub mod operator;
 pub mod pages;
 pub mod passwords;
+pub mod registration_tokens;
 pub mod servers;
 pub mod service;
 pub mod sessions;
 pub mod tokens;
 pub mod users;
 
-use farhand_domain::error::{self, Error};
-use farhand_domain::page::{Page, Query, parameter};
+use farhand_domain::error::{self, Error, Kind};
+use farhand_domain::page::{Page, Query};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -58,6 +60,26 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::ServerList => servers::list(call).await,
         Endpoint::ServerCreate => servers::create(call).await,
         Endpoint::ServerRetrieve => servers::retrieve(call).await,
+        Endpoint::ServerReplace => servers::replace(call).await,
+        Endpoint::ServerUpdate => servers::update(call).await,
+        Endpoint::ServerDelete => servers::delete(call).await,
+        Endpoint::ServerRotateKey => servers::rotate_key(call).await,
+        Endpoint::RegistrationTokenList => registration_tokens::list(call).await,
+        Endpoint::RegistrationTokenCreate => registration_tokens::create(call).await,
+        Endpoint::RegistrationTokenRetrieve => registration_tokens::retrieve(call).await,
+        Endpoint::RegistrationTokenDelete => registration_tokens::delete(call).await,
+        Endpoint::GroupList => groups::list(call).await,
+        Endpoint::GroupCreate => groups::create(call).await,
+        Endpoint::GroupRetrieve => groups::retrieve(call).await,
+        Endpoint::GroupReplace => groups::replace(call).await,
+        Endpoint::GroupUpdate => groups::update(call).await,
+        Endpoint::GroupDelete => groups::delete(call).await,
+        Endpoint::MembershipList => groups::list_memberships(call).await,
+        Endpoint::MembershipCreate => groups::create_membership(call).await,
+        Endpoint::MembershipRetrieve => groups::retrieve_membership(call).await,
+        Endpoint::MembershipReplace => groups::replace_membership(call).await,
+        Endpoint::MembershipUpdate => groups::update_membership(call).await,
+        Endpoint::MembershipDelete => groups::delete_membership(call).await,
         Endpoint::CommandList => commands::list(call).await,
         Endpoint::CommandCreate => commands::create(call).await,
         Endpoint::CommandRetrieve => commands::retrieve(call).await,
@@ -69,7 +91,11 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::AgentAck => agent::ack(call).await,
         Endpoint::AgentChunk => agent::chunk(call).await,
         Endpoint::AgentFin => agent::fin(call).await,
-        Endpoint::AgentCommit | Endpoint::AgentSync => agent::facts(call).await,
+        Endpoint::AgentRegister => registration_tokens::register(call).await,
+        Endpoint::AgentUnregister => agent::unregister(call).await,
+        Endpoint::AgentCommit => agent::facts(call, true).await,
+        Endpoint::AgentSync => agent::facts(call, false).await,
+        Endpoint::AgentProcReport => agent::proc_report(call).await,
         Endpoint::AgentSyncCheck => agent::sync_check(call).await,
         Endpoint::AgentEvent => agent::event(call).await,
         Endpoint::AgentHeartbeat | Endpoint::AgentIgnored => agent::seen(call).await,
@@ -79,6 +105,14 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::AgentBackhaul => agent::web_socket(call, "/backhaul").await,
         Endpoint::AgentControl => agent::web_socket(call, "/control").await,
     }
+}
+
+/// How often a change is tried where another request changes the same thing, or the caller's right to it, at the same time.
+const TRIES: usize = 8;
+
+/// Others change it all the time.
+fn conflict(what: &str) -> Error {
+    Error::new(Kind::Conflict, format!("The {what} was changed by others at the same time. Try again."))
 }
 
 /// The envelope of a list (spec.md, Paginated list envelope).
@@ -149,10 +183,4 @@ async fn page_of(call: &Call, select: impl FnOnce(&Query, Page) -> Result<Select
     let (page, selection) = credential.checked(error::both(page, selection)).await?;
     let (items, count) = credential.list(&selection, page).await?;
     envelope(call, &query, page, items, count)
-}
-
-/// Refuses parameters of the contract that are not served yet: all items would be the wrong answer to a question for some.
-fn without(query: &Query, unserved: &[&'static str]) -> Result<Vec<Parameter>, Error> {
-    let asked = unserved.iter().find(|name| parameter(query, name).is_some());
-    asked.map_or(Ok(vec![]), |name| Err(Error::field(name, "Not supported yet.")))
 }

@@ -1,22 +1,25 @@
 //! Servers (contract 6).
 
 use farhand_domain::error::Error;
-use farhand_domain::secret::Purpose;
-use farhand_domain::server;
+use farhand_domain::fields::Fields;
+use farhand_domain::secret::{Purpose, Secret};
+use farhand_domain::server::{self, ServerChanges, ServerList};
 use serde_json::{Value, json};
+use uuid::Uuid;
+use worker::console_error;
 
-use super::{Listing, agent, list_of, without};
-use crate::caller::Credential;
+use super::{TRIES, agent, conflict, page_of};
+use crate::caller::{Caller, Credential};
+use crate::link_calls::{self, Ask, Known, OfServer, Rename, Rotate};
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
 use crate::store::db::Failure;
-use crate::store::servers::{self, OBJECT, REACHABLE};
+use crate::store::servers::{self, ForChange, OBJECT, REACHABLE};
 
-/// `GET /api/servers/` and `/api/servers/servers/`: those that the caller reaches, newest first.
+/// `GET /api/servers/` and `/api/servers/servers/`: those that the caller reaches.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let listing = Listing { object: OBJECT, from: "servers s", condition: REACHABLE, order: "s.id DESC" };
-    list_of(call, listing, |query| without(query, &["name", "is_connected", "search", "ordering"])).await
+    page_of(call, |query, _| ServerList::of(query).map(|list| servers::list(&list))).await
 }
 
 /// `GET /api/servers/servers/<id>/`: a server that the caller reaches; for an agent, with `-`, its own.
@@ -26,41 +29,184 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     }
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let (_, server) = read(&credential, id).await?;
+    Ok(Reply::ok_text(server))
+}
+
+/// The server object of a server that the caller reaches.
+async fn read(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
     let sql = format!("(SELECT {OBJECT} FROM servers s WHERE s.id = ?5 AND {REACHABLE})");
-    let (_, server) = credential.read(&sql, vec![id.into()]).await?;
-    server.map(Reply::ok_text).ok_or_else(Error::not_found)
+    let (caller, server) = credential.read(&sql, vec![id.into()]).await?;
+    Ok((caller, server.ok_or_else(Error::not_found)?))
+}
+
+/// A new key for an agent, with its hash.
+pub fn new_key(call: &Call) -> Result<(Secret, String), Error> {
+    let key = platform::new_secret()?;
+    let hash = platform::pepper(&call.env)?.hash(Purpose::AgentKey, &key);
+    Ok((key, hash))
+}
+
+/// A server with its agent's key and how to start one: the one answer that shows them.
+fn with_key(call: &Call, server: &str, id: Uuid, key: &Secret) -> Result<Value, Error> {
+    let mut server: Value = serde_json::from_str(server).map_err(internal)?;
+    server["install"] = json!(server::install_commands(&call.origin, id, key));
+    server["key"] = json!(key.expose());
+    Ok(server)
+}
+
+/// What a name that another server has is to the client.
+fn taken(failure: Failure) -> Error {
+    match failure {
+        Failure::NotUnique(_) => Error::field("name", "A server with this name already exists."),
+        other => other.into(),
+    }
+}
+
+/// What a group that there is not is to the client.
+pub fn no_such_group() -> Error {
+    Error::field("groups", "No such group.")
 }
 
 /// `POST /api/servers/`: makes a server, if the caller is staff; the one answer that has the agent's key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
-    let input = fields.and_then(|mut fields| {
-        let name = server::read_name(&mut fields);
-        if fields.value("groups").is_some_and(|groups| *groups != json!([])) {
-            fields.reject("groups", "Not supported yet.");
+    let input = fields.and_then(ServerChanges::read_all);
+    let groups = input.as_ref().ok().and_then(|new| new.groups.clone()).unwrap_or_default();
+    // The caller's right comes before the input (contract 3, order of refusals).
+    if input.is_err() || !groups.is_empty() {
+        let (caller, unknown) =
+            credential.read(&servers::has_unknown_group("?5"), vec![json!(groups).to_string().into()]).await?;
+        if !caller.is_staff_or_superuser() {
+            return Err(Error::permission_denied());
         }
-        fields.finish_with(name)
-    });
-    let name = match input {
-        Ok(name) => name,
-        // The caller's right comes before the input (contract 3, order of refusals).
-        Err(error) => {
-            let caller = credential.check().await?;
-            return Err(if caller.is_staff_or_superuser() { error } else { Error::permission_denied() });
+        if unknown.as_deref() == Some("true") {
+            return Err(no_such_group());
         }
-    };
-    let (id, key) = (platform::new_id(call.now)?, platform::new_secret()?);
-    let key_hash = platform::pepper(&call.env)?.hash(Purpose::AgentKey, &key);
-    let new = servers::New { id, name: &name, key_hash: &key_hash };
-    let statements = vec![servers::insert(&credential, &new), servers::select(&credential, id)];
-    let (_, bodies) = credential.write(statements).await.map_err(|failure| match failure {
-        Failure::NotUnique(_) => Error::field("name", "A server with this name already exists."),
-        other => other.into(),
-    })?;
+    }
+    let name = input?.name.unwrap_or_default();
+    let (id, (key, key_hash)) = (platform::new_id(call.now)?, new_key(call)?);
+    let new = servers::New { id, name: &name, key_hash: &key_hash, groups: &groups };
+    let (caller, bodies) = credential.write(servers::insert(&credential, &new)).await.map_err(taken)?;
     let body = bodies.into_iter().flatten().next_back().ok_or_else(Error::permission_denied)?;
-    let mut server: Value = serde_json::from_str(&body).map_err(internal)?;
-    server["install"] = json!(server::install_commands(&call.origin, id, &key));
-    server["key"] = json!(key.expose());
-    Reply::created(&server)
+    adopt(call, caller.workspace_id, id, name, key_hash).await?;
+    Reply::created(&with_key(call, &body, id, &key)?)
+}
+
+/// Tells a new server's object who the server is. Where that fails, it learns it from D1 at its agent's first call.
+///
+/// # Errors
+/// The request has no workspace.
+pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid, name: String, key_hash: String) -> Result<(), Error> {
+    let workspace = call.workspace()?.to_owned();
+    let known = Known { workspace, workspace_id, server, name, named_at: None, key_hash };
+    if let Err(error) = link_calls::ask::<Value>(&call.env, server, &Ask::Adopt(known)).await {
+        console_error!("server {server}: its object was not told: {}", error.detail);
+    }
+    Ok(())
+}
+
+/// `PUT /api/servers/servers/<id>/`: its name and its groups.
+pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
+    change(call, ServerChanges::read_all, true).await
+}
+
+/// `PATCH /api/servers/servers/<id>/`: the given fields.
+pub async fn update(call: &mut Call) -> Result<Reply, Error> {
+    change(call, ServerChanges::read, false).await
+}
+
+/// What a server is to somebody who wants to change it, for whom it is there at all.
+///
+/// # Errors
+/// No such server; no right to change it.
+async fn for_change(credential: &Credential<'_>, id: Uuid, groups: &[i64]) -> Result<(Caller, ForChange), Error> {
+    let parameters = vec![id.into(), json!(groups).to_string().into()];
+    let (caller, found) = credential.read(&servers::for_change(), parameters).await?;
+    let found: ForChange = serde_json::from_str(&found.ok_or_else(Error::not_found)?).map_err(internal)?;
+    if found.is_editable { Ok((caller, found)) } else { Err(Error::permission_denied()) }
+}
+
+/// Changes a server.
+///
+/// 1. Looks caller and server up; who may not edit it is refused before the input is looked at.
+/// 2. Its groups are for staff (contract 5). To name the same again is no change; left out of a `PUT`, they are none for staff,
+///    and stay for its owner.
+/// 3. Writes, if the caller still may; else all is done once more.
+async fn change(
+    call: &mut Call,
+    read_changes: impl FnOnce(Fields) -> Result<ServerChanges, Error>,
+    is_whole: bool,
+) -> Result<Reply, Error> {
+    if call.is_agent() {
+        return agent::denied(call).await;
+    }
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let input = fields.and_then(read_changes);
+    let groups = input.as_ref().ok().and_then(|changes| changes.groups.clone()).unwrap_or_default();
+    for _ in 0..TRIES {
+        let (caller, found) = for_change(&credential, id, &groups).await?;
+        let mut changes = input.clone()?;
+        let is_staff = caller.is_staff_or_superuser();
+        if is_whole && is_staff {
+            changes.groups.get_or_insert_default();
+        }
+        changes.groups = changes.groups.filter(|groups| *groups != found.groups);
+        if changes.groups.is_some() && !is_staff {
+            return Err(Error::permission_denied());
+        }
+        if found.has_unknown_group {
+            return Err(no_such_group());
+        }
+        let (_, bodies) = credential.write(servers::update(&credential, id, &changes)).await.map_err(taken)?;
+        let done = bodies.first().is_some_and(Option::is_some);
+        if let (true, Some(server)) = (done, bodies.into_iter().next_back().flatten()) {
+            if let Some(name) = changes.name {
+                rename(call, id, name);
+            }
+            return Ok(Reply::ok_text(server));
+        }
+    }
+    Err(conflict("server"))
+}
+
+/// After the response: tells the object of a server its new name, which its agent is told when it asks.
+fn rename(call: &Call, id: Uuid, name: String) {
+    let (env, rename) = (call.env.clone(), Rename { name, at: call.now });
+    call.context.wait_until(async move {
+        if let Err(error) = link_calls::ask::<Value>(&env, id, &Ask::Rename(rename)).await {
+            console_error!("server {id}: its object was not told its name: {}", error.detail);
+        }
+    });
+}
+
+/// `DELETE /api/servers/servers/<id>/`: its agent is cut off, what waits is taken back, what went out stays readable.
+pub async fn delete(call: &Call) -> Result<Reply, Error> {
+    if call.is_agent() {
+        return agent::denied(call).await;
+    }
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let (_, found) = for_change(&credential, id, &[]).await?;
+    let server = OfServer { workspace: call.workspace()?.to_owned(), workspace_id: found.workspace_id, server: id };
+    link_calls::ask::<Value>(&call.env, id, &Ask::Remove(server)).await?;
+    Ok(Reply::no_content())
+}
+
+/// `POST /api/servers/servers/<id>/rotate-key/`: another key for its agent, told this once. The old one is dead when this
+/// answers.
+pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
+    call.discard().await;
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let (_, found) = for_change(&credential, id, &[]).await?;
+    let of = OfServer { workspace: call.workspace()?.to_owned(), workspace_id: found.workspace_id, server: id };
+    let (key, key_hash) = new_key(call)?;
+    let rotated = link_calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(Rotate { of, key_hash })).await?;
+    rotated.map_err(|_| Error::not_found())?;
+    let (_, server) = read(&credential, id).await?;
+    Reply::ok(&with_key(call, &server, id, &key)?)
 }

@@ -1,12 +1,12 @@
 //! Users (contract 5): under `/api/iam/users/` by id, with `-` for the caller, and under `/api/users/users/` by name.
 
-use farhand_domain::error::{Error, FieldErrors, Kind};
+use farhand_domain::error::{Error, FieldErrors};
 use farhand_domain::fields::Fields;
 use farhand_domain::password;
 use farhand_domain::user::{self, Changes, Filter, Proof};
 use serde_json::from_str;
 
-use super::{Listing, list_of};
+use super::{Listing, TRIES, conflict, list_of};
 use crate::caller::{self, Caller, Credential};
 use crate::janitor;
 use crate::platform::{self, internal};
@@ -16,14 +16,6 @@ use crate::store::db::Failure;
 use crate::store::sessions::read_token_hashes;
 use crate::store::users::{self, Found, Target};
 use crate::throttle;
-
-/// How often a change is tried whose user, or caller, another request changes at the same time.
-const TRIES: usize = 8;
-
-/// Others change the user, or the caller's rank, all the time.
-fn conflict() -> Error {
-    Error::new(Kind::Conflict, "The user was changed by others at the same time. Try again.")
-}
 
 /// The user that the path names.
 ///
@@ -37,9 +29,7 @@ pub fn target(call: &Call) -> Result<Target, Error> {
     if id.is_empty() {
         return Ok(Target::Caller);
     }
-    // As the id is shown: no sign, no leading zero, and no larger than JSON numbers are exact.
-    let number = id.parse::<i64>().ok().filter(|number| (1..1 << 53).contains(number) && number.to_string() == id);
-    number.map(Target::Id).ok_or_else(Error::not_found)
+    call.path_number(Error::not_found).map(Target::Id)
 }
 
 /// `GET` one: everyone reads all users of their workspace.
@@ -174,7 +164,7 @@ async fn change(call: &mut Call, read: impl FnOnce(Fields) -> Result<Changes, Er
             }
         }
     }
-    Err(conflict())
+    Err(conflict("user"))
 }
 
 /// `DELETE`: the user's credentials are gone at once, their commands stay.
@@ -184,7 +174,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     for _ in 0..TRIES {
         let (caller, found) = find(&credential, &target).await?;
         let found = found.ok_or_else(Error::not_found)?;
-        user::may_delete(caller.rank(), &found.account, found.has_other)?;
+        user::may_delete(caller.rank(), &found.account, found.has_other, found.is_only_owner)?;
         // It looks after the commands; asked before, so that nothing that is cut off can be forgotten.
         janitor::wake(&call.env).await?;
         let (_, bodies) = credential.write(users::delete(&credential, caller.rank(), &found.account)).await?;
@@ -194,5 +184,5 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
             return Ok(Reply::no_content());
         }
     }
-    Err(conflict())
+    Err(conflict("user"))
 }

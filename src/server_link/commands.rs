@@ -120,6 +120,9 @@ impl ServerLink {
     /// Takes a command: into its own tables, into D1, and out to the agent where it is due, in this order. Where it does
     /// not come that far it is withdrawn, and nothing of it stays.
     async fn take(&self, create: Create) -> worker::Result<Answer> {
+        if self.is_gone()? {
+            return refused(Refusal::NoServer);
+        }
         let (id, workspace_id, wait) = (create.command.id, create.workspace_id, create.wait);
         let is_connected = self.open_socket()?.is_some();
         let life = Lifecycle::new(now(), create.scheduled_at, create.expires_at, create.timeout);
@@ -159,6 +162,12 @@ impl ServerLink {
         if self.epoch.get() != epoch {
             return Ok(Some(Refusal::NoServer));
         }
+        // Deleted meanwhile, with all that waited.
+        if self.is_gone()? {
+            self.withdraw(create.workspace_id, id).await?;
+            self.forget_if_unused().await?;
+            return Ok(Some(Refusal::NoServer));
+        }
         let accepted = match recorded {
             Ok(Recorded::Yes) => self.accept(id, is_immediate).await,
             Ok(Recorded::NoServer) => {
@@ -176,14 +185,6 @@ impl ServerLink {
             self.withdraw(create.workspace_id, id).await?;
         }
         Ok(if accepted? { None } else { Some(Refusal::NotConnected) })
-    }
-
-    /// Leaves nothing in an object that has no server and never had an agent.
-    async fn forget_if_unused(&self) -> worker::Result<()> {
-        if self.known()?.is_none() && self.tables().has_no_commands()? {
-            self.wipe().await?;
-        }
-        Ok(())
     }
 
     /// Writes a new command here and then in D1.
@@ -339,7 +340,7 @@ impl ServerLink {
 
     // Taking back and killing.
 
-    fn cancel_as(&self, id: Uuid, why: Cancellation) -> worker::Result<()> {
+    pub(super) fn cancel_as(&self, id: Uuid, why: Cancellation) -> worker::Result<()> {
         if let Some(mut held) = self.find(id)?
             && held.phase == Phase::Accepted
             && held.life.cancel(now(), why)

@@ -13,6 +13,34 @@ use serde_json::json;
 /// SQL for whether the caller reaches all of the workspace's servers.
 pub const REACHES_ALL: &str = "((me.is_superuser OR me.is_staff) AND me.acl_servers IS NULL)";
 
+/// A common table that follows `me`: the servers of which a caller sees commands who does not reach all. Of one that is gone
+/// it is the caller's own commands only, and `is_whole` is 0; staff with a list of servers see all of what it names.
+///
+/// Somebody who reaches all servers finds nothing here, and reads nothing for it.
+pub const REACHED: &str = "some AS MATERIALIZED (
+    SELECT * FROM me WHERE NOT (me.is_superuser OR me.is_staff) OR me.acl_servers IS NOT NULL
+), reached AS MATERIALIZED (
+    SELECT id, max(is_whole) AS is_whole FROM (
+        SELECT o.id, 1 AS is_whole FROM some
+        CROSS JOIN servers o ON o.workspace_id = some.workspace_id AND o.owner_id = some.user_id
+        WHERE NOT (some.is_superuser OR some.is_staff)
+        UNION ALL
+        SELECT g.server_id, 1 FROM some
+        CROSS JOIN memberships m ON m.workspace_id = some.workspace_id AND m.user_id = some.user_id
+        CROSS JOIN server_groups g ON g.workspace_id = m.workspace_id AND g.group_id = m.group_id
+        WHERE NOT (some.is_superuser OR some.is_staff)
+        UNION ALL
+        SELECT q.server_id, 0 FROM some
+        CROSS JOIN command_requesters q ON q.workspace_id = some.workspace_id AND q.user_id = some.user_id
+        CROSS JOIN gone_servers d ON d.workspace_id = q.workspace_id AND d.id = q.server_id
+        WHERE NOT (some.is_superuser OR some.is_staff)
+        UNION ALL
+        SELECT a.value, 1 FROM some CROSS JOIN json_each(some.acl_servers) a WHERE some.is_superuser OR some.is_staff
+    ) WHERE (SELECT acl_servers IS NULL FROM some)
+        OR id IN (SELECT a.value FROM some CROSS JOIN json_each(some.acl_servers) a)
+    GROUP BY id
+)";
+
 /// How many of the workspace's commands are looked at, in the list's order, before those of a filter are all sorted.
 const WINDOW: u32 = 1_000;
 
@@ -42,10 +70,9 @@ pub struct Sql {
     pub parameters: Vec<Value>,
 }
 
-/// Makes the SQL of a list, for a page with that offset. `reachable` is the condition that a row of `servers s` is one that the caller reaches, `object`
-/// is a row of `commands c` as JSON.
-pub fn sql(list: &CommandList, offset: u64, reachable: &str, object: &str) -> Sql {
-    let builder = Builder { is_deep: offset >= DEEP, ..Builder::new(list, reachable, object) };
+/// Makes the SQL of a list, for a page with that offset. `object` is a row of `commands c` as JSON.
+pub fn sql(list: &CommandList, offset: u64, object: &str) -> Sql {
+    let builder = Builder { is_deep: offset >= DEEP, ..Builder::new(list, object) };
     Sql { tables: builder.tables(), items: builder.items(), parameters: builder.parameters }
 }
 
@@ -129,8 +156,6 @@ struct Builder<'a> {
     list: &'a CommandList,
     /// The page's offset is [`DEEP`] or more.
     is_deep: bool,
-    /// The condition that a row of `servers s` is one that the caller reaches.
-    reachable: &'a str,
     /// A row of `commands c` as JSON.
     object: &'a str,
     parameters: Vec<Value>,
@@ -145,11 +170,10 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(list: &'a CommandList, reachable: &'a str, object: &'a str) -> Self {
+    fn new(list: &'a CommandList, object: &'a str) -> Self {
         let mut new = Self {
             list,
             is_deep: false,
-            reachable,
             object,
             parameters: vec![],
             server: None,
@@ -231,17 +255,23 @@ impl<'a> Builder<'a> {
         all.join(" AND ")
     }
 
-    /// The condition that a row of `commands c` is of a server that the caller reaches.
-    fn on_reachable(&self) -> String {
-        format!("c.server_id IN (SELECT s.id FROM me CROSS JOIN servers s ON {})", self.reachable)
-    }
-
-    /// The condition that a row of `servers s` is the one that the list is of, to be added to others.
+    /// The condition that a row of `reached r` is the one that the list is of, to be added to others.
     fn of_server(&self) -> String {
-        self.server.as_ref().map_or_else(String::new, |server| format!(" AND s.id = {server}"))
+        self.server.as_ref().map_or_else(String::new, |server| format!(" AND r.id = {server}"))
     }
 
-    /// The condition that a row of `servers s` has commands that may pass a filter, to be added to others: else all of its
+    /// Rows of `reached r` as those of `json_each`, which are not even made for those who reach all servers: the array of a
+    /// server's id and whether all of its commands are seen.
+    fn each_reached(&self) -> String {
+        format!(
+            "json_each(iif({REACHES_ALL}, '[]', (SELECT json_group_array(json_array(r.id, r.is_whole)) FROM reached r
+                WHERE true{}{}))) key",
+            self.of_server(),
+            self.has_some()
+        )
+    }
+
+    /// The condition that a row of `reached r` has commands that may pass a filter, to be added to others: else all of its
     /// commands would be gone through in vain.
     fn has_some(&self) -> String {
         let what = match (self.list.shell, self.list.requested_by_isnull) {
@@ -253,7 +283,7 @@ impl<'a> Builder<'a> {
         };
         format!(
             " AND ({HAS_DEPARTED} OR EXISTS (SELECT 1 FROM command_servers n
-               WHERE n.workspace_id = s.workspace_id AND n.server_id = s.id AND {what} > 0))"
+               WHERE n.workspace_id = me.workspace_id AND n.server_id = r.id AND {what} > 0))"
         )
     }
 
@@ -298,10 +328,12 @@ impl<'a> Builder<'a> {
     }
 
     fn tables(&self) -> String {
-        let total = format!(", total AS (SELECT {} AS total FROM me)", self.count());
+        let total = format!("total AS (SELECT {} AS total FROM me)", self.count());
         match self.words {
-            Some(_) => format!(", asked AS MATERIALIZED (SELECT {} AS query FROM me){total}", self.query()),
-            None => total,
+            Some(_) => {
+                format!(", {REACHED}, asked AS MATERIALIZED (SELECT {} AS query FROM me), {total}", self.query())
+            }
+            None => format!(", {REACHED}, {total}"),
         }
     }
 
@@ -344,26 +376,29 @@ impl<'a> Builder<'a> {
         let reaches_some = format!("NOT {REACHES_ALL}");
         let is_by_server = self.server.is_some();
         if !is_by_server && self.requester.is_some() {
-            return self.by(Index::Requester, &reaches_some, &format!(" AND {}", self.on_reachable()));
+            return self.by(Index::Requester, &reaches_some, &format!(" AND {ON_REACHED}"));
         }
         if !is_by_server && self.list.shell == Some(Shell::Internal) {
-            return self.by(Index::Shell, &reaches_some, &format!(" AND {}", self.on_reachable()));
+            return self.by(Index::Shell, &reaches_some, &format!(" AND {ON_REACHED}"));
         }
-        let more = format!(" AND {}", self.on_reachable());
+        let more = format!(" AND {ON_REACHED}");
         if self.is_deep {
             return self.sorted(Index::Server, &reaches_some, &more);
         }
-        let condition = format!("{}{}{}", self.reachable, self.of_server(), self.has_some());
-        let of_each = self.first_of_each("servers s", Index::Server, "c.server_id = s.id");
+        let of_each = self.first_of_each(
+            &self.each_reached(),
+            Index::Server,
+            "c.server_id = key.value ->> 0 AND (key.value ->> 1 OR c.requested_by = me.user_id)",
+        );
         if self.moment() == Moment::Scheduled {
-            return self.chosen_first(&of_each, &format!("{reaches_some} AND {condition}"));
+            return self.chosen_first(&of_each, &reaches_some);
         }
         let far = format!(
             "SELECT c.seq FROM {of_each} CROSS JOIN commands c ON c.seq = first.value
-             WHERE {condition} ORDER BY {} LIMIT ?5 + ?6",
+             ORDER BY {} LIMIT ?5 + ?6",
             self.order()
         );
-        self.placed(&reaches_some, &self.near_or_far(&tally("n.total", &self.servers_of_some()), &more, &far))
+        self.placed(&reaches_some, &self.near_or_far(&tally("n.total", &self.servers_of_some(true)), &more, &far))
     }
 
     /// The condition of the filters, and `more`, for those callers that a condition on `me` lets in. For others the
@@ -462,7 +497,13 @@ impl<'a> Builder<'a> {
                   WHERE n.workspace_id = me.workspace_id AND n.server_id = {server})"
             )
         });
-        let of_some = format!("(SELECT format(' AND server:(%s)', {any_server}) FROM {})", self.servers_of_some());
+        let of_some = format!(
+            "format(' AND (server:(%s) OR server:(%s) AND requester:(%s))', (SELECT {any_server} FROM {}),
+                (SELECT {any_server} FROM {}), {})",
+            self.servers_of_some(true),
+            self.servers_of_some(false),
+            Marker::Requester.phrase("me.user_id")
+        );
         let of_requester = self.requester.as_ref().map_or_else(none, |requester| {
             format!(
                 "(SELECT format(' AND requester:(%s)', {any_requester}) FROM users u
@@ -499,18 +540,18 @@ impl<'a> Builder<'a> {
             None => self.tallied_of_all().unwrap_or_else(|| self.counted_of_all()),
         };
         let of_some = if self.requester.is_some() && self.server.is_none() {
-            let (filters, on_reachable) = (self.filters("me.workspace_id", Index::Requester), self.on_reachable());
+            let filters = self.filters("me.workspace_id", Index::Requester);
             format!(
-                "(SELECT count(*) FROM commands c INDEXED BY commands_by_requester WHERE {filters} AND {on_reachable})"
+                "(SELECT count(*) FROM commands c INDEXED BY commands_by_requester WHERE {filters} AND {ON_REACHED})"
             )
         } else {
-            let rows = format!(
-                "servers s CROSS JOIN commands c INDEXED BY commands_by_server
-                 ON c.server_id = s.id AND c.workspace_id = s.workspace_id WHERE {}{}",
-                self.reachable,
-                self.of_server()
-            );
-            self.count_by_server(&self.servers_of_some(), &rows)
+            let rows = "reached r CROSS JOIN commands c INDEXED BY commands_by_server
+                 ON c.server_id = r.id AND c.workspace_id = me.workspace_id WHERE";
+            let (of_server, filters) = (self.of_server(), self.filters("me.workspace_id", Index::Server));
+            let whole = format!("{rows} r.is_whole{of_server}");
+            let whole = self.count_by_server(&self.servers_of_some(true), &whole);
+            let own = format!("NOT r.is_whole AND c.requested_by = me.user_id{of_server} AND {filters}");
+            format!("({whole} + (SELECT count(*) FROM {rows} {own}))")
         };
         format!("iif({REACHES_ALL}, {of_all}, {of_some})")
     }
@@ -537,11 +578,13 @@ impl<'a> Builder<'a> {
         format!("command_servers n WHERE n.workspace_id = me.workspace_id AND n.server_id = {server}")
     }
 
-    /// The rows of `command_servers n` of the servers that the caller reaches, or of the one of the list.
-    fn servers_of_some(&self) -> String {
+    /// The rows of `command_servers n` of the servers that the caller reaches, or of the one of the list: of those of which all
+    /// commands are seen, or of the others.
+    fn servers_of_some(&self, are_whole: bool) -> String {
+        let are_whole = if are_whole { "r.is_whole" } else { "NOT r.is_whole" };
         format!(
-            "servers s JOIN command_servers n ON n.workspace_id = s.workspace_id AND n.server_id = s.id WHERE {}{}",
-            self.reachable,
+            "reached r CROSS JOIN command_servers n ON n.workspace_id = me.workspace_id AND n.server_id = r.id
+             WHERE {are_whole}{}",
             self.of_server()
         )
     }
@@ -629,6 +672,10 @@ impl<'a> Builder<'a> {
     }
 }
 
+/// The condition that a row of `commands c` is one that a caller sees who does not reach all servers.
+const ON_REACHED: &str = "c.server_id IN (SELECT id FROM reached) AND (c.requested_by = (SELECT user_id FROM me)
+    OR c.server_id NOT IN (SELECT id FROM reached WHERE NOT is_whole))";
+
 /// The condition that a row of `commands c` is scheduled for later than now.
 const PLANNED: &str = "c.scheduled_at > ?3 AND c.scheduled_at > c.added_at";
 
@@ -704,7 +751,7 @@ mod tests {
     fn of(text: &str) -> Sql {
         let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
         let query: Vec<_> = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        sql(&CommandList::of(&query).unwrap(), 0, "s.workspace_id = me.workspace_id", "c.id")
+        sql(&CommandList::of(&query).unwrap(), 0, "c.id")
     }
 
     #[test]

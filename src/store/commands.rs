@@ -3,7 +3,7 @@
 use farhand_domain::command;
 use farhand_domain::command_list::CommandList;
 
-use super::command_list::{self, REACHES_ALL, Value};
+use super::command_list::{self, Value};
 use super::db::{Parameter, Selection};
 use super::servers;
 
@@ -38,11 +38,15 @@ pub fn list_object() -> String {
     object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)")
 }
 
-/// SQL for the condition that a row of `commands c` is of a server that the caller reaches.
+/// SQL for the condition that a row of `commands c` is of a server that the caller reaches, or their own on one that is gone.
 pub fn reachable() -> String {
     format!(
         "c.workspace_id = me.workspace_id
-         AND ({REACHES_ALL} OR c.server_id IN (SELECT s.id FROM servers s WHERE {}))",
+         AND (me.acl_servers IS NULL OR c.server_id IN (SELECT value FROM json_each(me.acl_servers)))
+         AND (me.is_superuser OR me.is_staff
+            OR EXISTS (SELECT 1 FROM servers s WHERE s.id = c.server_id AND {})
+            OR (c.requested_by = me.user_id AND NOT EXISTS (
+                SELECT 1 FROM servers s WHERE s.id = c.server_id AND s.workspace_id = c.workspace_id)))",
         servers::REACHABLE
     )
 }
@@ -63,7 +67,6 @@ impl From<Value> for Parameter {
 
 /// What a page of a list of commands with that offset is read with: those of servers that the caller reaches.
 pub fn list(list: &CommandList, offset: u64) -> Selection {
-    let command_list::Sql { tables, items, parameters } =
-        command_list::sql(list, offset, servers::REACHABLE, &list_object());
+    let command_list::Sql { tables, items, parameters } = command_list::sql(list, offset, &list_object());
     Selection { tables, items, parameters: parameters.into_iter().map(Parameter::from).collect() }
 }

@@ -43,6 +43,39 @@ pub struct Found {
 
 /// Finds a server in a workspace that exists.
 pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Option<Found>> {
+    change_server(env, workspace, server, vec![]).await
+}
+
+/// The statements that give a server's agent another key.
+pub fn update_key(workspace_id: i64, server: Uuid, key_hash: &str, now: Timestamp) -> Vec<Statement> {
+    let sql = "UPDATE servers SET agent_key_hash = ?3, updated_at = ?4 WHERE id = ?2 AND workspace_id = ?1";
+    vec![Statement::new(sql).bind(workspace_id).bind(server).bind(key_hash).bind(now)]
+}
+
+/// The statements that delete a server. While there are commands of it, their output stays in its object, which is noted.
+pub fn delete_server(workspace_id: i64, server: Uuid) -> Vec<Statement> {
+    let statement = |sql: &str| Statement::new(sql).bind(workspace_id).bind(server);
+    vec![
+        statement(
+            "INSERT INTO gone_servers (workspace_id, id)
+             SELECT s.workspace_id, s.id FROM servers s WHERE s.id = ?2 AND s.workspace_id = ?1
+             AND EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = s.workspace_id AND c.server_id = s.id)
+             ON CONFLICT (workspace_id, id) DO NOTHING",
+        ),
+        statement("DELETE FROM servers WHERE id = ?2 AND workspace_id = ?1"),
+    ]
+}
+
+/// Changes a server in a workspace that exists, and finds what it is then, in one round trip.
+///
+/// # Errors
+/// D1 did not answer; whether it did what it was told is not known then.
+pub async fn change_server(
+    env: &Env,
+    workspace: &str,
+    server: Uuid,
+    mut changes: Vec<Statement>,
+) -> Result<Option<Found>> {
     let sql = "SELECT s.workspace_id, s.name, s.agent_key_hash, s.commissioned, s.link_revision
         FROM workspaces w JOIN servers s ON s.id = ?2 AND s.workspace_id = w.id
         WHERE w.slug = ?1 AND w.deleted_at IS NULL";
@@ -54,8 +87,9 @@ pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Opt
         commissioned: f64,
         link_revision: f64,
     }
-    let result = db::run(env, Statement::new(sql).bind(workspace).bind(server)).await?;
-    let row = db::first::<Row>(&result).map_err(|error| own(&error))?;
+    changes.push(Statement::new(sql).bind(workspace).bind(server));
+    let results = db::batch(env, changes).await?;
+    let row = results.last().map(db::first::<Row>).transpose().map_err(|error| own(&error))?.flatten();
     Ok(row.map(|row| Found {
         workspace_id: row.workspace_id as i64,
         name: row.name,
@@ -98,14 +132,15 @@ impl ServerFacts {
         Self { commissioned, revision, flushed: revision, ..Self::default() }
     }
 
-    /// Takes what an agent tells of itself and its host. What is missing stays as it was.
-    pub fn learn(&mut self, told: HostFacts) {
+    /// Takes what an agent tells of itself and its host. What is missing stays as it was. Once an agent has committed, its
+    /// server is commissioned (agent-protocol 2).
+    pub fn learn(&mut self, told: HostFacts, is_commit: bool) {
         fn set<T>(field: &mut Option<T>, value: Option<T>) {
             if value.is_some() {
                 *field = value;
             }
         }
-        self.commissioned = true;
+        self.commissioned |= is_commit;
         set(&mut self.agent_version, told.version);
         set(&mut self.platform, told.platform);
         set(&mut self.os_name, told.os_name);
@@ -116,12 +151,14 @@ impl ServerFacts {
     }
 }
 
-/// The statement that tells what is known of a server.
+/// The statement that tells what is known of a server. What its agent did not tell stays as it was.
 pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> Statement {
     Statement::new(
         "UPDATE servers SET commissioned = ?4, is_connected = ?5, connected_at = ?6, last_seen_at = ?7, remote_ip = ?8,
-            agent_version = ?9, platform = ?10, os_name = ?11, os_version = ?12, cpu_logical_cores = ?13,
-            physical_memory = ?14, load = ?15, link_revision = ?3
+            agent_version = coalesce(?9, agent_version), platform = coalesce(?10, platform),
+            os_name = coalesce(?11, os_name), os_version = coalesce(?12, os_version),
+            cpu_logical_cores = coalesce(?13, cpu_logical_cores), physical_memory = coalesce(?14, physical_memory),
+            load = coalesce(?15, load), link_revision = ?3
          WHERE id = ?2 AND workspace_id = ?1 AND link_revision < ?3",
     )
     .bind(workspace_id)

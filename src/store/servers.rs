@@ -2,11 +2,14 @@
 
 use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
+use farhand_domain::server::{Key, ServerChanges, ServerList};
+use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
-use super::db::{self, Parameter, Statement};
+use super::command_list::{REACHED, REACHES_ALL};
+use super::db::{self, Parameter, Selection, Statement};
 use crate::caller::Credential;
 
 /// SQL for the server object (contract 6) of a row of `servers s`, as JSON.
@@ -16,17 +19,27 @@ pub const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'cpu_logical_cores', s.cpu_logical_cores, 'physical_memory', s.physical_memory, 'load', s.load,
     'owner', (SELECT json_object('id', o.id, 'username', o.username, 'email', o.email) FROM users o
         WHERE o.id = s.owner_id AND o.workspace_id = s.workspace_id),
-    'groups', json('[]'), 'connected_at', s.connected_at, 'last_seen_at', s.last_seen_at,
+    'groups', (SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM server_groups
+        WHERE workspace_id = s.workspace_id AND server_id = s.id ORDER BY group_id) i), 'connected_at', s.connected_at, 'last_seen_at', s.last_seen_at,
     'added_at', s.added_at, 'updated_at', s.updated_at)";
 
 /// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5, Server access), and that
 /// the API token is not kept from (contract 4, Token ACL).
 pub const REACHABLE: &str =
-    "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)
+    "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
+        OR EXISTS (SELECT 1 FROM memberships m
+            JOIN server_groups i ON i.workspace_id = m.workspace_id AND i.group_id = m.group_id AND i.server_id = s.id
+            WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id))
     AND (me.acl_servers IS NULL OR s.id IN (SELECT value FROM json_each(me.acl_servers)))";
 
 /// SQL for whether the caller may name any remote account on a row of `servers s` that they reach (contract 5, Run-as).
-pub const ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
+pub const ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
+    OR EXISTS (SELECT 1 FROM memberships m
+        JOIN server_groups i ON i.workspace_id = m.workspace_id AND i.group_id = m.group_id AND i.server_id = s.id
+        WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id AND m.role IN ('manager', 'owner')))";
+
+/// SQL for the condition on `me` that they may edit and delete the server of a row of `servers s` (contract 5, Run-as).
+const EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
 
 /// SQL for a server that a command names, as `{id, name, any_account}`, and the parameter that it takes as `?5`.
 ///
@@ -53,26 +66,150 @@ pub struct New<'a> {
     pub name: &'a str,
     /// The hash of its agent's key.
     pub key_hash: &'a str,
+    /// The groups that it is in.
+    pub groups: &'a [i64],
 }
 
-/// The statement that makes a server owned by the caller, if the caller is staff, and returns its id as `body`.
-pub fn insert(credential: &Credential<'_>, new: &New<'_>) -> Statement {
-    credential
+/// The statements that make a server owned by the caller, if the caller is staff. The last one's `body` is the server.
+pub fn insert(credential: &Credential<'_>, new: &New<'_>) -> Vec<Statement> {
+    let insert = credential
         .statement(
             "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at)
-             SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3 FROM me WHERE is_staff OR is_superuser
-             RETURNING id AS body",
+             SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3 FROM me WHERE is_staff OR is_superuser",
         )
         .bind(new.id)
         .bind(new.name)
-        .bind(new.key_hash)
+        .bind(new.key_hash);
+    vec![insert, join_groups(credential, new.id, new.groups), select(credential, new.id)]
 }
 
 /// The statement that reads a server that the caller reaches, as `body`.
-pub fn select(credential: &Credential<'_>, id: Uuid) -> Statement {
+fn select(credential: &Credential<'_>, id: Uuid) -> Statement {
     credential
         .statement(&format!("SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = ?5 AND {REACHABLE}"))
         .bind(id)
+}
+
+/// The statement that brings a server into groups, if the caller is staff.
+fn join_groups(credential: &Credential<'_>, id: Uuid, groups: &[i64]) -> Statement {
+    credential
+        .statement(
+            "INSERT INTO server_groups (workspace_id, group_id, server_id)
+             SELECT s.workspace_id, g.id, s.id FROM me
+             CROSS JOIN servers s ON s.workspace_id = me.workspace_id AND s.id = ?5
+             CROSS JOIN json_each(?6) wanted
+             CROSS JOIN groups g ON g.workspace_id = me.workspace_id AND g.id = wanted.value
+             WHERE me.is_staff OR me.is_superuser
+             ON CONFLICT (workspace_id, group_id, server_id) DO NOTHING",
+        )
+        .bind(id)
+        .bind(json!(groups).to_string())
+}
+
+/// SQL for whether a JSON array of ids of groups, a parameter, has one that is none of the workspace's, as a JSON boolean.
+pub fn has_unknown_group(parameter: &str) -> String {
+    format!(
+        "json(iif(EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
+            SELECT 1 FROM groups g WHERE g.id = wanted.value AND g.workspace_id = me.workspace_id)), 'true', 'false'))"
+    )
+}
+
+/// A server as somebody who wants to change it sees it.
+#[derive(Debug, Deserialize)]
+pub struct ForChange {
+    /// The workspace's id.
+    pub workspace_id: i64,
+    /// The ids of the groups that it is in, ascending.
+    pub groups: Vec<i64>,
+    /// Whether the caller may edit and delete it.
+    pub is_editable: bool,
+    /// Whether one of the groups that are asked for is none.
+    pub has_unknown_group: bool,
+}
+
+/// SQL for [`ForChange`] as JSON of the server `?5`, where groups are asked for as `?6`.
+pub fn for_change() -> String {
+    format!(
+        "(SELECT json_object('workspace_id', s.workspace_id,
+            'groups', json((SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM server_groups
+                WHERE workspace_id = s.workspace_id AND server_id = s.id ORDER BY group_id) i)),
+            'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'has_unknown_group', {})
+          FROM servers s WHERE s.id = ?5 AND {REACHABLE})",
+        has_unknown_group("?6")
+    )
+}
+
+/// The statements that change a server, if the caller still may: its name by whom it is edited, its groups by staff. The
+/// first one's `body` is null where nothing was done, the last one's is the server.
+pub fn update(credential: &Credential<'_>, id: Uuid, changes: &ServerChanges) -> Vec<Statement> {
+    let update = credential
+        .statement(&format!(
+            "UPDATE servers AS s SET name = coalesce(?6, s.name), updated_at = ?3
+             WHERE s.id = ?5 AND s.workspace_id = (SELECT me.workspace_id FROM me
+                WHERE {EDITABLE} AND (?7 OR me.is_staff OR me.is_superuser))
+             RETURNING id AS body"
+        ))
+        .bind(id)
+        .bind(changes.name.as_ref())
+        .bind(changes.groups.is_none());
+    let mut statements = vec![update];
+    if let Some(groups) = &changes.groups {
+        let leave = credential.statement(
+            "DELETE FROM server_groups WHERE server_id = ?5
+             AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
+             AND group_id NOT IN (SELECT value FROM json_each(?6))",
+        );
+        statements.push(leave.bind(id).bind(json!(groups).to_string()));
+        statements.push(join_groups(credential, id, groups));
+    }
+    statements.push(select(credential, id));
+    statements
+}
+
+/// A row of `servers s` that passes the filters: a name as `?7`, whether connected as `?8`, words as `?9`.
+const FILTERS: &str = "(?7 IS NULL OR s.name = ?7) AND (?8 IS NULL OR s.is_connected = ?8)
+    AND NOT EXISTS (SELECT 1 FROM json_each(?9) w
+        WHERE instr(lower(concat_ws(char(10), s.name, s.remote_ip, s.platform, s.os_name, s.os_version, s.agent_version)),
+            w.value) = 0)";
+
+/// What a list of the servers that the caller reaches is read with. Who reaches some goes through those alone.
+pub fn list(list: &ServerList) -> Selection {
+    let all = format!("servers s WHERE {REACHES_ALL} AND s.workspace_id = me.workspace_id AND {FILTERS}");
+    let some = format!(
+        "reached r CROSS JOIN servers s ON s.id = r.id AND s.workspace_id = me.workspace_id
+         WHERE NOT {REACHES_ALL} AND r.is_whole AND {FILTERS}"
+    );
+    let direction = |descending: bool| if descending { "DESC" } else { "ASC" };
+    // Servers have ids in the order in which they were added.
+    let column = |key: Key| if key == Key::Added { "id" } else { key.as_str() };
+    let keys = list.order.iter().map(|(key, descending)| format!("s.{} {}", column(*key), direction(*descending)));
+    let first = list.order.first().is_none_or(|(_, descending)| *descending);
+    let order = keys.chain([format!("s.id {}", direction(first))]).collect::<Vec<_>>().join(", ");
+    let page = |from: &str| {
+        format!(
+            "SELECT json_group_array(place) FROM (SELECT s.rowid AS place FROM {from} ORDER BY {order} LIMIT ?5 OFFSET ?6)"
+        )
+    };
+    Selection {
+        tables: format!(
+            ", {REACHED}, total AS (SELECT iif({REACHES_ALL}, (SELECT count(*) FROM {all}), (SELECT count(*) FROM {some}))
+                AS total FROM me)"
+        ),
+        items: format!(
+            "SELECT {OBJECT} AS body
+             FROM me CROSS JOIN json_each(CASE WHEN ?6 > 0 AND (SELECT total FROM total) <= ?6 THEN '[]'
+                WHEN {REACHES_ALL} THEN ({}) ELSE ({}) END) page
+             CROSS JOIN servers s ON s.rowid = page.value
+             ORDER BY page.key",
+            page(&all),
+            page(&some)
+        ),
+        parameters: vec![
+            list.name.clone().into(),
+            list.is_connected.into(),
+            json!(list.words).to_string().into(),
+        ],
+    }
 }
 
 /// Ids of a workspace's servers in their order, after one of them.
@@ -81,9 +218,18 @@ pub async fn ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) ->
     db::column(&db::run(env, Statement::new(sql).bind(workspace_id).bind(after).bind(limit)).await?)
 }
 
+/// The same of servers that are gone, while their objects are there.
+pub async fn gone_ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
+    let sql = "SELECT id FROM gone_servers WHERE workspace_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3";
+    db::column(&db::run(env, Statement::new(sql).bind(workspace_id).bind(after).bind(limit)).await?)
+}
+
 /// Removes the rows of servers whose objects are wiped.
 pub async fn delete(env: &Env, workspace_id: i64, ids: &[String]) -> Result<(), Error> {
-    let sql = "DELETE FROM servers WHERE workspace_id = ?1 AND id IN (SELECT value FROM json_each(?2))";
-    db::run(env, Statement::new(sql).bind(workspace_id).bind(json!(ids).to_string())).await?;
+    let delete = |table: &str| {
+        let sql = format!("DELETE FROM {table} WHERE workspace_id = ?1 AND id IN (SELECT value FROM json_each(?2))");
+        Statement::new(sql).bind(workspace_id).bind(json!(ids).to_string())
+    };
+    db::batch(env, vec![delete("servers"), delete("gone_servers")]).await?;
     Ok(())
 }

@@ -8,6 +8,7 @@ use serde_json::json;
 use worker::Env;
 
 use super::db::{self, Parameter, Statement};
+use super::groups::is_only_owner;
 use super::sessions;
 use crate::caller::Credential;
 
@@ -84,6 +85,8 @@ pub struct Found {
     pub account: Account,
     /// Whether the workspace has another active superuser.
     pub has_other: bool,
+    /// Whether a group has no other owner.
+    pub is_only_owner: bool,
     /// The PHC string of the caller's own password.
     pub password: String,
 }
@@ -95,8 +98,10 @@ pub fn find(target: &Target) -> (String, Parameter) {
         "(SELECT json_object('account', {OBJECT},
             'has_other', json(iif(EXISTS (SELECT 1 FROM users o WHERE o.workspace_id = u.workspace_id AND o.id <> u.id
                 AND o.is_superuser = 1 AND o.is_active = 1), 'true', 'false')),
+            'is_only_owner', json(iif({}, 'true', 'false')),
             'password', (SELECT p.password FROM users p WHERE p.workspace_id = me.workspace_id AND p.id = me.user_id))
-          FROM users u WHERE {condition})"
+          FROM users u WHERE {condition})",
+        is_only_owner("u")
     );
     (sql, parameter)
 }
@@ -207,11 +212,14 @@ fn token_hashes(credential: &Credential<'_>, user_id: i64, wanted: bool) -> Stat
 /// The statements that delete a user, if nothing that was decided on is otherwise by now. The third one's `body` is the
 /// user's name; the first one's, the hashes of the login tokens that it ends.
 pub fn delete(credential: &Credential<'_>, rank: Rank, account: &Account) -> Vec<Statement> {
+    let is_only_owner = is_only_owner("users");
     // A caller who deletes themself is nobody after the last of these.
     let depart = credential.statement(&format!(
-        "INSERT OR IGNORE INTO departed_users (workspace_id, user_id) SELECT workspace_id, id FROM users WHERE {UNCHANGED}"
+        "INSERT OR IGNORE INTO departed_users (workspace_id, user_id)
+         SELECT workspace_id, id FROM users WHERE {UNCHANGED} AND NOT {is_only_owner}"
     ));
-    let delete = credential.statement(&format!("DELETE FROM users WHERE {UNCHANGED} RETURNING username AS body"));
+    let delete = credential
+        .statement(&format!("DELETE FROM users WHERE {UNCHANGED} AND NOT {is_only_owner} RETURNING username AS body"));
     vec![
         token_hashes(credential, account.id, true),
         bind_unchanged(depart, rank, account, true),

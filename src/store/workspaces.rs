@@ -30,11 +30,19 @@ pub fn forget(slug: &str) {
     KNOWN.with_borrow_mut(|known| known.remove(slug));
 }
 
+/// Whether it is remembered that a workspace exists.
+pub fn is_known(slug: &str, now: Timestamp) -> bool {
+    known_id(slug, now).is_some()
+}
+
+fn known_id(slug: &str, now: Timestamp) -> Option<i64> {
+    KNOWN.with_borrow(|known| known.get(slug).filter(|(_, until)| *until > now).map(|(id, _)| *id))
+}
+
 /// The id of a workspace, remembered or looked up; `None` where it does not exist.
 pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
-    let known = KNOWN.with_borrow(|known| known.get(slug).filter(|(_, until)| *until > now).map(|(id, _)| *id));
-    if known.is_some() {
-        return Ok(known);
+    if let Some(id) = known_id(slug, now) {
+        return Ok(Some(id));
     }
     let sql = "SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL";
     let id = db::returned_id(&db::run(env, Statement::new(sql).bind(slug)).await?)?;
@@ -141,7 +149,16 @@ pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, E
 
 /// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
 pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
-    let tables = ["commands", "sessions", "api_tokens", "reset_requests", "users"];
+    let tables = [
+        "commands",
+        "sessions",
+        "api_tokens",
+        "reset_requests",
+        "registration_tokens",
+        "memberships",
+        "groups",
+        "users",
+    ];
     let mut statements: Vec<Statement> = tables
         .iter()
         .map(|table| {
@@ -151,7 +168,16 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
         .collect();
     let nothing_left: String =
         tables.map(|table| format!(" AND NOT EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")).concat();
-    for rest in ["command_counts", "command_servers", "command_horizons", "departed_users"] {
+    let rests = [
+        "command_counts",
+        "command_servers",
+        "command_horizons",
+        "command_requesters",
+        "departed_users",
+        "server_groups",
+        "registration_token_groups",
+    ];
+    for rest in rests {
         let sql = format!("DELETE FROM {rest} WHERE workspace_id = ?1{nothing_left}");
         statements.push(Statement::new(sql).bind(workspace_id));
     }

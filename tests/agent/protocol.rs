@@ -95,8 +95,6 @@ async fn reports_that_are_of_no_use_are_taken_and_unknown_questions_are_404() {
     {
         agent.get(path).await.expect_detail(404, None);
     }
-    // What is not done is not told to be done.
-    agent.call("DELETE", "/api/servers/servers/-/unregister/").await.expect_detail(404, None);
     for (category, empty) in [("info", json!({})), ("os", json!({})), ("time", json!({})), ("packages", json!([]))] {
         assert_eq!(agent.get(&format!("/api/proc/{category}/sync/")).await.expect(200), empty);
         assert_eq!(agent.get(&format!("/api/proc/{category}/x/sync/")).await.expect(200), empty);

@@ -1,0 +1,265 @@
+//! Groups, and who is in them (contract 5).
+
+use farhand_domain::error::Error;
+use farhand_domain::fields::Fields;
+use farhand_domain::group::{
+    self, GroupChanges, GroupFilter, MembershipChange, MembershipFilter, NewMembership, Standing,
+};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::{Listing, TRIES, conflict, list_of};
+use crate::caller::{Caller, Credential};
+use crate::platform::{self, internal};
+use crate::request::Call;
+use crate::response::Reply;
+use crate::store::db::{Failure, Parameter};
+use crate::store::groups::{self, ForChange, ForJoining, MEMBERSHIP, MembershipForChange, OBJECT};
+
+/// `GET /api/iam/groups/`: those that the caller sees, oldest first.
+pub async fn list(call: &Call) -> Result<Reply, Error> {
+    let listing = Listing { object: OBJECT, from: "groups g", condition: &groups::listed(), order: "g.id" };
+    list_of(call, listing, |query| GroupFilter::of(query).map(groups::filters)).await
+}
+
+/// `GET /api/iam/groups/<id>/`.
+pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_number(Error::not_found)).await?;
+    let (_, group) = credential.read(&groups::one(), vec![id.into()]).await?;
+    group.map(Reply::ok_text).ok_or_else(Error::not_found)
+}
+
+/// What a name that another group has is to the client.
+fn taken(failure: Failure) -> Error {
+    match failure {
+        Failure::NotUnique(column) if column == "groups.name" => {
+            Error::field("name", "A group with this name already exists.")
+        }
+        other => other.into(),
+    }
+}
+
+fn no_such_server() -> Error {
+    Error::field("servers", "No such server.")
+}
+
+/// `POST /api/iam/groups/`: makes a group, if the caller is staff, who owns it.
+pub async fn create(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let input = fields.and_then(GroupChanges::read_all);
+    let servers = input.as_ref().ok().and_then(|new| new.servers.clone()).unwrap_or_default();
+    let (caller, unknown) =
+        credential.read(&groups::unknown_servers(), vec![json!(servers).to_string().into()]).await?;
+    // The caller's right comes before the input (contract 3, order of refusals).
+    if !caller.is_staff_or_superuser() {
+        return Err(Error::permission_denied());
+    }
+    let new = input?;
+    if unknown.as_deref() == Some("true") {
+        return Err(no_such_server());
+    }
+    let statements = groups::insert(&credential, &new, platform::new_id(call.now)?);
+    let (_, bodies) = credential.write(statements).await.map_err(taken)?;
+    let group = bodies.into_iter().next_back().flatten().ok_or_else(Error::permission_denied)?;
+    Ok(Reply::created_text(group))
+}
+
+/// `PUT /api/iam/groups/<id>/`: everything.
+pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
+    change(call, GroupChanges::read_all, true).await
+}
+
+/// `PATCH /api/iam/groups/<id>/`: the given fields.
+pub async fn update(call: &mut Call) -> Result<Reply, Error> {
+    change(call, GroupChanges::read, false).await
+}
+
+/// What is read of something that a caller wants to change, who sees it.
+async fn find<T: DeserializeOwned>(
+    credential: &Credential<'_>,
+    sql: &str,
+    parameters: Vec<Parameter>,
+) -> Result<(Caller, T), Error> {
+    let (caller, found) = credential.read(sql, parameters).await?;
+    let found = serde_json::from_str(&found.ok_or_else(Error::not_found)?).map_err(internal)?;
+    Ok((caller, found))
+}
+
+/// Changes a group.
+///
+/// 1. Looks caller and group up; who may not edit it is refused before the input is looked at.
+/// 2. Its servers are for staff (contract 5). To name the same again is no change; left out of a `PUT`, they are none for
+///    staff, and stay for its owners.
+/// 3. Writes, if the caller still may; else all is done once more.
+async fn change(
+    call: &mut Call,
+    read_changes: impl FnOnce(Fields) -> Result<GroupChanges, Error>,
+    is_whole: bool,
+) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_number(Error::not_found)).await?;
+    let input = fields.and_then(read_changes);
+    let servers = input.as_ref().ok().and_then(|changes| changes.servers.clone()).unwrap_or_default();
+    for _ in 0..TRIES {
+        let parameters = vec![id.into(), json!(servers).to_string().into()];
+        let (caller, found) = find::<ForChange>(&credential, &groups::for_change(), parameters).await?;
+        let standing = Standing { is_staff: caller.is_staff_or_superuser(), role: found.role };
+        if !standing.owns() {
+            return Err(Error::permission_denied());
+        }
+        let mut changes = input.clone()?;
+        if is_whole && standing.is_staff {
+            changes.servers.get_or_insert_default();
+        }
+        changes.servers = changes.servers.filter(|servers| *servers != found.servers);
+        if changes.servers.is_some() && !standing.is_staff {
+            return Err(Error::permission_denied());
+        }
+        if found.has_unknown_server {
+            return Err(no_such_server());
+        }
+        let (_, bodies) = credential.write(groups::update(&credential, id, &changes)).await.map_err(taken)?;
+        let done = bodies.first().is_some_and(Option::is_some);
+        if let (true, Some(group)) = (done, bodies.into_iter().next_back().flatten()) {
+            return Ok(Reply::ok_text(group));
+        }
+    }
+    Err(conflict("group"))
+}
+
+/// `DELETE /api/iam/groups/<id>/`: its memberships go with it, its servers stay.
+pub async fn delete(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_number(Error::not_found)).await?;
+    for _ in 0..TRIES {
+        let parameters = vec![id.into(), "[]".into()];
+        let (caller, found) = find::<ForChange>(&credential, &groups::for_change(), parameters).await?;
+        if !(Standing { is_staff: caller.is_staff_or_superuser(), role: found.role }).owns() {
+            return Err(Error::permission_denied());
+        }
+        let (_, bodies) = credential.write(vec![groups::delete(&credential, id)]).await?;
+        if bodies.into_iter().flatten().next().is_some() {
+            return Ok(Reply::no_content());
+        }
+    }
+    Err(conflict("group"))
+}
+
+// Memberships.
+
+/// `GET /api/iam/memberships/`: those of groups that the caller sees, oldest first.
+pub async fn list_memberships(call: &Call) -> Result<Reply, Error> {
+    let condition = groups::memberships_listed();
+    let listing = Listing { object: MEMBERSHIP, from: "memberships m", condition: &condition, order: "m.id" };
+    list_of(call, listing, |query| MembershipFilter::of(query).map(groups::membership_filters)).await
+}
+
+/// `GET /api/iam/memberships/<id>/`.
+pub async fn retrieve_membership(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let (_, membership) = credential.read(&groups::membership(), vec![id.into()]).await?;
+    membership.map(Reply::ok_text).ok_or_else(Error::not_found)
+}
+
+/// `POST /api/iam/memberships/`: brings a user into a group.
+pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let new = credential.checked(fields.and_then(NewMembership::read)).await?;
+    for _ in 0..TRIES {
+        let parameters = vec![new.group.into(), new.user.into()];
+        let (caller, found) = find::<ForJoining>(&credential, &groups::for_joining(), parameters).await?;
+        let standing = Standing { is_staff: caller.is_staff_or_superuser(), role: found.role };
+        if !found.has_group || !standing.sees() {
+            return Err(Error::field("group", "No such group."));
+        }
+        if !standing.grants(new.role) {
+            return Err(Error::permission_denied());
+        }
+        if !found.has_user {
+            return Err(Error::field("user", "No such user."));
+        }
+        let id = platform::new_id(call.now)?;
+        let (_, bodies) =
+            credential.write(vec![groups::insert_membership(&credential, id, new)]).await.map_err(joined)?;
+        if let Some(membership) = bodies.into_iter().flatten().next() {
+            return Ok(Reply::created_text(membership));
+        }
+    }
+    Err(conflict("group"))
+}
+
+/// What a second membership of a user in a group is to the client.
+fn joined(failure: Failure) -> Error {
+    match failure {
+        Failure::NotUnique(column) if column == "memberships.group_id" => {
+            Error::field("user", "This user is in the group already.")
+        }
+        other => other.into(),
+    }
+}
+
+/// `PUT /api/iam/memberships/<id>/`.
+pub async fn replace_membership(call: &mut Call) -> Result<Reply, Error> {
+    change_membership(call, MembershipChange::read_all).await
+}
+
+/// `PATCH /api/iam/memberships/<id>/`.
+pub async fn update_membership(call: &mut Call) -> Result<Reply, Error> {
+    change_membership(call, MembershipChange::read).await
+}
+
+/// A membership as somebody who wants to change it sees it, with who that is and what they are in its group.
+async fn find_membership(
+    credential: &Credential<'_>,
+    id: Uuid,
+) -> Result<(Caller, Standing, MembershipForChange), Error> {
+    let sql = groups::membership_for_change();
+    let (caller, found) = find::<MembershipForChange>(credential, &sql, vec![id.into()]).await?;
+    let standing = Standing { is_staff: caller.is_staff_or_superuser(), role: found.role };
+    Ok((caller, standing, found))
+}
+
+/// Gives a membership another role. Who may not is refused before the input is looked at.
+async fn change_membership(
+    call: &mut Call,
+    read: impl FnOnce(Fields) -> Result<MembershipChange, Error>,
+) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let input = fields.and_then(read);
+    for _ in 0..TRIES {
+        let (_, standing, found) = find_membership(&credential, id).await?;
+        let membership = found.membership;
+        group::may_change(standing, membership, membership.role, found.has_other_owner)?;
+        let role = input.clone()?.of(membership)?;
+        group::may_change(standing, membership, role, found.has_other_owner)?;
+        let update = groups::update_membership(&credential, membership, role);
+        let (_, bodies) = credential.write(vec![update]).await?;
+        if let Some(membership) = bodies.into_iter().flatten().next() {
+            return Ok(Reply::ok_text(membership));
+        }
+    }
+    Err(conflict("membership"))
+}
+
+/// `DELETE /api/iam/memberships/<id>/`: takes a user out of a group; everyone may leave.
+pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    for _ in 0..TRIES {
+        let (caller, standing, found) = find_membership(&credential, id).await?;
+        group::may_end(standing, caller.user_id, found.membership, found.has_other_owner)?;
+        let (_, bodies) = credential.write(vec![groups::delete_membership(&credential, found.membership)]).await?;
+        if bodies.into_iter().flatten().next().is_some() {
+            return Ok(Reply::no_content());
+        }
+    }
+    Err(conflict("membership"))
+}

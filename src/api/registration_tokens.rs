@@ -1,0 +1,96 @@
+//! Registration tokens, for staff, and the servers that agents register with them (contract 6; agent-protocol 1).
+
+use farhand_domain::error::Error;
+use farhand_domain::registration_token::{NewRegistrationToken, Registration};
+use farhand_domain::secret::Purpose;
+use serde_json::{Value, json};
+
+use super::{Listing, list_of, servers as api_servers};
+use crate::caller::Credential;
+use crate::platform::{self, internal};
+use crate::request::Call;
+use crate::response::Reply;
+use crate::store::registration_tokens::{self, LISTED, NewServer, OBJECT};
+use crate::store::servers;
+
+/// `GET /api/servers/registration-tokens/`: the workspace's, newest first.
+pub async fn list(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let caller = credential.check().await?;
+    if !caller.is_staff_or_superuser() {
+        return Err(Error::permission_denied());
+    }
+    let listing = Listing { object: OBJECT, from: "registration_tokens t", condition: LISTED, order: "t.id DESC" };
+    list_of(call, listing, |_| Ok(vec![])).await
+}
+
+/// `GET /api/servers/registration-tokens/<id>/`.
+pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let (caller, token) = credential.read(&registration_tokens::one(), vec![id.into()]).await?;
+    if !caller.is_staff_or_superuser() {
+        return Err(Error::permission_denied());
+    }
+    token.map(Reply::ok_text).ok_or_else(Error::not_found)
+}
+
+/// `POST /api/servers/registration-tokens/`: the one answer that has the key.
+pub async fn create(call: &mut Call) -> Result<Reply, Error> {
+    let now = call.now;
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
+    let groups = input.as_ref().map_or_else(|_| json!([]), |new| json!(new.groups));
+    let (caller, unknown) = credential.read(&servers::has_unknown_group("?5"), vec![groups.to_string().into()]).await?;
+    // The caller's right comes before the input (contract 3, order of refusals).
+    if !caller.is_staff_or_superuser() {
+        return Err(Error::permission_denied());
+    }
+    let new = input?;
+    if unknown.as_deref() == Some("true") {
+        return Err(api_servers::no_such_group());
+    }
+    let key = platform::new_secret()?;
+    let key_hash = platform::pepper(&call.env)?.hash(Purpose::RegistrationToken, &key);
+    let statements = registration_tokens::insert(&credential, platform::new_id(now)?, &new, &key_hash);
+    let (_, bodies) = credential.write(statements).await?;
+    let body = bodies.into_iter().next_back().flatten().ok_or_else(Error::permission_denied)?;
+    let mut token: Value = serde_json::from_str(&body).map_err(internal)?;
+    token["key"] = json!(key.expose());
+    Reply::created(&token)
+}
+
+/// `DELETE /api/servers/registration-tokens/<id>/`.
+pub async fn delete(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let (caller, bodies) = credential.write(vec![registration_tokens::delete(&credential, id)]).await?;
+    if !caller.is_staff_or_superuser() {
+        return Err(Error::permission_denied());
+    }
+    let deleted = bodies.into_iter().flatten().next().is_some();
+    if deleted { Ok(Reply::no_content()) } else { Err(Error::not_found()) }
+}
+
+/// `POST /api/servers/servers/register/`: an agent makes a server of its host. Exactly 201 (agent-protocol 1).
+///
+/// The server belongs to whoever made the token, and comes into the token's groups. A name that is taken gets a number.
+pub async fn register(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let token_hash = platform::pepper(&call.env)?.hash(Purpose::RegistrationToken, &call.user_token()?);
+    let workspace = call.workspace()?.to_owned();
+    let registration = match fields.and_then(Registration::read) {
+        Ok(registration) => registration,
+        Err(error) => {
+            let is_alive = registration_tokens::is_alive(&call.env, &workspace, &token_hash, call.now).await?;
+            return Err(if is_alive { error } else { Error::invalid_token() });
+        }
+    };
+    let (id, (key, key_hash)) = (platform::new_id(call.now)?, api_servers::new_key(call)?);
+    let new = NewServer { id, key_hash: &key_hash, registration: &registration };
+    let registered = registration_tokens::register(&call.env, &workspace, &token_hash, new, call.now).await?;
+    let registered = registered.ok_or_else(Error::invalid_token)?;
+    api_servers::adopt(call, registered.workspace_id as i64, id, registered.name.clone(), key_hash).await?;
+    Reply::created(&json!({"id": id, "key": key.expose(), "name": registered.name}))
+}

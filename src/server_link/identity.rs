@@ -1,0 +1,230 @@
+//! Who the server is, in its object: how its agent is known, and how that changes and ends.
+//!
+//! D1 has the server's row, the object the hash of its agent's key, so that an agent's reports read nothing from D1. Whoever
+//! changes the key or deletes the server does so here, and one after the other: first it is noted that what is known may not
+//! be true any more, then D1 is told, and then what D1 says is taken over. Until that is done, and also when it is cut off in
+//! between, D1 is asked about every call of an agent.
+
+use std::time::Duration;
+
+use farhand_domain::lifecycle::Cancellation;
+use serde_json::{Value, json};
+use worker::console_error;
+
+use super::{ServerLink, fact, now, wake};
+use crate::link_calls::{Answer, Identity, Known, OfServer, Refusal, Rename, Rotate};
+use crate::server_link_sql::Phase;
+use crate::store::db::Statement;
+use crate::store::server_link::{self as d1, Found, ServerFacts};
+
+/// How long telling D1 of a change may take before it is taken for dead, in seconds.
+const CHANGE_WITHIN: i64 = 30;
+
+impl ServerLink {
+    /// Tells whether an agent is this server's own. The first time D1 is asked, and its answer kept.
+    pub(super) async fn authenticate(&self, identity: &Identity) -> worker::Result<Option<Known>> {
+        let matches = |known: &Known| known.workspace == identity.workspace && known.key_hash == identity.key_hash;
+        if self.is_gone()? {
+            return Ok(None);
+        }
+        if let Some(known) = self.sure()? {
+            return Ok(Some(known).filter(matches));
+        }
+        let epoch = self.epoch.get();
+        let found = d1::find_server(&self.env, &identity.workspace, identity.server).await?;
+        if self.epoch.get() != epoch || self.is_gone()? {
+            return Ok(None);
+        }
+        // Another call may have been first, and what that told is not to be forgotten.
+        if let Some(known) = self.sure()? {
+            return Ok(Some(known).filter(matches));
+        }
+        let Some(found) = found else { return Ok(None) };
+        let revision = ServerFacts::beginning(found.commissioned, found.revision);
+        let known = known_of(&identity.workspace, identity.server, found);
+        if !matches(&known) {
+            return Ok(None);
+        }
+        // While D1 is being told of a change, this may be what it said before: it is good for this call, and no other.
+        if !self.is_unsure()? {
+            self.begin_use()?;
+            self.tables().set_fact(fact::KNOWN, &known)?;
+            self.tables().set_fact(fact::SERVER, &revision)?;
+        }
+        Ok(Some(known))
+    }
+
+    /// Who this server is, if that was ever learnt.
+    pub(super) fn known(&self) -> worker::Result<Option<Known>> {
+        if self.is_used()? { self.tables().fact(fact::KNOWN) } else { Ok(None) }
+    }
+
+    /// The same, if D1 is sure to say so too.
+    fn sure(&self) -> worker::Result<Option<Known>> {
+        if self.is_unsure()? { Ok(None) } else { self.known() }
+    }
+
+    fn is_unsure(&self) -> worker::Result<bool> {
+        Ok(self.is_used()? && self.tables().fact::<bool>(fact::UNSURE)?.unwrap_or(false))
+    }
+
+    /// Whether the server was deleted.
+    pub(super) fn is_gone(&self) -> worker::Result<bool> {
+        Ok(self.is_used()? && self.tables().fact::<bool>(fact::GONE)?.unwrap_or(false))
+    }
+
+    /// Learns who the server is, which was just made.
+    pub(super) fn adopt(&self, known: &Known) -> worker::Result<Answer> {
+        // Its agent may have been first, or somebody who deleted it again.
+        if self.known()?.is_none() && !self.is_unsure()? && !self.is_gone()? {
+            self.begin_use()?;
+            self.tables().set_fact(fact::KNOWN, known)?;
+            self.tables().set_fact(fact::SERVER, &ServerFacts::beginning(false, 0))?;
+        }
+        Ok(Answer::Done(Value::Null))
+    }
+
+    /// Learns that the server has another name.
+    pub(super) fn rename(&self, rename: Rename) -> worker::Result<Answer> {
+        if let Some(mut known) = self.known()?
+            && known.named_at.is_none_or(|at| at <= rename.at)
+        {
+            (known.name, known.named_at) = (rename.name, Some(rename.at));
+            self.tables().set_fact(fact::KNOWN, &known)?;
+        }
+        Ok(Answer::Done(Value::Null))
+    }
+
+    /// Gives the agent another key. The old one is refused, and whoever is connected with it cut off, before this answers.
+    pub(super) async fn rotate(&self, rotate: Rotate) -> worker::Result<Answer> {
+        let Rotate { of, key_hash } = rotate;
+        let changes = d1::update_key(of.workspace_id, of.server, &key_hash, now());
+        let is_there = self.change(&of, changes).await?;
+        Ok(if is_there { Answer::Done(Value::Null) } else { Answer::Refused(Refusal::NoServer) })
+    }
+
+    /// Deletes the server. Doing it again does no harm.
+    pub(super) async fn remove(&self, of: OfServer) -> worker::Result<Answer> {
+        self.change(&of, d1::delete_server(of.workspace_id, of.server)).await?;
+        Ok(Answer::Done(Value::Null))
+    }
+
+    /// Tells D1 of a change, and takes over what it says then: false where there is no server. One change after the other.
+    async fn change(&self, of: &OfServer, changes: Vec<Statement>) -> worker::Result<bool> {
+        while self.changing_since.get().is_some_and(|since| since.plus_seconds(CHANGE_WITHIN) > now()) {
+            self.changed.wait((), Duration::from_secs(1)).await;
+        }
+        if self.is_gone()? {
+            return Ok(false);
+        }
+        let (began, epoch) = (now(), self.epoch.get());
+        self.changing_since.set(Some(began));
+        let found = async {
+            self.begin_use()?;
+            self.tables().set_fact(fact::UNSURE, &true)?;
+            self.tables().set_fact(fact::ASKED, of)?;
+            self.tables().set_wake(wake::LOOK, Some(began.plus_seconds(CHANGE_WITHIN)))?;
+            self.arm().await?;
+            d1::change_server(&self.env, &of.workspace, of.server, changes).await
+        }
+        .await;
+        self.changing_since.set(None);
+        self.changed.tell(&());
+        // Meanwhile the object may have been wiped, with the workspace.
+        if self.epoch.get() != epoch {
+            return Ok(false);
+        }
+        self.take_over(of, found?).await
+    }
+
+    /// Looks what became of a change over which somebody died.
+    pub(super) async fn look_into_d1(&self) -> worker::Result<()> {
+        let tables = self.tables();
+        tables.set_wake(wake::LOOK, Some(now().plus_seconds(CHANGE_WITHIN)))?;
+        let is_changing = self.changing_since.get().is_some_and(|since| since.plus_seconds(CHANGE_WITHIN) > now());
+        if let Some(of) = tables.fact::<OfServer>(fact::ASKED)?
+            && !is_changing
+            && let Err(error) = self.change(&of, vec![]).await
+        {
+            // The next look is set. What else is due does not wait for it.
+            console_error!("server {}: what became of a change is not known: {error}", of.server);
+        }
+        Ok(())
+    }
+
+    /// Takes over what D1 says of the server.
+    async fn take_over(&self, of: &OfServer, found: Option<Found>) -> worker::Result<bool> {
+        let tables = self.tables();
+        tables.set_fact(fact::UNSURE, &false)?;
+        tables.set_wake(wake::LOOK, None)?;
+        let Some(found) = found else {
+            self.end_server().await?;
+            return Ok(false);
+        };
+        let before = self.known()?;
+        let facts = ServerFacts::beginning(found.commissioned, found.revision);
+        let known = Known {
+            named_at: before.as_ref().and_then(|before| before.named_at),
+            ..known_of(&of.workspace, of.server, found)
+        };
+        tables.set_fact(fact::KNOWN, &known)?;
+        if before.is_none() {
+            tables.set_fact(fact::SERVER, &facts)?;
+        }
+        if before.is_none_or(|before| before.key_hash != known.key_hash) {
+            self.close_sockets("the key was changed");
+            if self.open_generation()?.is_some() {
+                self.disconnected()?;
+            }
+        }
+        self.arm().await?;
+        Ok(true)
+    }
+
+    /// The server is gone: nobody is its agent any more, what waited is taken back, and what is under way is given up soon.
+    async fn end_server(&self) -> worker::Result<()> {
+        let (tables, now) = (self.tables(), now());
+        tables.set_fact(fact::GONE, &true)?;
+        tables.delete_fact(fact::KNOWN)?;
+        self.close_sockets("the server was removed");
+        if self.open_generation()?.is_some() {
+            self.disconnected()?;
+        }
+        for held in tables.waiting_commands()? {
+            if held.phase == Phase::Accepted {
+                self.cancel_as(held.command.id, Cancellation::ServerDeleted)?;
+            }
+        }
+        self.doubt(now.plus_millis(1))?;
+        self.forget_if_unused().await?;
+        self.arm_if_used().await
+    }
+
+    /// Leaves nothing in an object that has no server, or none any more, and nothing of one.
+    pub(super) async fn forget_if_unused(&self) -> worker::Result<()> {
+        let is_unused =
+            self.is_used()? && self.known()?.is_none() && !self.is_unsure()? && self.tables().has_no_commands()?;
+        if is_unused {
+            self.wipe().await?;
+        }
+        Ok(())
+    }
+
+    /// What an agent is told of its own server.
+    pub(super) fn whoami(&self, known: &Known) -> worker::Result<Answer> {
+        let commissioned = self.facts()?.commissioned;
+        Ok(Answer::Done(json!({"id": known.server, "name": known.name, "commissioned": commissioned})))
+    }
+}
+
+/// What is known of a server that D1 has.
+fn known_of(workspace: &str, server: uuid::Uuid, found: Found) -> Known {
+    Known {
+        workspace: workspace.to_owned(),
+        workspace_id: found.workspace_id,
+        server,
+        name: found.name,
+        named_at: None,
+        key_hash: found.key_hash,
+    }
+}

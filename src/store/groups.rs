@@ -1,0 +1,326 @@
+//! The tables of groups and of who is in them. What goes along with a deletion is told by the tables' triggers.
+
+use farhand_domain::group::{GroupChanges, GroupFilter, Membership, MembershipFilter, NewMembership, Role};
+use serde::Deserialize;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::db::{self, Parameter, Statement};
+use crate::caller::Credential;
+
+/// SQL for the group object (contract 5) of a row of `groups g`, as JSON.
+pub const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
+    'description', g.description,
+    'num_members', (SELECT count(*) FROM memberships n WHERE n.workspace_id = g.workspace_id AND n.group_id = g.id),
+    'servers', json((SELECT json_group_array(i.server_id) FROM (SELECT server_id FROM server_groups
+        WHERE workspace_id = g.workspace_id AND group_id = g.id ORDER BY server_id) i)),
+    'added_at', g.added_at, 'updated_at', g.updated_at)";
+
+/// SQL for what the caller is in the group of an id, or null.
+fn role_in(group: &str) -> String {
+    format!(
+        "(SELECT v.role FROM memberships v
+          WHERE v.workspace_id = me.workspace_id AND v.user_id = me.user_id AND v.group_id = {group})"
+    )
+}
+
+/// SQL for the condition that the caller sees the group of an id, of their workspace.
+fn visible(group: &str) -> String {
+    format!("(me.is_superuser OR me.is_staff OR {} IS NOT NULL)", role_in(group))
+}
+
+/// SQL for the condition that the caller edits the group of an id, of their workspace, and grants every role in it.
+fn owned(group: &str) -> String {
+    format!("(me.is_superuser OR me.is_staff OR {} = 'owner')", role_in(group))
+}
+
+/// SQL for a group that the caller sees, by its id `?5`.
+pub fn one() -> String {
+    format!(
+        "(SELECT {OBJECT} FROM groups g WHERE g.id = ?5 AND g.workspace_id = me.workspace_id AND {})",
+        visible("g.id")
+    )
+}
+
+/// SQL for the list: groups that the caller sees and that pass the filters of [`filters`].
+pub fn listed() -> String {
+    format!(
+        "g.workspace_id = me.workspace_id AND {} AND (?7 IS NULL OR g.name = ?7)
+         AND NOT EXISTS (SELECT 1 FROM json_each(?8) w WHERE instr(g.name || char(10) || g.folded_display_name || char(10) || g.folded_description, w.value) = 0)",
+        visible("g.id")
+    )
+}
+
+/// The parameters of [`listed`].
+pub fn filters(filter: GroupFilter) -> Vec<Parameter> {
+    vec![filter.name.into(), json!(filter.words).to_string().into()]
+}
+
+/// SQL for whether a JSON array of ids of servers, a parameter, has one that is none of the workspace's, as a JSON boolean.
+fn has_unknown_server(parameter: &str) -> String {
+    format!(
+        "json(iif(EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
+            SELECT 1 FROM servers s WHERE s.id = wanted.value AND s.workspace_id = me.workspace_id)), 'true', 'false'))"
+    )
+}
+
+/// SQL for whether a JSON array of ids of servers as `?5` has one that is none, as a JSON boolean.
+pub fn unknown_servers() -> String {
+    has_unknown_server("?5")
+}
+
+/// A group as somebody who wants to change it sees it.
+#[derive(Debug, Deserialize)]
+pub struct ForChange {
+    /// What the caller is in it.
+    pub role: Option<Role>,
+    /// Its servers, sorted.
+    pub servers: Vec<Uuid>,
+    /// Whether one of the servers that are asked for is none.
+    pub has_unknown_server: bool,
+}
+
+/// SQL for [`ForChange`] as JSON of the group `?5`, where servers are asked for as `?6`.
+pub fn for_change() -> String {
+    format!(
+        "(SELECT json_object('role', {},
+            'servers', json((SELECT json_group_array(i.server_id) FROM (SELECT server_id FROM server_groups
+                WHERE workspace_id = g.workspace_id AND group_id = g.id ORDER BY server_id) i)),
+            'has_unknown_server', {})
+          FROM groups g WHERE g.id = ?5 AND g.workspace_id = me.workspace_id AND {})",
+        role_in("g.id"),
+        has_unknown_server("?6"),
+        visible("g.id")
+    )
+}
+
+/// The statements that make a group owned by the caller, if the caller is staff. The last one's `body` is the group.
+///
+/// The new group is known by the membership with the id `membership`, as its own id is made by the database: it is the
+/// one of its name, and has nobody in it yet, which no other group has.
+pub fn insert(credential: &Credential<'_>, new: &GroupChanges, membership: Uuid) -> Vec<Statement> {
+    let [name, display_name, description] =
+        [&new.name, &new.display_name, &new.description].map(|text| text.as_deref().unwrap_or_default());
+    let insert = credential
+        .statement(
+            "INSERT INTO groups (workspace_id, name, display_name, description, folded_display_name, folded_description,
+                added_at, updated_at)
+             SELECT workspace_id, ?5, ?6, ?7, ?8, ?9, ?3, ?3 FROM me WHERE is_staff OR is_superuser",
+        )
+        .bind(name)
+        .bind(display_name)
+        .bind(description)
+        .bind(display_name.to_lowercase())
+        .bind(description.to_lowercase());
+    let own = credential
+        .statement(
+            "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
+             SELECT ?5, g.workspace_id, g.id, me.user_id, 'owner' FROM me
+             CROSS JOIN groups g ON g.workspace_id = me.workspace_id AND g.name = ?6
+             WHERE (me.is_staff OR me.is_superuser) AND NOT EXISTS (
+                SELECT 1 FROM memberships m WHERE m.workspace_id = g.workspace_id AND m.group_id = g.id)",
+        )
+        .bind(membership)
+        .bind(name);
+    let join = credential
+        .statement(
+            "INSERT INTO server_groups (workspace_id, group_id, server_id)
+             SELECT m.workspace_id, m.group_id, s.id FROM me
+             CROSS JOIN memberships m ON m.id = ?5 AND m.workspace_id = me.workspace_id
+             CROSS JOIN json_each(?6) wanted
+             CROSS JOIN servers s ON s.id = wanted.value AND s.workspace_id = m.workspace_id",
+        )
+        .bind(membership)
+        .bind(json!(new.servers.as_deref().unwrap_or_default()).to_string());
+    let select = credential
+        .statement(&format!(
+            "SELECT {OBJECT} AS body FROM me CROSS JOIN memberships m ON m.id = ?5 AND m.workspace_id = me.workspace_id
+             CROSS JOIN groups g ON g.id = m.group_id AND g.workspace_id = m.workspace_id"
+        ))
+        .bind(membership);
+    vec![insert, own, join, select]
+}
+
+/// The statements that change a group, if the caller still may: its texts by its owners and staff, its servers by staff. The
+/// first one's `body` is null where nothing was done, the last one's is the group.
+pub fn update(credential: &Credential<'_>, id: i64, changes: &GroupChanges) -> Vec<Statement> {
+    let update = credential
+        .statement(&format!(
+            "UPDATE groups SET name = coalesce(?6, name), display_name = coalesce(?7, display_name),
+                description = coalesce(?8, description), folded_display_name = coalesce(?9, folded_display_name),
+                folded_description = coalesce(?10, folded_description), updated_at = ?3
+             WHERE id = ?5 AND workspace_id = (SELECT me.workspace_id FROM me
+                WHERE {} AND (?11 OR me.is_staff OR me.is_superuser))
+             RETURNING id AS body",
+            owned("?5")
+        ))
+        .bind(id)
+        .bind(changes.name.as_ref())
+        .bind(changes.display_name.as_ref())
+        .bind(changes.description.as_ref())
+        .bind(changes.display_name.as_ref().map(|text| text.to_lowercase()))
+        .bind(changes.description.as_ref().map(|text| text.to_lowercase()))
+        .bind(changes.servers.is_none());
+    let mut statements = vec![update];
+    if let Some(servers) = &changes.servers {
+        let servers = json!(servers).to_string();
+        let leave = credential.statement(
+            "DELETE FROM server_groups WHERE group_id = ?5
+             AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
+             AND server_id NOT IN (SELECT value FROM json_each(?6))",
+        );
+        let join = credential.statement(
+            "INSERT INTO server_groups (workspace_id, group_id, server_id)
+             SELECT g.workspace_id, g.id, s.id FROM me
+             CROSS JOIN groups g ON g.id = ?5 AND g.workspace_id = me.workspace_id
+             CROSS JOIN json_each(?6) wanted
+             CROSS JOIN servers s ON s.id = wanted.value AND s.workspace_id = g.workspace_id
+             WHERE me.is_staff OR me.is_superuser
+             ON CONFLICT (workspace_id, group_id, server_id) DO NOTHING",
+        );
+        statements.push(leave.bind(id).bind(&servers));
+        statements.push(join.bind(id).bind(&servers));
+    }
+    statements.push(credential.statement(&format!("SELECT {} AS body FROM me", one())).bind(id));
+    statements
+}
+
+/// The statement that deletes a group, if the caller still may, and returns its id as `body`.
+pub fn delete(credential: &Credential<'_>, id: i64) -> Statement {
+    let sql = format!(
+        "DELETE FROM groups WHERE id = ?5 AND workspace_id = (SELECT me.workspace_id FROM me WHERE {})
+         RETURNING id AS body",
+        owned("?5")
+    );
+    credential.statement(&sql).bind(id)
+}
+
+// Memberships.
+
+/// SQL for the membership object (contract 5) of a row of `memberships m`, as JSON.
+pub const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
+
+/// SQL for whether the group of a row of `memberships m` has another owner.
+const HAS_OTHER_OWNER: &str = "EXISTS (SELECT 1 FROM memberships o WHERE o.workspace_id = m.workspace_id
+    AND o.group_id = m.group_id AND o.role = 'owner' AND o.id <> m.id)";
+
+/// SQL for whether a row of the table of users, under a name, is the only owner of a group.
+pub fn is_only_owner(users: &str) -> String {
+    format!(
+        "EXISTS (SELECT 1 FROM memberships m
+          WHERE m.workspace_id = {users}.workspace_id AND m.user_id = {users}.id AND m.role = 'owner'
+          AND NOT {HAS_OTHER_OWNER})"
+    )
+}
+
+/// SQL for a membership of a group that the caller sees, by its id `?5`.
+pub fn membership() -> String {
+    format!(
+        "(SELECT {MEMBERSHIP} FROM memberships m WHERE m.id = ?5 AND m.workspace_id = me.workspace_id AND {})",
+        visible("m.group_id")
+    )
+}
+
+/// SQL for the list: memberships of groups that the caller sees, that pass the filters of [`membership_filters`].
+pub fn memberships_listed() -> String {
+    format!(
+        "m.workspace_id = me.workspace_id AND {} AND (?7 IS NULL OR m.group_id = ?7) AND (?8 IS NULL OR m.user_id = ?8)
+         AND (?9 IS NULL OR m.role = ?9)",
+        visible("m.group_id")
+    )
+}
+
+/// The parameters of [`memberships_listed`].
+pub fn membership_filters(filter: MembershipFilter) -> Vec<Parameter> {
+    vec![filter.group.into(), filter.user.into(), filter.role.map(Role::as_str).into()]
+}
+
+/// What a caller who wants to bring a user into a group sees.
+#[derive(Debug, Deserialize)]
+pub struct ForJoining {
+    /// Whether there is such a group.
+    pub has_group: bool,
+    /// What the caller is in it.
+    pub role: Option<Role>,
+    /// Whether there is such a user.
+    pub has_user: bool,
+}
+
+/// SQL for [`ForJoining`] as JSON of the group `?5` and the user `?6`.
+pub fn for_joining() -> String {
+    format!(
+        "json_object('has_group', json(iif(EXISTS (SELECT 1 FROM groups g
+                WHERE g.id = ?5 AND g.workspace_id = me.workspace_id), 'true', 'false')),
+            'role', {},
+            'has_user', json(iif(EXISTS (SELECT 1 FROM users u
+                WHERE u.id = ?6 AND u.workspace_id = me.workspace_id), 'true', 'false')))",
+        role_in("?5")
+    )
+}
+
+/// The statement that brings a user into a group, if the caller still may and both are still there, and returns the
+/// membership as `body`.
+pub fn insert_membership(credential: &Credential<'_>, id: Uuid, new: NewMembership) -> Statement {
+    let sql = format!(
+        "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
+         SELECT ?5, me.workspace_id, g.id, u.id, ?8 FROM me
+         CROSS JOIN groups g ON g.id = ?6 AND g.workspace_id = me.workspace_id
+         CROSS JOIN users u ON u.id = ?7 AND u.workspace_id = me.workspace_id
+         WHERE {} OR (?8 = 'member' AND {} = 'manager')
+         RETURNING {} AS body",
+        owned("g.id"),
+        role_in("g.id"),
+        db::returned(MEMBERSHIP, "m")
+    );
+    credential.statement(&sql).bind(id).bind(new.group).bind(new.user).bind(new.role.as_str())
+}
+
+/// A membership as somebody who wants to change it sees it.
+#[derive(Debug, Deserialize)]
+pub struct MembershipForChange {
+    /// What it is.
+    pub membership: Membership,
+    /// What the caller is in its group.
+    pub role: Option<Role>,
+    /// Whether the group has another owner.
+    pub has_other_owner: bool,
+}
+
+/// SQL for [`MembershipForChange`] as JSON of the membership `?5`.
+pub fn membership_for_change() -> String {
+    format!(
+        "(SELECT json_object('membership', {MEMBERSHIP}, 'role', {},
+            'has_other_owner', json(iif({HAS_OTHER_OWNER}, 'true', 'false')))
+          FROM memberships m WHERE m.id = ?5 AND m.workspace_id = me.workspace_id AND {})",
+        role_in("m.group_id"),
+        visible("m.group_id")
+    )
+}
+
+/// The statement that gives a membership another role, if it is what was decided on and the caller still may, and returns
+/// it as `body`.
+pub fn update_membership(credential: &Credential<'_>, membership: Membership, role: Role) -> Statement {
+    let sql = format!(
+        "UPDATE memberships AS m SET role = ?7 WHERE m.id = ?5 AND m.role = ?6
+         AND m.workspace_id = (SELECT me.workspace_id FROM me WHERE {})
+         AND (m.role <> 'owner' OR ?7 = 'owner' OR {HAS_OTHER_OWNER})
+         RETURNING {} AS body",
+        owned("m.group_id"),
+        db::returned(MEMBERSHIP, "m")
+    );
+    credential.statement(&sql).bind(membership.id).bind(membership.role.as_str()).bind(role.as_str())
+}
+
+/// The statement that ends a membership, if it is what was decided on and the caller still may, and returns its id as `body`.
+pub fn delete_membership(credential: &Credential<'_>, membership: Membership) -> Statement {
+    let sql = format!(
+        "DELETE FROM memberships AS m WHERE m.id = ?5 AND m.role = ?6
+         AND m.workspace_id = (SELECT me.workspace_id FROM me
+            WHERE {} OR (m.role = 'member' AND {} = 'manager') OR m.user_id = me.user_id)
+         AND (m.role <> 'owner' OR {HAS_OTHER_OWNER})
+         RETURNING id AS body",
+        owned("m.group_id"),
+        role_in("m.group_id")
+    );
+    credential.statement(&sql).bind(membership.id).bind(membership.role.as_str())
+}
