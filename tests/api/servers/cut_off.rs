@@ -1,0 +1,133 @@
+//! Deletions and new keys that are cut off in the middle: what D1 says and what the server's object lets its agent do are
+//! one, whatever fails.
+
+use std::time::Duration;
+
+use farhand_tests::agents::{ScriptedAgent, credential};
+use farhand_tests::{Api, Instance, Workspace, eventually, eventually_within};
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+
+const COMMANDS: &str = "/api/events/commands/";
+const OWN: &str = "/api/servers/servers/-/";
+
+fn path_of(server: &Value) -> String {
+    format!("/api/servers/servers/{}/", server["id"].as_str().unwrap())
+}
+
+/// The status that the agent with a server's key gets.
+async fn status_with(anonymous: &Api, id: &Value, key: &Value) -> u16 {
+    anonymous.with(&credential(&json!({"id": id, "key": key}))).get(OWN).await.status
+}
+
+#[tokio::test]
+async fn what_d1_refuses_is_not_done_and_can_be_done_later() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let lock = instance.lock_d1().await;
+    workspace.admin.delete(&path_of(&server)).await.expect_detail(500, None);
+    workspace.admin.call("POST", &format!("{}rotate-key/", path_of(&server))).await.expect_detail(500, None);
+    // Whatever D1 may have done: it is asked, and says that nothing changed.
+    agent.api.get(OWN).await.expect(200);
+    drop(lock);
+    eventually("D1 to take it", || async {
+        let body = json!({"server": "web-1", "line": "id"});
+        (workspace.admin.post(COMMANDS, &body).await.status == 201).then_some(())
+    })
+    .await;
+    agent.next_command().await;
+    agent.api.get(OWN).await.expect(200);
+    let rotated = workspace.admin.call("POST", &format!("{}rotate-key/", path_of(&server))).await.expect(200);
+    assert_eq!(agent.next().await, Err(Some(1000)), "cut off, and not asked to quit");
+    agent.api.get(OWN).await.expect_detail(403, Some("INVALID_TOKEN"));
+    assert_eq!(status_with(&workspace.anonymous, &server["id"], &rotated["key"]).await, 200);
+    workspace.admin.delete(&path_of(&server)).await.expect(204);
+    assert_eq!(status_with(&workspace.anonymous, &server["id"], &rotated["key"]).await, 403);
+}
+
+/// Sends a request; `None` where no answer came.
+async fn sent(api: &Api, method: &str, path: &str) -> Option<(u16, Value)> {
+    let response = api.request(method, path).send().await.ok()?;
+    let status = response.status().as_u16();
+    let text = response.text().await.ok()?;
+    Some((status, serde_json::from_str(&text).unwrap_or(Value::Null)))
+}
+
+#[tokio::test]
+async fn what_a_crash_cuts_off_is_done_or_not_and_d1_and_object_agree() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let servers = join_all((0..24).map(|n| {
+        let name = format!("web-{n}");
+        let workspace = &workspace;
+        async move { workspace.server(&name).await }
+    }))
+    .await;
+    let queued = join_all(servers.iter().map(|server| {
+        let body = json!({"server": server["id"], "line": "id", "on_offline": "queue"});
+        let admin = &workspace.admin;
+        async move { admin.post(COMMANDS, &body).await.expect(201) }
+    }))
+    .await;
+    // Half of them are deleted, half get another key; the service is killed when the first answer is there.
+    let requests = servers.iter().enumerate().map(|(n, server)| {
+        let admin = &workspace.admin;
+        async move {
+            match n % 2 {
+                0 => sent(admin, "DELETE", &path_of(server)).await,
+                _ => sent(admin, "POST", &format!("{}rotate-key/", path_of(server))).await,
+            }
+        }
+    });
+    let mut under_way: Vec<_> = requests.map(Box::pin).collect();
+    let mut answers: Vec<Option<(u16, Value)>> = vec![None; servers.len()];
+    let mut places: Vec<usize> = (0..servers.len()).collect();
+    let (first, place, rest) = futures_util::future::select_all(under_way.drain(..)).await;
+    answers[places.swap_remove_as(place)] = first;
+    let killed = instance.kill();
+    let (others, ()) = futures_util::future::join(join_all(rest), killed).await;
+    for (place, answer) in places.into_iter().zip(others) {
+        answers[place] = answer;
+    }
+
+    let instance = Instance::restart(state.path()).await;
+    let (admin, anonymous) = (workspace.admin.on(&instance.url), workspace.anonymous.on(&instance.url));
+    let hashes = instance.d1("SELECT id, agent_key_hash FROM servers").await;
+    let mut cut_off = 0;
+    for (n, (server, answer)) in servers.iter().zip(&answers).enumerate() {
+        let is_there = admin.get(&path_of(server)).await.status == 200;
+        assert_eq!(is_there, hashes.as_array().unwrap().iter().any(|row| row["id"] == server["id"]));
+        let old_key = status_with(&anonymous, &server["id"], &server["key"]).await;
+        cut_off += usize::from(answer.is_none());
+        match (n % 2, answer) {
+            (0, Some((204, _))) => assert_eq!((is_there, old_key), (false, 403)),
+            (0, _) => assert_eq!(old_key, if is_there { 200 } else { 403 }),
+            (_, Some((200, rotated))) => {
+                assert_eq!((is_there, old_key), (true, 403));
+                assert_eq!(status_with(&anonymous, &server["id"], &rotated["key"]).await, 200);
+            }
+            // It is the old one or one that nobody was told; then there is a way to have another.
+            _ => {
+                assert!(is_there && [200, 403].contains(&old_key), "{old_key}");
+                let rotated =
+                    admin.call("POST", &format!("{}rotate-key/", path_of(server))).await.expect(200);
+                assert_eq!(status_with(&anonymous, &server["id"], &server["key"]).await, 403);
+                assert_eq!(status_with(&anonymous, &server["id"], &rotated["key"]).await, 200);
+            }
+        }
+    }
+    assert!(cut_off > 0, "all were answered before the end: {answers:?}");
+    // Whatever was not known is found out with nobody asking, and what waited on a server that is gone has ended.
+    eventually_within(Duration::from_secs(120), "the objects to be sure", || async {
+        let unsure = "SELECT value FROM facts WHERE name = 'unsure' AND value = 'true'";
+        instance.read_objects("ServerLink", unsure).is_empty().then_some(())
+    })
+    .await;
+    for (server, command) in servers.iter().zip(&queued) {
+        let expected = if admin.get(&path_of(server)).await.status == 200 { "Queued" } else { "Cancelled" };
+        let path = format!("{COMMANDS}{}/", command["id"].as_str().unwrap());
+        assert_eq!(admin.get(&path).await.expect(200)["status"]["text"], expected);
+    }
+}
