@@ -151,7 +151,7 @@ pub fn update(credential: &Credential<'_>, id: i64, changes: &GroupChanges) -> V
                 folded_description = coalesce(?10, folded_description), updated_at = ?3
              WHERE id = ?5 AND workspace_id = (SELECT me.workspace_id FROM me
                 WHERE {} AND (?11 OR me.is_staff OR me.is_superuser))
-             RETURNING id AS body",
+             RETURNING name AS body",
             owned("?5")
         ))
         .bind(id)
@@ -185,11 +185,11 @@ pub fn update(credential: &Credential<'_>, id: i64, changes: &GroupChanges) -> V
     statements
 }
 
-/// The statement that deletes a group, if the caller still may, and returns its id as `body`.
+/// The statement that deletes a group, if the caller still may, and returns its name as `body`.
 pub fn delete(credential: &Credential<'_>, id: i64) -> Statement {
     let sql = format!(
         "DELETE FROM groups WHERE id = ?5 AND workspace_id = (SELECT me.workspace_id FROM me WHERE {})
-         RETURNING id AS body",
+         RETURNING name AS body",
         owned("?5")
     );
     credential.statement(&sql).bind(id)
