@@ -6,7 +6,7 @@
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -181,15 +181,21 @@ fn hand_over(config: &Path, account: &User) -> Result<Option<String>, Failure> {
             ));
         }
     }
-    let metadata = fs::symlink_metadata(config).map_err(|error| describe(config, &error))?;
+    let open = || {
+        // No link to another file is followed.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(config)?;
+        Ok((file.metadata()?, file))
+    };
+    let (metadata, file) = open().map_err(|error| describe(config, &error))?;
     if !metadata.is_file() {
         return misuse(format!("{shown}: not a file"));
     }
     if metadata.uid() == account.uid.as_raw() && metadata.mode() & 0o777 == 0o600 {
         return Ok(None);
     }
-    chown(config, Some(account.uid.as_raw()), Some(account.gid.as_raw())).map_err(|error| describe(config, &error))?;
-    fs::set_permissions(config, fs::Permissions::from_mode(0o600)).map_err(|error| describe(config, &error))?;
+    fchown(&file, Some(account.uid.as_raw()), Some(account.gid.as_raw()))
+        .and_then(|()| file.set_permissions(fs::Permissions::from_mode(0o600)))
+        .map_err(|error| describe(config, &error))?;
     Ok(Some(format!("{shown} belongs to {name} now")))
 }
 
@@ -455,6 +461,30 @@ mod tests {
         fs::write(&config, "").unwrap();
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).unwrap();
         assert!(matches!(hand_over(&config, &nobody), Err(Failure::Misuse(why)) if why.contains("cannot enter")));
+    }
+
+    #[test]
+    fn the_file_is_handed_over_and_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let config = directory.path().join("agent.toml");
+        fs::write(&config, "").unwrap();
+        fs::set_permissions(&config, fs::Permissions::from_mode(0o644)).unwrap();
+        // As root to another account, else to the own one.
+        let account = match geteuid().is_root() {
+            true => find_account("nobody").unwrap(),
+            false => User::from_uid(geteuid()).unwrap().unwrap(),
+        };
+        assert!(hand_over(&config, &account).unwrap().unwrap().ends_with(&format!("belongs to {} now", account.name)));
+        let metadata = fs::metadata(&config).unwrap();
+        assert_eq!((metadata.uid(), metadata.mode() & 0o777), (account.uid.as_raw(), 0o600));
+        assert_eq!(hand_over(&config, &account), Ok(None));
+        let link = directory.path().join("link.toml");
+        let other = directory.path().join("other");
+        fs::write(&other, "").unwrap();
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        assert!(hand_over(&link, &account).is_err());
+        assert_eq!(fs::metadata(&other).unwrap().uid(), geteuid().as_raw());
     }
 
     #[test]

@@ -138,6 +138,8 @@ pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Resu
         let describe = |error| format!("{told}, and {shown} is removed; {} could not be: {error}", folder.display());
         Journal::remove(folder).map_err(describe)?;
     }
+    // The folder beside the file, if no other server's state is in it.
+    let _ = fs::remove_dir(config.with_extension("state"));
     Ok(format!("{told}\n{shown} and the agent's state are removed{still}"))
 }
 

@@ -194,7 +194,7 @@ async fn unregistering_removes_the_file_and_the_state() {
     service.answer("/unregister/", &[204]);
     let (code, out, _) = end(&mut command(&[])).await;
     assert!(code == 0 && out.starts_with(&format!("server {SERVER} is unregistered\n")), "{out}");
-    assert!(!config.exists() && !agent.state().exists());
+    assert!(!config.exists() && !agent.state().parent().unwrap().exists());
     let last = service.calls().pop().unwrap();
     assert_eq!(last.call, "DELETE /api/servers/servers/-/unregister/");
     assert_eq!(last.headers["authorization"], format!("id=\"{SERVER}\", key=\"{KEY}\""));
