@@ -60,8 +60,6 @@ impl Program {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[tokio::test]
@@ -70,13 +68,16 @@ mod tests {
         let path = directory.path().join("agent");
         let program = Program { path: path.clone().into(), arguments: Vec::new() };
         assert!(program.check().await.unwrap_err().contains("cannot be started"));
-        std::fs::write(&path, "garbage").unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        // Written by a process of its own: what this one writes could be open in what another test just starts.
+        let place = |text: &str| {
+            let written = directory.path().join("text");
+            std::fs::write(&written, text).unwrap();
+            assert!(Command::new("install").args(["-m", "755"]).args([&written, &path]).status().unwrap().success());
+        };
+        place("garbage");
         assert!(program.check().await.unwrap_err().contains("cannot be started"));
         for (end, is_good) in [("exit 0", true), ("exit 1", false), ("kill -9 $$", false)] {
-            std::fs::remove_file(&path).unwrap();
-            std::fs::write(&path, format!("#!/bin/sh\n[ \"$1\" = --version ] && {end}\n")).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            place(&format!("#!/bin/sh\n[ \"$1\" = --version ] && {end}\n"));
             assert_eq!(program.check().await.is_ok(), is_good, "{end}");
         }
     }

@@ -143,6 +143,8 @@ fn find(folders: &[PathBuf]) -> Option<(PathBuf, io::Result<Seen>)> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn status(service: Answer, agent: Option<Option<i32>>) -> Status {
@@ -187,13 +189,22 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let folders: Vec<_> = ["none", "left", "used"].map(|name| directory.path().join(name)).into();
         assert!(find(&folders).is_none());
-        let left = Journal::open(&folders[1], 0).unwrap();
-        drop(left);
+        // A process that another test starts holds the lock too for a moment, until it executes something.
+        let is_left = |folder: &PathBuf| {
+            let until = Instant::now() + Duration::from_secs(20);
+            while Journal::look(folder).unwrap().unwrap().agent.is_some() {
+                assert!(Instant::now() < until, "it stays locked");
+                std::thread::yield_now();
+            }
+        };
+        drop(Journal::open(&folders[1], 0).unwrap());
+        is_left(&folders[1]);
         assert_eq!(find(&folders).unwrap().0, folders[1]);
         let used = Journal::open(&folders[2], 0).unwrap();
         let (folder, seen) = find(&folders).unwrap();
         assert_eq!((folder, seen.unwrap().agent), (folders[2].clone(), Some(Some(std::process::id() as i32))));
         drop(used);
+        is_left(&folders[2]);
         assert_eq!(find(&folders).unwrap().0, folders[1]);
         for folder in &folders {
             Journal::remove(folder).unwrap();

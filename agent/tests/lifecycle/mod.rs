@@ -11,7 +11,7 @@ use nix::unistd::{Pid, User, geteuid};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::support::{KEY, PATIENCE, SERVER, Service, eventually, own_name};
+use crate::support::{KEY, PATIENCE, SERVER, Service, copy_program, eventually, own_name};
 
 const TOKEN: &str = "tOkEnToKeNtOkEn";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farhand-agent");
@@ -338,8 +338,7 @@ async fn installing_needs_root() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("farhand-agent");
-    fs::copy(PROGRAM, &copy).unwrap();
-    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    copy_program(Path::new(PROGRAM), &copy);
     for action in ["install", "uninstall"] {
         let mut command = Command::new(&copy);
         if geteuid().is_root() {
@@ -442,8 +441,9 @@ async fn a_restart_starts_the_program_that_is_there_now() {
     let program = agent.program();
     let (beside, log) = (program.with_extension("new"), program.with_extension("log"));
     let replace = |script: &str| {
-        fs::write(&beside, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&beside, fs::Permissions::from_mode(0o755)).unwrap();
+        let written = program.with_extension("sh");
+        fs::write(&written, format!("#!/bin/sh\n{script}\n")).unwrap();
+        copy_program(&written, &beside);
         fs::rename(&beside, &program).unwrap();
     };
     // What does not work is not started.

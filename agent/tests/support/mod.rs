@@ -203,8 +203,7 @@ impl Service {
         // The account may be unable to read the folder of the build.
         if account.is_some() || self.copies {
             let copy = directory.path().join("farhand-agent");
-            fs::copy(&program, &copy).unwrap();
-            fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+            copy_program(&program, &copy);
             program = copy;
         }
         if let Some(account) = account {
@@ -226,6 +225,12 @@ impl Service {
         command.stdin(Stdio::null()).stderr(fs::File::create(&log).unwrap());
         Agent { process: command.spawn().unwrap(), command, log, directory }
     }
+}
+
+/// Copies a program. In a process of its own: what this one has open for writing, each process that another test starts at
+/// the same time has open too for a moment, and then it cannot be executed.
+pub fn copy_program(from: &std::path::Path, to: &std::path::Path) {
+    assert!(Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap().success());
 }
 
 /// Writes a file that its owner alone can read.
