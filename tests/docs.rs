@@ -1,9 +1,10 @@
-//! The examples of `docs/authentication.md` and `docs/commands.md` run as they stand, and answer what stands there.
+//! The examples of `docs/authentication.md`, `docs/commands.md` and `docs/agents.md` run as they stand, and answer what stands
+//! there.
 
 use std::path::Path;
 
 use farhand_tests::instance::state_folder;
-use farhand_tests::{Instance, PATIENCE};
+use farhand_tests::{Instance, PATIENCE, setting};
 use serde_json::Value;
 use tokio::process::Command;
 
@@ -68,7 +69,12 @@ async fn run(document: &str, at_least: usize) {
     for _ in 0..2 {
         let script: String = examples.iter().map(|example| format!("{}\nprintf '{MARK}'\n", example.lines)).collect();
         let mut shell = Command::new("bash");
-        shell.args(["-eu", "-c", &script]).current_dir(folder.path()).kill_on_drop(true);
+        // The agent is to be found by its name.
+        let agent = setting("FARHAND_AGENT");
+        let path = format!("{}:{}", Path::new(&agent).parent().unwrap().display(), std::env::var("PATH").unwrap());
+        shell.args(["-eu", "-c", &script]).current_dir(folder.path()).env("PATH", path).kill_on_drop(true);
+        // What they leave running, where one of them fails, ends with the instance.
+        shell.env("FARHAND_EXAMPLES", &state).process_group(0);
         // One example waits for a mail, for as long as it takes.
         let output = tokio::time::timeout(PATIENCE, shell.output()).await.expect("the examples end").unwrap();
         let (printed, errors) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
@@ -94,4 +100,9 @@ async fn the_examples_of_authentication_run_as_they_stand() {
 #[tokio::test]
 async fn the_examples_of_commands_run_as_they_stand() {
     run("commands.md", 17).await;
+}
+
+#[tokio::test]
+async fn the_examples_of_agents_run_as_they_stand() {
+    run("agents.md", 6).await;
 }

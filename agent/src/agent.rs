@@ -1,9 +1,11 @@
 //! The agent's life: check in, serve, drain (agent-protocol 2 and 6).
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::signal::{SigHandler, Signal};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +17,10 @@ use crate::config::Settings;
 use crate::group::{GRACE, Groups};
 use crate::journal::Stage;
 use crate::link::{self, Over};
+#[cfg(test)]
+use crate::memory;
 use crate::memory::Memory;
+use crate::program::Program;
 use crate::reports::Reports;
 use crate::run::{Ending, Runner};
 use crate::{checkin, host};
@@ -24,6 +29,14 @@ use crate::{checkin, host};
 const STOPPING: Duration = Duration::from_secs(3);
 /// How long unsent reports are tried at the end.
 const FLUSHING: Duration = Duration::from_secs(5);
+/// How long a signal takes at most from the kernel to who waits for it.
+const SETTLED: Duration = Duration::from_millis(50);
+
+/// How long the end may take at most, beyond the time that commands have to end by themselves.
+#[cfg(test)]
+pub const LONGEST_END: Duration = Duration::from_secs(
+    GRACE.as_secs() + STOPPING.as_secs() + link::CLOSING.as_secs() + FLUSHING.as_secs() + memory::PATIENCE.as_secs(),
+);
 
 /// How the agent ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,13 +45,16 @@ pub enum Exit {
     Drained,
     /// It was told a second time, and did not wait.
     AtOnce,
+    /// It drained, and is to be started anew.
+    Restart,
 }
 
-/// Runs until a signal or the service ends it. Running commands have `patience` to end by themselves then.
+/// Runs until a signal or the service ends it. Running commands have `patience` to end by themselves then; before a
+/// restart those that wait have it too. `program` is what a restart would start.
 ///
 /// # Errors
 /// What keeps the agent from starting, in one line.
-pub async fn run(settings: Settings, patience: Duration) -> Result<Exit, String> {
+pub async fn run(settings: Settings, mut patience: Duration, program: Program) -> Result<Exit, String> {
     let listen = |kind| signal(kind).map_err(|error| format!("cannot listen for signals: {error}"));
     let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     let mut told = async || {
@@ -56,19 +72,42 @@ pub async fn run(settings: Settings, patience: Duration) -> Result<Exit, String>
     let (ending, groups, flushing) = (Ending::default(), Groups::default(), CancellationToken::new());
     let (memory, remembered) = remember(settings.state_dir).await;
     let reports = Reports::new(client.clone(), memory.clone(), flushing.clone());
-    let runner = Runner::new(settings.max_running, own, reports.clone(), groups.clone(), ending.clone());
+    let runner = Runner::new(settings.max_running, own, reports.clone(), groups.clone(), ending.clone(), program);
     runner.recover(remembered);
     let runner = Arc::new(runner);
 
-    let serving = serve(client, runner.clone(), ending.draining.clone());
+    let serving = serve(client, runner.clone(), ending.leaving.clone());
     let mut serving = tokio::spawn(serving);
-    let mut is_over = false;
+    let (mut is_over, mut restarts) = (false, false);
     tokio::select! {
         _ = &mut serving => {
             is_over = true;
             log::info!("the service asked the agent to exit");
         }
         signal = told() => log::info!("{signal}: no more commands are taken, and those that run have {} s", patience.as_secs()),
+        () = ending.restarting.cancelled() => {
+            log::info!("to be restarted: no more commands are taken, and those that came have {} s", patience.as_secs());
+            restarts = true;
+        }
+    }
+    ending.leaving.cancel();
+    if restarts {
+        let calm = async {
+            // What the service was just sending is still taken.
+            let _ = (&mut serving).await;
+            is_over = true;
+            runner.idle().await;
+        };
+        tokio::select! {
+            calm = timeout(patience, calm) => if calm.is_err() {
+                // They had their time.
+                patience = Duration::ZERO;
+            },
+            signal = told() => {
+                log::info!("{signal}: the agent exits, and is not restarted");
+                restarts = false;
+            }
+        }
     }
     ending.draining.cancel();
     let drain = async {
@@ -91,15 +130,33 @@ pub async fn run(settings: Settings, patience: Duration) -> Result<Exit, String>
         // Else the next start would send once more what was sent just now.
         memory.flush().await;
     };
-    let exit = tokio::select! {
-        () = drain => Exit::Drained,
-        signal = told() => {
-            log::warn!("{signal} again: exiting at once");
-            Exit::AtOnce
+    let mut drain = pin!(drain);
+    let exit = loop {
+        tokio::select! {
+            () = &mut drain => break if restarts { Exit::Restart } else { Exit::Drained },
+            signal = told() => {
+                if !restarts {
+                    log::warn!("{signal} again: exiting at once");
+                    break Exit::AtOnce;
+                }
+                log::info!("{signal}: the agent exits, and is not restarted");
+                restarts = false;
+            }
         }
     };
     // Nothing that the agent ran outlives it, except what a command left in the background on purpose.
     groups.kill();
+    if exit == Exit::Restart {
+        for kind in [Signal::SIGTERM, Signal::SIGINT] {
+            // SAFETY: the usual effect of a signal is no code of this program.
+            let _ = unsafe { nix::sys::signal::signal(kind, SigHandler::SigDfl) };
+        }
+        // From here on a signal ends the process, which has nothing left to do. One that came just before is not lost.
+        if timeout(SETTLED, told()).await.is_ok() {
+            log::info!("the agent exits, and is not restarted");
+            return Ok(Exit::Drained);
+        }
+    }
     Ok(exit)
 }
 
@@ -121,10 +178,10 @@ async fn remember(directory: PathBuf) -> (Memory, Vec<(Uuid, Stage)>) {
 }
 
 /// Checks in, then keeps the heartbeat and the WebSocket going.
-async fn serve(client: Client, runner: Arc<Runner<Client>>, draining: CancellationToken) -> Over {
+async fn serve(client: Client, runner: Arc<Runner<Client>>, leaving: CancellationToken) -> Over {
     let interval = tokio::select! {
         interval = checkin::check_in(&client) => interval,
-        () = draining.cancelled() => return Over::Draining,
+        () = leaving.cancelled() => return Over::Draining,
     };
     let heartbeat = async {
         match interval {
@@ -133,7 +190,7 @@ async fn serve(client: Client, runner: Arc<Runner<Client>>, draining: Cancellati
         }
     };
     tokio::select! {
-        over = link::run(&client, &draining, &*runner) => over,
+        over = link::run(&client, &leaving, &*runner) => over,
         () = heartbeat => Over::Draining,
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use farhand_domain::secret::Secret;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Bytes};
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
@@ -24,6 +25,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use uuid::Uuid;
 
 use crate::config::{Service, Settings};
 
@@ -70,9 +72,28 @@ impl Client {
     /// # Errors
     /// What of the settings does not fit, in one line.
     pub fn new(settings: &Settings) -> Result<Self, String> {
-        let service = settings.service.clone();
-        let credential = format!("id=\"{}\", key=\"{}\"", settings.id, settings.key.expose());
-        let mut authorization = HeaderValue::try_from(credential).map_err(|_| "the key does not fit into a header")?;
+        Self::of_server(&settings.service, settings.id, &settings.key)
+    }
+
+    /// A client with the id and key of a server.
+    ///
+    /// # Errors
+    /// What of them does not fit, in one line.
+    pub fn of_server(service: &Service, id: Uuid, key: &Secret) -> Result<Self, String> {
+        Self::with(service.clone(), format!("id=\"{id}\", key=\"{}\"", key.expose()))
+    }
+
+    /// A client with a registration token.
+    ///
+    /// # Errors
+    /// What of it does not fit, in one line.
+    pub fn of_token(service: &Service, token: &Secret) -> Result<Self, String> {
+        Self::with(service.clone(), format!("token=\"{}\"", token.expose()))
+    }
+
+    fn with(service: Service, credential: String) -> Result<Self, String> {
+        let mut authorization =
+            HeaderValue::try_from(credential).map_err(|_| "the credential does not fit into a header")?;
         authorization.set_sensitive(true);
         let headers = Headers {
             authorization,
@@ -119,15 +140,21 @@ impl Client {
     /// # Errors
     /// There was no answer in time.
     pub async fn get(&self, path: &str) -> Result<(u16, Value), NoAnswer> {
-        self.ask(Method::GET, path, Bytes::new()).await
+        self.ask(Method::GET, path, Bytes::new(), ANSWER_TIMEOUT).await
     }
 
-    /// Calls the service for the sake of its answer, like [`get`](Self::get).
+    /// Calls the service for the sake of its answer, like [`get`](Self::get). `timeout` is for all of it.
     ///
     /// # Errors
     /// There was no answer in time.
-    pub async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<(u16, Value), NoAnswer> {
-        let (status, answer) = self.call(method, path, body, ANSWER_TIMEOUT, true).await?;
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<(u16, Value), NoAnswer> {
+        let (status, answer) = self.call(method, path, body, timeout, true).await?;
         Ok((status, serde_json::from_slice(&answer).unwrap_or_default()))
     }
 

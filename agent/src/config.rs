@@ -14,8 +14,11 @@ use uuid::Uuid;
 pub const MAX_RUNNING: usize = 20;
 /// The most that the file may ask for: each one costs a process and up to a megabyte of kept output.
 const MOST_RUNNING: usize = 1_000;
-/// Where the agent keeps what it remembers when nothing says otherwise, and there is no file beside which it could.
+/// Where the agent keeps what it remembers when nothing says otherwise, and there is no file beside which it could. The
+/// unit of `install` names the same.
 const STATE_DIR: &str = "/var/lib/farhand-agent";
+/// The file of the agent that is installed.
+pub const CONFIG: &str = "/etc/farhand/agent.toml";
 /// The most of a file that is read, in bytes: far more than any that makes sense, and `/dev/zero` ends too.
 const MAX_FILE: u64 = 64 * 1024;
 
@@ -26,6 +29,12 @@ pub struct ConfigError(String);
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl From<ConfigError> for String {
+    fn from(error: ConfigError) -> Self {
+        error.0
     }
 }
 
@@ -76,6 +85,8 @@ pub struct Settings {
     pub max_running: usize,
     /// Where this server's agent keeps what it remembers, whether or not that exists yet: a folder of its own.
     pub state_dir: PathBuf,
+    /// Where an agent of this file may keep that instead, as it depends on who started it: `state_dir` first.
+    pub state_dirs: Vec<PathBuf>,
     /// What the one who started the agent should know, in one line each.
     pub warnings: Vec<String>,
 }
@@ -113,37 +124,47 @@ impl Settings {
         let Some(id) = farhand_domain::id::parse(id.trim()) else {
             return error(format!("id: {id:?} is not the UUID of a server"));
         };
-        let is_fit = |b: u8| b.is_ascii_graphic() && b != b'"';
-        if key.expose().is_empty() || !key.expose().bytes().all(is_fit) {
-            return error("key: a key is made of visible ASCII characters, without quotes and blanks");
-        }
+        check_credential("key: a key", &key)?;
         let max_running = file.max_running.unwrap_or(MAX_RUNNING);
         if !(1..=MOST_RUNNING).contains(&max_running) {
             return error(format!("max_running: {max_running} is not between 1 and {MOST_RUNNING}"));
         }
         let service = Service::parse(&url)?;
-        if !service.tls && !service.is_local() {
-            warnings.push(format!("{service} is not https: the key and all output can be read on the way"));
-        }
+        warnings.extend(service.warning());
         let beside_file = given.config.as_deref().map(|path| path.with_extension("state"));
-        let state_dir = given.state_dir.or(file.state_dir).or(given.service_state_dir).or(beside_file);
-        let state_dir = state_dir.unwrap_or_else(|| STATE_DIR.into());
-        if state_dir.as_os_str().is_empty() {
+        let mut state_dirs: Vec<PathBuf> = match given.state_dir.or(file.state_dir) {
+            Some(named) => vec![named],
+            None => given.service_state_dir.into_iter().chain(beside_file).chain([STATE_DIR.into()]).collect(),
+        };
+        if state_dirs[0].as_os_str().is_empty() {
             return error("state_dir: the name is empty");
         }
         // Agents of several servers can run on one host, with the same folder too.
-        let state_dir = state_dir.join(id.to_string());
-        Ok(Self { service, id, key, max_running, state_dir, warnings })
+        state_dirs.iter_mut().for_each(|folder| folder.push(id.to_string()));
+        Ok(Self { service, id, key, max_running, state_dir: state_dirs[0].clone(), state_dirs, warnings })
     }
 }
 
-/// Reads a file that may hold the key, and warns if others can read it too.
-fn read(path: &Path, warnings: &mut Vec<String>) -> Result<String, ConfigError> {
+/// Checks that a credential fits between the quotes of a header. `what` begins the message.
+pub fn check_credential(what: &str, credential: &Secret) -> Result<(), ConfigError> {
+    let is_fit = |b: u8| b.is_ascii_graphic() && b != b'"';
+    if credential.expose().is_empty() || !credential.expose().bytes().all(is_fit) {
+        return error(format!("{what} is made of visible ASCII characters, without quotes and blanks"));
+    }
+    Ok(())
+}
+
+/// Reads a file that holds a credential, and warns if others can read it too.
+///
+/// # Errors
+/// It cannot be read, or is too large: in one line.
+pub fn read(path: &Path, warnings: &mut Vec<String>) -> Result<String, ConfigError> {
     let shown = path.display();
     let mut file = fs::File::open(path).or_else(|e| error(format!("{shown}: {e}")))?;
     let metadata = file.metadata().or_else(|e| error(format!("{shown}: {e}")))?;
     if metadata.is_file() && metadata.permissions().mode() & 0o077 != 0 {
-        warnings.push(format!("{shown} can be read or changed by other accounts: chmod 600 it, as it holds the key"));
+        warnings
+            .push(format!("{shown} can be read or changed by other accounts: chmod 600 it, as it holds a credential"));
     }
     let mut bytes = Vec::new();
     file.by_ref().take(MAX_FILE + 1).read_to_end(&mut bytes).or_else(|e| error(format!("{shown}: {e}")))?;
@@ -228,6 +249,12 @@ impl Service {
     /// Whether nothing leaves this host on the way.
     fn is_local(&self) -> bool {
         self.is_local_name() || self.host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    }
+
+    /// What the one who named it should know, if there is anything.
+    pub fn warning(&self) -> Option<String> {
+        let is_open = !self.tls && !self.is_local();
+        is_open.then(|| format!("{self} is not https: credentials and all output can be read on the way"))
     }
 
     /// The URL's beginning as a browser would send it in `Origin`.

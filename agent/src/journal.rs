@@ -147,6 +147,19 @@ impl Index {
     }
 }
 
+/// What a journal shows to who looks at it from outside.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// Whether an agent has it open, and if so the number of its process, where that can be read.
+    pub agent: Option<Option<i32>>,
+    /// How many commands wait to be run.
+    pub waiting: usize,
+    /// How many run.
+    pub running: usize,
+    /// How many ended, and the service did not take that yet.
+    pub unreported: usize,
+}
+
 /// The file, open for one agent alone.
 pub struct Journal {
     directory: PathBuf,
@@ -180,6 +193,8 @@ impl Journal {
             attempts += 1;
             thread::sleep(LOCKED.1);
         }
+        // For `status` only, so that nothing depends on it.
+        let _ = lock.set_len(0).and_then(|()| lock.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0));
         let file = open_private(&directory.join(NAMES[0]), false).map_err(describe)?;
         let (index, skipped) = read(&file).map_err(describe)?;
         if skipped > 0 {
@@ -189,6 +204,56 @@ impl Journal {
         // In any case, so that what was cut off at the end is gone, and that it is known that it can be written.
         journal.renew(now).map_err(describe)?;
         Ok(journal)
+    }
+
+    /// Looks at a journal without opening it, whether or not an agent has it. None where there is none. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn look(directory: &Path) -> io::Result<Option<Seen>> {
+        let open = |name| match File::open(directory.join(name)) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        let Some(lock) = open(NAMES[2])? else { return Ok(None) };
+        // Shared, so that two who look do not take each other for an agent; one that starts right now tries again.
+        let agent = match lock.try_lock_shared() {
+            Ok(()) => None,
+            Err(fs::TryLockError::WouldBlock) => {
+                let mut number = String::new();
+                (&lock).take(16).read_to_string(&mut number)?;
+                Some(number.trim().parse().ok())
+            }
+            Err(fs::TryLockError::Error(error)) => return Err(error),
+        };
+        drop(lock);
+        let mut seen = Seen { agent, waiting: 0, running: 0, unreported: 0 };
+        let index = open(NAMES[0])?.map(read).transpose()?.map(|(index, _)| index).unwrap_or_default();
+        for known in index.commands.values() {
+            match known.stage {
+                Stage::Taken => seen.waiting += 1,
+                Stage::Started(_) => seen.running += 1,
+                Stage::Ended { is_answered: false } => seen.unreported += 1,
+                Stage::Ended { is_answered: true } => {}
+            }
+        }
+        Ok(Some(seen))
+    }
+
+    /// Removes a journal, and its directory if nothing else is in it.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub fn remove(directory: &Path) -> io::Result<()> {
+        let gone = |removed: io::Result<()>| match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+        for name in NAMES {
+            gone(fs::remove_file(directory.join(name)))?;
+        }
+        gone(fs::remove_dir(directory))
     }
 
     /// The commands that are known, by when they came.

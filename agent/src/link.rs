@@ -30,7 +30,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long the service has to take an answer, and to answer a close.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the service has to answer a close.
-const CLOSING: Duration = Duration::from_secs(2);
+pub const CLOSING: Duration = Duration::from_secs(2);
 /// A socket that lived shorter than this was no success: after two of them in a row the next one waits like after a
 /// failed dial. Else two agents of one server, which close each other's socket, would do so many times a second.
 const SHORT_LIFE: Duration = Duration::from_secs(10);

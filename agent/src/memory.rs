@@ -30,7 +30,7 @@ const BATCH: usize = 128;
 const EXPIRY: Duration = Duration::from_secs(60 * 60);
 
 /// How long anything waits for the disk.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the thread is asked for.
 enum Request {

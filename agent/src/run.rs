@@ -37,11 +37,13 @@ use uuid::Uuid;
 
 use crate::account::{self, Account, Own};
 use crate::group::{Group, Groups};
+use crate::internal;
 use crate::journal::Stage;
 use crate::link::Commands;
 use crate::memory::{Memory, Noted};
 use crate::output::{Chunker, Decoder, Kept};
 use crate::process::Identity;
+use crate::program::Program;
 use crate::reports::{Report, Reporter, Reports, Transport};
 
 /// How many commands wait while as many run as may.
@@ -73,10 +75,15 @@ const TIMED_OUT: i64 = 124;
 /// The exit codes of a command that was ended by TERM and by KILL; as of a shell.
 const TERMINATED: (i64, i64) = (143, 137);
 
-/// When the agent ends: first it takes no more commands, later those that still run are stopped.
+/// When the agent ends: first no more commands come, then it begins no more of those that wait, later those that still
+/// run are stopped.
 #[derive(Clone, Default)]
 pub struct Ending {
-    /// Cancelled when no more commands are taken.
+    /// Cancelled when a built-in asked for a restart, and its end is noted.
+    pub restarting: CancellationToken,
+    /// Cancelled when the agent takes no more commands from the service.
+    pub leaving: CancellationToken,
+    /// Cancelled when those that wait are not run any more.
     pub draining: CancellationToken,
     /// Cancelled when those that run are stopped.
     pub stopping: CancellationToken,
@@ -125,11 +132,12 @@ struct Jobs {
     is_closed: bool,
 }
 
-/// The jobs, and word of new ones.
+/// The jobs, and word of new ones and of those that are over.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,
     more: Notify,
+    less: Notify,
 }
 
 impl Queue {
@@ -155,6 +163,27 @@ impl Queue {
         Some(job)
     }
 
+    /// Notes that a job is over.
+    fn done(&self, id: Uuid) {
+        self.lock().running.remove(&id);
+        self.less.notify_waiters();
+    }
+
+    /// Waits until no job waits or runs.
+    async fn idle(&self) {
+        loop {
+            // Listened to before the look, so that nothing is missed.
+            let less = self.less.notified();
+            {
+                let jobs = self.lock();
+                if jobs.waiting.is_empty() && jobs.running.is_empty() {
+                    return;
+                }
+            }
+            less.await;
+        }
+    }
+
     /// Takes no more jobs; gives those that wait.
     fn close(&self) -> VecDeque<Job> {
         let mut jobs = self.lock();
@@ -169,14 +198,30 @@ pub struct Runner<T> {
     reports: Reports<T>,
     groups: Groups,
     tasks: TaskTracker,
+    program: Arc<Program>,
+    restarting: CancellationToken,
 }
 
 impl<T: Transport> Runner<T> {
-    /// A runner of at most `max_running` commands at once.
-    pub fn new(max_running: usize, own: Own, reports: Reports<T>, groups: Groups, ending: Ending) -> Self {
+    /// A runner of at most `max_running` commands at once, in a process of `program`.
+    pub fn new(
+        max_running: usize,
+        own: Own,
+        reports: Reports<T>,
+        groups: Groups,
+        ending: Ending,
+        program: Program,
+    ) -> Self {
         let queue = Arc::new(Queue::default());
         let tasks = TaskTracker::new();
-        let runner = Self { queue: queue.clone(), reports, groups: groups.clone(), tasks: tasks.clone() };
+        let runner = Self {
+            queue: queue.clone(),
+            reports,
+            groups: groups.clone(),
+            tasks: tasks.clone(),
+            program: Arc::new(program),
+            restarting: ending.restarting.clone(),
+        };
         let memory = runner.reports.memory().clone();
         let running = tasks.clone();
         tasks.spawn(async move {
@@ -200,7 +245,7 @@ impl<T: Transport> Runner<T> {
                     let fin = execute(&order, own, &groups, &stops, &memory, reporter.queue()).await;
                     // The place is for the process, and not for its reports.
                     drop(place);
-                    queue.lock().running.remove(&order.id);
+                    queue.done(order.id);
                     end(reporter, &order, fin).await;
                 });
             }
@@ -250,6 +295,25 @@ impl<T: Transport> Runner<T> {
         });
     }
 
+    /// Does a built-in.
+    fn run_built_in(&self, order: Order, reporter: Reporter, noted: Noted) {
+        let (program, restarting) = (self.program.clone(), self.restarting.clone());
+        let memory = self.reports.memory().clone();
+        self.tasks.spawn(async move {
+            noted.wait().await;
+            let done = internal::run(&order.line, &program, memory.is_sound()).await;
+            end(reporter, &order, done.fin).await;
+            if done.restarts {
+                restarting.cancel();
+            }
+        });
+    }
+
+    /// Waits until no command waits or runs, at this moment. Their reports may still be on their way.
+    pub async fn idle(&self) {
+        self.queue.idle().await;
+    }
+
     /// Waits until no command runs or waits. For the time after draining began.
     pub async fn finished(&self) {
         self.tasks.close();
@@ -273,6 +337,9 @@ impl<T: Transport> Commands for Runner<T> {
         let reporter = self.reports.begin(id, noted.clone());
         let refusal = if jobs.is_closed {
             stopped_before()
+        } else if order.shell == internal::SHELL {
+            drop(jobs);
+            return self.run_built_in(order, reporter, noted);
         } else if jobs.waiting.len() >= QUEUE {
             failure(1, format!("The agent is busy: {QUEUE} commands wait already."))
         } else {
@@ -291,6 +358,8 @@ impl<T: Transport> Commands for Runner<T> {
         if let Some(place) = jobs.waiting.iter().position(|job| job.order.id == id)
             && let Some(job) = jobs.waiting.remove(place)
         {
+            drop(jobs);
+            self.queue.less.notify_waiters();
             log::info!("command {id}: killed before it ran");
             let fin = failure(TERMINATED.0, "The command was killed before it ran.");
             self.tasks.spawn(async move { end(job.reporter, &job.order, fin).await });
@@ -707,7 +776,6 @@ fn prepare(order: &Order, own: Own, gate: Option<OwnedFd>) -> Result<(Child, pip
             command.args(words);
             command
         }
-        "internal" => return Err(failure(NOT_FOUND, "This agent has no such built-in.")),
         _ => return Err(failure(REFUSED, "This agent has no such shell.")),
     };
     let account = account::resolve(&order.user, &order.group, own).map_err(|why| failure(REFUSED, why))?;
@@ -906,8 +974,6 @@ mod tests {
 
     #[tokio::test]
     async fn what_cannot_be_run_is_refused() {
-        let internal = Order { shell: "internal".into(), ..order("upgrade") };
-        assert_eq!(refusal(&internal).await, (127, "This agent has no such built-in.".to_owned()));
         assert_eq!(refusal(&Order { shell: "fish".into(), ..order("x") }).await.0, 126);
         assert_eq!(refusal(&Order { user: String::new(), ..order("id") }).await.0, 126);
         assert_eq!(refusal(&Order { user: "no-such-user".into(), ..order("id") }).await.0, 126);
@@ -1145,7 +1211,8 @@ mod tests {
         let service = Service::default();
         let reports = Reports::new(service.clone(), Memory::default(), CancellationToken::new());
         let (groups, ending) = (Groups::default(), Ending::default());
-        let runner = Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone());
+        let runner =
+            Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone(), Program::current());
         runner.take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
         // A place in the queue becomes free when the next one starts, and that waits for the first.
@@ -1170,7 +1237,8 @@ mod tests {
         let service = Service::default();
         let reports = Reports::new(service.clone(), Memory::default(), CancellationToken::new());
         let (groups, ending) = (Groups::default(), Ending::default());
-        let runner = Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone());
+        let runner =
+            Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone(), Program::current());
         runner.take(numbered(1, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
         runner.take(numbered(2, "true"));
@@ -1335,7 +1403,8 @@ mod tests {
             let service = Service::default();
             let reports = Reports::new(service.clone(), memory, CancellationToken::new());
             let (groups, ending) = (Groups::default(), Ending::default());
-            let runner = Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone());
+            let runner =
+                Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone(), Program::current());
             Self { service, reports, runner, groups, ending }
         }
 

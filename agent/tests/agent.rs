@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod lifecycle;
 mod support;
 
 use std::process::{Command, Output};

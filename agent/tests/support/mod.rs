@@ -46,8 +46,18 @@ pub struct Seen {
     pub body: Value,
 }
 
-/// What is answered instead of 200, by a piece of the path: each once, in order.
-type Answers = Arc<Mutex<Vec<(&'static str, u16)>>>;
+/// What is answered instead of 200: each once, in order.
+type Answers = Arc<Mutex<Vec<Answer>>>;
+
+/// An answer.
+struct Answer {
+    /// A piece of the path.
+    part: &'static str,
+    status: u16,
+    body: String,
+    /// What happens before.
+    first: Option<Box<dyn FnOnce() + Send>>,
+}
 
 /// The service.
 pub struct Service {
@@ -55,6 +65,8 @@ pub struct Service {
     pub url: String,
     /// More lines for the agent's file.
     pub settings: &'static str,
+    /// Whether an agent's program is a copy of its own, which a test may replace.
+    pub copies: bool,
     certificate: Option<String>,
     calls: watch::Sender<Vec<Seen>>,
     answers: Answers,
@@ -106,12 +118,19 @@ impl Service {
             }
         });
         let url = format!("{scheme}://localhost:{port}");
-        Self { port, url, settings: "", certificate, calls, answers, sockets }
+        Self { port, url, settings: "", copies: false, certificate, calls, answers, sockets }
     }
 
     /// Answers the next calls, of which the paths contain `part`, with these statuses.
     pub fn answer(&self, part: &'static str, statuses: &[u16]) {
-        self.answers.lock().unwrap().extend(statuses.iter().map(|status| (part, *status)));
+        let answer = |status: &u16| Answer { part, status: *status, body: String::new(), first: None };
+        self.answers.lock().unwrap().extend(statuses.iter().map(answer));
+    }
+
+    /// Answers the next call, of which the path contains `part`, with a status and JSON; and does something before.
+    pub fn answer_with(&self, part: &'static str, status: u16, body: &Value, first: impl FnOnce() + Send + 'static) {
+        let answer = Answer { part, status, body: body.to_string(), first: Some(Box::new(first)) };
+        self.answers.lock().unwrap().push(answer);
     }
 
     /// Answers as usual again.
@@ -181,14 +200,15 @@ impl Service {
         let (config, log) = (directory.path().join("agent.toml"), directory.path().join("log"));
         write_config(&config, &format!("url = {:?}\nid = {SERVER:?}\nkey = {KEY:?}\n{}\n", self.url, self.settings));
         let mut program = PathBuf::from(env!("CARGO_BIN_EXE_farhand-agent"));
-        if let Some(account) = account {
-            // The account may be unable to read the folder of the build.
+        // The account may be unable to read the folder of the build.
+        if account.is_some() || self.copies {
             let copy = directory.path().join("farhand-agent");
-            fs::copy(&program, &copy).unwrap();
-            fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+            copy_program(&program, &copy);
+            program = copy;
+        }
+        if let Some(account) = account {
             fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
             chown(&config, Some(account.uid.as_raw()), Some(account.gid.as_raw())).unwrap();
-            program = copy;
         }
         let mut command = Command::new(program);
         command.arg("run").arg("--config").arg(&config).args(arguments);
@@ -205,6 +225,12 @@ impl Service {
         command.stdin(Stdio::null()).stderr(fs::File::create(&log).unwrap());
         Agent { process: command.spawn().unwrap(), command, log, directory }
     }
+}
+
+/// Copies a program. In a process of its own: what this one has open for writing, each process that another test starts at
+/// the same time has open too for a moment, and then it cannot be executed.
+pub fn copy_program(from: &std::path::Path, to: &std::path::Path) {
+    assert!(Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap().success());
 }
 
 /// Writes a file that its owner alone can read.
@@ -251,18 +277,24 @@ impl Handler {
                 let _ = self.sockets.send(Socket(socket));
                 return;
             }
-            let status = {
+            let found = {
                 let mut answers = self.answers.lock().unwrap();
-                let found = answers.iter().position(|(part, _)| path.contains(part));
-                found.map_or(200, |index| answers.remove(index).1)
+                let found = answers.iter().position(|answer| path.contains(answer.part));
+                found.map(|index| answers.remove(index))
             };
-            let body = match path.as_str() {
-                _ if status != 200 => String::new(),
-                "/api/servers/servers/-/" => json!({"id": SERVER, "commissioned": self.commissioned}).to_string(),
+            let (status, body, first) =
+                found.map_or((200, None, None), |found| (found.status, Some(found.body), found.first));
+            if let Some(first) = first {
+                first();
+            }
+            let body = body.unwrap_or_else(|| match path.as_str() {
+                "/api/servers/servers/-/" => {
+                    json!({"id": SERVER, "name": "web-1", "commissioned": self.commissioned}).to_string()
+                }
                 "/api/metrics/config/" => json!([{"type": "status", "interval": 1}]).to_string(),
                 "/api/servers/servers/-/sync-check/" => json!({"sync_required": ["info", "os"]}).to_string(),
                 _ => "{}".to_owned(),
-            };
+            });
             let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n{body}", body.len());
             if stream.write_all(answer.as_bytes()).await.is_err() {
                 return;
@@ -330,9 +362,20 @@ impl Socket {
         id
     }
 
+    /// Asks for a built-in; its id.
+    pub async fn internal(&mut self, line: &str) -> Uuid {
+        let id = next_id();
+        self.order_in("internal", id, &own_name(), line, None).await;
+        id
+    }
+
     async fn order(&mut self, id: Uuid, user: &str, line: &str, timeout: Option<i64>) {
+        self.order_in("system", id, user, line, timeout).await;
+    }
+
+    async fn order_in(&mut self, shell: &str, id: Uuid, user: &str, line: &str, timeout: Option<i64>) {
         let command = json!({
-            "id": id, "shell": "system", "line": line, "user": user, "group": "", "env": null, "allow_sh": true, "data": null,
+            "id": id, "shell": shell, "line": line, "user": user, "group": "", "env": null, "allow_sh": true, "data": null,
             "timeout": timeout,
         });
         self.send(json!({"query": "command", "command": command})).await;
@@ -410,6 +453,21 @@ impl Agent {
     /// Starts it again after it exited.
     pub fn restart(&mut self) {
         self.process = self.command.spawn().unwrap();
+    }
+
+    /// The number of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Its file.
+    pub fn config(&self) -> PathBuf {
+        self.directory.path().join("agent.toml")
+    }
+
+    /// Its program, where that is a copy.
+    pub fn program(&self) -> PathBuf {
+        self.directory.path().join("farhand-agent")
     }
 
     /// Where it keeps what it remembers.

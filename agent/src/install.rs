@@ -1,0 +1,501 @@
+//! `install` and `uninstall`: the agent as a service of systemd.
+//!
+//! What a unit restricts, it restricts for everything that the service starts, and so for each command. An agent that
+//! runs as root is there to run any command as any account, so its unit restricts nothing; one with an account of its own
+//! gets what systemd has.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::unistd::{Gid, User, geteuid, getgrouplist};
+
+/// Where the binary is.
+const BINARY: &str = "/usr/local/bin/farhand-agent";
+/// The name of the unit.
+const NAME: &str = "farhand-agent.service";
+/// Where units of the administrator's are.
+const UNITS: &str = "/etc/systemd/system";
+/// How long systemd waits for the agent's end, in seconds: longer than the agent itself takes in any case.
+const STOPS_WITHIN: u64 = 60;
+
+/// What `install` was told.
+pub struct Installation {
+    /// The agent's file.
+    pub config: PathBuf,
+    /// The account that the agent runs as, if it is not root.
+    pub user: Option<String>,
+    /// What is put before all paths that are written. With it nothing is started.
+    pub prefix: Option<PathBuf>,
+    /// Whether the agent is started.
+    pub start: bool,
+}
+
+/// Why it did not come to that, in one line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// What was asked for cannot be.
+    Misuse(String),
+    /// Something else.
+    Failed(String),
+}
+
+fn misuse<T>(why: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::Misuse(why.into()))
+}
+
+/// Installs this program as a service, or brings one that is installed up to date; tells what came of it, in lines.
+///
+/// # Errors
+/// Why it did not come to that.
+pub fn install(installation: &Installation) -> Result<String, Failure> {
+    let Installation { config, user, prefix, start } = installation;
+    check_path(config)?;
+    let account = user.as_deref().map(find_account).transpose()?;
+    let mut told = Vec::new();
+    if prefix.is_none() {
+        check_root()?;
+        check_config(config)?;
+        if let Some(account) = &account {
+            told.extend(hand_over(config, account)?);
+        }
+    }
+    let place = |path: &str| under(prefix.as_deref(), path);
+    let binary = place(BINARY);
+    if copy_binary(&binary)? {
+        told.push(format!("the program is {}", binary.display()));
+    }
+    let unit_file = place(&format!("{UNITS}/{NAME}"));
+    let content = unit(config, user.as_deref());
+    write(&unit_file, content.as_bytes(), 0o644).map_err(|error| describe(&unit_file, &error))?;
+    told.push(format!("the unit is {}", unit_file.display()));
+    if prefix.is_some() {
+        return Ok(told.join("\n"));
+    }
+    if !has_systemd() {
+        let by_hand = format!("{BINARY} run --config {}", config.display());
+        return Err(Failure::Failed(format!(
+            "{}; systemd does not run here: start the agent with {by_hand}",
+            told.join("; ")
+        )));
+    }
+    for arguments in steps(*start) {
+        systemctl(arguments)?;
+    }
+    told.push(if *start { "the agent runs" } else { "the agent starts with the host" }.to_owned());
+    Ok(told.join("\n"))
+}
+
+/// Stops the service and removes its unit; tells what came of it, in lines. The program and the agent's file stay.
+///
+/// # Errors
+/// Why it did not come to that.
+pub fn uninstall(prefix: Option<&Path>) -> Result<String, Failure> {
+    if prefix.is_none() {
+        check_root()?;
+    }
+    let unit_file = under(prefix, &format!("{UNITS}/{NAME}"));
+    if !unit_file.exists() {
+        return Ok(format!("there is no {}: nothing to do", unit_file.display()));
+    }
+    let is_managed = prefix.is_none() && has_systemd();
+    if is_managed {
+        systemctl(&["disable", "--now", NAME])?;
+    }
+    fs::remove_file(&unit_file).map_err(|error| describe(&unit_file, &error))?;
+    if is_managed {
+        systemctl(&["daemon-reload"])?;
+    }
+    Ok(format!("{} is removed; {BINARY} and the agent's file stay", unit_file.display()))
+}
+
+/// What systemd is asked for once the unit is there. A service that runs already is started anew, with its new unit.
+fn steps(start: bool) -> &'static [&'static [&'static str]] {
+    let all: &[&[&str]] = &[&["daemon-reload"], &["enable", NAME], &["restart", NAME]];
+    if start { all } else { &all[..2] }
+}
+
+fn systemctl(arguments: &[&str]) -> Result<(), Failure> {
+    let shown = format!("systemctl {}", arguments.join(" "));
+    let status = Command::new("systemctl").args(arguments).stdin(Stdio::null()).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Failure::Failed(format!("{shown}: {status}"))),
+        Err(error) => Err(Failure::Failed(format!("{shown}: {error}"))),
+    }
+}
+
+/// Whether systemd runs this host, as sd_booted(3) tells.
+fn has_systemd() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+}
+
+fn check_root() -> Result<(), Failure> {
+    if geteuid().is_root() { Ok(()) } else { Err(Failure::Failed("this needs root: run it with sudo".to_owned())) }
+}
+
+/// Checks that a path can stand in a unit as it is: systemd gives a meaning to blanks, quotes, `%`, `$` and more.
+fn check_path(path: &Path) -> Result<(), Failure> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@".contains(c);
+    let is_fit = path.is_absolute()
+        && !path.components().any(|part| part == Component::ParentDir)
+        && path.to_str().is_some_and(|path| path.chars().all(is_plain));
+    if is_fit {
+        return Ok(());
+    }
+    misuse(format!("{}: a path in a unit is of letters, digits and / . _ - + @, without ..", path.display()))
+}
+
+/// Checks that an agent would start with this file.
+fn check_config(config: &Path) -> Result<(), Failure> {
+    let given = crate::config::Given { config: Some(config.to_owned()), ..Default::default() };
+    match crate::config::Settings::load(given) {
+        Ok(_) => Ok(()),
+        Err(error) if config.exists() => misuse(error.to_string()),
+        Err(error) => misuse(format!("{error}: register first")),
+    }
+}
+
+fn find_account(name: &str) -> Result<User, Failure> {
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_' || b == b'.';
+    let found = if name.bytes().all(is_plain) { User::from_name(name).ok().flatten() } else { None };
+    match found {
+        Some(user) if user.uid.is_root() => misuse("--user: root is what the agent runs as without it"),
+        Some(user) => Ok(user),
+        None => misuse(format!("--user: there is no account {name:?} on this host")),
+    }
+}
+
+/// Makes sure that an account, and nobody else, can read the agent's file; tells what was done for it.
+fn hand_over(config: &Path, account: &User) -> Result<Option<String>, Failure> {
+    let (shown, name) = (config.display(), &account.name);
+    let groups = std::ffi::CString::new(name.as_str()).ok().and_then(|name| getgrouplist(&name, account.gid).ok());
+    for folder in config.ancestors().skip(1) {
+        let metadata = fs::metadata(folder).map_err(|error| describe(folder, &error))?;
+        if !may_enter(&metadata, account, groups.as_deref().unwrap_or_default()) {
+            let folder = folder.display();
+            return misuse(format!(
+                "{name} cannot enter {folder}: put the agent's file elsewhere, and name it with --config"
+            ));
+        }
+    }
+    let open = || {
+        // No link to another file is followed.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(config)?;
+        Ok((file.metadata()?, file))
+    };
+    let (metadata, file) = open().map_err(|error| describe(config, &error))?;
+    if !metadata.is_file() {
+        return misuse(format!("{shown}: not a file"));
+    }
+    if metadata.uid() == account.uid.as_raw() && metadata.mode() & 0o777 == 0o600 {
+        return Ok(None);
+    }
+    fchown(&file, Some(account.uid.as_raw()), Some(account.gid.as_raw()))
+        .and_then(|()| file.set_permissions(fs::Permissions::from_mode(0o600)))
+        .map_err(|error| describe(config, &error))?;
+    Ok(Some(format!("{shown} belongs to {name} now")))
+}
+
+/// Whether the mode of a folder lets an account in.
+fn may_enter(folder: &fs::Metadata, account: &User, groups: &[Gid]) -> bool {
+    let bit = if folder.uid() == account.uid.as_raw() {
+        0o100
+    } else if groups.contains(&Gid::from_raw(folder.gid())) {
+        0o010
+    } else {
+        0o001
+    };
+    folder.mode() & bit != 0
+}
+
+/// A path below the prefix, if there is one.
+fn under(prefix: Option<&Path>, path: &str) -> PathBuf {
+    match prefix {
+        Some(prefix) => prefix.join(path.trim_start_matches('/')),
+        None => PathBuf::from(path),
+    }
+}
+
+/// Copies this program to its place; false where it is there already.
+fn copy_binary(to: &Path) -> Result<bool, Failure> {
+    let from =
+        std::env::current_exe().map_err(|error| Failure::Failed(format!("this program is not found: {error}")))?;
+    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    let own = identity(&from).ok_or_else(|| Failure::Failed(format!("{} is not there any more", from.display())))?;
+    if identity(to) == Some(own) {
+        return Ok(false);
+    }
+    let bytes = fs::read(&from).map_err(|error| describe(&from, &error))?;
+    write(to, &bytes, 0o755).map_err(|error| describe(to, &error))?;
+    Ok(true)
+}
+
+/// Writes a file and puts it in the place of one that is there, which may be a program that runs.
+fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let beside = folder.join(format!(".{name}.{:016x}", fastrand::u64(..)));
+    let written = (|| {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&beside)?;
+        file.write_all(content)?;
+        // Whatever the umask says.
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        file.sync_all()?;
+        fs::rename(&beside, path)
+    })();
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+fn describe(path: &Path, error: &io::Error) -> Failure {
+    Failure::Failed(format!("{}: {error}", path.display()))
+}
+
+/// The unit.
+fn unit(config: &Path, user: Option<&str>) -> String {
+    let config = config.display();
+    let rights = match user {
+        Some(user) => sandbox(user),
+        None => ROOT.to_owned(),
+    };
+    format!(
+        "# Written by `farhand-agent install`, which writes it anew: changes belong into `systemctl edit {NAME}`.
+
+[Unit]
+Description=Farhand agent: runs commands on this server for a workspace
+Wants=network-online.target
+After=network-online.target
+# Without the file there is nothing to connect to.
+ConditionPathExists={config}
+# It is tried for ever: a host that cannot be reached cannot be repaired from afar.
+StartLimitIntervalSec=0
+
+[Service]
+# The start has failed where the program cannot be executed. The process keeps its number when the agent restarts itself.
+Type=exec
+ExecStart={BINARY} run --config {config}
+Restart=always
+RestartSec=5
+# The command line or the file is wrong: another start changes nothing.
+RestartPreventExitStatus=2
+# A stop tells the agent alone, so that commands that run can end and be reported. What is left when the agent has exited
+# is killed: nothing runs that nobody watches. What is to stay belongs into a service of its own (systemd-run).
+KillMode=mixed
+# The agent takes 45 s at most: 20 for commands to end, 8 to stop the others, 7 for its socket and the last reports, 10 for
+# a slow disk.
+TimeoutStopSec={STOPS_WITHIN}
+# A command that takes too much memory ends alone, and not the agent and all the others with it.
+OOMPolicy=continue
+# All commands together are the agent's tasks.
+TasksMax=infinity
+# What must not be forgotten over a restart: /var/lib/farhand-agent, for this account alone.
+StateDirectory=farhand-agent
+StateDirectoryMode=0700
+SyslogIdentifier=farhand-agent
+{rights}
+[Install]
+WantedBy=multi-user.target
+"
+    )
+}
+
+/// Where the agent is root.
+const ROOT: &str = "
+# The agent is root, to become the account that a command names. Nothing is taken from it here, as every command would
+# inherit that: NoNewPrivileges= breaks sudo and su, ProtectSystem= and ProtectHome= make installing software and writing
+# homes fail, PrivateTmp= gives commands a /tmp of their own, CapabilityBoundingSet=, SystemCallFilter=,
+# RestrictNamespaces= and MemoryDenyWriteExecute= break containers, debuggers and run-times. To limit what can be done
+# here, give the agent an account: farhand-agent install --user ACCOUNT.
+";
+
+/// Where the agent has an account of its own.
+fn sandbox(user: &str) -> String {
+    format!(
+        "
+# The agent, and so each command, is this account and can become no other: sudo does not work in commands.
+User={user}
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+RestrictSUIDSGID=yes
+# /usr, /boot and /etc cannot be written; the account's home can, and what else is its own. /tmp is the service's.
+ProtectSystem=full
+PrivateTmp=yes
+# No devices, no kernel settings, no clock, no modules, nothing of other accounts' processes.
+PrivateDevices=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+ProtectProc=invisible
+# No containers, no real-time priorities, no other system's calls, and networks of the usual kinds only.
+RestrictNamespaces=yes
+RestrictRealtime=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+# Not set: ProtectHome=, as commands run in the account's home; MemoryDenyWriteExecute=, as it breaks run-times that
+# compile while they run; ProtectSystem=strict, as the account could not write what is its own.
+"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// The lines of a unit that are no comments, by section.
+    fn settings(unit: &str) -> Vec<&str> {
+        unit.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
+    }
+
+    const CONFIG: &str = "/etc/farhand/agent.toml";
+
+    #[test]
+    fn the_unit_of_root_restricts_no_command() {
+        let unit = unit(Path::new(CONFIG), None);
+        let expected = [
+            "[Unit]",
+            "Description=Farhand agent: runs commands on this server for a workspace",
+            "Wants=network-online.target",
+            "After=network-online.target",
+            "ConditionPathExists=/etc/farhand/agent.toml",
+            "StartLimitIntervalSec=0",
+            "[Service]",
+            "Type=exec",
+            "ExecStart=/usr/local/bin/farhand-agent run --config /etc/farhand/agent.toml",
+            "Restart=always",
+            "RestartSec=5",
+            "RestartPreventExitStatus=2",
+            "KillMode=mixed",
+            "TimeoutStopSec=60",
+            "OOMPolicy=continue",
+            "TasksMax=infinity",
+            "StateDirectory=farhand-agent",
+            "StateDirectoryMode=0700",
+            "SyslogIdentifier=farhand-agent",
+            "[Install]",
+            "WantedBy=multi-user.target",
+        ];
+        assert_eq!(settings(&unit), expected);
+    }
+
+    #[test]
+    fn the_unit_of_an_account_is_a_sandbox() {
+        let (root, own) = (unit(Path::new(CONFIG), None), unit(Path::new(CONFIG), Some("deploy")));
+        let added: Vec<_> = settings(&own).into_iter().filter(|line| !settings(&root).contains(line)).collect();
+        let expected = [
+            "User=deploy",
+            "NoNewPrivileges=yes",
+            "CapabilityBoundingSet=",
+            "RestrictSUIDSGID=yes",
+            "ProtectSystem=full",
+            "PrivateTmp=yes",
+            "PrivateDevices=yes",
+            "ProtectKernelTunables=yes",
+            "ProtectKernelModules=yes",
+            "ProtectKernelLogs=yes",
+            "ProtectControlGroups=yes",
+            "ProtectClock=yes",
+            "ProtectHostname=yes",
+            "ProtectProc=invisible",
+            "RestrictNamespaces=yes",
+            "RestrictRealtime=yes",
+            "LockPersonality=yes",
+            "SystemCallArchitectures=native",
+            "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+        ];
+        assert_eq!(added, expected);
+        assert_eq!(settings(&own).len(), settings(&root).len() + expected.len());
+    }
+
+    #[test]
+    fn systemd_waits_for_longer_than_the_agent_takes() {
+        let longest = crate::DRAIN_SECONDS + crate::agent::LONGEST_END.as_secs();
+        assert_eq!(longest, 45, "the comment in the unit says so");
+        assert!(longest + 10 < STOPS_WITHIN);
+    }
+
+    #[test]
+    fn a_service_is_started_anew_or_not_at_all() {
+        assert_eq!(steps(true), [&["daemon-reload"][..], &["enable", NAME], &["restart", NAME]]);
+        assert_eq!(steps(false), [&["daemon-reload"][..], &["enable", NAME]]);
+    }
+
+    #[test]
+    fn paths_that_systemd_would_read_otherwise_are_refused() {
+        assert!(check_path(Path::new("/etc/farhand/web-1_a.b+c@d.toml")).is_ok());
+        for bad in ["agent.toml", "/etc/a b", "/etc/%n", "/etc/$HOME", "/etc/../x", "/etc/a\"", "/etc/a\nUser=x", "/ä"]
+        {
+            assert!(matches!(check_path(Path::new(bad)), Err(Failure::Misuse(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn accounts_must_be_there_and_not_root() {
+        assert_eq!(find_account("nobody").unwrap().name, "nobody");
+        for bad in ["root", "no-such-account", "", "a b", "nobody\n"] {
+            assert!(matches!(find_account(bad), Err(Failure::Misuse(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_account_must_be_able_to_enter_every_folder() {
+        let directory = tempfile::tempdir().unwrap();
+        let nobody = find_account("nobody").unwrap();
+        let enters = |mode| {
+            fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
+            may_enter(&fs::metadata(directory.path()).unwrap(), &nobody, &[nobody.gid])
+        };
+        assert!(enters(0o755) && enters(0o711) && !enters(0o700) && !enters(0o770));
+        let config = directory.path().join("agent.toml");
+        fs::write(&config, "").unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(matches!(hand_over(&config, &nobody), Err(Failure::Misuse(why)) if why.contains("cannot enter")));
+    }
+
+    #[test]
+    fn the_file_is_handed_over_and_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let config = directory.path().join("agent.toml");
+        fs::write(&config, "").unwrap();
+        fs::set_permissions(&config, fs::Permissions::from_mode(0o644)).unwrap();
+        // As root to another account, else to the own one.
+        let account = match geteuid().is_root() {
+            true => find_account("nobody").unwrap(),
+            false => User::from_uid(geteuid()).unwrap().unwrap(),
+        };
+        assert!(hand_over(&config, &account).unwrap().unwrap().ends_with(&format!("belongs to {} now", account.name)));
+        let metadata = fs::metadata(&config).unwrap();
+        assert_eq!((metadata.uid(), metadata.mode() & 0o777), (account.uid.as_raw(), 0o600));
+        assert_eq!(hand_over(&config, &account), Ok(None));
+        let link = directory.path().join("link.toml");
+        let other = directory.path().join("other");
+        fs::write(&other, "").unwrap();
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        assert!(hand_over(&link, &account).is_err());
+        assert_eq!(fs::metadata(&other).unwrap().uid(), geteuid().as_raw());
+    }
+
+    #[test]
+    fn a_file_takes_the_place_of_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a/b/file");
+        for (content, mode) in [("one", 0o644), ("two", 0o755)] {
+            write(&path, content.as_bytes(), mode).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode);
+        }
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,91 @@
+//! The agent's built-ins: what an order of the shell `internal` asks for (contract 7, `shell`).
+//!
+//! They run as nobody and start nothing: account, environment and timeout of the order do not matter. They do not wait
+//! behind commands either, as who asks for one may want to know why those do not come to an end.
+
+use farhand_domain::wire::Fin;
+
+use crate::host;
+use crate::program::Program;
+
+/// The name of the shell that orders of built-ins have.
+pub const SHELL: &str = "internal";
+/// The exit code of what is not there; as of a shell.
+const NOT_FOUND: i64 = 127;
+
+/// A built-in that is done.
+pub struct Done {
+    /// Its end.
+    pub fin: Fin,
+    /// Whether the agent is to start anew once that is reported.
+    pub restarts: bool,
+}
+
+/// Does what a line asks for. `remembers` tells whether the agent would know after a restart what it knows now.
+pub async fn run(line: &str, program: &Program, remembers: bool) -> Done {
+    let plain = |exit_code, result: &str| Done { fin: told(exit_code, result.to_owned()), restarts: false };
+    match line.trim() {
+        "ping" => plain(0, "pong"),
+        "version" => plain(0, host::VERSION),
+        "restart" if !remembers => plain(
+            1,
+            "The agent stays as it is: it cannot write its state folder, so after a restart it would know nothing of its \
+             commands.",
+        ),
+        "restart" => match program.check().await {
+            Ok(()) => Done { fin: told(0, "restarting".to_owned()), restarts: true },
+            Err(why) => plain(1, &why),
+        },
+        "upgrade" => plain(
+            NOT_FOUND,
+            "This agent does not upgrade itself. Replace its binary on the server, then send the internal command restart.",
+        ),
+        _ => plain(NOT_FOUND, "This agent has no such built-in."),
+    }
+}
+
+fn told(exit_code: i64, result: String) -> Fin {
+    Fin {
+        success: exit_code == 0,
+        result: Some(result),
+        elapsed_time: Some(0.0),
+        exit_code: Some(exit_code),
+        chunks: Some(0),
+        output_bytes: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    async fn answer(line: &str, remembers: bool) -> (i64, String, bool) {
+        let Done { fin, restarts } = run(line, &Program::current(), remembers).await;
+        let code = fin.exit_code.unwrap();
+        assert_eq!((fin.success, fin.chunks), (code == 0, Some(0)));
+        (code, fin.result.unwrap(), restarts)
+    }
+
+    #[tokio::test]
+    async fn built_ins_are_exact_words() {
+        assert_eq!(answer(" ping\n", false).await, (0, "pong".to_owned(), false));
+        assert_eq!(answer("version", false).await, (0, host::VERSION.to_owned(), false));
+        for other in ["", "Ping", "ping pong", "ping;", "restart now", "quit", "exec sh"] {
+            assert_eq!(
+                answer(other, true).await,
+                (127, "This agent has no such built-in.".to_owned(), false),
+                "{other}"
+            );
+        }
+        let (code, why, restarts) = answer("upgrade", true).await;
+        assert!(code == 127 && why.contains("Replace its binary") && !restarts, "{why}");
+    }
+
+    #[tokio::test]
+    async fn without_a_memory_it_does_not_restart() {
+        let (code, why, restarts) = answer("restart", false).await;
+        assert!(code == 1 && why.contains("stays as it is") && !restarts, "{why}");
+    }
+}

@@ -1,0 +1,214 @@
+//! `status`: whether an agent runs here, and whether the service takes its key.
+
+use std::io;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::config::Settings;
+use crate::host;
+use crate::journal::{Journal, Seen};
+
+/// What there is to tell.
+pub struct Status {
+    url: String,
+    id: String,
+    service: Answer,
+    /// Where the agent keeps its state, and what that shows.
+    state: Option<(PathBuf, io::Result<Seen>)>,
+}
+
+/// What the service says of the key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Answer {
+    /// It is the key of the server with this name.
+    Taken(String),
+    /// It is not the server's key.
+    Refused,
+    /// There was no such answer; in a few words why.
+    None(String),
+}
+
+impl Status {
+    /// Looks at everything.
+    ///
+    /// # Errors
+    /// What of the settings cannot be used, in one line.
+    pub async fn look(settings: &Settings) -> Result<Self, String> {
+        let client = Client::new(settings)?;
+        let service = match client.get("/api/servers/servers/-/").await {
+            Ok((200, server)) => match server["name"].as_str() {
+                Some(name) => Answer::Taken(name.to_owned()),
+                None => Answer::None("the answer is not a server".to_owned()),
+            },
+            Ok((403, _)) => Answer::Refused,
+            Ok((status, _)) => Answer::None(format!("status {status}")),
+            Err(why) => Answer::None(why.0),
+        };
+        let state = find(&settings.state_dirs);
+        Ok(Self { url: settings.service.to_string(), id: settings.id.to_string(), service, state })
+    }
+
+    fn seen(&self) -> Option<&Seen> {
+        self.state.as_ref()?.1.as_ref().ok()
+    }
+
+    fn runs(&self) -> bool {
+        self.seen().is_some_and(|seen| seen.agent.is_some())
+    }
+
+    /// The exit code: 4 where the key is refused, else 3 where no agent runs, else 1 where the service is not reached.
+    pub fn code(&self) -> u8 {
+        match &self.service {
+            Answer::Refused => 4,
+            _ if !self.runs() => 3,
+            Answer::None(_) => 1,
+            Answer::Taken(_) => 0,
+        }
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let service = match &self.service {
+            Answer::Taken(name) => format!("takes the key of {name}"),
+            Answer::Refused => "refuses the key: it is wrong, or the server is deleted".to_owned(),
+            Answer::None(why) => format!("is not reached: {why}"),
+        };
+        let (agent, commands) = match &self.state {
+            Some((folder, Err(error))) => (format!("not known: {}: {error}", folder.display()), None),
+            state => {
+                let seen = state.as_ref().and_then(|(_, seen)| seen.as_ref().ok());
+                let agent = match seen.and_then(|seen| seen.agent) {
+                    Some(Some(number)) => format!("runs, as process {number}"),
+                    Some(None) => "runs".to_owned(),
+                    None => "does not run".to_owned(),
+                };
+                let commands = seen.map(|seen| {
+                    format!("{} running, {} waiting, {} to be reported", seen.running, seen.waiting, seen.unreported)
+                });
+                (agent, commands)
+            }
+        };
+        let commands = commands.unwrap_or_else(|| "not known".to_owned());
+        let (url, id, version) = (&self.url, &self.id, host::VERSION);
+        let lines = [
+            format!("url       {url}"),
+            format!("server    {id}"),
+            format!("service   {service}"),
+            format!("agent     {agent}"),
+            format!("commands  {commands}"),
+            format!("version   {version}"),
+        ];
+        lines.map(|line| line.replace(char::is_control, " ")).join("\n")
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let (service, name) = match &self.service {
+            Answer::Taken(name) => ("ok", Some(name)),
+            Answer::Refused => ("refused", None),
+            Answer::None(_) => ("unreachable", None),
+        };
+        let commands = self
+            .seen()
+            .map(|seen| json!({"running": seen.running, "waiting": seen.waiting, "unreported": seen.unreported}));
+        json!({
+            "url": self.url,
+            "id": self.id,
+            "name": name,
+            "service": service,
+            "running": self.runs(),
+            "pid": self.seen().and_then(|seen| seen.agent.flatten()),
+            "commands": commands,
+            "version": host::VERSION,
+        })
+    }
+}
+
+/// The folder that an agent uses now; else the first that one used, or that cannot be looked into.
+fn find(folders: &[PathBuf]) -> Option<(PathBuf, io::Result<Seen>)> {
+    let mut found = None;
+    for folder in folders {
+        match Journal::look(folder).transpose() {
+            Some(Ok(seen)) if seen.agent.is_some() => return Some((folder.clone(), Ok(seen))),
+            Some(seen) if found.is_none() => found = Some((folder.clone(), seen)),
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn status(service: Answer, agent: Option<Option<i32>>) -> Status {
+        let seen = Seen { agent, waiting: 1, running: 2, unreported: 3 };
+        let state = Some((PathBuf::from("/state"), Ok(seen)));
+        Status { url: "https://a.example".to_owned(), id: "x".to_owned(), service, state }
+    }
+
+    #[test]
+    fn the_exit_code_tells_the_worst() {
+        let taken = || Answer::Taken("web-1".to_owned());
+        let none = || Answer::None("status 502".to_owned());
+        for (service, agent, code) in [
+            (taken(), Some(Some(7)), 0),
+            (none(), Some(None), 1),
+            (taken(), None, 3),
+            (none(), None, 3),
+            (Answer::Refused, Some(Some(7)), 4),
+            (Answer::Refused, None, 4),
+        ] {
+            assert_eq!(status(service.clone(), agent).code(), code, "{service:?} {agent:?}");
+        }
+        let unknown = Status { state: None, ..status(taken(), None) };
+        assert_eq!((unknown.code(), unknown.json()["commands"].is_null()), (3, true));
+    }
+
+    #[test]
+    fn it_is_told_to_people_and_programs() {
+        let status = status(Answer::Taken("web-1".to_owned()), Some(Some(7)));
+        let text = status.text();
+        assert!(text.contains("takes the key of web-1") && text.contains("runs, as process 7"), "{text}");
+        assert!(text.contains("2 running, 1 waiting, 3 to be reported"), "{text}");
+        let expected = json!({
+            "url": "https://a.example", "id": "x", "name": "web-1", "service": "ok", "running": true, "pid": 7,
+            "commands": {"running": 2, "waiting": 1, "unreported": 3}, "version": host::VERSION,
+        });
+        assert_eq!(status.json(), expected);
+    }
+
+    #[test]
+    fn the_folder_that_is_in_use_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let folders: Vec<_> = ["none", "left", "used"].map(|name| directory.path().join(name)).into();
+        assert!(find(&folders).is_none());
+        // A process that another test starts holds the lock too for a moment, until it executes something.
+        let is_left = |folder: &PathBuf| {
+            let until = Instant::now() + Duration::from_secs(20);
+            while Journal::look(folder).unwrap().unwrap().agent.is_some() {
+                assert!(Instant::now() < until, "it stays locked");
+                std::thread::yield_now();
+            }
+        };
+        drop(Journal::open(&folders[1], 0).unwrap());
+        is_left(&folders[1]);
+        assert_eq!(find(&folders).unwrap().0, folders[1]);
+        let used = Journal::open(&folders[2], 0).unwrap();
+        let (folder, seen) = find(&folders).unwrap();
+        assert_eq!((folder, seen.unwrap().agent), (folders[2].clone(), Some(Some(std::process::id() as i32))));
+        drop(used);
+        is_left(&folders[2]);
+        assert_eq!(find(&folders).unwrap().0, folders[1]);
+        for folder in &folders {
+            Journal::remove(folder).unwrap();
+            assert!(!folder.exists());
+        }
+    }
+}

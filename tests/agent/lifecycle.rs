@@ -1,0 +1,259 @@
+//! The project's agent from its registration to its end, and its built-ins, against the service itself.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use farhand_tests::agents::{own_account, wait_until_connected};
+use farhand_tests::processes::Process;
+use farhand_tests::{PATIENCE, Workspace, eventually, secrets, setting};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::process::Command;
+
+const COMMANDS: &str = "/api/events/commands/";
+const TOKENS: &str = "/api/servers/registration-tokens/";
+
+/// Where the workspace is, as its agents are told.
+fn url(workspace: &Workspace) -> String {
+    let port = workspace.anonymous.url.rsplit(':').next().unwrap();
+    format!("http://{}:{port}", workspace.anonymous.host)
+}
+
+/// The agent's program, with nothing in its environment that it would take.
+fn program(arguments: &[&dyn AsRef<OsStr>]) -> Command {
+    let mut command = Command::new(setting("FARHAND_AGENT"));
+    for variable in ["FARHAND_AGENT_KEY", "FARHAND_REGISTRATION_TOKEN", "STATE_DIRECTORY"] {
+        command.env_remove(variable);
+    }
+    command.args(arguments.iter().map(|argument| argument.as_ref())).stdin(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+/// Runs it to its end: exit code, output and errors.
+async fn end(command: &mut Command) -> (i32, String, String) {
+    let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it does not end").unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// A host: a folder with the agent's file, and maybe an agent that runs.
+struct Host {
+    folder: TempDir,
+}
+
+impl Host {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// A host whose file names a server that was just made.
+    fn of(workspace: &Workspace, server: &Value) -> Self {
+        let host = Self::new();
+        let (url, id, key) = (url(workspace), server["id"].as_str().unwrap(), server["key"].as_str().unwrap());
+        std::fs::write(host.config(), format!("url = \"{url}\"\nid = \"{id}\"\nkey = \"{key}\"\n")).unwrap();
+        host
+    }
+
+    fn config(&self) -> PathBuf {
+        self.folder.path().join("agent.toml")
+    }
+
+    fn run(&self, more: &[&str]) -> Process {
+        let mut command = program(&[&"run", &"--config", &self.config()]);
+        Process::spawn(command.args(more).stdout(Stdio::null()).stderr(Stdio::null()))
+    }
+
+    async fn register(&self, workspace: &Workspace, token: &str, name: &str) -> (i32, String, String) {
+        let mut command =
+            program(&[&"register", &"--url", &url(workspace), &"--name", &name, &"--config", &self.config()]);
+        let told = end(command.env("FARHAND_REGISTRATION_TOKEN", token)).await;
+        if let Some(key) = self.fact("key") {
+            secrets::note("key", &key);
+            assert!(![&told.1, &told.2].iter().any(|text| text.contains(&key) || text.contains(token)));
+        }
+        told
+    }
+
+    async fn unregister(&self, more: &[&str]) -> (i32, String, String) {
+        end(program(&[&"unregister", &"--config", &self.config()]).args(more)).await
+    }
+
+    async fn status(&self) -> (i32, Value) {
+        let (code, out, errors) = end(&mut program(&[&"status", &"--json", &"--config", &self.config()])).await;
+        (code, serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{errors}")))
+    }
+
+    /// A text of the agent's file, if that is there.
+    fn fact(&self, name: &str) -> Option<String> {
+        let text = std::fs::read_to_string(self.config()).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""))?;
+        line.strip_suffix('"').map(str::to_owned)
+    }
+}
+
+/// Makes a registration token; its key, which is shown this once.
+async fn token(workspace: &Workspace, more: &Value) -> String {
+    let mut body = json!({"name": "hosts"});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    workspace.admin.post(TOKENS, &body).await.expect(201)["key"].as_str().unwrap().to_owned()
+}
+
+/// Runs a command or a built-in to its end.
+async fn run(workspace: &Workspace, server: &str, shell: &str, line: &str) -> Value {
+    let body = json!({"server": server, "shell": shell, "line": line, "username": own_account()});
+    let request = workspace.admin.request("POST", COMMANDS).header("Prefer", "wait=30").json(&body);
+    let done = workspace.admin.send(request).await.expect(201);
+    assert!(done["handled_at"].is_string(), "{done}");
+    done
+}
+
+#[track_caller]
+fn check(done: &Value, code: i64, result: &str) {
+    assert_eq!((&done["exit_code"], &done["result"]), (&json!(code), &json!(result)), "{done}");
+    assert_eq!((&done["success"], &done["output_bytes"]), (&json!(code == 0), &json!(result.len())), "{done}");
+}
+
+#[tokio::test]
+async fn built_ins_answer() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("here").await;
+    let host = Host::of(&workspace, &server);
+    let _agent = host.run(&[]);
+    wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
+    check(&run(&workspace, "here", "internal", "ping").await, 0, "pong");
+    let version = run(&workspace, "here", "internal", "version").await;
+    let shown = workspace.admin.get("/api/servers/").await.expect(200);
+    assert_eq!(version["result"], shown["results"][0]["agent_version"]);
+    check(&run(&workspace, "here", "internal", "dance").await, 127, "This agent has no such built-in.");
+    let upgrade = run(&workspace, "here", "internal", "upgrade").await;
+    assert_eq!((&upgrade["exit_code"], &upgrade["status"]["text"]), (&json!(127), &json!("Failed")));
+    assert!(upgrade["result"].as_str().unwrap().contains("Replace its binary"), "{upgrade}");
+}
+
+#[tokio::test]
+async fn a_restart_loses_nothing_and_runs_nothing_twice() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("here").await;
+    let id = server["id"].as_str().unwrap();
+    let host = Host::of(&workspace, &server);
+    let _agent = host.run(&["--drain-seconds", "600"]);
+    wait_until_connected(&workspace, id, true).await;
+    let pid = host.status().await.1["pid"].clone();
+    let (go, log) = (host.folder.path().join("go"), host.folder.path().join("log"));
+    let line = format!("until [ -e {} ]; do sleep 0.05; done; echo ran | tee -a {}", go.display(), log.display());
+    let body = json!({"server": "here", "line": line, "username": own_account(), "on_offline": "queue"});
+    let made = workspace.admin.post(COMMANDS, &body).await.expect(201);
+    let path = format!("{COMMANDS}{}/", made["id"].as_str().unwrap());
+    eventually("the command to begin", || async {
+        (workspace.admin.get(&path).await.expect(200)["acked_at"].is_string()).then_some(())
+    })
+    .await;
+    check(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
+    // It takes no more commands; the one that came meanwhile is for the agent as it is afterwards.
+    wait_until_connected(&workspace, id, false).await;
+    let next = workspace.admin.post(COMMANDS, &body).await.expect(201);
+    assert_eq!(workspace.admin.get(&path).await.expect(200)["handled_at"], json!(null));
+    std::fs::write(&go, "").unwrap();
+    for made in [&made, &next] {
+        let path = format!("{COMMANDS}{}/?wait=30", made["id"].as_str().unwrap());
+        check(&workspace.admin.get(&path).await.expect(200), 0, "ran\n");
+    }
+    wait_until_connected(&workspace, id, true).await;
+    assert_eq!(host.status().await.1["pid"], pid);
+    check(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
+    eventually("the agent to be back", || async {
+        (workspace.admin.post(COMMANDS, &json!({"server": "here", "shell": "internal", "line": "ping"})).await.status
+            == 201)
+            .then_some(())
+    })
+    .await;
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "ran\nran\n");
+}
+
+#[tokio::test]
+async fn the_status_is_the_services_too() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("here").await;
+    let id = server["id"].as_str().unwrap();
+    let host = Host::of(&workspace, &server);
+    let (code, told) = host.status().await;
+    assert_eq!((code, &told["name"], &told["service"]), (3, &json!("here"), &json!("ok")));
+    let _agent = host.run(&[]);
+    wait_until_connected(&workspace, id, true).await;
+    let (code, told) = host.status().await;
+    assert_eq!((code, &told["running"], &told["id"]), (0, &json!(true), &json!(id)));
+    let config = std::fs::read_to_string(host.config()).unwrap();
+    std::fs::write(host.config(), config.replace(server["key"].as_str().unwrap(), "another")).unwrap();
+    let (code, told) = host.status().await;
+    assert_eq!((code, &told["service"]), (4, &json!("refused")));
+}
+
+#[tokio::test]
+async fn a_host_registers_runs_commands_and_unregisters() {
+    let workspace = Workspace::new().await;
+    let token = token(&workspace, &json!({})).await;
+    let (one, other) = (Host::new(), Host::new());
+    for (host, name) in [(&one, "web-1"), (&other, "web-1-2")] {
+        let (code, out, errors) = host.register(&workspace, &token, "Web-1").await;
+        assert_eq!((code, errors.as_str()), (0, ""));
+        let id = host.fact("id").unwrap();
+        assert!(out.starts_with(&format!("registered as {name}, with the id {id}\n")), "{out}");
+        let shown = workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
+        assert_eq!((&shown["name"], &shown["owner"]["username"]), (&json!(name), &json!("boss")));
+        // What the host said of itself is there before its agent ever ran.
+        assert!(shown["platform"].is_string(), "{shown}");
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(host.config()).unwrap()) & 0o777, 0o600);
+    }
+    let id = one.fact("id").unwrap();
+    let mut agent = one.run(&[]);
+    wait_until_connected(&workspace, &id, true).await;
+    check(&run(&workspace, "web-1", "system", "echo hello").await, 0, "hello\n");
+    let (code, out, _) = one.unregister(&[]).await;
+    assert!(code == 0 && out.starts_with(&format!("server {id} is unregistered\n")), "{out}");
+    assert!(out.contains("still runs here: stop it") && !one.config().exists(), "{out}");
+    workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect_detail(404, None);
+    agent.signal(nix::sys::signal::Signal::SIGTERM);
+    agent.ended(PATIENCE).await;
+    // The name is free again, and the other server is another one.
+    let (code, out, _) = one.register(&workspace, &token, "web-1").await;
+    assert!(code == 0 && out.starts_with("registered as web-1,"), "{out}");
+    assert_eq!(other.status().await.1["name"], "web-1-2");
+}
+
+#[tokio::test]
+async fn what_the_service_refuses_is_told_and_leaves_nothing() {
+    let workspace = Workspace::new().await;
+    let token = token(&workspace, &json!({"uses": 1})).await;
+    let host = Host::new();
+    let refused = async |token: &str, name: &str, expected: &str| {
+        let (code, out, errors) = host.register(&workspace, token, name).await;
+        assert_eq!((code, out.as_str(), errors.lines().count()), (1, "", 1), "{errors}");
+        assert!(errors.contains(expected), "{errors}");
+        assert_eq!(std::fs::read_dir(host.folder.path()).unwrap().count(), 0);
+    };
+    refused("nonsense", "web-1", "not registered: status 403: ").await;
+    refused(&token, "a b", "not registered: status 400: name: ").await;
+    // Neither used it up.
+    assert_eq!(host.register(&workspace, &token, "web-1").await.0, 0);
+    let config = std::fs::read(host.config()).unwrap();
+    let (code, _, errors) = host.register(&workspace, &token, "web-2").await;
+    assert!(code == 1 && errors.contains("a file is there already"), "{errors}");
+    assert_eq!(std::fs::read(host.config()).unwrap(), config);
+    std::fs::remove_file(host.config()).unwrap();
+    refused(&token, "web-2", "not registered: status 403: ").await;
+    assert_eq!(workspace.admin.get("/api/servers/").await.expect(200)["count"], 1);
+}
+
+#[tokio::test]
+async fn a_server_that_is_deleted_is_unregistered_by_force_only() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("here").await;
+    let host = Host::of(&workspace, &server);
+    workspace.admin.delete(&format!("/api/servers/servers/{}/", server["id"].as_str().unwrap())).await.expect(204);
+    assert_eq!(host.status().await.0, 4);
+    let (code, _, errors) = host.unregister(&[]).await;
+    assert!(code == 1 && errors.contains("with --force") && host.config().exists(), "{errors}");
+    let (code, out, _) = host.unregister(&["--force"]).await;
+    assert!(code == 0 && !host.config().exists(), "{out}");
+}
