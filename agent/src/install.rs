@@ -284,9 +284,9 @@ Restart=always
 RestartSec=5
 # The command line or the file is wrong: another start changes nothing.
 RestartPreventExitStatus=2
-# A stop tells the agent alone, so that commands that run can end and be reported. What is left when the agent has exited
-# is killed: nothing runs that nobody watches. What is to stay belongs into a service of its own (systemd-run).
-KillMode=mixed
+# A stop is the agent's alone: it lets commands that run end, stops the others and reports them all. What a command left in
+# the background on purpose, such as a daemon that it started, outlives the agent, as it would a session of ssh.
+KillMode=process
 # The agent takes 45 s at most: 20 for commands to end, 8 to stop the others, 7 for its socket and the last reports, 10 for
 # a slow disk.
 TimeoutStopSec={STOPS_WITHIN}
@@ -376,7 +376,7 @@ mod tests {
             "Restart=always",
             "RestartSec=5",
             "RestartPreventExitStatus=2",
-            "KillMode=mixed",
+            "KillMode=process",
             "TimeoutStopSec=60",
             "OOMPolicy=continue",
             "TasksMax=infinity",
