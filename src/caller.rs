@@ -306,13 +306,13 @@ impl<'a> Credential<'a> {
         Ok((caller, body.and_then(|body| body.body)))
     }
 
-    /// Reads a page of a list. Returns the JSON array of the items, and the number of all.
+    /// Reads a page of a list. Returns who asks, the JSON array of the items, and the number of all.
     ///
     /// One row for each, as a single text could grow past what the database takes.
     ///
     /// # Errors
     /// The credential is not alive.
-    pub async fn list(&self, selection: &Selection, page: Page) -> Result<(String, u64), Error> {
+    pub async fn list(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
         let Selection { tables, items, parameters } = selection;
         // D1 takes no parameter that a statement does not have; the number may need fewer than the items.
         let last = 6 + parameters.len();
@@ -324,11 +324,11 @@ impl<'a> Credential<'a> {
             "{tables} SELECT {WHO}, ?5 AS size, ?6 AS offset, ?{last} AS last, (SELECT total FROM total) AS total"
         ));
         let items = self.statement(&format!("{tables} {items}"));
-        let (_, results) = self.resolve(vec![bind(who), bind(items)]).await?;
+        let (caller, results) = self.resolve(vec![bind(who), bind(items)]).await?;
         let [who, items] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
         let listed = db::first::<Listed>(who)?.ok_or_else(|| Error::internal("D1 gave no row"))?;
         let items = db::column::<String>(items)?;
-        Ok((format!("[{}]", items.join(",")), listed.total.unwrap_or(0.0) as u64))
+        Ok((caller, format!("[{}]", items.join(",")), listed.total.unwrap_or(0.0) as u64))
     }
 
     /// The credential of a GET that takes limited tokens, to be watched: with SQL and parameters as [`Credential::read`] takes

@@ -93,6 +93,8 @@ pub struct Rotate {
     pub of: OfServer,
     /// The key's hash.
     pub key_hash: String,
+    /// When that was asked for.
+    pub at: Timestamp,
 }
 
 /// A command to be run.

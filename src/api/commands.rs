@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 use worker::console_error;
 
-use super::page_of;
+use super::{anybody, page_of};
 use crate::caller::{self, Caller, Credential};
 use crate::link_calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
 use crate::platform::{self, internal};
@@ -30,7 +30,7 @@ const SETTLES_WITHIN: i64 = 10;
 
 /// `GET /api/events/commands/`: the commands of servers that the caller reaches, the latest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, |query, page| CommandList::of(query).map(|list| commands::list(&list, page.offset()))).await
+    page_of(call, anybody, |query, page| CommandList::of(query).map(|list| commands::list(&list, page.offset()))).await
 }
 
 /// A server that a new command names, as far as the caller may use it.

@@ -19,7 +19,7 @@ use farhand_domain::page::{Page, Query};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::caller::Credential;
+use crate::caller::{Caller, Credential};
 use crate::request::Call;
 use crate::response::Reply;
 use crate::routes::Endpoint;
@@ -152,9 +152,11 @@ struct Listing<'a> {
     order: &'a str,
 }
 
-/// Answers with a page of a list of the caller's. `filters` are the parameters of its condition, read from the query.
+/// Answers with a page of a list of the caller's, to those who are permitted it. `filters` are the parameters of its
+/// condition, read from the query.
 async fn list_of(
     call: &Call,
+    permit: impl Fn(&Caller) -> Result<(), Error>,
     listing: Listing<'_>,
     filters: impl FnOnce(&Query) -> Result<Vec<Parameter>, Error>,
 ) -> Result<Reply, Error> {
@@ -170,17 +172,36 @@ async fn list_of(
          CROSS JOIN {from} ON {name}.rowid = page.value
          ORDER BY page.key"
     );
-    page_of(call, |query, _| Ok(Selection { tables, items, parameters: filters(query)? })).await
+    page_of(call, permit, |query, _| Ok(Selection { tables, items, parameters: filters(query)? })).await
 }
 
-/// Answers with a page of a list of the caller's that a query asks for.
-async fn page_of(call: &Call, select: impl FnOnce(&Query, Page) -> Result<Selection, Error>) -> Result<Reply, Error> {
+/// Lets everybody have a list, which holds what is theirs.
+fn anybody(_: &Caller) -> Result<(), Error> {
+    Ok(())
+}
+
+/// Lets staff and superusers do something.
+fn staff(caller: &Caller) -> Result<(), Error> {
+    if caller.is_staff_or_superuser() { Ok(()) } else { Err(Error::permission_denied()) }
+}
+
+/// Answers with a page of a list of the caller's that a query asks for, to those who are permitted it.
+async fn page_of(
+    call: &Call,
+    permit: impl Fn(&Caller) -> Result<(), Error>,
+    select: impl FnOnce(&Query, Page) -> Result<Selection, Error>,
+) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let query = call.query();
     let page = Page::of(&query);
     // What else is wrong is told together with what is wrong with the page.
     let selection = select(&query, *page.as_ref().unwrap_or(&Page::FIRST));
-    let (page, selection) = credential.checked(error::both(page, selection)).await?;
-    let (items, count) = credential.list(&selection, page).await?;
+    let (page, selection) = match error::both(page, selection) {
+        Ok(read) => read,
+        // The caller's right comes before the input (contract 3, order of refusals).
+        Err(error) => return Err(permit(&credential.check().await?).err().unwrap_or(error)),
+    };
+    let (caller, items, count) = credential.list(&selection, page).await?;
+    permit(&caller)?;
     envelope(call, &query, page, items, count)
 }

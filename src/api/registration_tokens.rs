@@ -5,7 +5,7 @@ use farhand_domain::registration_token::{NewRegistrationToken, Registration};
 use farhand_domain::secret::Purpose;
 use serde_json::{Value, json};
 
-use super::{Listing, list_of, servers as api_servers};
+use super::{Listing, list_of, servers as api_servers, staff};
 use crate::caller::Credential;
 use crate::platform::{self, internal};
 use crate::request::Call;
@@ -15,13 +15,8 @@ use crate::store::servers;
 
 /// `GET /api/servers/registration-tokens/`: the workspace's, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let caller = credential.check().await?;
-    if !caller.is_staff_or_superuser() {
-        return Err(Error::permission_denied());
-    }
     let listing = Listing { object: OBJECT, from: "registration_tokens t", condition: LISTED, order: "t.id DESC" };
-    list_of(call, listing, |_| Ok(vec![])).await
+    list_of(call, staff, listing, |_| Ok(vec![])).await
 }
 
 /// `GET /api/servers/registration-tokens/<id>/`.
@@ -29,9 +24,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let (caller, token) = credential.read(&registration_tokens::one(), vec![id.into()]).await?;
-    if !caller.is_staff_or_superuser() {
-        return Err(Error::permission_denied());
-    }
+    staff(&caller)?;
     token.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
@@ -44,9 +37,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let groups = input.as_ref().map_or_else(|_| json!([]), |new| json!(new.groups));
     let (caller, unknown) = credential.read(&servers::has_unknown_group("?5"), vec![groups.to_string().into()]).await?;
     // The caller's right comes before the input (contract 3, order of refusals).
-    if !caller.is_staff_or_superuser() {
-        return Err(Error::permission_denied());
-    }
+    staff(&caller)?;
     let new = input?;
     if unknown.as_deref() == Some("true") {
         return Err(api_servers::no_such_group());
@@ -66,9 +57,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let (caller, bodies) = credential.write(vec![registration_tokens::delete(&credential, id)]).await?;
-    if !caller.is_staff_or_superuser() {
-        return Err(Error::permission_denied());
-    }
+    staff(&caller)?;
     let deleted = bodies.into_iter().flatten().next().is_some();
     if deleted { Ok(Reply::no_content()) } else { Err(Error::not_found()) }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::console_error;
 
-use super::{TRIES, agent, conflict, page_of};
+use super::{TRIES, agent, anybody, conflict, page_of, staff};
 use crate::caller::{Caller, Credential};
 use crate::link_calls::{self, Ask, Known, OfServer, Rename, Rotate};
 use crate::platform::{self, internal};
@@ -19,7 +19,7 @@ use crate::store::servers::{self, ForChange, OBJECT, REACHABLE};
 
 /// `GET /api/servers/` and `/api/servers/servers/`: those that the caller reaches.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, |query, _| ServerList::of(query).map(|list| servers::list(&list))).await
+    page_of(call, anybody, |query, _| ServerList::of(query).map(|list| servers::list(&list))).await
 }
 
 /// `GET /api/servers/servers/<id>/`: a server that the caller reaches; for an agent, with `-`, its own.
@@ -29,15 +29,9 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     }
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (_, server) = read(&credential, id).await?;
-    Ok(Reply::ok_text(server))
-}
-
-/// The server object of a server that the caller reaches.
-async fn read(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
     let sql = format!("(SELECT {OBJECT} FROM servers s WHERE s.id = ?5 AND {REACHABLE})");
-    let (caller, server) = credential.read(&sql, vec![id.into()]).await?;
-    Ok((caller, server.ok_or_else(Error::not_found)?))
+    let (_, server) = credential.read(&sql, vec![id.into()]).await?;
+    server.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
 /// A new key for an agent, with its hash.
@@ -48,11 +42,10 @@ pub fn new_key(call: &Call) -> Result<(Secret, String), Error> {
 }
 
 /// A server with its agent's key and how to start one: the one answer that shows them.
-fn with_key(call: &Call, server: &str, id: Uuid, key: &Secret) -> Result<Value, Error> {
-    let mut server: Value = serde_json::from_str(server).map_err(internal)?;
+fn with_key(call: &Call, mut server: Value, id: Uuid, key: &Secret) -> Value {
     server["install"] = json!(server::install_commands(&call.origin, id, key));
     server["key"] = json!(key.expose());
-    Ok(server)
+    server
 }
 
 /// What a name that another server has is to the client.
@@ -78,9 +71,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     if input.is_err() || !groups.is_empty() {
         let (caller, unknown) =
             credential.read(&servers::has_unknown_group("?5"), vec![json!(groups).to_string().into()]).await?;
-        if !caller.is_staff_or_superuser() {
-            return Err(Error::permission_denied());
-        }
+        staff(&caller)?;
         if unknown.as_deref() == Some("true") {
             return Err(no_such_group());
         }
@@ -91,7 +82,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let (caller, bodies) = credential.write(servers::insert(&credential, &new)).await.map_err(taken)?;
     let body = bodies.into_iter().flatten().next_back().ok_or_else(Error::permission_denied)?;
     adopt(call, caller.workspace_id, id, name, key_hash).await?;
-    Reply::created(&with_key(call, &body, id, &key)?)
+    let server = serde_json::from_str(&body).map_err(internal)?;
+    Reply::created(&with_key(call, server, id, &key))
 }
 
 /// Tells a new server's object who the server is. Where that fails, it learns it from D1 at its agent's first call.
@@ -202,11 +194,12 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     call.discard().await;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (_, found) = for_change(&credential, id, &[]).await?;
+    let (_, mut found) = for_change(&credential, id, &[]).await?;
     let of = OfServer { workspace: call.workspace()?.to_owned(), workspace_id: found.workspace_id, server: id };
     let (key, key_hash) = new_key(call)?;
-    let rotated = link_calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(Rotate { of, key_hash })).await?;
+    let rotate = Rotate { of, key_hash, at: call.now };
+    let rotated = link_calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;
     rotated.map_err(|_| Error::not_found())?;
-    let (_, server) = read(&credential, id).await?;
-    Reply::ok(&with_key(call, &server, id, &key)?)
+    found.server["updated_at"] = json!(call.now);
+    Reply::ok(&with_key(call, found.server, id, &key))
 }

@@ -7,7 +7,7 @@ use farhand_domain::secret::Purpose;
 use farhand_domain::time::Timestamp;
 use serde_json::{Value, json};
 
-use super::{Listing, list_of};
+use super::{Listing, anybody, list_of};
 use crate::caller::Credential;
 use crate::platform::{self, internal};
 use crate::request::Call;
@@ -38,7 +38,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
         condition: &format!("{OWN} AND {FILTERS}"),
         order: "t.id DESC",
     };
-    list_of(call, listing, |query| {
+    list_of(call, anybody, listing, |query| {
         let TokenFilter { name, enabled } = TokenFilter::of(query)?;
         Ok(vec![name.into(), enabled.into()])
     })

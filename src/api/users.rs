@@ -6,7 +6,7 @@ use farhand_domain::password;
 use farhand_domain::user::{self, Changes, Filter, Proof};
 use serde_json::from_str;
 
-use super::{Listing, TRIES, conflict, list_of};
+use super::{Listing, TRIES, anybody, conflict, list_of};
 use crate::caller::{self, Caller, Credential};
 use crate::janitor;
 use crate::platform::{self, internal};
@@ -44,7 +44,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 /// `GET` the list: the workspace's users, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
     let listing = Listing { object: users::OBJECT, from: "users u", condition: users::LISTED, order: "u.id" };
-    list_of(call, listing, |query| Filter::of(query).map(users::filters)).await
+    list_of(call, anybody, listing, |query| Filter::of(query).map(users::filters)).await
 }
 
 /// `POST`: makes a user. Staff make ordinary users, superusers all.

@@ -97,8 +97,8 @@ impl ServerLink {
 
     /// Gives the agent another key. The old one is refused, and whoever is connected with it cut off, before this answers.
     pub(super) async fn rotate(&self, rotate: Rotate) -> worker::Result<Answer> {
-        let Rotate { of, key_hash } = rotate;
-        let changes = d1::update_key(of.workspace_id, of.server, &key_hash, now());
+        let Rotate { of, key_hash, at } = rotate;
+        let changes = d1::update_key(of.workspace_id, of.server, &key_hash, at);
         let is_there = self.change(&of, changes).await?;
         Ok(if is_there { Answer::Done(Value::Null) } else { Answer::Refused(Refusal::NoServer) })
     }

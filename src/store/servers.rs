@@ -4,7 +4,7 @@ use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
 use farhand_domain::server::{Key, ServerChanges, ServerList};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::Env;
 
@@ -125,6 +125,8 @@ pub struct ForChange {
     pub is_editable: bool,
     /// Whether one of the groups that are asked for is none.
     pub has_unknown_group: bool,
+    /// The server object.
+    pub server: Value,
 }
 
 /// SQL for [`ForChange`] as JSON of the server `?5`, where groups are asked for as `?6`.
@@ -133,7 +135,7 @@ pub fn for_change() -> String {
         "(SELECT json_object('workspace_id', s.workspace_id,
             'groups', json((SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM server_groups
                 WHERE workspace_id = s.workspace_id AND server_id = s.id ORDER BY group_id) i)),
-            'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'has_unknown_group', {})
+            'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'has_unknown_group', {}, 'server', {OBJECT})
           FROM servers s WHERE s.id = ?5 AND {REACHABLE})",
         has_unknown_group("?6")
     )
