@@ -1,5 +1,6 @@
 //! Agents: the protocol by a scripted one, and the real one with real processes.
 
+mod alpamon;
 mod lifecycle;
 mod protocol;
 mod real;

@@ -55,7 +55,10 @@ fn free_port() -> u16 {
 impl Instance {
     /// Runs `npm start` with a state folder and further variables, until it serves.
     pub async fn start(state: &Path, variables: &[(&str, &str)]) -> Self {
-        let port = free_port();
+        Self::start_at(free_port(), state, variables).await
+    }
+
+    async fn start_at(port: u16, state: &Path, variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new("npm");
         command
             .args(["start", "--silent"])
@@ -92,7 +95,7 @@ impl Instance {
     /// The same with further variables.
     pub async fn new_with(variables: &[(&str, &str)]) -> (Self, TempDir) {
         let folder = state_folder();
-        (Self::without_demo(folder.path(), variables).await, folder)
+        (Self::without_demo(free_port(), folder.path(), variables).await, folder)
     }
 
     /// Starts an instance like [`Instance::new`] on the state of an earlier one.
@@ -102,12 +105,22 @@ impl Instance {
 
     /// The same with further variables.
     pub async fn restart_with(state: &Path, variables: &[(&str, &str)]) -> Self {
-        Self::without_demo(state, variables).await
+        Self::without_demo(free_port(), state, variables).await
     }
 
-    async fn without_demo(state: &Path, more: &[(&str, &str)]) -> Self {
+    /// The same where the earlier one listened, so that agents find it again.
+    pub async fn restart_at(port: u16, state: &Path, variables: &[(&str, &str)]) -> Self {
+        Self::without_demo(port, state, variables).await
+    }
+
+    async fn without_demo(port: u16, state: &Path, more: &[(&str, &str)]) -> Self {
         let variables = [("DEMO", "0"), ("OPERATOR_TOKEN", OPERATOR_TOKEN), ("PBKDF2_ITERATIONS", "100000")];
-        Self::start(state, &[&variables[..], more].concat()).await
+        Self::start_at(port, state, &[&variables[..], more].concat()).await
+    }
+
+    /// The port on which it listens.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Kills all of it at once, as a crash would, and waits until it is gone.
