@@ -227,16 +227,18 @@ impl Instance {
         found
     }
 
-    /// Waits until the runtime has no object of a class in memory any more: it has closed their databases. That is some time
-    /// after anybody last had to do with them.
-    pub async fn until_objects_sleep(&self, class: &str) {
+    /// Whether the runtime has an object of a class in memory: it has its database open.
+    pub fn has_objects_awake(&self, class: &str) -> bool {
         let folder = self.objects(class);
-        assert!(databases(&folder).next().is_some(), "there are no objects");
+        let running = in_groups(&groups_of(&self.state));
+        assert!(!running.is_empty(), "the service ended");
+        running.into_iter().flat_map(open_files).any(|file| file.starts_with(&folder) && is_database(&file))
+    }
+
+    /// Waits until it has none any more. That is some time after anybody last had to do with one.
+    pub async fn until_objects_sleep(&self, class: &str) {
         eventually_within(SLEEPS_WITHIN, "the objects to fall asleep", || async {
-            let running = in_groups(&groups_of(&self.state));
-            assert!(!running.is_empty(), "the service ended");
-            let mut open = running.into_iter().flat_map(open_files);
-            (!open.any(|file| file.starts_with(&folder) && is_database(&file))).then_some(())
+            (!self.has_objects_awake(class)).then_some(())
         })
         .await;
     }
