@@ -5,10 +5,12 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
-use farhand_tests::alpamon::{Alpamon, BACKHAUL, CONTROL, Habits, Host, Run};
+use farhand_tests::alpamon::{Alpamon, BACKHAUL, CONTROL, End, Habits, Host, Run};
 use farhand_tests::{Instance, Workspace, eventually};
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
+
+use crate::routes::{self, Access};
 
 const PATH: &str = "/api/events/commands/";
 /// How long a test waits for what takes its time on a slow machine.
@@ -417,6 +419,91 @@ async fn whatever_slash_is_missing_it_is_never_redirected() {
     assert_eq!(api.call("POST", "/api/nowhere").await.status, 404);
     for path in [BACKHAUL, CONTROL] {
         dial(&api, path.trim_end_matches('/')).await.expect("a socket without the slash");
+    }
+}
+
+#[tokio::test]
+async fn one_registers_itself_works_and_unregisters() {
+    let workspace = Workspace::new().await;
+    let token = json!({"name": "fleet", "uses": 2});
+    let token = workspace.admin.post("/api/servers/registration-tokens/", &token).await.expect(201);
+    let key = token["key"].as_str().unwrap();
+    let server = Alpamon::register(&workspace, key, "Web-1").await.expect(201);
+    let twin = Alpamon::register(&workspace, key, "web-1").await.expect(201);
+    for (server, name) in [(&server, "web-1"), (&twin, "web-1-2")] {
+        assert_eq!(server["name"], name);
+        assert_eq!(server.as_object().unwrap().keys().collect::<Vec<_>>(), ["id", "key", "name"]);
+    }
+    Alpamon::register(&workspace, key, "web-2").await.expect_detail(403, Some("INVALID_TOKEN"));
+
+    let agent = Alpamon::connect(&workspace, &server, hasty()).await;
+    shows(&workspace, &server, &Host::default()).await;
+    let id = create(&workspace, &json!({"server": "web-1", "line": "work"})).await;
+    assert_eq!(ended(&workspace, &id).await["result"], "work\n");
+    agent.until_idle(LONG).await;
+    check_clean(&agent);
+
+    // Another program on its host unregisters it while it runs.
+    let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
+    let of_another = workspace.anonymous.with(&credential(&twin)).delete(&format!("{path}unregister/")).await;
+    of_another.expect_detail(404, None);
+    Alpamon::unregister(&workspace, &server).await.expect(204);
+    workspace.admin.get(&path).await.expect_detail(404, None);
+    agent
+        .until("its sockets to be closed and refused", |ledger| {
+            !ledger.is_open(BACKHAUL) && !ledger.is_open(CONTROL) && ledger.refused.contains(&Some(403))
+        })
+        .await;
+    let ledger = agent.ledger();
+    assert!(ledger.sockets.iter().all(|socket| socket.end != Some(End::Quit)), "{:?}", ledger.sockets);
+    agent.api().get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
+    Alpamon::unregister(&workspace, &server).await.expect_detail(403, Some("INVALID_TOKEN"));
+
+    // The other form of the path; and the name is free again.
+    let twin = workspace.anonymous.with(&credential(&twin));
+    twin.delete("/api/servers/servers/-/unregister/").await.expect(204);
+    twin.get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
+    workspace.server("web-1").await;
+}
+
+#[tokio::test]
+async fn its_reports_cost_no_read_of_d1() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let token = json!({"name": "fleet"});
+    let token = workspace.admin.post("/api/servers/registration-tokens/", &token).await.expect(201);
+    let registered = Alpamon::register(&workspace, token["key"].as_str().unwrap(), "registered").await.expect(201);
+    let created = workspace.server("created").await;
+    // Who asks D1 for the key of an agent is misled.
+    instance.d1("UPDATE servers SET agent_key_hash = 'another'").await;
+    for server in [&created, &registered] {
+        let agent = Alpamon::connect(&workspace, server, hasty()).await;
+        let id = create(&workspace, &json!({"server": server["id"], "line": "work"})).await;
+        assert_eq!(ended(&workspace, &id).await["result"], "work\n");
+        agent.until("a heartbeat", |ledger| ledger.calls.iter().any(|call| call.path.ends_with("/status/"))).await;
+        agent.until_idle(LONG).await;
+        check_clean(&agent);
+        agent.leave().await;
+        // As the one that was here before.
+        let agent = Alpamon::connect(&workspace, server, hasty()).await;
+        agent
+            .until("the end of its start", |ledger| {
+                ledger.calls.iter().any(|call| call.path.ends_with("/access-policy/"))
+            })
+            .await;
+        agent.until_idle(LONG).await;
+        check_clean(&agent);
+    }
+    let of_agents: HashSet<&str> =
+        routes::TABLE.iter().filter(|route| route.access == Access::Agent).map(|route| route.path).collect();
+    let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(&line[line.find('{')?..]).ok());
+    let lines: Vec<Value> =
+        lines.filter(|line| line["route"].as_str().is_some_and(|route| of_agents.contains(route))).collect();
+    let told: HashSet<&str> = lines.iter().map(|line| line["route"].as_str().unwrap()).collect();
+    assert!(told.len() >= 10, "{told:?}");
+    for line in &lines {
+        assert_eq!((&line["d1_calls"], &line["rows_read"]), (&json!(0), &json!(0)), "{line}");
     }
 }
 
