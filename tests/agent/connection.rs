@@ -360,15 +360,18 @@ async fn a_hibernated_connection_wakes_for_a_command() {
     assert_eq!(done["result"], "first");
     agent.until_idle(LONG).await;
     for number in 0..2 {
-        instance.until_objects_sleep("ServerLink").await;
-        // The agent pings by the WebSocket's own means, and is answered all the same.
-        let pongs = || agent.ledger().sockets.iter().map(|socket| socket.pongs).collect::<Vec<_>>();
-        let before = pongs();
-        agent
-            .until_within(LONG, "answers to pings", |ledger| {
-                ledger.sockets.iter().zip(&before).all(|(socket, before)| socket.pongs > *before)
-            })
-            .await;
+        // The agent pings by the WebSocket's own means, and is answered without waking the object.
+        eventually_within(LONG, "pings to be answered in the object's sleep", || async {
+            instance.until_objects_sleep("ServerLink").await;
+            let before: Vec<u64> = agent.ledger().sockets.iter().map(|socket| socket.pongs).collect();
+            agent
+                .until_within(LONG, "answers to pings", |ledger| {
+                    ledger.sockets.iter().zip(&before).all(|(socket, before)| socket.pongs > *before)
+                })
+                .await;
+            (!instance.has_objects_awake("ServerLink")).then_some(())
+        })
+        .await;
         assert_eq!(shown(&workspace, &server).await["is_connected"], true);
         let line = format!("woken {number}");
         assert_eq!(run(&workspace, &server, &line).await["result"], json!(line));
