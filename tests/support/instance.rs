@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgid};
-use rusqlite::Connection;
+use rusqlite::{Connection, OpenFlags};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -16,7 +16,7 @@ use tokio::process::Command;
 
 use crate::client::Api;
 use crate::processes::Process;
-use crate::{PATIENCE, eventually};
+use crate::{PATIENCE, eventually, eventually_within};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// The operator's token of the instances that [`Instance::new`] starts.
@@ -25,6 +25,8 @@ const OPERATOR_TOKEN: &str = "operator-of-this-instance";
 const SERVES_WITHIN: Duration = Duration::from_secs(180);
 /// How long it may take to end, the agent's draining included.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
+/// How long objects may be awake that nobody has to do with: workerd lets them go after ten seconds.
+const SLEEPS_WITHIN: Duration = Duration::from_secs(120);
 
 /// A running instance; it ends with this.
 pub struct Instance {
@@ -55,7 +57,10 @@ fn free_port() -> u16 {
 impl Instance {
     /// Runs `npm start` with a state folder and further variables, until it serves.
     pub async fn start(state: &Path, variables: &[(&str, &str)]) -> Self {
-        let port = free_port();
+        Self::start_at(free_port(), state, variables).await
+    }
+
+    async fn start_at(port: u16, state: &Path, variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new("npm");
         command
             .args(["start", "--silent"])
@@ -92,7 +97,7 @@ impl Instance {
     /// The same with further variables.
     pub async fn new_with(variables: &[(&str, &str)]) -> (Self, TempDir) {
         let folder = state_folder();
-        (Self::without_demo(folder.path(), variables).await, folder)
+        (Self::without_demo(free_port(), folder.path(), variables).await, folder)
     }
 
     /// Starts an instance like [`Instance::new`] on the state of an earlier one.
@@ -102,12 +107,22 @@ impl Instance {
 
     /// The same with further variables.
     pub async fn restart_with(state: &Path, variables: &[(&str, &str)]) -> Self {
-        Self::without_demo(state, variables).await
+        Self::without_demo(free_port(), state, variables).await
     }
 
-    async fn without_demo(state: &Path, more: &[(&str, &str)]) -> Self {
+    /// The same where the earlier one listened, so that agents find it again.
+    pub async fn restart_at(port: u16, state: &Path, variables: &[(&str, &str)]) -> Self {
+        Self::without_demo(port, state, variables).await
+    }
+
+    async fn without_demo(port: u16, state: &Path, more: &[(&str, &str)]) -> Self {
         let variables = [("DEMO", "0"), ("OPERATOR_TOKEN", OPERATOR_TOKEN), ("PBKDF2_ITERATIONS", "100000")];
-        Self::start(state, &[&variables[..], more].concat()).await
+        Self::start_at(port, state, &[&variables[..], more].concat()).await
+    }
+
+    /// The port on which it listens.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Kills all of it at once, as a crash would, and waits until it is gone.
@@ -199,6 +214,47 @@ impl Instance {
     }
 }
 
+impl Instance {
+    /// Reads a column of text of all objects of a class, as it is now.
+    pub fn read_objects(&self, class: &str, sql: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        for file in databases(&self.objects(class)) {
+            let connection = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+            connection.busy_timeout(PATIENCE).unwrap();
+            let mut statement = connection.prepare(sql).unwrap();
+            found.extend(statement.query_map((), |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap));
+        }
+        found
+    }
+
+    /// Whether the runtime has an object of a class in memory: it has its database open.
+    pub fn has_objects_awake(&self, class: &str) -> bool {
+        let folder = self.objects(class);
+        let running = in_groups(&groups_of(&self.state));
+        assert!(!running.is_empty(), "the service ended");
+        running.into_iter().flat_map(open_files).any(|file| file.starts_with(&folder) && is_database(&file))
+    }
+
+    /// Waits until it has none any more. That is some time after anybody last had to do with one.
+    pub async fn until_objects_sleep(&self, class: &str) {
+        eventually_within(SLEEPS_WITHIN, "the objects to fall asleep", || async {
+            (!self.has_objects_awake(class)).then_some(())
+        })
+        .await;
+    }
+
+    fn objects(&self, class: &str) -> PathBuf {
+        self.state.join("v3/do").join(format!("farhand-{class}"))
+    }
+}
+
+/// The files that a process has open.
+fn open_files(pid: i32) -> Vec<PathBuf> {
+    // It may end while it is looked at.
+    let Ok(links) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return vec![] };
+    links.flatten().filter_map(|link| std::fs::read_link(link.path()).ok()).collect()
+}
+
 /// Changes what the objects of a class store, while their instance does not run: the rows of it that changed. What a day
 /// would do can be tested so, and nothing else.
 pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
@@ -209,9 +265,11 @@ pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
 /// The databases of what the platform keeps in a folder.
 fn databases(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    files.filter(|file| {
-        file.extension().is_some_and(|extension| extension == "sqlite") && file.file_stem().unwrap() != "metadata"
-    })
+    files.filter(|file| is_database(file))
+}
+
+fn is_database(file: &Path) -> bool {
+    file.extension().is_some_and(|extension| extension == "sqlite") && file.file_stem().unwrap() != "metadata"
 }
 
 impl Drop for Instance {

@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: a client, workspaces of their own, agents, and waiting with a bound.
 
 pub mod agents;
+pub mod alpamon;
 pub mod browser;
 pub mod client;
 pub mod events;
@@ -11,6 +12,7 @@ pub mod secrets;
 pub mod smtp;
 
 pub use agents::{RealAgent, ScriptedAgent};
+pub use alpamon::Alpamon;
 pub use browser::Browser;
 pub use client::{Api, Reply, Workspace};
 pub use events::Events;
