@@ -50,6 +50,15 @@ export function debianPackages(names, why) {
   run(program, [...args, "install", "-yq", "--no-install-recommends", ...missing]);
 }
 
+/** Where programs are, once Debian's packages of them are installed where they are not on PATH. */
+export function programs(names, packages, why) {
+  const find = (name) => output("sh", ["-c", `command -v ${name}`]);
+  const missing = () => names.filter((name) => find(name) === null);
+  if (missing().length > 0) debianPackages(packages, why);
+  if (missing().length > 0) fail(`${why}; there is no ${missing().join(" and no ")}`);
+  return names.map(find);
+}
+
 function debianToolchain() {
   debianPackages(DEBIAN_PACKAGES, `rustup could not add ${TARGET}`);
   const version = output("/usr/bin/rustc", ["--version"]);

@@ -155,6 +155,8 @@ pub enum Endpoint {
     AgentChunk,
     /// An agent reports the end of a command.
     AgentFin,
+    /// An agent reports that it does not run a command.
+    AgentReject,
     /// An agent reports an event of its own.
     AgentEvent,
     /// An agent reports for the first time what it and its host are.
@@ -367,6 +369,7 @@ pub const TABLE: &[Route] = &[
     route("/api/events/commands/{id}/ack/", Access::Agent, &[("POST", Endpoint::AgentAck)]),
     route("/api/events/commands/{id}/chunk/", Access::Agent, &[("POST", Endpoint::AgentChunk)]),
     route("/api/events/commands/{id}/fin/", Access::Agent, &[("POST", Endpoint::AgentFin)]),
+    route("/api/events/commands/{id}/reject/", Access::Agent, &[("POST", Endpoint::AgentReject)]),
     route("/api/events/events/", Access::Agent, &[("POST", Endpoint::AgentEvent)]),
     route("/api/servers/servers/-/commit/", Access::Agent, &[("PUT", Endpoint::AgentCommit)]),
     route("/api/servers/servers/-/sync/", Access::Agent, &[("PATCH", Endpoint::AgentSync)]),

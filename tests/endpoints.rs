@@ -87,6 +87,7 @@ pub const ALL: &[(&str, &str, Access)] = &[
     ("POST", "/api/events/commands/{id}/ack/", Access::Agent),
     ("POST", "/api/events/commands/{id}/chunk/", Access::Agent),
     ("POST", "/api/events/commands/{id}/fin/", Access::Agent),
+    ("POST", "/api/events/commands/{id}/reject/", Access::Agent),
     ("POST", "/api/events/events/", Access::Agent),
     ("PUT", "/api/servers/servers/-/commit/", Access::Agent),
     ("PATCH", "/api/servers/servers/-/sync/", Access::Agent),

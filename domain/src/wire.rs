@@ -89,8 +89,8 @@ pub struct Chunk {
     pub content: String,
 }
 
-/// The end of a command: `POST …/fin/`.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+/// The end of a command: `POST …/fin/`. The default one tells that it did not end well, and nothing else.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct Fin {
     /// Whether it ended well.
     pub success: bool,

@@ -102,6 +102,26 @@ pub async fn fin(call: &mut Call) -> Result<Reply, Error> {
     Ok(Reply::no_content())
 }
 
+/// Why an agent does not run a command.
+#[derive(Deserialize)]
+struct Rejection {
+    reason: String,
+}
+
+/// `POST /api/events/commands/<id>/reject/`: newer versions of Alpamon send it in place of an ack and a fin.
+pub async fn reject(call: &mut Call) -> Result<Reply, Error> {
+    let identity = identity(call).await?;
+    // Whatever it says, it does not run it.
+    let rejection = call.report_with(|body| Ok(serde_json::from_str::<Rejection>(body).ok())).await;
+    let fin = rejection.and_then(|rejection| {
+        let reason = rejection.map_or_else(String::new, |rejection| format!(": {}", rejection.reason));
+        let fin = Fin { result: Some(format!("The agent refused it{reason}")), ..Fin::default() };
+        Ok(Report::Fin { command: command(call)?, fin })
+    });
+    report(call, identity, fin).await?;
+    Ok(Reply::no_content())
+}
+
 /// `PUT /api/servers/servers/-/commit/` and `PATCH /api/servers/servers/-/sync/`.
 pub async fn facts(call: &mut Call, is_commit: bool) -> Result<Reply, Error> {
     let identity = identity(call).await?;

@@ -97,6 +97,7 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::AgentSync => agent::facts(call, false).await,
         Endpoint::AgentProcReport => agent::proc_report(call).await,
         Endpoint::AgentSyncCheck => agent::sync_check(call).await,
+        Endpoint::AgentReject => agent::reject(call).await,
         Endpoint::AgentEvent => agent::event(call).await,
         Endpoint::AgentHeartbeat | Endpoint::AgentIgnored => agent::seen(call).await,
         Endpoint::AgentMetricsConfig => agent::metrics_config(call).await,

@@ -167,6 +167,27 @@ async fn malformed_reports_are_400_and_change_nothing() {
 }
 
 #[tokio::test]
+async fn a_command_that_an_agent_rejects_has_failed() {
+    let (workspace, server, _) = agent_of_a_new_server().await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let run = json!({"server": "web-1", "line": "id"});
+    for (body, result) in
+        [(json!({"reason": "no signature"}), "The agent refused it: no signature"), (json!({}), "The agent refused it")]
+    {
+        workspace.admin.post("/api/events/commands/", &run).await.expect(201);
+        let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
+        for _ in 0..2 {
+            agent.report(&id, "reject", Some(&body)).await.expect(204);
+        }
+        let shown = workspace.admin.get(&format!("/api/events/commands/{id}/")).await.expect(200);
+        assert_eq!((&shown["status"]["text"], &shown["result"]), (&json!("Failed"), &json!(result)));
+        assert_eq!((&shown["success"], &shown["exit_code"]), (&json!(false), &json!(null)));
+    }
+    let unknown = "01936d3e-7a00-7000-8000-000000000000";
+    agent.report(unknown, "reject", Some(&json!({"reason": "x"}))).await.expect_detail(404, None);
+}
+
+#[tokio::test]
 async fn a_large_chunk_is_kept_whole() {
     let (workspace, server, _) = agent_of_a_new_server().await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
