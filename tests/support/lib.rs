@@ -6,6 +6,7 @@ pub mod client;
 pub mod events;
 pub mod instance;
 pub mod mail;
+pub mod people;
 pub mod processes;
 pub mod secrets;
 pub mod smtp;
@@ -15,6 +16,7 @@ pub use browser::Browser;
 pub use client::{Api, Reply, Workspace};
 pub use events::Events;
 pub use instance::Instance;
+pub use people::{Cast, Person};
 pub use smtp::SmtpServer;
 
 use std::future::Future;

@@ -1,0 +1,1 @@
+//! `/api/iam/memberships/` (contract 5).
