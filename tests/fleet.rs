@@ -60,8 +60,8 @@ async fn witness(cast: &Cast, target: &Target) -> Vec<(u16, String)> {
     future::join_all(replies).await.into_iter().map(|reply| (reply.status, reply.text)).collect()
 }
 
-/// Asserts every cell of a table, each on things of its own. `nothing` is a target that there is not: to whom a thing is
-/// hidden, it is the same. `not_found` is the code of such a refusal.
+/// Asserts every cell of a table, each on things of its own. `nothing` is a target that there is not: to whom a thing
+/// is hidden, it is the same. `not_found` is the code of such a refusal.
 async fn holds(
     cast: &Cast,
     rows: &[Row],

@@ -1,5 +1,5 @@
-//! The list of servers: filters, search, ordering, pages and counts (contract 6), for those who reach all and for those who
-//! reach some.
+//! The list of servers: filters, search, ordering, pages and counts (contract 6), for those who reach all and for those
+//! who reach some.
 
 use std::cmp::Ordering;
 
@@ -101,8 +101,8 @@ fn turned(order: Ordering, descending: bool) -> Ordering {
     if descending { order.reverse() } else { order }
 }
 
-/// The ids of all that a query asks for, in order, of the servers that there are. `reached`: those that the caller reaches,
-/// where not all.
+/// The ids of all that a query asks for, in order, of the servers that there are. `reached`: those that the caller
+/// reaches, where not all.
 fn answer(servers: &[Value], query: &[(&str, String)], reached: Option<&[String]>) -> Vec<String> {
     let of = |name: &str| query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
     let id = |server: &Value| server["id"].as_str().unwrap().to_owned();

@@ -1,4 +1,5 @@
-//! `/api/servers/registration-tokens/`, and agents that register and unregister themselves (contract 6; agent-protocol 1).
+//! `/api/servers/registration-tokens/`, and agents that register and unregister themselves (contract 6;
+//! agent-protocol 1).
 
 use std::collections::BTreeSet;
 
