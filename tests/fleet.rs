@@ -380,7 +380,7 @@ async fn memberships_are_for_those_in_their_group() {
             ("PATCH", it.path.clone(), json!({"role": "manager"}))
         }),
         row("make a member owner", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
-            ("PUT", it.path.clone(), json!({"role": "owner"}))
+            ("PATCH", it.path.clone(), json!({"role": "owner"}))
         }),
         row("remove a member", [204, 204, 404, 204, 204, 403, 404, 404, 403], |it| {
             ("DELETE", it.path.clone(), Value::Null)

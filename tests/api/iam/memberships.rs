@@ -267,8 +267,12 @@ async fn who_changes_whose_role() {
                 let membership = workspace.enroll(&group, &target, from).await;
                 let path = at(MEMBERSHIPS, &membership);
                 let may = matches!(*asker, "owner" | "staff");
-                let method = if from == "manager" { "PUT" } else { "PATCH" };
-                let reply = person.api.send_json(method, &path, &json!({"role": to})).await;
+                let mut whole = membership.clone();
+                whole["role"] = json!(to);
+                let reply = match from {
+                    "manager" => person.api.put(&path, &whole).await,
+                    _ => person.api.patch(&path, &json!({"role": to})).await,
+                };
                 let what = format!("{asker} makes {from} {to}: {}", reply.text);
                 let now = workspace.admin.get(&path).await.expect(200);
                 let mut expected = membership.clone();
@@ -307,11 +311,12 @@ async fn a_membership_stays_of_its_group_and_user() {
         (json!({"role": "boss"}), &["role"]),
         (json!({"role": 7}), &["role"]),
     ] {
-        let mut whole = json!({"role": "manager"});
+        let mut whole = json!({"group": group["id"], "user": member.id, "role": "manager"});
         whole.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
         workspace.admin.patch(&path, &whole).await.expect_fields(400, fields);
         workspace.admin.put(&path, &whole).await.expect_fields(400, fields);
     }
+    workspace.admin.put(&path, &json!({"role": "manager"})).await.expect_fields(400, &["group", "user"]);
     assert_eq!(workspace.admin.get(&path).await.expect(200), membership);
     let same = json!({"group": group["id"], "user": member.id, "role": "manager", "id": NO_UUID});
     let mut expected = membership.clone();
@@ -378,7 +383,8 @@ async fn the_only_owner_stays_whoever_asks() {
         keeps_an_owner(&api.delete(&path).await);
         for role in ["member", "manager"] {
             keeps_an_owner(&api.patch(&path, &json!({"role": role})).await);
-            keeps_an_owner(&api.put(&path, &json!({"role": role})).await);
+            let whole = json!({"group": group["id"], "user": olga.id, "role": role});
+            keeps_an_owner(&api.put(&path, &whole).await);
         }
         api.patch(&path, &json!({"role": "owner"})).await.expect(200);
         assert_eq!(members(&workspace, &group).await, before);
@@ -490,9 +496,10 @@ async fn of_two_owners_who_are_removed_at_once_one_stays() {
             let own = workspace.admin.get(&own).await.expect(200);
             workspace.admin.delete(&at(MEMBERSHIPS, &own["results"][0])).await.expect(204);
             let member = json!({"role": "member"});
+            let whole = json!({"group": group["id"], "user": one.id, "role": "member"});
             let (a, b) = match duel {
                 Duel::Remove => future::join(one.api.delete(&second), two.api.delete(&first)).await,
-                Duel::Demote => future::join(one.api.patch(&second, &member), two.api.put(&first, &member)).await,
+                Duel::Demote => future::join(one.api.patch(&second, &member), two.api.put(&first, &whole)).await,
                 Duel::Leave => future::join(one.api.delete(&first), two.api.delete(&second)).await,
                 Duel::RemoveAndDemote => future::join(one.api.delete(&second), two.api.patch(&first, &member)).await,
                 Duel::DeleteUsers => {
