@@ -246,7 +246,6 @@ async fn a_plain_member_runs_as_themselves_only() {
     for refused in [
         json!({"username": "root"}),
         json!({"username": "Member"}),
-        json!({"username": "member "}),
         json!({"username": "owner"}),
         json!({"username": "member", "groupname": "member"}),
         json!({"groupname": "root"}),

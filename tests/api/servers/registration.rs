@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
+use farhand_tests::client::PASSWORD;
 use farhand_tests::people::{COMMANDS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys};
 use farhand_tests::{Api, Person, Reply, Workspace, eventually, now};
 use futures_util::future;
@@ -373,7 +374,9 @@ async fn a_token_dies_with_its_time_and_with_its_creator() {
     is("of a superuser", &made, true).await;
     staff.set(&workspace, json!({"is_staff": true, "is_superuser": false})).await;
     // An ended session changes nothing: it is no session.
-    staff.api.call("POST", "/api/auth/logout/").await.expect(200);
+    let session = workspace.anonymous.logged_in("steve", PASSWORD).await;
+    let made = token(&session, json!({})).await;
+    session.call("POST", "/api/auth/logout/").await.expect(200);
     is("logged out", &made, true).await;
     // Servers stay when the token goes, and agents with them.
     let server = registered(&host(&workspace, &made), "stays").await;
