@@ -89,6 +89,7 @@ fn bad_fields() -> Vec<(Value, &'static [&'static str])> {
         (json!({"display_name": "a\u{0}"}), &["display_name"]),
         (json!({"description": text(1001)}), &["description"]),
         (json!({"description": {}}), &["description"]),
+        (json!({"servers": null}), &["servers"]),
         (json!({"servers": "web-1"}), &["servers"]),
         (json!({"servers": {}}), &["servers"]),
         (json!({"servers": 7}), &["servers"]),

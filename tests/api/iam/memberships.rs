@@ -361,6 +361,36 @@ async fn who_removes_whom_and_everyone_leaves() {
     }
 }
 
+#[tokio::test]
+async fn what_is_ended_by_many_at_once_ends_once() {
+    let workspace = Workspace::new().await;
+    let group = workspace.group("ops", &[]).await;
+    let staff = workspace.staff("steve").await;
+    for round in 0..8 {
+        let person = Person::new(&workspace, &format!("p{round}")).await;
+        let path = at(MEMBERSHIPS, &workspace.enroll(&group, &person, "manager").await);
+        let body = json!({"role": "owner"});
+        let (deletes, change) = future::join(
+            future::join_all([&workspace.admin, &staff, &person.api].map(|api| api.delete(&path))),
+            workspace.admin.patch(&path, &body),
+        )
+        .await;
+        assert_eq!(deletes.iter().filter(|reply| reply.status == 204).count(), 1, "{deletes:?}");
+        for reply in deletes.iter().filter(|reply| reply.status != 204) {
+            reply.expect_detail(404, None);
+        }
+        assert!(matches!(change.status, 200 | 404), "{}", change.text);
+        assert_eq!(members(&workspace, &group).await.len(), 1, "round {round}");
+        let group = workspace.group(&format!("g{round}"), &[]).await;
+        let path = group_path(&group);
+        let replies = future::join_all((0..4).map(|_| staff.delete(&path))).await;
+        assert_eq!(replies.iter().filter(|reply| reply.status == 204).count(), 1, "{replies:?}");
+        for reply in replies.iter().filter(|reply| reply.status != 204) {
+            reply.expect_detail(404, None);
+        }
+    }
+}
+
 #[track_caller]
 fn keeps_an_owner(reply: &Reply) {
     reply.expect_fields(400, &["non_field_errors"]);

@@ -1,10 +1,11 @@
 //! `/api/servers/servers/<id>/`: PUT, PATCH and DELETE with their effects, and `rotate-key/` (contract 6).
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
+use farhand_tests::events::Block;
 use farhand_tests::people::{COMMANDS, GROUPS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys};
 use farhand_tests::{Api, Cast, Events, Person, Reply, Workspace, eventually, eventually_within, now};
 use futures_util::future;
@@ -15,6 +16,8 @@ const INVALID: Option<&str> = Some("INVALID_TOKEN");
 const OWN: &str = "/api/servers/servers/-/";
 /// How long a command may take to be found stuck: a minute or so, on a slow machine too.
 const STUCK_WITHIN: Duration = Duration::from_secs(150);
+/// How long a stream may go on whose reader may not read it any more.
+const REVOKED_WITHIN: Duration = Duration::from_secs(20);
 
 async fn read(workspace: &Workspace, server: &Value) -> Value {
     workspace.admin.get(&at(SERVERS, server)).await.expect(200)
@@ -131,6 +134,7 @@ async fn bad_fields_change_nothing() {
         (json!({"name": "taken"}), &["name"]),
         (json!({"name": too_long}), &["name"]),
         (json!({"name": NO_UUID}), &["name"]),
+        (json!({"groups": null}), &["groups"]),
         (json!({"groups": 7}), &["groups"]),
         (json!({"groups": "ops"}), &["groups"]),
         (json!({"groups": {}}), &["groups"]),
@@ -474,6 +478,51 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
     let of_nobody = workspace.admin.get(&at(COMMANDS, &made[3])).await.expect(200);
     assert_eq!((&of_nobody["requested_by"], &of_nobody["result"]), (&Value::Null, &made[3]["result"]));
     cast.owner.api.get(&at(COMMANDS, &made[3])).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+}
+
+#[tokio::test]
+async fn streams_of_a_deleted_server_go_on_for_those_who_may_read_them() {
+    let cast = Cast::new().await;
+    let workspace = &cast.workspace;
+    let server = cast.server().await;
+    let mut agent = ScriptedAgent::connect(workspace, &server).await;
+    let made = cast.manager.api.post(COMMANDS, &command(&server, json!({}))).await.expect(201);
+    let id = made["id"].as_str().unwrap();
+    assert_eq!(agent.next_command().await["id"], id);
+    agent.chunk(id, 0, "before\n").await;
+    let path = format!("{}stream/", at(COMMANDS, &made));
+    let open = async |api: &Api| {
+        let mut events = Events::open(api, &path).await.unwrap_or_else(|reply| panic!("{}", reply.text));
+        assert_eq!(events.next_chunk().await, (0, "before\n".to_owned()));
+        events
+    };
+    let (staff, requester) = (open(&cast.staff.api).await, open(&cast.manager.api).await);
+    let others = [open(&cast.owner.api).await, open(&cast.group_owner.api).await, open(&cast.member.api).await];
+    cast.owner.api.delete(&at(SERVERS, &server)).await.expect(204);
+    let since = Instant::now();
+    future::join_all(others.into_iter().map(async |mut events| {
+        loop {
+            let left = REVOKED_WITHIN.saturating_sub(since.elapsed());
+            match tokio::time::timeout(left, events.next()).await {
+                Ok(Some(Block::Comment(_) | Block::Retry(_))) => {}
+                Ok(None) => break,
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => panic!("the stream goes on"),
+            }
+        }
+    }))
+    .await;
+    for mut events in [staff, requester] {
+        // The command has no result, and is found stuck in a minute.
+        let end = loop {
+            match events.next_within(STUCK_WITHIN).await {
+                Some(Block::Comment(_) | Block::Retry(_)) => {}
+                Some(Block::End(end)) => break end,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!((&end["id"], &end["status"]["text"]), (&made["id"], &json!("Stuck")));
+    }
 }
 
 #[tokio::test]

@@ -113,6 +113,7 @@ async fn bad_fields_make_no_token() {
         (json!({"name": "x".repeat(129)}), "name"),
         (json!({"name": "a\u{0}"}), "name"),
         (json!({"groups": "ops"}), "groups"),
+        (json!({"groups": null}), "groups"),
         (json!({"groups": 7}), "groups"),
         (json!({"groups": ["ops"]}), "groups"),
         (json!({"groups": [null]}), "groups"),
