@@ -369,6 +369,42 @@ async fn a_deleted_server_is_in_no_group() {
 }
 
 #[tokio::test]
+async fn nothing_comes_into_a_group_that_goes() {
+    const TOKENS: &str = "/api/servers/registration-tokens/";
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    for round in 0..8 {
+        let group = workspace.group("gone", &[]).await;
+        let in_it = |more: Value| {
+            let mut body = json!({"groups": [group["id"]]});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            body
+        };
+        let (changed, made) = (in_it(json!({})), in_it(json!({"name": format!("new-{round}")})));
+        let (path, own) = (at(SERVERS, &server), group_path(&group));
+        let (replies, deleted) = future::join(
+            future::join3(
+                workspace.admin.patch(&path, &changed),
+                workspace.admin.post(SERVERS, &made),
+                workspace.admin.post(TOKENS, &made),
+            ),
+            workspace.admin.delete(&own),
+        )
+        .await;
+        deleted.expect(204);
+        for reply in [replies.0, replies.1, replies.2] {
+            if !matches!(reply.status, 200 | 201) {
+                reply.expect_fields(400, &["groups"]);
+            }
+        }
+        for list in [SERVERS, TOKENS] {
+            let list = workspace.admin.get(&format!("{list}?page_size=100")).await.expect(200);
+            assert!(column(&list, "groups").iter().all(|groups| *groups == json!([])), "round {round}: {list}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn ids_of_nothing_and_of_others_are_404_alike() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     let theirs = elsewhere.group("ops", &[]).await;

@@ -108,6 +108,9 @@ async fn put_replaces_and_patch_changes() {
     // PUT of what one got changes nothing.
     let again = workspace.admin.put(&path, &changed).await.expect(200);
     assert_eq!((&again["name"], &again["groups"]), (&changed["name"], &changed["groups"]));
+    let replaced = workspace.admin.put(&path, &json!({"name": "web-3"})).await.expect(200);
+    differs(&replaced, json!({"name": "web-3", "groups": []}));
+    workspace.admin.patch(&path, &json!({"groups": [one["id"]]})).await.expect(200);
     let staff = workspace.staff("steve").await;
     let changed = staff.patch(&path, &json!({"name": "web-4", "groups": []})).await.expect(200);
     differs(&changed, json!({"name": "web-4", "groups": []}));
@@ -148,6 +151,7 @@ async fn bad_fields_change_nothing() {
         (json!({"groups": [NO_NUMBER]}), &["groups"]),
         (json!({"groups": [group["id"], theirs["id"]]}), &["groups"]),
         (json!({"groups": [deleted["id"]]}), &["groups"]),
+        (json!({"groups": (1..=101).collect::<Vec<_>>()}), &["groups"]),
         (json!({"name": "Web", "groups": 7}), &["groups", "name"]),
     ] {
         let mut whole = json!({"name": "fine"});
