@@ -157,13 +157,8 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Brings everybody into groups of the server, and posts their commands with fields of the test's.
-async fn post_all<'a>(
-    workspace: &'a Workspace,
-    server: &Value,
-    cases: &[Case],
-    more: &Value,
-) -> Vec<(Waiting<'a>, Value)> {
+/// Brings everybody into groups of the server.
+async fn gather<'a>(workspace: &'a Workspace, server: &Value, cases: &[Case]) -> Vec<Waiting<'a>> {
     let mut waiting = Vec::new();
     for case in cases {
         let person = Person::new(workspace, case.name).await;
@@ -180,6 +175,16 @@ async fn post_all<'a>(
         }
         waiting.push(Waiting { workspace, person, membership, group, second });
     }
+    waiting
+}
+
+/// Posts everybody's command, with fields of the test's.
+async fn post_all<'a>(
+    server: &Value,
+    cases: &[Case],
+    waiting: Vec<Waiting<'a>>,
+    more: &Value,
+) -> Vec<(Waiting<'a>, Value)> {
     let mut posted = Vec::new();
     for (case, one) in cases.iter().zip(waiting) {
         let mut body = json!({"server": server["id"], "line": "id"});
@@ -226,7 +231,8 @@ async fn a_queued_command_goes_out_if_its_requester_still_may() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let cases = cases();
-    let posted = post_all(&workspace, &server, &cases, &json!({"on_offline": "queue"})).await;
+    let waiting = gather(&workspace, &server, &cases).await;
+    let posted = post_all(&server, &cases, waiting, &json!({"on_offline": "queue"})).await;
     for (case, (waiting, _)) in cases.iter().zip(&posted) {
         (case.meanwhile)(waiting).await;
     }
@@ -244,14 +250,15 @@ async fn a_scheduled_command_goes_out_if_its_requester_still_may() {
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let cases = cases();
+    let waiting = gather(&workspace, &server, &cases).await;
     // Time enough for all that happens meanwhile, on a slow machine too.
-    let scheduled_at = now().plus_seconds(90);
-    let posted = post_all(&workspace, &server, &cases, &json!({"scheduled_at": scheduled_at})).await;
+    let scheduled_at = now().plus_seconds(60);
+    let posted = post_all(&server, &cases, waiting, &json!({"scheduled_at": scheduled_at})).await;
     for (case, (waiting, _)) in cases.iter().zip(&posted) {
         (case.meanwhile)(waiting).await;
     }
     assert!(now() < scheduled_at, "this machine is too slow for the test");
     let its_time = || async { (now() >= scheduled_at).then_some(()) };
-    eventually_within(Duration::from_secs(120), "its time", its_time).await;
+    eventually_within(Duration::from_secs(90), "its time", its_time).await;
     settle(&workspace, &mut agent, &cases, &posted).await;
 }
