@@ -9,6 +9,7 @@ mod cloud;
 mod conventions;
 mod docs;
 mod endpoints;
+mod fleet;
 mod hosts;
 mod mail;
 mod operator;

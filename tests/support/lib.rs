@@ -7,6 +7,7 @@ pub mod client;
 pub mod events;
 pub mod instance;
 pub mod mail;
+pub mod people;
 pub mod processes;
 pub mod secrets;
 pub mod smtp;
@@ -17,6 +18,7 @@ pub use browser::Browser;
 pub use client::{Api, Reply, Workspace};
 pub use events::Events;
 pub use instance::Instance;
+pub use people::{Cast, Person};
 pub use smtp::SmtpServer;
 
 use std::future::Future;

@@ -6,6 +6,7 @@ mod command_list;
 mod command_output;
 mod commands;
 mod firing;
+mod firing_groups;
 mod idempotency;
 mod lifecycle;
 mod queue;

@@ -1,3 +1,5 @@
 //! `/api/iam/`.
 
+mod groups;
+mod memberships;
 mod users;

@@ -1,7 +1,12 @@
 //! `/api/servers/` (contract 6).
 
+mod change;
+mod list;
+mod registration;
+
 use farhand_tests::Workspace;
 use farhand_tests::agents::credential;
+use farhand_tests::client::unique;
 use serde_json::json;
 
 #[tokio::test]
@@ -68,6 +73,32 @@ async fn bad_names_change_nothing() {
     }
     assert_eq!(workspace.admin.get("/api/servers/").await.expect(200)["count"], 0);
     workspace.server(&"a".repeat(64)).await;
+}
+
+#[tokio::test]
+async fn a_new_server_is_in_the_groups_that_were_asked_for() {
+    let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
+    let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
+    let theirs = elsewhere.group("one", &[]).await;
+    let (one, two) = (&one["id"], &two["id"]);
+    for (groups, shown) in
+        [(json!([two, one]), json!([one, two])), (json!([two, two]), json!([two])), (json!([]), json!([]))]
+    {
+        let body = json!({"name": unique("web"), "groups": groups});
+        let made = workspace.admin.post("/api/servers/", &body).await.expect(201);
+        assert_eq!(made["groups"], shown);
+        let path = format!("/api/servers/servers/{}/", made["id"].as_str().unwrap());
+        assert_eq!(workspace.admin.get(&path).await.expect(200)["groups"], shown);
+        assert_eq!(workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["groups"], shown);
+    }
+    for bad in [json!([theirs["id"]]), json!([one, 999_999_999]), json!(["one"]), json!([null]), json!(7), json!({})] {
+        let body = json!({"name": unique("web"), "groups": bad});
+        workspace.admin.post("/api/servers/", &body).await.expect_fields(400, &["groups"]);
+    }
+    let everything = json!({"name": "Web", "groups": 7});
+    workspace.admin.post("/api/servers/", &everything).await.expect_fields(400, &["groups", "name"]);
+    assert_eq!(workspace.admin.get("/api/servers/").await.expect(200)["count"], 3);
+    assert_eq!(elsewhere.admin.get("/api/servers/").await.expect(200)["count"], 0);
 }
 
 #[tokio::test]
