@@ -70,6 +70,9 @@ CREATE TRIGGER commands_requested AFTER INSERT ON commands WHEN new.requested_by
   ON CONFLICT (workspace_id, user_id, server_id) DO NOTHING;
 END;
 
+-- What a server's agent told of its host, in lower case as Unicode has it, for the search.
+ALTER TABLE servers ADD COLUMN folded TEXT NOT NULL DEFAULT '';
+
 -- What agents register servers with. `uses` is how often it still can be used, null for any number.
 -- It is as good as its creator, who must be staff (docs/agents.md).
 CREATE TABLE registration_tokens (

@@ -35,35 +35,17 @@ pub enum Ask {
     /// Tell the next of a command's output, when there is some. Answers with [`Followed`].
     Follow(Follow),
     /// Learn who the server is, which was just made.
-    Adopt(Known),
+    Adopt(OfServer),
     /// Learn that the server has another name.
     Rename(Rename),
     /// Give the server's agent another key, and refuse the old one.
     Rotate(Rotate),
     /// Delete the server: cut its agent off, and take back what waits. What went out and its output stay.
-    Remove(OfServer),
+    Remove(Remove),
     /// Take an agent's report. Answers with what the agent is to be told.
     Agent(AgentCall),
     /// Forget everything and cut the agent off: the server is gone.
     Sever,
-}
-
-/// Who a server is, and the hash of its agent's key: the proof of every call of an agent, without a look into D1.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Known {
-    /// The workspace's slug.
-    pub workspace: String,
-    /// The workspace.
-    pub workspace_id: i64,
-    /// The server.
-    pub server: Uuid,
-    /// Its name.
-    pub name: String,
-    /// Since when it has that name; `None` where that was not told.
-    #[serde(default)]
-    pub named_at: Option<Timestamp>,
-    /// The hash of its agent's key.
-    pub key_hash: String,
 }
 
 /// Another name.
@@ -91,10 +73,21 @@ pub struct OfServer {
 pub struct Rotate {
     /// The server.
     pub of: OfServer,
+    /// The user who asks for it.
+    pub by: i64,
     /// The key's hash.
     pub key_hash: String,
     /// When that was asked for.
     pub at: Timestamp,
+}
+
+/// The end of a server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Remove {
+    /// The server.
+    pub of: OfServer,
+    /// The user who asks for it; `None`: its own agent.
+    pub by: Option<i64>,
 }
 
 /// A command to be run.
@@ -290,6 +283,8 @@ pub enum Refusal {
     NotConnected,
     /// The server was deleted, and nothing was stored.
     NoServer,
+    /// When its turn came, the user had no right to it any more.
+    NotPermitted,
     /// The command was delivered.
     AlreadySent,
     /// The command has ended.
@@ -311,6 +306,7 @@ impl From<Refusal> for Error {
             Refusal::NotConnected => {
                 Self::new(Kind::NotConnected, "The server is not connected.").code(Code::ServerNotConnected)
             }
+            Refusal::NotPermitted => Self::permission_denied(),
             Refusal::NoServer => Self::field("server", "No such server."),
             Refusal::AlreadySent => {
                 conflict("The command was already sent to the server.").code(Code::EventCommandAlreadySent)

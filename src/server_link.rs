@@ -29,8 +29,9 @@ use worker::{
     console_error, durable_object,
 };
 
+use self::identity::Known;
 use self::waiting::Waiting;
-use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, Known, OfServer, Refusal, Report};
+use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, OfServer, Refusal, Remove, Report};
 use crate::platform;
 use crate::server_link_sql::{Held, Phase, Tables};
 use crate::store::server_link::{self as d1, ServerFacts};
@@ -144,7 +145,11 @@ pub struct ServerLink {
     answering: RefCell<HashMap<String, Timestamp>>,
     /// Who waits for such an answer.
     answered: Waiting<String>,
-    /// Since when D1 is being told of a change of the server.
+    /// Whether all that is stored is being forgotten.
+    is_wiping: Cell<bool>,
+    /// Counts the changes of the server that D1 was told of.
+    changes: Cell<u64>,
+    /// Since when D1 is being told of one.
     changing_since: Cell<Option<Timestamp>>,
     /// Who waits for that.
     changed: Waiting<()>,
@@ -166,6 +171,8 @@ impl DurableObject for ServerLink {
             checked: Waiting::default(),
             answering: RefCell::default(),
             answered: Waiting::default(),
+            is_wiping: Cell::new(false),
+            changes: Cell::new(0),
             changing_since: Cell::new(None),
             changed: Waiting::default(),
         }
@@ -185,10 +192,10 @@ impl DurableObject for ServerLink {
             Ask::Kill(by) => self.kill(by).await,
             Ask::Chunks(asked) => self.chunks(&asked),
             Ask::Follow(asked) => self.follow(asked).await,
-            Ask::Adopt(known) => self.adopt(&known),
+            Ask::Adopt(server) => self.adopt(server).await,
             Ask::Rename(rename) => self.rename(rename),
             Ask::Rotate(rotate) => self.rotate(rotate).await,
-            Ask::Remove(server) => self.remove(server).await,
+            Ask::Remove(remove) => self.remove(remove).await,
             Ask::Agent(call) => self.agent(call).await,
             Ask::Sever => self.sever().await,
         };
@@ -235,6 +242,9 @@ impl ServerLink {
 
     /// Whether this object was ever used. One that was not makes no tables, whoever asks.
     fn is_used(&self) -> worker::Result<bool> {
+        if self.is_wiping.get() {
+            return Ok(false);
+        }
         if !self.has_tables.get() {
             self.has_tables.set(self.tables().exist()?);
         }
@@ -459,7 +469,7 @@ impl ServerLink {
             }
             Report::Unregister => {
                 let Known { workspace, workspace_id, server, .. } = known;
-                return self.remove(OfServer { workspace, workspace_id, server }).await;
+                return self.remove(Remove { of: OfServer { workspace, workspace_id, server }, by: None }).await;
             }
         };
         self.arm().await?;
@@ -629,9 +639,18 @@ impl ServerLink {
         }
     }
 
-    /// Forgets all that is stored, and lets everybody go who waits.
+    /// Forgets all that is stored, and lets everybody go who waits. Until that is done the object is as if it had never been
+    /// used, and takes nothing in.
     async fn wipe(&self) -> worker::Result<()> {
         self.epoch.set(self.epoch.get() + 1);
+        self.is_wiping.set(true);
+        let storage = self.state.storage();
+        let forgotten = async {
+            storage.delete_alarm().await?;
+            storage.delete_all().await
+        }
+        .await;
+        self.is_wiping.set(false);
         self.has_tables.set(false);
         self.ended.clear();
         self.output_came.clear();
@@ -639,10 +658,7 @@ impl ServerLink {
         self.answering.borrow_mut().clear();
         self.changed.clear();
         self.allowed.borrow_mut().clear();
-        let storage = self.state.storage();
-        storage.delete_alarm().await?;
-        storage.delete_all().await?;
-        Ok(())
+        forgotten
     }
 }
 

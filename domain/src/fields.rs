@@ -18,10 +18,10 @@ const NULL: &str = "This field may not be null.";
 /// The message for what is no whole number.
 const NOT_AN_INTEGER: &str = "A valid integer is required.";
 /// The most groups that a server, or a registration token, is in.
-const MAX_GROUPS: usize = 100;
+const MAX_GROUPS: usize = 5_000;
 
 /// A whole number as the id of a user or a group. One that JSON numbers are not exact for is nobody's, as 0 is.
-fn as_id(value: &Value) -> Option<i64> {
+pub fn as_id(value: &Value) -> Option<i64> {
     let is_whole = value.is_i64() || value.is_u64();
     is_whole.then(|| value.as_i64().filter(|id| (0..1 << 53).contains(id)).unwrap_or(0))
 }
@@ -122,6 +122,14 @@ impl Fields {
             return Some(text);
         }
         None
+    }
+
+    /// A text that may be missing, but not null, of so many characters at most.
+    pub fn given_text(&mut self, name: &'static str, most: usize) -> Option<String> {
+        if self.any(name).is_some_and(Value::is_null) {
+            self.reject(name, NULL);
+        }
+        self.optional_text(name, 0..=most)
     }
 
     /// A whole number in a range that may be missing or null.
@@ -286,7 +294,7 @@ mod tests {
         let error = fields.finish().unwrap_err();
         assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["b", "c", "e", "g"]);
         assert_eq!(read("{}").optional_groups(), None);
-        let many = format!(r#"{{"groups":[{}1]}}"#, "1,".repeat(100));
+        let many = format!(r#"{{"groups":[{}1]}}"#, "1,".repeat(5_000));
         for bad in [r#"{"groups":null}"#, r#"{"groups":1}"#, r#"{"groups":["1"]}"#, r#"{"groups":[1.5]}"#, &many] {
             let mut fields = read(bad);
             assert_eq!(fields.optional_groups(), None, "{bad}");

@@ -13,7 +13,7 @@ const MAX_DISPLAY_NAME: usize = 150;
 /// The longest description, in characters.
 const MAX_DESCRIPTION: usize = 1_000;
 /// The most servers of a group.
-const MAX_SERVERS: usize = 5_000;
+pub const MAX_SERVERS: usize = 5_000;
 
 /// What a user is in a group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -106,8 +106,8 @@ impl GroupChanges {
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
         let changes = Self {
             name: fields.has("name").then(|| server::read_name(&mut fields)).flatten(),
-            display_name: fields.optional_text("display_name", 0..=MAX_DISPLAY_NAME),
-            description: fields.optional_text("description", 0..=MAX_DESCRIPTION),
+            display_name: fields.given_text("display_name", MAX_DISPLAY_NAME),
+            description: fields.given_text("description", MAX_DESCRIPTION),
             servers: read_servers(&mut fields),
         };
         fields.finish()?;
@@ -121,8 +121,8 @@ impl GroupChanges {
     /// All bad fields together.
     pub fn read_all(mut fields: Fields) -> Result<Self, Error> {
         let name = server::read_name(&mut fields);
-        let display_name = fields.optional_text("display_name", 0..=MAX_DISPLAY_NAME).unwrap_or_default();
-        let description = fields.optional_text("description", 0..=MAX_DESCRIPTION).unwrap_or_default();
+        let display_name = fields.given_text("display_name", MAX_DISPLAY_NAME).unwrap_or_default();
+        let description = fields.given_text("description", MAX_DESCRIPTION).unwrap_or_default();
         let servers = read_servers(&mut fields);
         fields.finish()?;
         Ok(Self { name, display_name: Some(display_name), description: Some(description), servers })
@@ -167,6 +167,14 @@ fn read_role(fields: &mut Fields) -> Option<Role> {
         fields.reject("role", "Choose member, manager or owner.");
     }
     role
+}
+
+/// The group that a request for a membership is about, and the role, as far as it says so: whether the caller has a right to
+/// that at all is told before what else is wrong with it.
+pub fn peek(fields: &Fields) -> Option<(i64, Role)> {
+    let group = fields.value("group").and_then(crate::fields::as_id)?;
+    let role = fields.value("role").and_then(|role| Role::parse(role.as_str()?)).unwrap_or(Role::Member);
+    Some((group, role))
 }
 
 impl NewMembership {
@@ -333,7 +341,7 @@ mod tests {
         assert_eq!(all, expected);
         assert_eq!(GroupChanges::read(fields(&json!({}))).unwrap(), GroupChanges::default());
         refused(GroupChanges::read_all(fields(&json!({"description": 7}))), &["description", "name"]);
-        refused(GroupChanges::read(fields(&json!({"name": null}))), &["name"]);
+        refused(GroupChanges::read(fields(&json!({"name": null, "description": null}))), &["description", "name"]);
         refused(GroupChanges::read(fields(&json!({"name": "A b"}))), &["name"]);
     }
 

@@ -3,24 +3,23 @@
 use farhand_domain::error::Error;
 use farhand_domain::fields::Fields;
 use farhand_domain::group::{
-    self, GroupChanges, GroupFilter, MembershipChange, MembershipFilter, NewMembership, Standing,
+    self, GroupChanges, GroupFilter, MembershipChange, MembershipFilter, NewMembership, Role, Standing,
 };
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Listing, TRIES, anybody, conflict, list_of, staff};
+use super::{TRIES, anybody, conflict, page_of, staff};
 use crate::caller::{Caller, Credential};
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
 use crate::store::db::{Failure, Parameter};
-use crate::store::groups::{self, ForChange, ForJoining, MEMBERSHIP, MembershipForChange, OBJECT};
+use crate::store::groups::{self, ForChange, ForJoining, MembershipForChange};
 
 /// `GET /api/iam/groups/`: those that the caller sees, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let listing = Listing { object: OBJECT, from: "groups g", condition: &groups::listed(), order: "g.id" };
-    list_of(call, anybody, listing, |query| GroupFilter::of(query).map(groups::filters)).await
+    page_of(call, anybody, |query, _| GroupFilter::of(query).map(groups::list)).await
 }
 
 /// `GET /api/iam/groups/<id>/`.
@@ -151,9 +150,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/iam/memberships/`: those of groups that the caller sees, oldest first.
 pub async fn list_memberships(call: &Call) -> Result<Reply, Error> {
-    let condition = groups::memberships_listed();
-    let listing = Listing { object: MEMBERSHIP, from: "memberships m", condition: &condition, order: "m.id" };
-    list_of(call, anybody, listing, |query| MembershipFilter::of(query).map(groups::membership_filters)).await
+    page_of(call, anybody, |query, _| MembershipFilter::of(query).map(groups::list_memberships)).await
 }
 
 /// `GET /api/iam/memberships/<id>/`.
@@ -168,16 +165,21 @@ pub async fn retrieve_membership(call: &Call) -> Result<Reply, Error> {
 pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
-    let new = credential.checked(fields.and_then(NewMembership::read)).await?;
+    let asked = fields.as_ref().ok().and_then(group::peek);
+    let input = fields.and_then(NewMembership::read);
     for _ in 0..TRIES {
-        let parameters = vec![new.group.into(), new.user.into()];
+        // What the caller has a right to comes before what else is wrong (contract 3, order of refusals).
+        let (group, role) = asked.unwrap_or((0, Role::Member));
+        let parameters = vec![group.into(), input.as_ref().map_or(0, |new| new.user).into()];
         let (caller, found) = find::<ForJoining>(&credential, &groups::for_joining(), parameters).await?;
         let standing = Standing { is_staff: caller.is_staff_or_superuser(), role: found.role };
-        if !found.has_group || !standing.sees() {
-            return Err(Error::field("group", "No such group."));
-        }
-        if !standing.grants(new.role) {
+        let is_seen = found.has_group && standing.sees();
+        if is_seen && !standing.grants(role) {
             return Err(Error::permission_denied());
+        }
+        let new = input.clone()?;
+        if !is_seen {
+            return Err(Error::field("group", "No such group."));
         }
         if !found.has_user {
             return Err(Error::field("user", "No such user."));

@@ -162,18 +162,8 @@ async fn list_of(
     filters: impl FnOnce(&Query) -> Result<Vec<Parameter>, Error>,
 ) -> Result<Reply, Error> {
     let Listing { object, from, condition, order } = listing;
-    let tables = format!(", total AS (SELECT (SELECT count(*) FROM {from} WHERE {condition}) AS total FROM me)");
-    // The page's rows first, in the order of an index; then their objects. A page past the end is not read: OFFSET would
-    // walk over all that comes before it.
-    let (_, name) = from.split_once(' ').unwrap_or((from, from));
-    let items = format!(
-        "SELECT {object} AS body
-         FROM me CROSS JOIN json_each(iif(?6 = 0 OR (SELECT total FROM total) > ?6, (SELECT json_group_array(place) FROM (
-            SELECT {name}.rowid AS place FROM {from} WHERE {condition} ORDER BY {order} LIMIT ?5 OFFSET ?6)), '[]')) page
-         CROSS JOIN {from} ON {name}.rowid = page.value
-         ORDER BY page.key"
-    );
-    page_of(call, permit, |query, _| Ok(Selection { tables, items, parameters: filters(query)? })).await
+    let ways = [format!("{from} WHERE {condition}")];
+    page_of(call, permit, |query, _| Ok(Selection::of("", (from, object), &ways, order, filters(query)?))).await
 }
 
 /// Lets everybody have a list, which holds what is theirs.

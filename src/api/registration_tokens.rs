@@ -35,12 +35,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
     let groups = input.as_ref().map_or_else(|_| json!([]), |new| json!(new.groups));
-    let (caller, unknown) = credential.read(&servers::has_unknown_group("?5"), vec![groups.to_string().into()]).await?;
+    let (caller, problem) = credential.read(&servers::group_problem("?5"), vec![groups.to_string().into()]).await?;
     // The caller's right comes before the input (contract 3, order of refusals).
     staff(&caller)?;
     let new = input?;
-    if unknown.as_deref() == Some("true") {
-        return Err(api_servers::no_such_group());
+    if let Some(error) = api_servers::bad_groups(problem.as_deref()) {
+        return Err(error);
     }
     let key = platform::new_secret()?;
     let key_hash = platform::pepper(&call.env)?.hash(Purpose::RegistrationToken, &key);
@@ -72,14 +72,17 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
     let registration = match fields.and_then(Registration::read) {
         Ok(registration) => registration,
         Err(error) => {
-            let is_alive = registration_tokens::is_alive(&call.env, &workspace, &token_hash, call.now).await?;
-            return Err(if is_alive { error } else { Error::invalid_token() });
+            registration_tokens::refusal(&call.env, &workspace, &token_hash, call.now).await?;
+            return Err(error);
         }
     };
     let (id, (key, key_hash)) = (platform::new_id(call.now)?, api_servers::new_key(call)?);
     let new = NewServer { id, key_hash: &key_hash, registration: &registration };
     let registered = registration_tokens::register(&call.env, &workspace, &token_hash, new, call.now).await?;
-    let registered = registered.ok_or_else(Error::invalid_token)?;
-    api_servers::adopt(call, registered.workspace_id as i64, id, registered.name.clone(), key_hash).await?;
+    let Some(registered) = registered else {
+        registration_tokens::refusal(&call.env, &workspace, &token_hash, call.now).await?;
+        return Err(Error::field("name", "Servers of this name have all the numbers that there are."));
+    };
+    api_servers::adopt(call, registered.workspace_id as i64, id).await?;
     Reply::created(&json!({"id": id, "key": key.expose(), "name": registered.name}))
 }

@@ -2,6 +2,7 @@
 
 use farhand_domain::error::Error;
 use farhand_domain::fields::Fields;
+use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::secret::{Purpose, Secret};
 use farhand_domain::server::{self, ServerChanges, ServerList};
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use worker::console_error;
 
 use super::{TRIES, agent, anybody, conflict, page_of, staff};
 use crate::caller::{Caller, Credential};
-use crate::link_calls::{self, Ask, Known, OfServer, Rename, Rotate};
+use crate::link_calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
@@ -56,32 +57,35 @@ fn taken(failure: Failure) -> Error {
     }
 }
 
-/// What a group that there is not is to the client.
-pub fn no_such_group() -> Error {
-    Error::field("groups", "No such group.")
+/// What is wrong with the groups that are asked for, by what the store says of them.
+pub fn bad_groups(problem: Option<&str>) -> Option<Error> {
+    match problem {
+        Some("unknown") => Some(Error::field("groups", "No such group.")),
+        Some("full") => Some(Error::field("groups", format!("A group has no more than {MAX_SERVERS} servers."))),
+        _ => None,
+    }
 }
 
 /// `POST /api/servers/`: makes a server, if the caller is staff; the one answer that has the agent's key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
-    let input = fields.and_then(ServerChanges::read_all);
-    let groups = input.as_ref().ok().and_then(|new| new.groups.clone()).unwrap_or_default();
-    // The caller's right comes before the input (contract 3, order of refusals).
-    if input.is_err() || !groups.is_empty() {
-        let (caller, unknown) =
-            credential.read(&servers::has_unknown_group("?5"), vec![json!(groups).to_string().into()]).await?;
-        staff(&caller)?;
-        if unknown.as_deref() == Some("true") {
-            return Err(no_such_group());
-        }
-    }
-    let name = input?.name.unwrap_or_default();
+    let new = match fields.and_then(ServerChanges::read_all) {
+        Ok(new) => new,
+        // The caller's right comes before the input (contract 3, order of refusals).
+        Err(error) => return Err(staff(&credential.check().await?).err().unwrap_or(error)),
+    };
+    let (name, groups) = (new.name.unwrap_or_default(), new.groups.unwrap_or_default());
     let (id, (key, key_hash)) = (platform::new_id(call.now)?, new_key(call)?);
     let new = servers::New { id, name: &name, key_hash: &key_hash, groups: &groups };
     let (caller, bodies) = credential.write(servers::insert(&credential, &new)).await.map_err(taken)?;
-    let body = bodies.into_iter().flatten().next_back().ok_or_else(Error::permission_denied)?;
-    adopt(call, caller.workspace_id, id, name, key_hash).await?;
+    let Some(body) = bodies.into_iter().next_back().flatten() else {
+        staff(&caller)?;
+        let (_, problem) =
+            credential.read(&servers::group_problem("?5"), vec![json!(groups).to_string().into()]).await?;
+        return Err(bad_groups(problem.as_deref()).unwrap_or_else(|| conflict("group")));
+    };
+    adopt(call, caller.workspace_id, id).await?;
     let server = serde_json::from_str(&body).map_err(internal)?;
     Reply::created(&with_key(call, server, id, &key))
 }
@@ -90,10 +94,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 ///
 /// # Errors
 /// The request has no workspace.
-pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid, name: String, key_hash: String) -> Result<(), Error> {
-    let workspace = call.workspace()?.to_owned();
-    let known = Known { workspace, workspace_id, server, name, named_at: None, key_hash };
-    if let Err(error) = link_calls::ask::<Value>(&call.env, server, &Ask::Adopt(known)).await {
+pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), Error> {
+    let of = OfServer { workspace: call.workspace()?.to_owned(), workspace_id, server };
+    if let Err(error) = link_calls::ask::<Value>(&call.env, server, &Ask::Adopt(of)).await {
         console_error!("server {server}: its object was not told: {}", error.detail);
     }
     Ok(())
@@ -150,8 +153,8 @@ async fn change(
         if changes.groups.is_some() && !is_staff {
             return Err(Error::permission_denied());
         }
-        if found.has_unknown_group {
-            return Err(no_such_group());
+        if let Some(error) = bad_groups(found.group_problem.as_deref()) {
+            return Err(error);
         }
         let (_, bodies) = credential.write(servers::update(&credential, id, &changes)).await.map_err(taken)?;
         let done = bodies.first().is_some_and(Option::is_some);
@@ -182,9 +185,9 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     }
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (_, found) = for_change(&credential, id, &[]).await?;
-    let server = OfServer { workspace: call.workspace()?.to_owned(), workspace_id: found.workspace_id, server: id };
-    link_calls::ask::<Value>(&call.env, id, &Ask::Remove(server)).await?;
+    let (caller, found) = for_change(&credential, id, &[]).await?;
+    let of = OfServer { workspace: call.workspace()?.to_owned(), workspace_id: found.workspace_id, server: id };
+    link_calls::ask::<Value>(&call.env, id, &Ask::Remove(Remove { of, by: Some(caller.user_id) })).await?;
     Ok(Reply::no_content())
 }
 
@@ -194,12 +197,15 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     call.discard().await;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (_, mut found) = for_change(&credential, id, &[]).await?;
+    let (caller, mut found) = for_change(&credential, id, &[]).await?;
     let of = OfServer { workspace: call.workspace()?.to_owned(), workspace_id: found.workspace_id, server: id };
     let (key, key_hash) = new_key(call)?;
-    let rotate = Rotate { of, key_hash, at: call.now };
+    let rotate = Rotate { of, by: caller.user_id, key_hash, at: call.now };
     let rotated = link_calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;
-    rotated.map_err(|_| Error::not_found())?;
+    rotated.map_err(|refusal| match refusal {
+        Refusal::NoServer => Error::not_found(),
+        refusal => refusal.into(),
+    })?;
     found.server["updated_at"] = json!(call.now);
     Reply::ok(&with_key(call, found.server, id, &key))
 }

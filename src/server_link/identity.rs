@@ -8,14 +8,30 @@
 use std::time::Duration;
 
 use farhand_domain::lifecycle::Cancellation;
+use farhand_domain::time::Timestamp;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use uuid::Uuid;
 use worker::console_error;
 
 use super::{ServerLink, fact, now, wake};
-use crate::link_calls::{Answer, Identity, Known, OfServer, Refusal, Rename, Rotate};
+use crate::link_calls::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
 use crate::server_link_sql::Phase;
 use crate::store::db::Statement;
 use crate::store::server_link::{self as d1, Found, ServerFacts};
+
+/// Who a server is, and the hash of its agent's key: the proof of every call of an agent, without a look into D1.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Known {
+    pub workspace: String,
+    pub workspace_id: i64,
+    pub server: Uuid,
+    pub name: String,
+    /// Since when it has that name; `None` where that was not told.
+    #[serde(default)]
+    pub named_at: Option<Timestamp>,
+    pub key_hash: String,
+}
 
 /// How long telling D1 of a change may take before it is taken for dead, in seconds.
 const CHANGE_WITHIN: i64 = 30;
@@ -68,18 +84,15 @@ impl ServerLink {
         Ok(self.is_used()? && self.tables().fact::<bool>(fact::UNSURE)?.unwrap_or(false))
     }
 
-    /// Whether the server was deleted.
+    /// Whether the server was deleted, or the object is being wiped.
     pub(super) fn is_gone(&self) -> worker::Result<bool> {
-        Ok(self.is_used()? && self.tables().fact::<bool>(fact::GONE)?.unwrap_or(false))
+        Ok(self.is_wiping.get() || self.is_used()? && self.tables().fact::<bool>(fact::GONE)?.unwrap_or(false))
     }
 
-    /// Learns who the server is, which was just made.
-    pub(super) fn adopt(&self, known: &Known) -> worker::Result<Answer> {
-        // Its agent may have been first, or somebody who deleted it again.
-        if self.known()?.is_none() && !self.is_unsure()? && !self.is_gone()? {
-            self.begin_use()?;
-            self.tables().set_fact(fact::KNOWN, known)?;
-            self.tables().set_fact(fact::SERVER, &ServerFacts::beginning(false, 0))?;
+    /// Learns who the server is, which was just made, and may be gone again.
+    pub(super) async fn adopt(&self, of: OfServer) -> worker::Result<Answer> {
+        if self.known()?.is_none() {
+            self.change(&of, vec![]).await?;
         }
         Ok(Answer::Done(Value::Null))
     }
@@ -97,27 +110,35 @@ impl ServerLink {
 
     /// Gives the agent another key. The old one is refused, and whoever is connected with it cut off, before this answers.
     pub(super) async fn rotate(&self, rotate: Rotate) -> worker::Result<Answer> {
-        let Rotate { of, key_hash, at } = rotate;
-        let changes = d1::update_key(of.workspace_id, of.server, &key_hash, at);
-        let is_there = self.change(&of, changes).await?;
-        Ok(if is_there { Answer::Done(Value::Null) } else { Answer::Refused(Refusal::NoServer) })
+        let Rotate { of, by, key_hash, at } = rotate;
+        let changes = d1::update_key(of.workspace_id, of.server, by, &key_hash, at);
+        Ok(match self.change(&of, changes).await? {
+            None => Answer::Refused(Refusal::NoServer),
+            Some(key) if key == key_hash => Answer::Done(Value::Null),
+            Some(_) => Answer::Refused(Refusal::NotPermitted),
+        })
     }
 
     /// Deletes the server. Doing it again does no harm.
-    pub(super) async fn remove(&self, of: OfServer) -> worker::Result<Answer> {
-        self.change(&of, d1::delete_server(of.workspace_id, of.server)).await?;
-        Ok(Answer::Done(Value::Null))
+    pub(super) async fn remove(&self, remove: Remove) -> worker::Result<Answer> {
+        let Remove { of, by } = remove;
+        Ok(match self.change(&of, d1::delete_server(of.workspace_id, of.server, by)).await? {
+            None => Answer::Done(Value::Null),
+            Some(_) => Answer::Refused(Refusal::NotPermitted),
+        })
     }
 
-    /// Tells D1 of a change, and takes over what it says then: false where there is no server. One change after the other.
-    async fn change(&self, of: &OfServer, changes: Vec<Statement>) -> worker::Result<bool> {
+    /// Tells D1 of a change, and takes over what it says then: the hash of the agent's key, or `None` where there is no server.
+    /// One change after the other.
+    async fn change(&self, of: &OfServer, changes: Vec<Statement>) -> worker::Result<Option<String>> {
         while self.changing_since.get().is_some_and(|since| since.plus_seconds(CHANGE_WITHIN) > now()) {
             self.changed.wait((), Duration::from_secs(1)).await;
         }
         if self.is_gone()? {
-            return Ok(false);
+            return Ok(None);
         }
-        let (began, epoch) = (now(), self.epoch.get());
+        let (began, epoch, turn) = (now(), self.epoch.get(), self.changes.get() + 1);
+        self.changes.set(turn);
         self.changing_since.set(Some(began));
         let found = async {
             self.begin_use()?;
@@ -128,13 +149,27 @@ impl ServerLink {
             d1::change_server(&self.env, &of.workspace, of.server, changes).await
         }
         .await;
-        self.changing_since.set(None);
-        self.changed.tell(&());
-        // Meanwhile the object may have been wiped, with the workspace.
-        if self.epoch.get() != epoch {
-            return Ok(false);
+        let is_latest = self.changes.get() == turn;
+        if is_latest {
+            self.changing_since.set(None);
         }
-        self.take_over(of, found?).await
+        // Meanwhile the object may have been wiped.
+        let key = if self.epoch.get() != epoch {
+            Ok(None)
+        } else if is_latest {
+            match found {
+                Ok(found) => self.take_over(of, found).await,
+                Err(error) => Err(error),
+            }
+        } else {
+            // D1 took so long that others went ahead, and nobody knows which of them was the last there: it is asked again.
+            self.tables().set_fact(fact::UNSURE, &true)?;
+            self.tables().set_wake(wake::LOOK, Some(now()))?;
+            self.arm().await?;
+            found.map(|found| found.map(|found| found.key_hash))
+        };
+        self.changed.tell(&());
+        key
     }
 
     /// Looks what became of a change over which somebody died.
@@ -153,13 +188,13 @@ impl ServerLink {
     }
 
     /// Takes over what D1 says of the server.
-    async fn take_over(&self, of: &OfServer, found: Option<Found>) -> worker::Result<bool> {
+    async fn take_over(&self, of: &OfServer, found: Option<Found>) -> worker::Result<Option<String>> {
         let tables = self.tables();
         tables.set_fact(fact::UNSURE, &false)?;
         tables.set_wake(wake::LOOK, None)?;
         let Some(found) = found else {
             self.end_server().await?;
-            return Ok(false);
+            return Ok(None);
         };
         let before = self.known()?;
         let facts = ServerFacts::beginning(found.commissioned, found.revision);
@@ -178,7 +213,7 @@ impl ServerLink {
             }
         }
         self.arm().await?;
-        Ok(true)
+        Ok(Some(known.key_hash))
     }
 
     /// The server is gone: nobody is its agent any more, what waited is taken back, and what is under way is given up soon.
@@ -218,7 +253,7 @@ impl ServerLink {
 }
 
 /// What is known of a server that D1 has.
-fn known_of(workspace: &str, server: uuid::Uuid, found: Found) -> Known {
+fn known_of(workspace: &str, server: Uuid, found: Found) -> Known {
     Known {
         workspace: workspace.to_owned(),
         workspace_id: found.workspace_id,

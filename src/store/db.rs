@@ -114,6 +114,59 @@ pub struct Selection {
     pub parameters: Vec<Parameter>,
 }
 
+impl Selection {
+    /// A list of rows of a `table` under a name, in an order, each shown as `object`. `ways` give those rows, each with its
+    /// FROM and WHERE after the word FROM; of several, all but one give none to a caller. `tables` are further common tables.
+    pub fn of(
+        tables: &str,
+        (table, object): (&str, &str),
+        ways: &[String],
+        order: &str,
+        parameters: Vec<Parameter>,
+    ) -> Self {
+        let (_, name) = table.split_once(' ').unwrap_or((table, table));
+        let count = ways.iter().map(|way| format!("(SELECT count(*) FROM {way})")).collect::<Vec<_>>().join(" + ");
+        let place = |way: &String| {
+            format!("SELECT place FROM (SELECT {name}.rowid AS place FROM {way} ORDER BY {order} LIMIT ?5 OFFSET ?6)")
+        };
+        let places = ways.iter().map(place).collect::<Vec<_>>().join(" UNION ALL ");
+        // The page's rows first, in the order of an index; then their objects. A page past the end is not read: OFFSET would
+        // walk over all that comes before it.
+        Self {
+            tables: format!("{tables}, total AS (SELECT {count} AS total FROM me)"),
+            items: format!(
+                "SELECT {object} AS body
+                 FROM me CROSS JOIN json_each(iif(?6 = 0 OR (SELECT total FROM total) > ?6,
+                    (SELECT json_group_array(place) FROM ({places})), '[]')) page
+                 CROSS JOIN {table} ON {name}.rowid = page.value
+                 ORDER BY page.key"
+            ),
+            parameters,
+        }
+    }
+}
+
+/// The filters of a list that are asked for: each is a condition after an AND, with its parameter from `?7` on. One that is not
+/// asked for is not there, so that what is can go by an index.
+#[derive(Default, Debug)]
+pub struct Filters {
+    /// The conditions.
+    pub sql: String,
+    /// Their parameters.
+    pub parameters: Vec<Parameter>,
+}
+
+impl Filters {
+    /// Adds a condition, in which `?` is the value, if there is one.
+    pub fn add(&mut self, condition: &str, value: Option<impl Into<Parameter>>) {
+        if let Some(value) = value {
+            self.parameters.push(value.into());
+            let number = format!("?{}", 6 + self.parameters.len());
+            self.sql += &format!(" AND {}", condition.replace('?', &number));
+        }
+    }
+}
+
 /// What statements cost, as D1 bills it.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Cost {

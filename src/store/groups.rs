@@ -5,11 +5,11 @@ use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::db::{self, Parameter, Statement};
+use super::db::{self, Filters, Selection, Statement};
 use crate::caller::Credential;
 
 /// SQL for the group object (contract 5) of a row of `groups g`, as JSON.
-pub const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
+const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
     'description', g.description,
     'num_members', (SELECT count(*) FROM memberships n WHERE n.workspace_id = g.workspace_id AND n.group_id = g.id),
     'servers', json((SELECT json_group_array(i.server_id) FROM (SELECT server_id FROM server_groups
@@ -42,18 +42,27 @@ pub fn one() -> String {
     )
 }
 
-/// SQL for the list: groups that the caller sees and that pass the filters of [`filters`].
-pub fn listed() -> String {
-    format!(
-        "g.workspace_id = me.workspace_id AND {} AND (?7 IS NULL OR g.name = ?7)
-         AND NOT EXISTS (SELECT 1 FROM json_each(?8) w WHERE instr(g.name || char(10) || g.folded_display_name || char(10) || g.folded_description, w.value) = 0)",
-        visible("g.id")
-    )
-}
+/// The condition on `me` that they see all groups, as they do all servers.
+const SEES_ALL: &str = "(me.is_superuser OR me.is_staff)";
 
-/// The parameters of [`listed`].
-pub fn filters(filter: GroupFilter) -> Vec<Parameter> {
-    vec![filter.name.into(), json!(filter.words).to_string().into()]
+/// What a list of the groups that the caller sees is read with. Who sees some goes through their memberships.
+pub fn list(filter: GroupFilter) -> Selection {
+    let mut filters = Filters::default();
+    filters.add("g.name = ?", filter.name);
+    filters.add(
+        "NOT EXISTS (SELECT 1 FROM json_each(?) w WHERE instr(g.name || char(10) || g.folded_display_name || char(10)
+            || g.folded_description, w.value) = 0)",
+        (!filter.words.is_empty()).then(|| json!(filter.words).to_string()),
+    );
+    let Filters { sql: filters, parameters } = filters;
+    let ways = [
+        format!("groups g WHERE {SEES_ALL} AND g.workspace_id = me.workspace_id{filters}"),
+        format!(
+            "memberships v CROSS JOIN groups g ON g.id = v.group_id AND g.workspace_id = v.workspace_id
+             WHERE NOT {SEES_ALL} AND v.workspace_id = me.workspace_id AND v.user_id = me.user_id{filters}"
+        ),
+    ];
+    Selection::of("", ("groups g", OBJECT), &ways, "g.id", parameters)
 }
 
 /// SQL for whether a JSON array of ids of servers, a parameter, has one that is none of the workspace's, as a JSON boolean.
@@ -198,7 +207,7 @@ pub fn delete(credential: &Credential<'_>, id: i64) -> Statement {
 // Memberships.
 
 /// SQL for the membership object (contract 5) of a row of `memberships m`, as JSON.
-pub const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
+const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
 
 /// SQL for whether the group of a row of `memberships m` has another owner.
 const HAS_OTHER_OWNER: &str = "EXISTS (SELECT 1 FROM memberships o WHERE o.workspace_id = m.workspace_id
@@ -221,18 +230,21 @@ pub fn membership() -> String {
     )
 }
 
-/// SQL for the list: memberships of groups that the caller sees, that pass the filters of [`membership_filters`].
-pub fn memberships_listed() -> String {
-    format!(
-        "m.workspace_id = me.workspace_id AND {} AND (?7 IS NULL OR m.group_id = ?7) AND (?8 IS NULL OR m.user_id = ?8)
-         AND (?9 IS NULL OR m.role = ?9)",
-        visible("m.group_id")
-    )
-}
-
-/// The parameters of [`memberships_listed`].
-pub fn membership_filters(filter: MembershipFilter) -> Vec<Parameter> {
-    vec![filter.group.into(), filter.user.into(), filter.role.map(Role::as_str).into()]
+/// What a list of the memberships of groups that the caller sees is read with. Who sees some goes through their own.
+pub fn list_memberships(filter: MembershipFilter) -> Selection {
+    let mut filters = Filters::default();
+    filters.add("m.group_id = ?", filter.group);
+    filters.add("m.user_id = ?", filter.user);
+    filters.add("m.role = ?", filter.role.map(Role::as_str));
+    let Filters { sql: filters, parameters } = filters;
+    let ways = [
+        format!("memberships m WHERE {SEES_ALL} AND m.workspace_id = me.workspace_id{filters}"),
+        format!(
+            "memberships v CROSS JOIN memberships m ON m.workspace_id = v.workspace_id AND m.group_id = v.group_id
+             WHERE NOT {SEES_ALL} AND v.workspace_id = me.workspace_id AND v.user_id = me.user_id{filters}"
+        ),
+    ];
+    Selection::of("", ("memberships m", MEMBERSHIP), &ways, "m.id", parameters)
 }
 
 /// What a caller who wants to bring a user into a group sees.

@@ -1,5 +1,6 @@
 //! The table of registration tokens, and the servers that are registered with them.
 
+use farhand_domain::error::{Error, NON_FIELD};
 use farhand_domain::registration_token::{NewRegistrationToken, Registration};
 use farhand_domain::server::numbered_sql;
 use farhand_domain::time::Timestamp;
@@ -9,6 +10,7 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::db::{self, Failure, Statement};
+use super::servers;
 use crate::caller::Credential;
 
 /// SQL for the registration token object (contract 6) of a row of `registration_tokens t`, as JSON. The key is not in it.
@@ -92,17 +94,31 @@ pub struct Registered {
     pub name: String,
 }
 
-/// Tells whether a token is alive.
+/// Why no server can be registered with a token, whatever its name.
 ///
 /// # Errors
-/// D1 did not answer.
-pub async fn is_alive(env: &Env, workspace: &str, token_hash: &str, now: Timestamp) -> Result<bool, Failure> {
-    let sql = format!("SELECT t.id FROM registration_tokens t WHERE {ALIVE}");
+/// The token is not alive; one of its groups is full.
+pub async fn refusal(env: &Env, workspace: &str, token_hash: &str, now: Timestamp) -> Result<(), Error> {
+    let sql = format!("SELECT {} AS is_full FROM registration_tokens t WHERE {ALIVE}", has_full_group());
     let result = db::run(env, Statement::new(sql).bind(workspace).bind(token_hash).bind(now)).await?;
-    Ok(!db::column::<String>(&result)?.is_empty())
+    match db::column::<f64>(&result)?.first() {
+        None => Err(Error::invalid_token()),
+        Some(0.0) => Ok(()),
+        Some(_) => {
+            Err(Error::field(NON_FIELD, "A group of the registration token has all the servers that it may have."))
+        }
+    }
 }
 
-/// Registers a server with a token, and uses the token once; `None` where that is not alive, or no name is left.
+/// SQL for whether a group of a row of `registration_tokens t` is full.
+fn has_full_group() -> String {
+    format!(
+        "EXISTS (SELECT 1 FROM registration_token_groups i WHERE i.workspace_id = t.workspace_id AND i.token_id = t.id AND {})",
+        servers::is_full("i.workspace_id", "i.group_id")
+    )
+}
+
+/// Registers a server with a token, and uses the token once; `None` where there is a [`refusal`], or no name is left.
 ///
 /// # Errors
 /// D1 did not do it.
@@ -117,7 +133,7 @@ pub async fn register(
     let name = numbered_sql("?5", "number");
     let insert = statement(format!(
         "WITH RECURSIVE free (workspace_id, creator_id, number) AS (
-            SELECT t.workspace_id, t.creator_id, 1 FROM registration_tokens t WHERE {ALIVE}
+            SELECT t.workspace_id, t.creator_id, 1 FROM registration_tokens t WHERE {ALIVE} AND NOT {}
             UNION ALL
             SELECT workspace_id, creator_id, number + 1 FROM free WHERE number < {MOST_NUMBERS} AND EXISTS (
                 SELECT 1 FROM servers s WHERE s.workspace_id = free.workspace_id AND s.name = {name})
@@ -125,7 +141,8 @@ pub async fn register(
          INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, platform, added_at, updated_at)
          SELECT ?4, workspace_id, {name}, ?6, creator_id, ?7, ?3, ?3 FROM free
          WHERE number = (SELECT max(number) FROM free) AND number < {MOST_NUMBERS}
-         RETURNING workspace_id, name"
+         RETURNING workspace_id, name",
+        has_full_group()
     ))
     .bind(&new.registration.name)
     .bind(new.key_hash)

@@ -46,23 +46,34 @@ pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Opt
     change_server(env, workspace, server, vec![]).await
 }
 
-/// The statements that give a server's agent another key.
-pub fn update_key(workspace_id: i64, server: Uuid, key_hash: &str, now: Timestamp) -> Vec<Statement> {
-    let sql = "UPDATE servers SET agent_key_hash = ?3, updated_at = ?4 WHERE id = ?2 AND workspace_id = ?1";
-    vec![Statement::new(sql).bind(workspace_id).bind(server).bind(key_hash).bind(now)]
+/// SQL for the condition that the user `?3` may still change a row of `servers s` (contract 5): they are active, and staff or
+/// its owner. A change waits for its turn, and the right to it may be gone meanwhile.
+const PERMITTED: &str =
+    "EXISTS (SELECT 1 FROM users u WHERE u.id = ?3 AND u.workspace_id = s.workspace_id AND u.is_active = 1
+    AND (u.is_superuser = 1 OR u.is_staff = 1 OR s.owner_id = u.id))";
+
+/// The statements that give a server's agent another key, if a user still may.
+pub fn update_key(workspace_id: i64, server: Uuid, by: i64, key_hash: &str, now: Timestamp) -> Vec<Statement> {
+    let sql = format!(
+        "UPDATE servers AS s SET agent_key_hash = ?4, updated_at = ?5
+         WHERE s.id = ?2 AND s.workspace_id = ?1 AND {PERMITTED}"
+    );
+    vec![Statement::new(sql).bind(workspace_id).bind(server).bind(by).bind(key_hash).bind(now)]
 }
 
-/// The statements that delete a server. While there are commands of it, their output stays in its object, which is noted.
-pub fn delete_server(workspace_id: i64, server: Uuid) -> Vec<Statement> {
-    let statement = |sql: &str| Statement::new(sql).bind(workspace_id).bind(server);
+/// The statements that delete a server, if a user still may; without one, for its own agent. While there are commands of it,
+/// their output stays in its object, which is noted.
+pub fn delete_server(workspace_id: i64, server: Uuid, by: Option<i64>) -> Vec<Statement> {
+    let is_due = format!("s.id = ?2 AND s.workspace_id = ?1 AND (?3 IS NULL OR {PERMITTED})");
+    let statement = |sql: String| Statement::new(sql).bind(workspace_id).bind(server).bind(by);
     vec![
-        statement(
+        statement(format!(
             "INSERT INTO gone_servers (workspace_id, id)
-             SELECT s.workspace_id, s.id FROM servers s WHERE s.id = ?2 AND s.workspace_id = ?1
+             SELECT s.workspace_id, s.id FROM servers s WHERE {is_due}
              AND EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = s.workspace_id AND c.server_id = s.id)
-             ON CONFLICT (workspace_id, id) DO NOTHING",
-        ),
-        statement("DELETE FROM servers WHERE id = ?2 AND workspace_id = ?1"),
+             ON CONFLICT (workspace_id, id) DO NOTHING"
+        )),
+        statement(format!("DELETE FROM servers AS s WHERE {is_due}")),
     ]
 }
 
@@ -132,6 +143,12 @@ impl ServerFacts {
         Self { commissioned, revision, flushed: revision, ..Self::default() }
     }
 
+    /// What is known of the host, in lower case, a line each: for the search.
+    fn folded(&self) -> String {
+        let texts = [&self.platform, &self.os_name, &self.os_version, &self.agent_version];
+        texts.into_iter().flatten().map(|text| text.to_lowercase()).collect::<Vec<_>>().join("\n")
+    }
+
     /// Takes what an agent tells of itself and its host. What is missing stays as it was. Once an agent has committed, its
     /// server is commissioned (agent-protocol 2).
     pub fn learn(&mut self, told: HostFacts, is_commit: bool) {
@@ -158,7 +175,7 @@ pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> St
             agent_version = coalesce(?9, agent_version), platform = coalesce(?10, platform),
             os_name = coalesce(?11, os_name), os_version = coalesce(?12, os_version),
             cpu_logical_cores = coalesce(?13, cpu_logical_cores), physical_memory = coalesce(?14, physical_memory),
-            load = coalesce(?15, load), link_revision = ?3
+            load = coalesce(?15, load), folded = ?16, link_revision = ?3
          WHERE id = ?2 AND workspace_id = ?1 AND link_revision < ?3",
     )
     .bind(workspace_id)
@@ -176,6 +193,7 @@ pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> St
     .bind(facts.cpu_logical_cores)
     .bind(facts.physical_memory)
     .bind(facts.load)
+    .bind(facts.folded())
 }
 
 /// What became of a new command in D1.

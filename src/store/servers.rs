@@ -2,6 +2,7 @@
 
 use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
+use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::server::{Key, ServerChanges, ServerList};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -9,7 +10,7 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::command_list::{REACHED, REACHES_ALL};
-use super::db::{self, Parameter, Selection, Statement};
+use super::db::{self, Filters, Parameter, Selection, Statement};
 use crate::caller::Credential;
 
 /// SQL for the server object (contract 6) of a row of `servers s`, as JSON.
@@ -70,16 +71,19 @@ pub struct New<'a> {
     pub groups: &'a [i64],
 }
 
-/// The statements that make a server owned by the caller, if the caller is staff. The last one's `body` is the server.
+/// The statements that make a server owned by the caller, if the caller is staff and nothing is wrong with the groups. The last
+/// one's `body` is the server.
 pub fn insert(credential: &Credential<'_>, new: &New<'_>) -> Vec<Statement> {
     let insert = credential
-        .statement(
+        .statement(&format!(
             "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at)
-             SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3 FROM me WHERE is_staff OR is_superuser",
-        )
+             SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3 FROM me WHERE (is_staff OR is_superuser) AND {} IS NULL",
+            group_problem("?8")
+        ))
         .bind(new.id)
         .bind(new.name)
-        .bind(new.key_hash);
+        .bind(new.key_hash)
+        .bind(json!(new.groups).to_string());
     vec![insert, join_groups(credential, new.id, new.groups), select(credential, new.id)]
 }
 
@@ -106,11 +110,23 @@ fn join_groups(credential: &Credential<'_>, id: Uuid, groups: &[i64]) -> Stateme
         .bind(json!(groups).to_string())
 }
 
-/// SQL for whether a JSON array of ids of groups, a parameter, has one that is none of the workspace's, as a JSON boolean.
-pub fn has_unknown_group(parameter: &str) -> String {
+/// SQL for what is wrong with a JSON array of ids of groups, a parameter, that a server is to come into: `unknown` where one is
+/// none of the workspace's, `full` where it has as many servers as a group may have; or null.
+pub fn group_problem(parameter: &str) -> String {
     format!(
-        "json(iif(EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
-            SELECT 1 FROM groups g WHERE g.id = wanted.value AND g.workspace_id = me.workspace_id)), 'true', 'false'))"
+        "(CASE WHEN EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
+            SELECT 1 FROM groups g WHERE g.id = wanted.value AND g.workspace_id = me.workspace_id)) THEN 'unknown'
+         WHEN EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE {}) THEN 'full' END)",
+        is_full("me.workspace_id", "wanted.value")
+    )
+}
+
+/// SQL for whether a group of a workspace has as many servers as it may have.
+pub fn is_full(workspace: &str, group: &str) -> String {
+    format!(
+        "EXISTS (SELECT 1 FROM server_groups f WHERE f.workspace_id = {workspace} AND f.group_id = {group}
+            LIMIT 1 OFFSET {})",
+        MAX_SERVERS - 1
     )
 }
 
@@ -123,21 +139,26 @@ pub struct ForChange {
     pub groups: Vec<i64>,
     /// Whether the caller may edit and delete it.
     pub is_editable: bool,
-    /// Whether one of the groups that are asked for is none.
-    pub has_unknown_group: bool,
+    /// What is wrong with the groups that are asked for and that it is not in yet: see [`group_problem`].
+    pub group_problem: Option<String>,
     /// The server object.
     pub server: Value,
 }
 
 /// SQL for [`ForChange`] as JSON of the server `?5`, where groups are asked for as `?6`.
+///
+/// Of those that it is in nothing is wrong.
 pub fn for_change() -> String {
     format!(
         "(SELECT json_object('workspace_id', s.workspace_id,
             'groups', json((SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM server_groups
                 WHERE workspace_id = s.workspace_id AND server_id = s.id ORDER BY group_id) i)),
-            'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'has_unknown_group', {}, 'server', {OBJECT})
+            'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'group_problem', {}, 'server', {OBJECT})
           FROM servers s WHERE s.id = ?5 AND {REACHABLE})",
-        has_unknown_group("?6")
+        group_problem(
+            "(SELECT json_group_array(value) FROM json_each(?6) WHERE value NOT IN (SELECT group_id FROM server_groups
+                WHERE workspace_id = s.workspace_id AND server_id = s.id))"
+        )
     )
 }
 
@@ -168,18 +189,22 @@ pub fn update(credential: &Credential<'_>, id: Uuid, changes: &ServerChanges) ->
     statements
 }
 
-/// A row of `servers s` that passes the filters: a name as `?7`, whether connected as `?8`, words as `?9`.
-const FILTERS: &str = "(?7 IS NULL OR s.name = ?7) AND (?8 IS NULL OR s.is_connected = ?8)
-    AND NOT EXISTS (SELECT 1 FROM json_each(?9) w
-        WHERE instr(lower(concat_ws(char(10), s.name, s.remote_ip, s.platform, s.os_name, s.os_version, s.agent_version)),
-            w.value) = 0)";
-
 /// What a list of the servers that the caller reaches is read with. Who reaches some goes through those alone.
 pub fn list(list: &ServerList) -> Selection {
-    let all = format!("servers s WHERE {REACHES_ALL} AND s.workspace_id = me.workspace_id AND {FILTERS}");
+    let mut filters = Filters::default();
+    filters.add("s.name = ?", list.name.as_ref());
+    filters.add("s.is_connected = ?", list.is_connected);
+    // SQLite knows lower case of ASCII only; what agents told in other letters is there in lower case.
+    filters.add(
+        "NOT EXISTS (SELECT 1 FROM json_each(?) w WHERE instr(lower(concat_ws(char(10), s.name, s.remote_ip, s.platform,
+            s.os_name, s.os_version, s.agent_version)) || char(10) || s.folded, w.value) = 0)",
+        (!list.words.is_empty()).then(|| json!(list.words).to_string()),
+    );
+    let Filters { sql: filters, parameters } = filters;
+    let all = format!("servers s WHERE {REACHES_ALL} AND s.workspace_id = me.workspace_id{filters}");
     let some = format!(
         "reached r CROSS JOIN servers s ON s.id = r.id AND s.workspace_id = me.workspace_id
-         WHERE NOT {REACHES_ALL} AND r.is_whole AND {FILTERS}"
+         WHERE NOT {REACHES_ALL} AND r.is_whole{filters}"
     );
     let direction = |descending: bool| if descending { "DESC" } else { "ASC" };
     // Servers have ids in the order in which they were added.
@@ -187,31 +212,7 @@ pub fn list(list: &ServerList) -> Selection {
     let keys = list.order.iter().map(|(key, descending)| format!("s.{} {}", column(*key), direction(*descending)));
     let first = list.order.first().is_none_or(|(_, descending)| *descending);
     let order = keys.chain([format!("s.id {}", direction(first))]).collect::<Vec<_>>().join(", ");
-    let page = |from: &str| {
-        format!(
-            "SELECT json_group_array(place) FROM (SELECT s.rowid AS place FROM {from} ORDER BY {order} LIMIT ?5 OFFSET ?6)"
-        )
-    };
-    Selection {
-        tables: format!(
-            ", {REACHED}, total AS (SELECT iif({REACHES_ALL}, (SELECT count(*) FROM {all}), (SELECT count(*) FROM {some}))
-                AS total FROM me)"
-        ),
-        items: format!(
-            "SELECT {OBJECT} AS body
-             FROM me CROSS JOIN json_each(CASE WHEN ?6 > 0 AND (SELECT total FROM total) <= ?6 THEN '[]'
-                WHEN {REACHES_ALL} THEN ({}) ELSE ({}) END) page
-             CROSS JOIN servers s ON s.rowid = page.value
-             ORDER BY page.key",
-            page(&all),
-            page(&some)
-        ),
-        parameters: vec![
-            list.name.clone().into(),
-            list.is_connected.into(),
-            json!(list.words).to_string().into(),
-        ],
-    }
+    Selection::of(&format!(", {REACHED}"), ("servers s", OBJECT), &[all, some], &order, parameters)
 }
 
 /// Ids of a workspace's servers in their order, after one of them.

@@ -85,7 +85,7 @@ async fn what_a_crash_cuts_off_is_done_or_not_and_d1_and_object_agree() {
     let mut answers: Vec<Option<(u16, Value)>> = vec![None; servers.len()];
     let mut places: Vec<usize> = (0..servers.len()).collect();
     let (first, place, rest) = futures_util::future::select_all(under_way.drain(..)).await;
-    answers[places.swap_remove_as(place)] = first;
+    answers[places.swap_remove(place)] = first;
     let killed = instance.kill();
     let (others, ()) = futures_util::future::join(join_all(rest), killed).await;
     for (place, answer) in places.into_iter().zip(others) {
@@ -111,8 +111,7 @@ async fn what_a_crash_cuts_off_is_done_or_not_and_d1_and_object_agree() {
             // It is the old one or one that nobody was told; then there is a way to have another.
             _ => {
                 assert!(is_there && [200, 403].contains(&old_key), "{old_key}");
-                let rotated =
-                    admin.call("POST", &format!("{}rotate-key/", path_of(server))).await.expect(200);
+                let rotated = admin.call("POST", &format!("{}rotate-key/", path_of(server))).await.expect(200);
                 assert_eq!(status_with(&anonymous, &server["id"], &server["key"]).await, 403);
                 assert_eq!(status_with(&anonymous, &server["id"], &rotated["key"]).await, 200);
             }

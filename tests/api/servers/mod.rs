@@ -1,6 +1,7 @@
 //! `/api/servers/` (contract 6).
 
 mod change;
+mod cut_off;
 mod list;
 mod registration;
 
