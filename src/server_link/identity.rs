@@ -161,6 +161,8 @@ impl ServerLink {
                 Ok(found) => self.take_over(of, found).await,
                 Err(error) => Err(error),
             }
+        } else if self.is_gone()? {
+            Ok(None)
         } else {
             // D1 took so long that others went ahead, and nobody knows which of them was the last there: it is asked again.
             self.tables().set_fact(fact::UNSURE, &true)?;

@@ -232,6 +232,7 @@ pub fn membership() -> String {
 
 /// What a list of the memberships of groups that the caller sees is read with. Who sees some goes through their own.
 pub fn list_memberships(filter: MembershipFilter) -> Selection {
+    let is_narrow = filter.group.is_some() || filter.user.is_some();
     let mut filters = Filters::default();
     filters.add("m.group_id = ?", filter.group);
     filters.add("m.user_id = ?", filter.user);
@@ -244,7 +245,9 @@ pub fn list_memberships(filter: MembershipFilter) -> Selection {
              WHERE NOT {SEES_ALL} AND v.workspace_id = me.workspace_id AND v.user_id = me.user_id{filters}"
         ),
     ];
-    Selection::of("", ("memberships m", MEMBERSHIP), &ways, "m.id", parameters)
+    // Those of one group or of one user are few: they are found, and then sorted, and not looked for in the list's order.
+    let order = if is_narrow { "+m.id" } else { "m.id" };
+    Selection::of("", ("memberships m", MEMBERSHIP), &ways, order, parameters)
 }
 
 /// What a caller who wants to bring a user into a group sees.

@@ -196,6 +196,11 @@ impl Api {
     }
 }
 
+/// A query, encoded.
+pub fn encoded(query: &[(&str, String)]) -> String {
+    reqwest::Url::parse_with_params("http://x/", query).unwrap().query().unwrap_or("").to_owned()
+}
+
 /// A workspace made for one test, with its superuser.
 pub struct Workspace {
     /// Its slug.

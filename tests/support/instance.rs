@@ -173,6 +173,17 @@ impl Instance {
         .await
     }
 
+    /// The line that the Worker wrote into its log at the end of a request, by the request's id.
+    pub async fn logged(&self, id: &str) -> Value {
+        let log = self.state.join("worker.log");
+        eventually("the log's line", || async {
+            let text = std::fs::read_to_string(&log).unwrap();
+            let line = text.lines().rev().find(|line| line.contains(id) && line.contains("\"event\":\"request\""))?;
+            serde_json::from_str(&line[line.find('{')?..]).ok()
+        })
+        .await
+    }
+
     /// The rows that a statement gives on the instance's D1.
     pub async fn d1(&self, sql: &str) -> Value {
         let text = self.wrangler(&["d1", "execute", "DB", "--json", "--command", sql]).await;

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 
 use farhand_domain::command_list::CommandList;
 use farhand_domain::id;
-use farhand_tests::client::unique;
-use farhand_tests::{Api, Instance, Reply, Workspace, eventually};
+use farhand_tests::client::{encoded, unique};
+use farhand_tests::{Api, Dice, Instance, Reply, Workspace};
 use serde_json::{Value, json};
 
 use crate::command_list_sql::{self, Sql};
@@ -36,26 +36,11 @@ async fn user_id(api: &Api) -> i64 {
     api.get("/api/iam/users/-/").await.expect(200)["id"].as_i64().unwrap()
 }
 
-fn encoded(query: &[(&str, String)]) -> String {
-    reqwest::Url::parse_with_params("http://x/", query).unwrap().query().unwrap_or("").to_owned()
-}
-
-/// The line that the Worker wrote into its log at the end of a request.
-async fn logged(instance: &Instance, id: &str) -> Value {
-    let log = instance.state.join("worker.log");
-    eventually("the log's line", || async {
-        let text = std::fs::read_to_string(&log).unwrap();
-        let line = text.lines().rev().find(|line| line.contains(id) && line.contains("\"event\":\"request\""))?;
-        serde_json::from_str(&line[line.find('{')?..]).ok()
-    })
-    .await
-}
-
 /// Sends a query; returns the answer, and how many rows were read for it.
 async fn cost(instance: &Instance, api: &Api, query: &str) -> (Reply, u64) {
     let id = unique("cost");
     let reply = api.send(api.request("GET", &format!("{PATH}?{query}")).header("X-Request-Id", &id)).await;
-    let line = logged(instance, &id).await;
+    let line = instance.logged(&id).await;
     (reply, line["rows_read"].as_u64().unwrap())
 }
 
@@ -128,29 +113,6 @@ async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
         assert_eq!(get(&encoded(&[("search", text.to_owned())])).await.expect(200), empty, "{text}");
     }
     get("search=%FF%C3").await.expect(200);
-}
-
-/// Numbers that look as if by chance, the same in each run.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        // splitmix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ (mixed >> 31)) % sides as u64) as usize
-    }
-
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.roll(from.len())]
-    }
-
-    /// Once in so many times.
-    fn once_in(&mut self, times: usize) -> bool {
-        self.roll(times) == 0
-    }
 }
 
 fn sql_text(text: Option<&str>) -> String {

@@ -4,8 +4,9 @@
 use std::cmp::Ordering;
 
 use farhand_tests::agents::{ScriptedAgent, credential, wait_until_connected};
+use farhand_tests::client::encoded;
 use farhand_tests::people::{SERVERS, at, column, group_path};
-use farhand_tests::{Api, Person, Workspace, eventually};
+use farhand_tests::{Api, Dice, Person, Workspace, eventually};
 use serde_json::{Value, json};
 
 const ORDERINGS: [&str; 6] = ["name", "added_at", "updated_at", "connected_at", "last_seen_at", "is_connected"];
@@ -57,33 +58,6 @@ const WORDS: [&str; 34] = [
     "nothing",
     "e",
 ];
-
-/// Numbers that look as if by chance, the same in each run.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        // splitmix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ (mixed >> 31)) % sides as u64) as usize
-    }
-
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.roll(from.len())]
-    }
-
-    /// Once in so many times.
-    fn once_in(&mut self, times: usize) -> bool {
-        self.roll(times) == 0
-    }
-}
-
-fn encoded(query: &[(&str, String)]) -> String {
-    reqwest::Url::parse_with_params("http://x/", query).unwrap().query().unwrap_or("").to_owned()
-}
 
 fn ids(list: &Value) -> Vec<String> {
     column(list, "id").into_iter().map(|id| id.as_str().unwrap().to_owned()).collect()

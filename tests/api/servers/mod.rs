@@ -2,6 +2,7 @@
 
 mod change;
 mod cut_off;
+mod limits;
 mod list;
 mod registration;
 
