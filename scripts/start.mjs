@@ -56,11 +56,39 @@ async function demo() {
   const known = existsSync(factsFile) && existsSync(agentFile);
   const facts = known ? JSON.parse(readFileSync(factsFile, "utf8")) : await makeDemo(agentFile);
   facts.url = instance.url;
-  writeSecretly(factsFile, `${JSON.stringify(facts, null, 2)}\n`);
   // The port may be another one than last time.
   const config = readFileSync(agentFile, "utf8").replace(/^url = .*$/m, `url = "${instance.url}"`);
   writeSecretly(agentFile, config);
+  facts.server = await agentsServer(config) ?? (await anotherKey(config, agentFile, facts));
+  writeSecretly(factsFile, `${JSON.stringify(facts, null, 2)}\n`);
   return { facts, agentFile };
+}
+
+/** What the agent's file says of one thing. */
+const told = (config, name) => config.match(new RegExp(`^${name} = "(.*)"$`, "m"))?.[1];
+
+/** The name of the server that the agent's file is for; null where its key is not good any more. */
+async function agentsServer(config) {
+  const Authorization = `id="${told(config, "id")}", key="${told(config, "key")}"`;
+  const response = await fetch(`${instance.url}/api/servers/servers/-/`, { headers: { Authorization } });
+  return response.status === 200 ? (await response.json()).name : null;
+}
+
+/** Gives the demo's agent another key, or another server: somebody tried what ends them. Returns the server's name. */
+async function anotherKey(config, agentFile, facts) {
+  const [path, token] = [`/api/servers/servers/${told(config, "id")}/`, userToken(facts.api_token)];
+  const rotated = await api("POST", `${path}rotate-key/`, token).catch(() => null);
+  const made = () => api("POST", "/api/servers/", token, { name: facts.server });
+  const lost = (error) => {
+    throw new Error(`the demo has lost its server (${error.message}): remove ${stateDir} to begin anew`);
+  };
+  const server = rotated ?? (await made().catch(lost));
+  writeAgentFile(agentFile, server);
+  return server.name;
+}
+
+function writeAgentFile(agentFile, server) {
+  writeSecretly(agentFile, `url = "${instance.url}"\nid = "${server.id}"\nkey = "${server.key}"\n`);
 }
 
 async function makeDemo(agentFile) {
@@ -73,7 +101,7 @@ async function makeDemo(agentFile) {
   const { token } = await api("POST", "/api/auth/login/", "", { username: admin.username, password: admin.password });
   const { key } = await api("POST", "/api/auth/tokens/", userToken(token), { name: "demo", expires_at: null });
   const server = await api("POST", "/api/servers/", userToken(key), { name: "this-machine" });
-  writeSecretly(agentFile, `url = "${instance.url}"\nid = "${server.id}"\nkey = "${server.key}"\n`);
+  writeAgentFile(agentFile, server);
   return { url: instance.url, username: admin.username, password: admin.password, api_token: key, server: server.name };
 }
 

@@ -60,6 +60,21 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
     let api = Api::new(expected["url"].as_str().unwrap(), "demo.local.localhost");
     let kept = api.with_token(facts["api_token"].as_str().unwrap()).get("/api/events/commands/").await.expect(200);
     assert_eq!((&kept["count"], &kept["results"][0]["id"]), (&json!(1), &answer["id"]));
+
+    // Who tries what the documents tell of changes the demo, too: another name, then another key, then no server at all.
+    let admin = api.with_token(facts["api_token"].as_str().unwrap());
+    let servers = admin.get("/api/servers/").await.expect(200);
+    let path = format!("/api/servers/servers/{}/", servers["results"][0]["id"].as_str().unwrap());
+    admin.patch(&path, &json!({"name": "renamed"})).await.expect(200);
+    admin.call("POST", &format!("{path}rotate-key/")).await.expect(200);
+    instance.stop().await;
+    let instance = Instance::start(&state, &[]).await;
+    assert!(instance.printed.contains("\"server\":\"renamed\""), "{}", instance.printed);
+    admin.on(&instance.url).delete(&path).await.expect(204);
+    instance.stop().await;
+    let instance = Instance::start(&state, &[]).await;
+    let servers = admin.on(&instance.url).get("/api/servers/").await.expect(200);
+    assert_eq!((&servers["count"], &servers["results"][0]["is_connected"]), (&json!(1), &json!(true)));
     instance.stop().await;
 }
 
