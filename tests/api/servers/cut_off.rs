@@ -57,6 +57,17 @@ async fn sent(api: &Api, method: &str, path: &str) -> Option<(u16, Value)> {
 
 #[tokio::test]
 async fn what_a_crash_cuts_off_is_done_or_not_and_d1_and_object_agree() {
+    // Where all were answered before the end, it came too late.
+    for _ in 0..5 {
+        if crash_amid_changes().await > 0 {
+            return;
+        }
+    }
+    panic!("nothing was ever cut off");
+}
+
+/// Kills the service amid changes of servers, and looks what became of them. Returns how many had no answer.
+async fn crash_amid_changes() -> usize {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let servers = join_all((0..24).map(|n| {
@@ -117,7 +128,6 @@ async fn what_a_crash_cuts_off_is_done_or_not_and_d1_and_object_agree() {
             }
         }
     }
-    assert!(cut_off > 0, "all were answered before the end: {answers:?}");
     // Whatever was not known is found out with nobody asking, and what waited on a server that is gone has ended.
     eventually_within(Duration::from_secs(120), "the objects to be sure", || async {
         let unsure = "SELECT value FROM facts WHERE name = 'unsure' AND value = 'true'";
@@ -129,4 +139,5 @@ async fn what_a_crash_cuts_off_is_done_or_not_and_d1_and_object_agree() {
         let path = format!("{COMMANDS}{}/", command["id"].as_str().unwrap());
         assert_eq!(admin.get(&path).await.expect(200)["status"]["text"], expected);
     }
+    cut_off
 }
