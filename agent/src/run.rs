@@ -1302,6 +1302,17 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_command_left_is_killed_while_its_output_is_read() {
+        // On a busy machine what it left can be quiet for so long that the command is over before it is killed.
+        for _ in 0..5 {
+            if kills_what_a_command_left().await {
+                return;
+            }
+        }
+        panic!("it was over before it was killed, each time");
+    }
+
+    /// Kills what a command left while its output is read. False: there was nothing to kill any more.
+    async fn kills_what_a_command_left() -> bool {
         let directory = tempfile::tempdir().unwrap();
         let told = directory.path().join("told");
         let (stops, groups, memory) = (never(), Groups::default(), Memory::default());
@@ -1315,15 +1326,19 @@ mod tests {
         };
         let kill = async {
             eventually(|| !read(&told).is_empty()).await;
-            let parent = || std::fs::read_to_string(format!("/proc/{}/stat", read(&told))).unwrap();
+            let parent = || std::fs::read_to_string(format!("/proc/{}/stat", read(&told))).unwrap_or_default();
             // Its shell has exited: it has another parent.
-            eventually(|| !parent().contains(&format!(" S {} ", leader(&groups)))).await;
+            eventually(|| leader(&groups).is_none_or(|leader| !parent().contains(&format!(" S {leader} ")))).await;
             stops.killed.cancel();
             while reports.recv().await.is_some() {}
         };
         let (fin, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, kill) }).await.unwrap();
+        if fin.exit_code == Some(0) {
+            return false;
+        }
         assert_eq!((fin.success, fin.exit_code), (false, Some(143)));
         assert!(!is_running(&read(&told)));
+        true
     }
 
     /// How many bytes a process has written.
@@ -1384,9 +1399,9 @@ mod tests {
         }
     }
 
-    /// The one group that runs.
-    fn leader(groups: &Groups) -> String {
-        groups.ids().first().unwrap().to_string()
+    /// The one group that runs, if there is one.
+    fn leader(groups: &Groups) -> Option<String> {
+        groups.ids().first().map(ToString::to_string)
     }
 
     /// A service, and a runner of one command at once with a memory.
