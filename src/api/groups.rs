@@ -5,16 +5,15 @@ use farhand_domain::fields::Fields;
 use farhand_domain::group::{
     self, GroupChanges, GroupFilter, MembershipChange, MembershipFilter, NewMembership, Role, Standing,
 };
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{TRIES, anybody, conflict, page_of, staff};
+use super::{TRIES, anybody, conflict, find, page_of, staff};
 use crate::caller::{Caller, Credential};
-use crate::platform::{self, internal};
+use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
-use crate::store::db::{Failure, Parameter};
+use crate::store::db::Failure;
 use crate::store::groups::{self, ForChange, ForJoining, MembershipForChange};
 
 /// `GET /api/iam/groups/`: those that the caller sees, oldest first.
@@ -51,7 +50,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let input = fields.and_then(GroupChanges::read_all);
     let servers = input.as_ref().ok().and_then(|new| new.servers.clone()).unwrap_or_default();
     let (caller, unknown) =
-        credential.read(&groups::unknown_servers(), vec![json!(servers).to_string().into()]).await?;
+        credential.read(&groups::has_unknown_server("?5"), vec![json!(servers).to_string().into()]).await?;
     // The caller's right comes before the input (contract 3, order of refusals).
     staff(&caller)?;
     let new = input?;
@@ -72,17 +71,6 @@ pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
 /// `PATCH /api/iam/groups/<id>/`: the given fields.
 pub async fn update(call: &mut Call) -> Result<Reply, Error> {
     change(call, GroupChanges::read, false).await
-}
-
-/// What is read of something that a caller wants to change, who sees it.
-async fn find<T: DeserializeOwned>(
-    credential: &Credential<'_>,
-    sql: &str,
-    parameters: Vec<Parameter>,
-) -> Result<(Caller, T), Error> {
-    let (caller, found) = credential.read(sql, parameters).await?;
-    let found = serde_json::from_str(&found.ok_or_else(Error::not_found)?).map_err(internal)?;
-    Ok((caller, found))
 }
 
 /// Changes a group.

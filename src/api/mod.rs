@@ -17,6 +17,7 @@ pub mod users;
 use farhand_domain::error::{self, Error, Kind};
 use farhand_domain::page::{Page, Query};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use crate::caller::{Caller, Credential};
@@ -114,6 +115,17 @@ const TRIES: usize = 8;
 /// Others change it all the time.
 fn conflict(what: &str) -> Error {
     Error::new(Kind::Conflict, format!("The {what} was changed by others at the same time. Try again."))
+}
+
+/// What is read of something that a caller wants to change, who sees it.
+async fn find<T: DeserializeOwned>(
+    credential: &Credential<'_>,
+    sql: &str,
+    parameters: Vec<Parameter>,
+) -> Result<(Caller, T), Error> {
+    let (caller, found) = credential.read(sql, parameters).await?;
+    let found = serde_json::from_str(&found.ok_or_else(Error::not_found)?).map_err(crate::platform::internal)?;
+    Ok((caller, found))
 }
 
 /// The envelope of a list (spec.md, Paginated list envelope).

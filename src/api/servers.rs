@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::console_error;
 
-use super::{TRIES, agent, anybody, conflict, page_of, staff};
+use super::{TRIES, agent, anybody, conflict, find, page_of, staff};
 use crate::caller::{Caller, Credential};
 use crate::link_calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
 use crate::platform::{self, internal};
@@ -90,12 +90,17 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     Reply::created(&with_key(call, server, id, &key))
 }
 
+/// A server, for an object that may not know yet whose it is.
+fn of_server(call: &Call, workspace_id: i64, server: Uuid) -> Result<OfServer, Error> {
+    Ok(OfServer { workspace: call.workspace()?.to_owned(), workspace_id, server })
+}
+
 /// Tells a new server's object who the server is. Where that fails, it learns it from D1 at its agent's first call.
 ///
 /// # Errors
 /// The request has no workspace.
 pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), Error> {
-    let of = OfServer { workspace: call.workspace()?.to_owned(), workspace_id, server };
+    let of = of_server(call, workspace_id, server)?;
     if let Err(error) = link_calls::ask::<Value>(&call.env, server, &Ask::Adopt(of)).await {
         console_error!("server {server}: its object was not told: {}", error.detail);
     }
@@ -118,8 +123,7 @@ pub async fn update(call: &mut Call) -> Result<Reply, Error> {
 /// No such server; no right to change it.
 async fn for_change(credential: &Credential<'_>, id: Uuid, groups: &[i64]) -> Result<(Caller, ForChange), Error> {
     let parameters = vec![id.into(), json!(groups).to_string().into()];
-    let (caller, found) = credential.read(&servers::for_change(), parameters).await?;
-    let found: ForChange = serde_json::from_str(&found.ok_or_else(Error::not_found)?).map_err(internal)?;
+    let (caller, found) = find::<ForChange>(credential, &servers::for_change(), parameters).await?;
     if found.is_editable { Ok((caller, found)) } else { Err(Error::permission_denied()) }
 }
 
@@ -149,7 +153,7 @@ async fn change(
         if is_whole && is_staff {
             changes.groups.get_or_insert_default();
         }
-        changes.groups = changes.groups.filter(|groups| *groups != found.groups);
+        changes.groups = changes.groups.filter(|groups| json!(groups) != found.server["groups"]);
         if changes.groups.is_some() && !is_staff {
             return Err(Error::permission_denied());
         }
@@ -186,7 +190,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let (caller, found) = for_change(&credential, id, &[]).await?;
-    let of = OfServer { workspace: call.workspace()?.to_owned(), workspace_id: found.workspace_id, server: id };
+    let of = of_server(call, found.workspace_id, id)?;
     link_calls::ask::<Value>(&call.env, id, &Ask::Remove(Remove { of, by: Some(caller.user_id) })).await?;
     Ok(Reply::no_content())
 }
@@ -198,7 +202,7 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let (caller, mut found) = for_change(&credential, id, &[]).await?;
-    let of = OfServer { workspace: call.workspace()?.to_owned(), workspace_id: found.workspace_id, server: id };
+    let of = of_server(call, found.workspace_id, id)?;
     let (key, key_hash) = new_key(call)?;
     let rotate = Rotate { of, by: caller.user_id, key_hash, at: call.now };
     let rotated = link_calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;

@@ -16,6 +16,9 @@ const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.
         WHERE workspace_id = g.workspace_id AND group_id = g.id ORDER BY server_id) i)),
     'added_at', g.added_at, 'updated_at', g.updated_at)";
 
+/// The condition on `me` that they see all groups, as they do all servers.
+const SEES_ALL: &str = "(me.is_superuser OR me.is_staff)";
+
 /// SQL for what the caller is in the group of an id, or null.
 fn role_in(group: &str) -> String {
     format!(
@@ -26,12 +29,12 @@ fn role_in(group: &str) -> String {
 
 /// SQL for the condition that the caller sees the group of an id, of their workspace.
 fn visible(group: &str) -> String {
-    format!("(me.is_superuser OR me.is_staff OR {} IS NOT NULL)", role_in(group))
+    format!("({SEES_ALL} OR {} IS NOT NULL)", role_in(group))
 }
 
 /// SQL for the condition that the caller edits the group of an id, of their workspace, and grants every role in it.
 fn owned(group: &str) -> String {
-    format!("(me.is_superuser OR me.is_staff OR {} = 'owner')", role_in(group))
+    format!("({SEES_ALL} OR {} = 'owner')", role_in(group))
 }
 
 /// SQL for a group that the caller sees, by its id `?5`.
@@ -41,9 +44,6 @@ pub fn one() -> String {
         visible("g.id")
     )
 }
-
-/// The condition on `me` that they see all groups, as they do all servers.
-const SEES_ALL: &str = "(me.is_superuser OR me.is_staff)";
 
 /// What a list of the groups that the caller sees is read with. Who sees some goes through their memberships.
 pub fn list(filter: GroupFilter) -> Selection {
@@ -66,16 +66,11 @@ pub fn list(filter: GroupFilter) -> Selection {
 }
 
 /// SQL for whether a JSON array of ids of servers, a parameter, has one that is none of the workspace's, as a JSON boolean.
-fn has_unknown_server(parameter: &str) -> String {
+pub fn has_unknown_server(parameter: &str) -> String {
     format!(
         "json(iif(EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
             SELECT 1 FROM servers s WHERE s.id = wanted.value AND s.workspace_id = me.workspace_id)), 'true', 'false'))"
     )
-}
-
-/// SQL for whether a JSON array of ids of servers as `?5` has one that is none, as a JSON boolean.
-pub fn unknown_servers() -> String {
-    has_unknown_server("?5")
 }
 
 /// A group as somebody who wants to change it sees it.

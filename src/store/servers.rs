@@ -135,8 +135,6 @@ pub fn is_full(workspace: &str, group: &str) -> String {
 pub struct ForChange {
     /// The workspace's id.
     pub workspace_id: i64,
-    /// The ids of the groups that it is in, ascending.
-    pub groups: Vec<i64>,
     /// Whether the caller may edit and delete it.
     pub is_editable: bool,
     /// What is wrong with the groups that are asked for and that it is not in yet: see [`group_problem`].
@@ -151,8 +149,6 @@ pub struct ForChange {
 pub fn for_change() -> String {
     format!(
         "(SELECT json_object('workspace_id', s.workspace_id,
-            'groups', json((SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM server_groups
-                WHERE workspace_id = s.workspace_id AND server_id = s.id ORDER BY group_id) i)),
             'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'group_problem', {}, 'server', {OBJECT})
           FROM servers s WHERE s.id = ?5 AND {REACHABLE})",
         group_problem(
