@@ -49,6 +49,15 @@ for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) {
 }
 const address = await miniflare.ready;
 
+// The platform's clock: Miniflare has none for Cron Triggers, and one that HTTP could set off would be everybody's.
+const worker = await miniflare.getWorker();
+const tick = () =>
+  worker.scheduled().catch((error) => {
+    if (!isEnding) console.log(`error: the scheduled event: ${error.message}`);
+  });
+void tick();
+setInterval(tick, 3_600_000).unref();
+
 // Miniflare does not tell when workerd ends.
 let misses = 0;
 const watch = setInterval(async () => {

@@ -1,20 +1,30 @@
-//! The Durable Object that clears deleted workspaces away, to the last row, key and object, and takes deleted users off the
-//! commands that they asked for. There is one for the region cell.
+//! The Durable Object that clears deleted workspaces away, to the last row, key and object, takes deleted users off the
+//! commands that they asked for, and deletes commands that are over for long. There is one for the region cell.
 //!
 //! What is to be purged is told by D1 alone: the row of a deleted workspace stays, marked, until nothing else is left of
 //! it. The alarm is set before the mark, so whatever is cut off in between, the object looks again, finds the row and
-//! goes on. Each alarm does one bounded step, for one workspace after the other.
+//! goes on. Each alarm does one bounded step of each kind of work, for one workspace after the other.
+//!
+//! Old commands are looked for in passes, which the clock begins (wrangler.toml, triggers): through each workspace in turn, in
+//! the order in which its commands ended. First the server's object forgets them, then D1; so one that was cut off in between
+//! is found again. A pass goes by each command once: one whose object does not answer is for the next pass.
 
+use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::Duration;
 
 use farhand_domain::error::Error;
-use serde_json::Value;
+use farhand_domain::time::Timestamp;
+use futures_util::future::{self, Either};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use uuid::Uuid;
-use worker::{DurableObject, Env, Method, Request, RequestInit, Response, State, console_error, durable_object};
+use worker::{Delay, DurableObject, Env, Request, Response, State, console_error, console_log, durable_object};
 
-use crate::link_calls::{self, Ask};
+use crate::link_calls::{self, Forget, Forgotten};
 use crate::objects;
 use crate::platform::{self, internal};
+use crate::store::retention::{self, Due, Place};
 use crate::store::workspaces::{self, Deleted};
 use crate::store::{login_tokens, servers, users};
 
@@ -25,6 +35,12 @@ const SERVERS: u64 = 50;
 const SERVERS_AT_ONCE: u64 = 500;
 /// How many commands a deleted user is taken off at a time.
 const COMMANDS: u64 = 200;
+/// How many old commands are deleted at a time.
+const OLD_COMMANDS: u64 = 100;
+/// How long an object may take to forget some, in seconds.
+const FORGETS_WITHIN: u64 = 20;
+/// How often D1 is told of the same ones, before they are left to the next pass.
+const TRIES: u32 = 3;
 /// The name of the one object.
 const NAME: &str = "janitor";
 /// Between two steps of a purge.
@@ -33,21 +49,39 @@ const STEP: Duration = Duration::from_millis(10);
 const RETRY: Duration = Duration::from_secs(5);
 /// The storage key of the workspace that had the last step.
 const LAST: &str = "last";
+/// The storage key of the pass over old commands that is under way.
+const PASS: &str = "pass";
+
+/// What the object can be asked.
+#[derive(Serialize, Deserialize)]
+enum Ask {
+    /// Delete the workspace with that slug. Answers whether there was one.
+    DeleteWorkspace(String),
+    /// Look for what is to be done.
+    Look,
+    /// Look for old commands.
+    BeginPass,
+}
+
+/// Where a pass over old commands is.
+#[derive(Clone, Default, Serialize, Deserialize)]
+struct Pass {
+    /// The workspace.
+    workspace: i64,
+    /// The last command in it that was done.
+    after: Place,
+    /// How often D1 failed at the next ones.
+    failures: u32,
+    /// How many commands it deleted.
+    deleted: u64,
+}
 
 /// Deletes a workspace. Everything in it is refused when this returns, and the rest is purged after. False: there is none.
 ///
 /// # Errors
 /// The object could not be reached, or D1 not be told. The workspace may be deleted all the same.
 pub async fn delete_workspace(env: &Env, slug: &str) -> Result<bool, Error> {
-    let stub = objects::stub(env, platform::JANITOR, NAME)?;
-    let mut init = RequestInit::new();
-    init.with_method(Method::Post).with_body(Some(slug.into()));
-    let request = Request::new_with_init(objects::ORIGIN, &init).map_err(internal)?;
-    match stub.fetch_with_request(request).await.map_err(internal)?.status_code() {
-        204 => Ok(true),
-        404 => Ok(false),
-        _ => Err(Error::internal("the janitor failed")),
-    }
+    ask(env, &Ask::DeleteWorkspace(slug.to_owned())).await
 }
 
 /// Has the object look for what is to be done.
@@ -55,11 +89,19 @@ pub async fn delete_workspace(env: &Env, slug: &str) -> Result<bool, Error> {
 /// # Errors
 /// It could not be reached.
 pub async fn wake(env: &Env) -> Result<(), Error> {
-    let stub = objects::stub(env, platform::JANITOR, NAME)?;
-    match stub.fetch_with_str(objects::ORIGIN).await.map_err(internal)?.status_code() {
-        204 => Ok(()),
-        _ => Err(Error::internal("the janitor failed")),
-    }
+    ask(env, &Ask::Look).await.map(drop)
+}
+
+/// Has old commands deleted. Where the object is at it already, it goes on.
+///
+/// # Errors
+/// The object could not be reached.
+pub async fn delete_old_commands(env: &Env) -> Result<(), Error> {
+    ask(env, &Ask::BeginPass).await.map(drop)
+}
+
+async fn ask(env: &Env, ask: &Ask) -> Result<bool, Error> {
+    objects::ask(env, platform::JANITOR, NAME, ask).await
 }
 
 /// The object.
@@ -75,31 +117,31 @@ impl DurableObject for Janitor {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        let slug = request.text().await?;
-        self.state.storage().set_alarm(RETRY).await?;
-        if slug.is_empty() {
-            return Ok(Response::empty()?.with_status(204));
-        }
-        let status = match self.delete(&slug).await {
-            Ok(true) => 204,
-            Ok(false) => 404,
-            Err(error) => {
-                console_error!("deletion of workspace {slug}: {}", error.detail);
-                500
+        objects::answer(&mut request, async |ask| {
+            let storage = self.state.storage();
+            storage.set_alarm(RETRY).await.map_err(internal)?;
+            match ask {
+                Ask::DeleteWorkspace(slug) => self.delete(&slug).await,
+                Ask::Look => Ok(true),
+                Ask::BeginPass => {
+                    if storage.get::<Pass>(PASS).await.map_err(internal)?.is_none() {
+                        storage.put(PASS, Pass::default()).await.map_err(internal)?;
+                    }
+                    Ok(true)
+                }
             }
-        };
-        Ok(Response::empty()?.with_status(status))
+        })
+        .await
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        let next = match self.step().await {
-            Ok(true) => Some(STEP),
-            Ok(false) => None,
-            Err(error) => {
-                console_error!("purge: {}", error.detail);
-                Some(RETRY)
-            }
-        };
+        // None of them holds up another one.
+        let steps = [self.depart().await, self.purge().await, self.go_on_with_pass().await];
+        let mut next = steps.iter().any(|step| matches!(step, Ok(true))).then_some(STEP);
+        for error in steps.into_iter().filter_map(Result::err) {
+            console_error!("janitor: {}", error.detail);
+            next = Some(RETRY);
+        }
         if let Some(delay) = next {
             self.state.storage().set_alarm(delay).await?;
         }
@@ -127,17 +169,21 @@ impl Janitor {
     /// Wipes the objects of servers, which cuts their agents off.
     async fn sever(&self, servers: &[String]) -> Result<(), Error> {
         let ids = servers.iter().filter_map(|id| Uuid::try_parse(id).ok());
-        let severed = ids.map(|id| link_calls::ask::<Value>(&self.env, id, &Ask::Sever));
-        futures_util::future::try_join_all(severed).await.map(drop)
+        let severed = ids.map(|id| link_calls::ask::<Value>(&self.env, id, &link_calls::Ask::Sever));
+        future::try_join_all(severed).await.map(drop)
     }
 
-    /// Does one step for a deleted user, and one for the next workspace that is to be purged. False: there is neither.
-    async fn step(&self) -> Result<bool, Error> {
+    /// Does one step for a deleted user. False: there is none.
+    async fn depart(&self) -> Result<bool, Error> {
+        users::depart_some(&self.env, COMMANDS).await
+    }
+
+    /// Does one step for the next workspace that is to be purged. False: there is none.
+    async fn purge(&self) -> Result<bool, Error> {
         let storage = self.state.storage();
         let last: i64 = storage.get(LAST).await.map_err(internal)?.unwrap_or(0);
-        let departed = users::depart_some(&self.env, COMMANDS).await?;
         // The next one, and not the same again: one that fails must not hold the others up.
-        let Some(deleted) = workspaces::next_deleted(&self.env, last).await? else { return Ok(departed) };
+        let Some(deleted) = workspaces::next_deleted(&self.env, last).await? else { return Ok(false) };
         storage.put(LAST, deleted.id).await.map_err(internal)?;
         self.purge_some(&deleted).await?;
         Ok(true)
@@ -162,5 +208,92 @@ impl Janitor {
             return Ok(());
         }
         workspaces::purge_some(&self.env, deleted.id).await
+    }
+    /// Deletes the next old commands of the pass. False: there is no pass, or it is through.
+    async fn go_on_with_pass(&self) -> Result<bool, Error> {
+        let storage = self.state.storage();
+        let Some(mut pass) = storage.get::<Pass>(PASS).await.map_err(internal)? else { return Ok(false) };
+        let until = match platform::kept_until(&self.env) {
+            Ok(Some(until)) => until,
+            kept => {
+                self.end_pass(&pass).await?;
+                return kept.map(|_| false);
+            }
+        };
+        let (due, found_at) = retention::find(&self.env, pass.workspace, &pass.after, until, OLD_COMMANDS).await?;
+        let Some(last) = due.last() else {
+            let looked = retention::next_workspace(&self.env, pass.workspace, until).await?;
+            let Some(next) = looked.found.or(looked.last) else {
+                self.end_pass(&pass).await?;
+                return Ok(false);
+            };
+            pass = Pass { workspace: next as i64, deleted: pass.deleted, ..Pass::default() };
+            storage.put(PASS, pass).await.map_err(internal)?;
+            return Ok(true);
+        };
+        let (forgotten, is_all) = self.forget(&due, until).await;
+        let deleted = retention::delete(&self.env, pass.workspace, &forgotten, until).await;
+        pass.failures = if deleted.is_err() { pass.failures + 1 } else { 0 };
+        if deleted.is_ok() {
+            pass.deleted += forgotten.len() as u64;
+        }
+        if (is_all && deleted.is_ok()) || pass.failures >= TRIES {
+            (pass.after, pass.failures) = (last.place(), 0);
+        }
+        storage.put(PASS, &pass).await.map_err(internal)?;
+        let cost = deleted?;
+        console_log!(
+            "{}",
+            json!({
+                "event": "retention", "workspace_id": pass.workspace, "found": due.len(), "deleted": forgotten.len(),
+                "d1_calls": found_at.calls + cost.calls, "rows_read": found_at.rows_read + cost.rows_read,
+                "rows_written": found_at.rows_written + cost.rows_written,
+            })
+        );
+        Ok(true)
+    }
+
+    /// Ends the pass.
+    async fn end_pass(&self, pass: &Pass) -> Result<(), Error> {
+        self.state.storage().delete(PASS).await.map_err(internal)?;
+        console_log!("{}", json!({"event": "retention_over", "deleted": pass.deleted}));
+        Ok(())
+    }
+
+    /// Has objects forget commands. Returns those of which they have nothing any more, and whether that is all that can be done
+    /// now.
+    async fn forget<'a>(&self, due: &'a [Due], until: Timestamp) -> (Vec<&'a Due>, bool) {
+        let mut by_server: BTreeMap<&str, Vec<&Due>> = BTreeMap::new();
+        for command in due {
+            by_server.entry(&command.server_id).or_default().push(command);
+        }
+        let asked = by_server.into_iter().map(|(server, commands)| self.forget_of(server, commands, until));
+        let mut forgotten = Vec::new();
+        let mut is_all = true;
+        for (some, is_all_of_server) in future::join_all(asked).await {
+            forgotten.extend(some);
+            is_all &= is_all_of_server;
+        }
+        (forgotten, is_all)
+    }
+
+    /// The same for commands of one server. Where its object does not answer, that is all for now.
+    async fn forget_of<'a>(&self, server: &str, commands: Vec<&'a Due>, until: Timestamp) -> (Vec<&'a Due>, bool) {
+        // Ids of another form no object ever had.
+        let Ok(object) = Uuid::try_parse(server) else { return (commands, true) };
+        let ids = commands.iter().filter_map(|due| Uuid::try_parse(&due.id).ok()).collect();
+        let ask = link_calls::Ask::Forget(Forget { ids, until });
+        let answer = link_calls::ask::<Forgotten>(&self.env, object, &ask);
+        let limit = Delay::from(Duration::from_secs(FORGETS_WITHIN));
+        let problem = match future::select(pin!(answer), pin!(limit)).await {
+            Either::Left((Ok(Forgotten { ids, is_all }), _)) => {
+                let is_forgotten = |due: &&Due| Uuid::try_parse(&due.id).map_or(true, |id| ids.contains(&id));
+                return (commands.into_iter().filter(is_forgotten).collect(), is_all);
+            }
+            Either::Left((Err(error), _)) => error.detail.into_owned(),
+            Either::Right(_) => "no answer".to_owned(),
+        };
+        console_error!("retention: the object of server {server} did not forget its commands: {problem}");
+        (vec![], true)
     }
 }

@@ -20,7 +20,7 @@ mod throttle;
 use farhand_domain::cors;
 use farhand_domain::error::{Error, Kind};
 use serde_json::json;
-use worker::{Context, Env, Request, Response, console_log, event};
+use worker::{Context, Env, Request, Response, ScheduleContext, ScheduledEvent, console_error, console_log, event};
 
 use crate::request::Call;
 use crate::response::Reply;
@@ -56,6 +56,14 @@ async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<R
     let response = with_cors(&call, reply).into_response(&call.id, call.method == "HEAD")?;
     log(&call, response.status_code());
     Ok(response)
+}
+
+/// Runs when the clock says so (wrangler.toml, triggers): has old commands deleted.
+#[event(scheduled)]
+async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
+    if let Err(error) = janitor::delete_old_commands(&env).await {
+        console_error!("retention: {}", error.detail);
+    }
 }
 
 /// Tells the log of a request at its end: a JSON object in a line. Nothing of its path or its query is in there.

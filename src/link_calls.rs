@@ -44,6 +44,8 @@ pub enum Ask {
     Remove(Remove),
     /// Take an agent's report. Answers with what the agent is to be told.
     Agent(AgentCall),
+    /// Forget commands that are over for long. Answers with [`Forgotten`].
+    Forget(Forget),
     /// Forget everything and cut the agent off: the server is gone.
     Sever,
 }
@@ -195,6 +197,24 @@ pub struct Followed {
     pub has_more: bool,
     /// The live fields of the command, once that was all, and whether it lacks some of the output.
     pub end: Option<Map<String, Value>>,
+}
+
+/// Commands to be forgotten.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Forget {
+    /// The commands.
+    pub ids: Vec<Uuid>,
+    /// Until when they must have been over.
+    pub until: Timestamp,
+}
+
+/// What became of commands that were to be forgotten.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Forgotten {
+    /// Those of which nothing is there.
+    pub ids: Vec<Uuid>,
+    /// Whether the others are to stay; false: there is more than goes at once, and it is to be asked again.
+    pub is_all: bool,
 }
 
 /// Who an agent says that it is.

@@ -6,6 +6,7 @@ use std::fmt::Display;
 use farhand_domain::error::Error;
 use farhand_domain::host::Names;
 use farhand_domain::id;
+use farhand_domain::retention;
 use farhand_domain::secret::{Pepper, Secret};
 use farhand_domain::smtp::{Login, Security};
 use farhand_domain::throttle::Windows;
@@ -138,6 +139,15 @@ impl Config {
 /// How often an agent is pinged, in seconds.
 pub fn ping_seconds(env: &Env) -> i64 {
     positive(env, "AGENT_PING_SECONDS", 600)
+}
+
+/// Until when commands must have been over that are deleted now; `None`: none are (`COMMAND_RETENTION_DAYS`).
+///
+/// # Errors
+/// The setting makes no sense.
+pub fn kept_until(env: &Env) -> Result<Option<Timestamp>, Error> {
+    let until = retention::until(&var(env, "COMMAND_RETENTION_DAYS"), now());
+    until.map_err(|error| Error::internal(format!("COMMAND_RETENTION_DAYS is {error}")))
 }
 
 /// The key for hashing credentials.

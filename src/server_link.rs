@@ -10,6 +10,7 @@
 
 mod commands;
 mod identity;
+mod retention;
 mod waiting;
 
 use std::cell::{Cell, RefCell};
@@ -197,6 +198,7 @@ impl DurableObject for ServerLink {
             Ask::Rotate(rotate) => self.rotate(rotate).await,
             Ask::Remove(remove) => self.remove(remove).await,
             Ask::Agent(call) => self.agent(call).await,
+            Ask::Forget(forget) => self.forget(forget).await,
             Ask::Sever => self.sever().await,
         };
         Response::from_json(&answer.unwrap_or_else(|error| Answer::Failed(error.to_string())))
@@ -444,9 +446,9 @@ impl ServerLink {
                 self.started()?;
                 Answer::Done(Value::Null)
             }
-            Report::Ack { command } => self.on_command(command, |held| Ok(held.life.ack(now())))?,
+            Report::Ack { command } => self.on_command(&known, command, |held| Ok(held.life.ack(now())))?,
             Report::Chunk { command, chunk } => match self.tables().command(command)? {
-                None => Answer::Refused(Refusal::NotFound),
+                None => Self::unknown(&known, command),
                 Some(held) => {
                     let is_new = held.life.delivered_at.is_some() && self.tables().add_chunk(&held, &chunk, now())?;
                     // Until the end D1 need not know how much output there is: who reads the command asks here.
@@ -458,7 +460,7 @@ impl ServerLink {
                 }
             },
             Report::Fin { command, fin } => {
-                let answer = self.on_command(command, |held| Ok(finish(held, fin)))?;
+                let answer = self.on_command(&known, command, |held| Ok(finish(held, fin)))?;
                 // There may be room for another one now.
                 self.hand_out_soon()?;
                 answer
@@ -477,8 +479,13 @@ impl ServerLink {
     }
 
     /// Changes a command by a report. One that changes nothing, being late or repeated, is as good as any.
-    fn on_command(&self, id: Uuid, change: impl FnOnce(&mut Held) -> worker::Result<bool>) -> worker::Result<Answer> {
-        let Some(mut held) = self.find(id)? else { return Ok(Answer::Refused(Refusal::NotFound)) };
+    fn on_command(
+        &self,
+        known: &Known,
+        id: Uuid,
+        change: impl FnOnce(&mut Held) -> worker::Result<bool>,
+    ) -> worker::Result<Answer> {
+        let Some(mut held) = self.find(id)? else { return Ok(Self::unknown(known, id)) };
         if change(&mut held)? {
             self.save(&held)?;
         }

@@ -534,6 +534,56 @@ impl Tables {
         self.exec("DELETE FROM commands WHERE id = ?", vec![text(id)])
     }
 
+    /// Removes commands that were over at a moment and of which D1 has the latest, with their output. Returns those of which
+    /// nothing is left, and whether that is all that is to go: `at_once` bounds what is removed, in rows and in pages of 4 KiB.
+    pub fn forget(&self, ids: &[Uuid], until: Timestamp, at_once: u64) -> Result<(Vec<Uuid>, bool)> {
+        #[derive(Deserialize)]
+        struct Row {
+            id: Uuid,
+            is_due: f64,
+            kept_bytes: f64,
+        }
+        let sql = "SELECT id, kept_bytes, phase = 'accepted' AND flushed >= revision
+                AND coalesce(life ->> 'handled_at' <= ?2, 0) AS is_due
+            FROM commands WHERE id IN (SELECT value FROM json_each(?1))";
+        let rows: Vec<Row> = self.rows(sql, vec![text(serde_json::to_string(ids)?), text(until)])?;
+        let (mut forgotten, mut left) = (Vec::new(), at_once);
+        for id in ids {
+            if let Some(row) = rows.iter().find(|row| row.id == *id) {
+                if row.is_due == 0.0 {
+                    continue;
+                }
+                if left == 0 {
+                    return Ok((forgotten, false));
+                }
+                let removed = self.delete_chunks(*id, left)?;
+                left = left.saturating_sub(removed + row.kept_bytes as u64 / 4096 + 1);
+                if self.has_chunks(*id)? {
+                    return Ok((forgotten, false));
+                }
+                self.delete_command(*id)?;
+            }
+            forgotten.push(*id);
+        }
+        Ok((forgotten, true))
+    }
+
+    /// Removes chunks of a command, the first ones, and tells how many rows that were: at most so many, but for the pieces of
+    /// the last.
+    fn delete_chunks(&self, id: Uuid, most: u64) -> Result<u64> {
+        let sql = "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ?)";
+        let number = self.count(sql, vec![text(id), integer(most)])?;
+        let sql = "DELETE FROM chunks WHERE command = ?1
+            AND seq <= (SELECT max(seq) FROM (SELECT seq FROM chunks WHERE command = ?1 ORDER BY seq LIMIT ?2))";
+        self.exec(sql, vec![text(id), integer(most)])?;
+        Ok(number)
+    }
+
+    fn has_chunks(&self, id: Uuid) -> Result<bool> {
+        let sql = "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT 1)";
+        Ok(self.count(sql, vec![text(id)])? > 0)
+    }
+
     /// Takes a chunk of output in, once. Of all the output its beginning is kept: where a chunk comes late, the last ones
     /// give way to it. Of what is not kept, only the length is counted.
     pub fn add_chunk(&self, held: &Held, chunk: &Chunk, now: Timestamp) -> Result<bool> {

@@ -15,6 +15,7 @@ mod mail;
 mod operator;
 mod request_log;
 mod reset_page;
+mod retention;
 mod secrets;
 mod start;
 

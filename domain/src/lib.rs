@@ -24,6 +24,7 @@ pub mod output;
 pub mod page;
 pub mod password;
 pub mod registration_token;
+pub mod retention;
 pub mod secret;
 pub mod server;
 pub mod session;

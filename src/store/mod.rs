@@ -8,6 +8,7 @@ pub mod groups;
 pub mod login_tokens;
 pub mod registration_tokens;
 pub mod reset_requests;
+pub mod retention;
 pub mod server_link;
 pub mod servers;
 pub mod sessions;

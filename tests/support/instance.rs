@@ -21,6 +21,8 @@ use crate::{PATIENCE, eventually, eventually_within};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// The operator's token of the instances that [`Instance::new`] starts.
 const OPERATOR_TOKEN: &str = "operator-of-this-instance";
+/// Where the platform keeps D1, in a state folder.
+const D1: &str = "v3/d1/miniflare-D1DatabaseObject";
 /// How long `npm start` may take when everything is built.
 const SERVES_WITHIN: Duration = Duration::from_secs(180);
 /// How long it may take to end, the agent's draining included.
@@ -116,7 +118,13 @@ impl Instance {
     }
 
     async fn without_demo(port: u16, state: &Path, more: &[(&str, &str)]) -> Self {
-        let variables = [("DEMO", "0"), ("OPERATOR_TOKEN", OPERATOR_TOKEN), ("PBKDF2_ITERATIONS", "100000")];
+        // Tests put commands into it that ended at any time, and only those of retention want them to go.
+        let variables = [
+            ("DEMO", "0"),
+            ("OPERATOR_TOKEN", OPERATOR_TOKEN),
+            ("PBKDF2_ITERATIONS", "100000"),
+            ("COMMAND_RETENTION_DAYS", "0"),
+        ];
         Self::start_at(port, state, &[&variables[..], more].concat()).await
     }
 
@@ -218,7 +226,7 @@ pub struct LockedDatabase(#[expect(dead_code, reason = "it holds the lock")] Con
 impl Instance {
     /// Takes the lock for writing to D1.
     pub async fn lock_d1(&self) -> LockedDatabase {
-        let folder = self.state.join("v3/d1/miniflare-D1DatabaseObject");
+        let folder = self.state.join(D1);
         let connection = Connection::open(databases(&folder).next().unwrap()).unwrap();
         eventually("the lock", || async { connection.execute_batch("BEGIN IMMEDIATE").ok() }).await;
         LockedDatabase(connection)
@@ -226,13 +234,16 @@ impl Instance {
 }
 
 impl Instance {
-    /// Reads a column of text of all objects of a class, as it is now.
+    /// Reads a column of text of all objects of a class, as it is now. In one that was wiped there is no table.
     pub fn read_objects(&self, class: &str, sql: &str) -> Vec<String> {
         let mut found = Vec::new();
         for file in databases(&self.objects(class)) {
             let connection = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
             connection.busy_timeout(PATIENCE).unwrap();
-            let mut statement = connection.prepare(sql).unwrap();
+            let mut statement = match connection.prepare(sql) {
+                Err(error) if error.to_string().contains("no such table") => continue,
+                statement => statement.unwrap(),
+            };
             found.extend(statement.query_map((), |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap));
         }
         found
@@ -271,6 +282,13 @@ fn open_files(pid: i32) -> Vec<PathBuf> {
 pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
     let folder = state.join("v3/do").join(format!("farhand-{class}"));
     databases(&folder).map(|file| Connection::open(file).unwrap().execute(sql, ()).unwrap()).sum()
+}
+
+/// Changes what D1 stores, while its instance does not run: the rows that the last statement changed.
+pub fn change_d1(state: &Path, sql: &str) -> u64 {
+    let connection = Connection::open(databases(&state.join(D1)).next().unwrap()).unwrap();
+    connection.execute_batch(sql).unwrap();
+    connection.changes()
 }
 
 /// The databases of what the platform keeps in a folder.

@@ -1,0 +1,449 @@
+//! Retention (docs/scaling.md): commands that are over for long are deleted, by the clock, in bounded steps. Here the clock ticks
+//! when an instance starts; commands are made through the API, and then the moments at which they ended are moved into the
+//! past, in D1 and in their server's object.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use farhand_domain::id;
+use farhand_domain::time::Timestamp;
+use farhand_tests::agents::{ScriptedAgent, credential};
+use farhand_tests::client::encoded;
+use farhand_tests::instance::{change_d1, change_objects};
+use farhand_tests::{Api, Instance, Workspace, eventually, now};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PATH: &str = "/api/events/commands/";
+const DAYS: &str = "COMMAND_RETENTION_DAYS";
+/// A name that the log's lines about it have.
+const STEP: &str = "\"event\":\"retention\"";
+/// What the log tells when a look for old commands is through.
+const OVER: &str = "\"event\":\"retention_over\"";
+
+fn days_ago(days: i64) -> Timestamp {
+    now().plus_seconds(-days * 24 * 60 * 60)
+}
+
+fn single(id: &str) -> String {
+    format!("{PATH}{id}/")
+}
+
+/// The lines of the Worker's log that hold a text.
+fn logged(state: &Path, text: &str) -> Vec<String> {
+    let log = std::fs::read_to_string(state.join("worker.log")).unwrap();
+    log.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
+}
+
+/// Starts an instance on a state again and waits until it has looked for old commands; returns how many it deleted.
+async fn looked(state: &TempDir, days: &str) -> (Instance, u64) {
+    let before = logged(state.path(), OVER).len();
+    let instance = Instance::restart_with(state.path(), &[(DAYS, days)]).await;
+    let line = eventually("the end of the look", || async { logged(state.path(), OVER).get(before).cloned() }).await;
+    let line: Value = serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap();
+    (instance, line["deleted"].as_u64().unwrap())
+}
+
+/// Stops an instance, when its objects have told D1 everything.
+async fn stop(instance: Instance) {
+    eventually("D1 to know everything", || async {
+        let behind = instance.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
+        behind.is_empty().then_some(())
+    })
+    .await;
+    instance.stop().await;
+}
+
+/// Moves the end of the commands whose line begins so to some days ago, in D1 and in the objects; returns of how many.
+fn age(state: &TempDir, lines: &str, days: i64) -> u64 {
+    let at = days_ago(days);
+    let change = format!(
+        "UPDATE commands SET life = json_set(life, '$.handled_at', '{at}')
+         WHERE command ->> 'line' LIKE '{lines}%' AND life ->> 'handled_at' IS NOT NULL"
+    );
+    change_objects(state.path(), "ServerLink", &change);
+    age_in_d1(state, lines, days)
+}
+
+/// The same in D1 alone.
+fn age_in_d1(state: &TempDir, lines: &str, days: i64) -> u64 {
+    let at = days_ago(days);
+    let sql = format!("UPDATE commands SET handled_at = '{at}' WHERE line LIKE '{lines}%' AND handled_at IS NOT NULL");
+    change_d1(state.path(), &sql)
+}
+
+/// Runs a command of a user's to its end, with a piece of output; returns its id.
+async fn run(api: &Api, agent: &mut ScriptedAgent, server: &Value, line: &str) -> String {
+    let id = begin(api, agent, server, line).await;
+    agent.chunk(&id, 0, "some output").await;
+    agent.fin(&id, 0, "some output").await;
+    id
+}
+
+/// The same, but leaves it running.
+async fn begin(api: &Api, agent: &mut ScriptedAgent, server: &Value, line: &str) -> String {
+    let body = json!({"server": server["id"], "line": line, "username": "root"});
+    let id = api.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
+    assert_eq!(agent.next_command().await["id"], id);
+    agent.ack(&id).await;
+    id
+}
+
+/// The ids in a list.
+async fn listed(api: &Api, query: &[(&str, String)]) -> BTreeSet<String> {
+    let mut query = query.to_vec();
+    query.push(("page_size", "100".to_owned()));
+    let list = api.get(&format!("{PATH}?{}", encoded(&query))).await.expect(200);
+    let ids: BTreeSet<_> =
+        list["results"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(list["count"], ids.len(), "{query:?}");
+    ids
+}
+
+/// Asserts that what D1 keeps beside its commands is just what they call for, and that the objects hold no others.
+async fn is_consistent(instance: &Instance) {
+    let sql = "SELECT
+        (SELECT count(*) FROM command_counts WHERE total <= 0) AS empty_counts,
+        (SELECT count(*) FROM command_servers WHERE total <= 0) AS empty_servers,
+        (SELECT count(*) FROM command_requesters q WHERE NOT EXISTS (SELECT 1 FROM commands c
+            WHERE c.workspace_id = q.workspace_id AND c.requested_by = q.user_id AND c.server_id = q.server_id)) AS pairs,
+        (SELECT count(*) FROM gone_servers g WHERE NOT EXISTS (SELECT 1 FROM commands c
+            WHERE c.workspace_id = g.workspace_id AND c.server_id = g.id)) AS gone,
+        (SELECT sum(total) FROM command_counts WHERE kind = 'shell') - (SELECT count(*) FROM commands) AS by_shell,
+        (SELECT sum(total) FROM command_counts WHERE kind = 'requester') - (SELECT count(*) FROM commands) AS by_requester,
+        (SELECT sum(total) FROM command_servers) - (SELECT count(*) FROM commands) AS by_server,
+        (SELECT count(*) FROM command_texts WHERE command_texts MATCH 'line:\"old\"') - (SELECT count(*) FROM commands
+            WHERE line LIKE '%old%') AS found,
+        (SELECT json_group_array(id) FROM commands) AS ids";
+    let row = instance.d1(sql).await[0].clone();
+    for (name, value) in row.as_object().unwrap().iter().filter(|(name, _)| *name != "ids") {
+        assert!(value.is_null() || *value == json!(0), "{name}: {row}");
+    }
+    let there: BTreeSet<String> = serde_json::from_str(row["ids"].as_str().unwrap()).unwrap();
+    for column in ["id FROM commands", "command FROM chunks", "command FROM answers"] {
+        for id in instance.read_objects("ServerLink", &format!("SELECT DISTINCT {column}")) {
+            assert!(there.contains(&id), "{column} {id}");
+        }
+    }
+}
+
+/// How many objects of servers hold anything.
+fn used_objects(instance: &Instance) -> usize {
+    instance.read_objects("ServerLink", "SELECT name FROM sqlite_master WHERE name = 'facts'").len()
+}
+
+#[tokio::test]
+async fn old_commands_go_everywhere_and_nothing_else_does() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let other = Workspace::made_by(&instance.operator(), "other").await;
+    let (boss, anna) = (workspace.admin.clone(), workspace.staff("anna").await);
+    let mut servers = Vec::new();
+    for name in ["web-1", "web-2", "half-gone", "gone"] {
+        let server = workspace.server(name).await;
+        let agent = ScriptedAgent::connect(&workspace, &server).await;
+        servers.push((server, agent));
+    }
+    let [(one, on_one), (two, on_two), (half, on_half), (gone, on_gone)] = &mut servers[..] else { unreachable!() };
+    let (mut old, mut young) = (BTreeSet::new(), BTreeSet::new());
+    old.insert(run(&boss, on_one, one, "old boss").await);
+    old.insert(run(&boss, on_one, one, "old with much output").await);
+    old.insert(run(&anna, on_one, one, "old anna").await);
+    old.insert(run(&anna, on_two, two, "old anna").await);
+    old.insert(run(&boss, on_half, half, "old half").await);
+    old.insert(run(&anna, on_gone, gone, "old gone").await);
+    young.insert(run(&boss, on_one, one, "young boss").await);
+    young.insert(run(&boss, on_two, two, "young boss").await);
+    young.insert(run(&anna, on_half, half, "young half").await);
+    // It is over in D1 for long, but not in the object, which knows better.
+    young.insert(run(&boss, on_one, one, "object knows better").await);
+    let running = begin(&anna, on_one, one, "old but running").await;
+    young.insert(running.clone());
+    let later = json!({"server": one["id"], "line": "old but waiting", "scheduled_at": days_ago(-100)});
+    young.insert(boss.post(PATH, &later).await.expect(201)["id"].as_str().unwrap().to_owned());
+    let cancelled = json!({"server": one["id"], "line": "old cancelled", "scheduled_at": days_ago(-100)});
+    let cancelled = boss.post(PATH, &cancelled).await.expect(201)["id"].as_str().unwrap().to_owned();
+    boss.delete(&single(&cancelled)).await.expect(204);
+    old.insert(cancelled);
+    let elsewhere = other.server("web-1").await;
+    let mut on_elsewhere = ScriptedAgent::connect(&other, &elsewhere).await;
+    let others_old = run(&other.admin, &mut on_elsewhere, &elsewhere, "old boss").await;
+    let others_young = run(&other.admin, &mut on_elsewhere, &elsewhere, "young boss").await;
+    for server in [half, gone] {
+        boss.delete(&format!("/api/servers/servers/{}/", server["id"].as_str().unwrap())).await.expect(204);
+    }
+    let (one, two, half) = (one.clone(), two.clone(), half.clone());
+    drop(servers);
+    stop(instance).await;
+    assert_eq!(age(&state, "old", 31), 8);
+    assert_eq!(age(&state, "young", 29), 4);
+    assert_eq!(age_in_d1(&state, "object", 31), 1);
+    // They have been running and waiting for long.
+    let added = days_ago(90);
+    change_d1(state.path(), &format!("UPDATE commands SET added_at = '{added}' WHERE handled_at IS NULL"));
+    // More output than goes at once.
+    let output = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+        INSERT INTO chunks (command, seq, piece, content)
+        SELECT c.id, n.i, 0, 'x' FROM commands c CROSS JOIN n WHERE c.command ->> 'line' = 'old with much output'";
+    assert_eq!(change_objects(state.path(), "ServerLink", output), 20_000);
+
+    let (instance, deleted) = looked(&state, "30").await;
+    assert_eq!(deleted, 8);
+    let (boss, anna) = (boss.on(&instance.url), anna.on(&instance.url));
+    let all = listed(&boss, &[]).await;
+    assert_eq!(all, young);
+    is_consistent(&instance).await;
+    // Of the five servers of commands one is gone with all that there was of it.
+    assert_eq!(used_objects(&instance), 4);
+    let gone = instance.d1("SELECT id FROM gone_servers").await;
+    assert_eq!(gone, json!([{"id": half["id"]}]));
+    // Filters and the search tell of the others what they told before.
+    let mut shown = Vec::new();
+    for id in &all {
+        shown.push(boss.get(&single(id)).await.expect(200));
+    }
+    let of = |matches: &dyn Fn(&Value) -> bool| -> BTreeSet<String> {
+        shown.iter().filter(|item| matches(item)).map(|item| item["id"].as_str().unwrap().to_owned()).collect()
+    };
+    for (name, value) in [
+        ("server", &one["id"]),
+        ("server", &two["id"]),
+        ("server", &half["id"]),
+        ("server", &gone[0]["id"]),
+        ("shell", &json!("system")),
+        ("shell", &json!("internal")),
+    ] {
+        let expected = of(&|item| item[name] == *value);
+        assert_eq!(listed(&boss, &[(name, value.as_str().unwrap().to_owned())]).await, expected, "{name} {value}");
+    }
+    for id in [1, 2, 3] {
+        let expected = of(&|item| item["requested_by"]["id"] == id);
+        assert_eq!(listed(&boss, &[("requested_by", id.to_string())]).await, expected);
+    }
+    for (name, value, expected) in [
+        ("requested_by_isnull", "true", of(&|_| false)),
+        ("requested_by_isnull", "false", of(&|_| true)),
+        ("is_scheduled", "true", of(&|item| item["line"] == "old but waiting")),
+        ("search", "old", of(&|item| item["line"].as_str().unwrap().contains("old"))),
+        ("search", "young", of(&|item| item["line"].as_str().unwrap().contains("young"))),
+        ("search", "much", of(&|_| false)),
+        ("search", "web-2", of(&|item| item["server_name"] == "web-2")),
+        ("ordering", "handled_at", of(&|_| true)),
+    ] {
+        assert_eq!(listed(&boss, &[(name, value.to_owned())]).await, expected, "{name}={value}");
+    }
+    assert_eq!(listed(&anna, &[]).await, young);
+    for id in &old {
+        for (method, path) in [
+            ("GET", single(id)),
+            ("GET", format!("{}chunks/", single(id))),
+            ("GET", format!("{}stream/", single(id))),
+            ("POST", format!("{}cancel/", single(id))),
+            ("POST", format!("{}kill/", single(id))),
+            ("DELETE", single(id)),
+        ] {
+            boss.call(method, &path).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+        }
+    }
+    let others = other.admin.on(&instance.url);
+    assert_eq!(listed(&others, &[]).await, BTreeSet::from([others_young]));
+    others.get(&single(&others_old)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    // What stayed has its output; what ran goes on, and so does the server.
+    for id in young.iter().filter(|id| **id != running && of(&|item| item["output_bytes"] != 0).contains(*id)) {
+        assert_eq!(boss.get(&format!("{}chunks/", single(id))).await.expect(200)["count"], 1);
+    }
+    let api = workspace.anonymous.on(&instance.url).with(&credential(&one));
+    let mut agent = ScriptedAgent::over(&api, "/ws/servers/backhaul/").await;
+    agent.fin(&running, 0, "done").await;
+    assert_eq!(boss.get(&single(&running)).await.expect(200)["result"], "done");
+    // An agent's report of a command that never was stays a 404, and brings nothing back.
+    let is_old = old.first().unwrap();
+    agent.report(is_old, "fin", Some(&json!({"success": true}))).await.expect_detail(404, None);
+    boss.get(&single(is_old)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    run(&boss, &mut agent, &one, "old but new").await;
+
+    // With its last command a server that is gone is, too.
+    stop(instance).await;
+    age(&state, "young half", 31);
+    let (instance, deleted) = looked(&state, "30").await;
+    assert_eq!(deleted, 1);
+    assert_eq!(used_objects(&instance), 3);
+    assert_eq!(instance.d1("SELECT id FROM gone_servers").await, json!([]));
+    is_consistent(&instance).await;
+}
+
+#[tokio::test]
+async fn commands_are_kept_for_as_long_as_is_set() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let id = run(&workspace.admin, &mut agent, &server, "old").await;
+    stop(instance).await;
+    assert_eq!(age(&state, "old", 400), 1);
+    for (setting, complaints) in [("0", 0), ("", 0), ("a year", 1), ("1", 2), ("-365", 3), ("401", 3)] {
+        let (instance, deleted) = looked(&state, setting).await;
+        assert_eq!(deleted, 0, "{setting:?}");
+        workspace.admin.on(&instance.url).get(&single(&id)).await.expect(200);
+        let complained = || logged(state.path(), "COMMAND_RETENTION_DAYS is neither").len();
+        eventually("the complaint", || async { (complained() == complaints).then_some(()) }).await;
+        instance.stop().await;
+    }
+    let (instance, deleted) = looked(&state, "365").await;
+    assert_eq!(deleted, 1);
+    workspace.admin.on(&instance.url).get(&single(&id)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    // The platform's way to set the clock off is not there for everybody.
+    for path in ["/cdn-cgi/handler/scheduled", "/cdn-cgi/mf/scheduled"] {
+        let reply = workspace.anonymous.on(&instance.url).get(path).await;
+        assert_eq!(reply.status, 308, "{path} is a path like any other: {}", reply.text);
+    }
+}
+
+/// SQL that puts commands of a server into a workspace, which ended some days ago. Their objects never heard of them.
+fn many(workspace: &str, server: &str, range: (u32, u32), days: i64) -> String {
+    let (from, to) = range;
+    let at = days_ago(days);
+    format!(
+        "WITH RECURSIVE n (i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM n WHERE i < {to})
+         INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
+            added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success)
+         SELECT w.id, printf('%08x-0000-7000-8000-%012x', i, w.id), {server}, 'web', u.id, 'system', 'uptime ' || i, 'root', '',
+            60, '{at}', '{at}', '{at}', '{at}', '{at}', '{at}', 'success', '', 1
+         FROM workspaces w JOIN users u ON u.workspace_id = w.id CROSS JOIN n WHERE w.slug = '{workspace}';"
+    )
+}
+
+#[tokio::test]
+async fn a_step_is_as_large_however_much_there_is() {
+    let (instance, state) = Instance::new().await;
+    let small = Workspace::made_by(&instance.operator(), "small").await;
+    let large = Workspace::made_by(&instance.operator(), "large").await;
+    instance.stop().await;
+    // As many on one server as on many, which is the most that a step can have.
+    let one = "'00000000-0000-7000-8000-000000000001'";
+    let each = "printf('%08x-0000-7000-9000-%012x', i, w.id)";
+    change_d1(state.path(), &many("small", one, (1, 130), 40));
+    change_d1(state.path(), &many("small", one, (131, 140), 1));
+    change_d1(state.path(), &many("large", one, (1, 130), 40));
+    change_d1(state.path(), &many("large", each, (131, 250), 40));
+    change_d1(state.path(), &many("large", one, (251, 30_000), 1));
+    let before = logged(state.path(), STEP).len();
+    let (instance, deleted) = looked(&state, "30").await;
+    assert_eq!(deleted, 130 + 250);
+    for (workspace, left) in [(&small, 10), (&large, 29_750)] {
+        let list = workspace.admin.on(&instance.url).get(PATH).await.expect(200);
+        assert_eq!(list["count"], left);
+    }
+    is_consistent(&instance).await;
+    let steps: Vec<Value> = logged(state.path(), STEP)[before..]
+        .iter()
+        .map(|line| serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap())
+        .collect();
+    let of = |name: &str| -> Vec<u64> { steps.iter().map(|step| step[name].as_u64().unwrap()).collect() };
+    println!("{steps:?}");
+    assert_eq!(of("deleted"), [100, 30, 100, 100, 50]);
+    assert_eq!(of("found"), of("deleted"));
+    assert_eq!(of("d1_calls"), [2; 5]);
+    for ((deleted, read), written) in of("deleted").into_iter().zip(of("rows_read")).zip(of("rows_written")) {
+        assert!(read <= 60 * deleted + 300, "{read} for {deleted}");
+        assert!(written <= 25 * deleted + 100, "{written} for {deleted}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_cut_off_goes_on() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    for _ in 0..3 {
+        run(&workspace.admin, &mut agent, &server, "old").await;
+    }
+    let kept = run(&workspace.admin, &mut agent, &server, "young").await;
+    stop(instance).await;
+    assert_eq!(age(&state, "old", 31), 3);
+    // Between the object and D1: the one has forgotten them, the other cannot be written to.
+    let instance = Instance::restart(state.path()).await;
+    let lock = instance.lock_d1().await;
+    instance.kill().await;
+    let instance = Instance::restart_with(state.path(), &[(DAYS, "30")]).await;
+    eventually("the object to forget", || async {
+        (instance.read_objects("ServerLink", "SELECT id FROM commands") == [kept.clone()]).then_some(())
+    })
+    .await;
+    assert_eq!(listed(&workspace.admin.on(&instance.url), &[]).await.len(), 4);
+    instance.kill().await;
+    drop(lock);
+    let (instance, deleted) = looked(&state, "30").await;
+    assert_eq!(deleted, 3);
+    assert_eq!(listed(&workspace.admin.on(&instance.url), &[]).await, BTreeSet::from([kept.clone()]));
+    is_consistent(&instance).await;
+    // At any moment of many steps.
+    instance.stop().await;
+    change_d1(state.path(), &many("acme", "printf('%08x-0000-7000-9000-%012x', i % 7, w.id)", (1, 3_000), 40));
+    for steps in [1, 3, 9] {
+        let before = logged(state.path(), STEP).len();
+        let instance = Instance::restart_with(state.path(), &[(DAYS, "30")]).await;
+        eventually("some steps", || async { (logged(state.path(), STEP).len() >= before + steps).then_some(()) }).await;
+        instance.kill().await;
+    }
+    let (instance, _) = looked(&state, "30").await;
+    assert_eq!(listed(&workspace.admin.on(&instance.url), &[]).await, BTreeSet::from([kept]));
+    is_consistent(&instance).await;
+}
+
+#[tokio::test]
+async fn an_object_that_fails_holds_up_nobody_else() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    for name in ["broken", "whole"] {
+        let server = workspace.server(name).await;
+        let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+        run(&workspace.admin, &mut agent, &server, &format!("old {name}")).await;
+    }
+    stop(instance).await;
+    age(&state, "old broken", 41);
+    age(&state, "old whole", 40);
+    // What it keeps of the command cannot be deleted.
+    let fails = "CREATE TRIGGER fails BEFORE DELETE ON commands WHEN old.command ->> 'line' = 'old broken' BEGIN
+        SELECT raise(ABORT, 'broken'); END";
+    change_objects(state.path(), "ServerLink", fails);
+    let (instance, deleted) = looked(&state, "30").await;
+    assert_eq!(deleted, 1);
+    let left = workspace.admin.on(&instance.url).get(PATH).await.expect(200);
+    assert_eq!((&left["count"], &left["results"][0]["line"]), (&json!(1), &json!("old broken")));
+    instance.stop().await;
+    change_objects(state.path(), "ServerLink", "DROP TRIGGER fails");
+    let (instance, deleted) = looked(&state, "30").await;
+    assert_eq!(deleted, 1);
+    is_consistent(&instance).await;
+}
+
+#[tokio::test]
+async fn a_late_report_of_a_command_that_may_be_deleted_is_taken() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let mut server = workspace.server("web-1").await;
+    instance.stop().await;
+    // A server that is as old as its commands.
+    let made = |days: i64| id::new(days_ago(days), [7; 10]).to_string();
+    let old = made(20);
+    assert_eq!(change_d1(state.path(), &format!("UPDATE servers SET id = '{old}'")), 1);
+    server["id"] = json!(old);
+    let instance = Instance::restart(state.path()).await;
+    let api = workspace.anonymous.on(&instance.url).with(&credential(&server));
+    let agent = ScriptedAgent::over(&api, "/ws/servers/backhaul/").await;
+    let fin = json!({"success": true, "result": "", "exit_code": 0});
+    let chunk = json!({"seq": 0, "content": "x"});
+    for (days, expected) in [(3, 204), (19, 204), (1, 404), (21, 404)] {
+        let command = made(days);
+        for (kind, body) in [("ack", None), ("chunk", Some(&chunk)), ("fin", Some(&fin))] {
+            let reply = agent.report(&command, kind, body).await;
+            assert_eq!(reply.status, expected, "{kind} of a command {days} days old: {}", reply.text);
+        }
+        let shown = workspace.admin.on(&instance.url).get(&single(&command)).await;
+        shown.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    }
+    assert!(instance.read_objects("ServerLink", "SELECT id FROM commands").is_empty());
+    assert!(instance.read_objects("ServerLink", "SELECT command FROM chunks").is_empty());
+}
