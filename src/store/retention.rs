@@ -114,13 +114,9 @@ pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Time
     let servers: BTreeSet<_> = commands.iter().map(|due| due.server_id.as_str()).collect();
     let pairs: BTreeSet<_> =
         commands.iter().filter_map(|due| Some((due.requester()?, due.server_id.as_str()))).collect();
-    let counters: BTreeSet<_> = commands
-        .iter()
-        .flat_map(|due| {
-            let requester = due.requester().map(|id| id.to_string()).unwrap_or_default();
-            [("shell", due.shell.clone()), ("requester", requester)]
-        })
-        .collect();
+    let shells: BTreeSet<_> = commands.iter().map(|due| due.shell.as_str()).collect();
+    let requesters: BTreeSet<_> =
+        commands.iter().map(|due| due.requester().map(|id| id.to_string()).unwrap_or_default()).collect();
     let list = |sql: String, list: serde_json::Value| Statement::new(sql).bind(workspace_id).bind(list.to_string());
     let has_none = "NOT EXISTS (SELECT 1 FROM commands c INDEXED BY commands_by_server
         WHERE c.workspace_id = ?1 AND c.server_id = s.value)";
@@ -137,32 +133,38 @@ pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Time
         AND n.kind = 'requester' AND n.key = p.value ->> 0 || ''), 0)";
     let total_of_server = "coalesce((SELECT sum(n.total) FROM command_servers n WHERE n.workspace_id = ?1
         AND n.server_id = p.value ->> 1), 0)";
+    let counts = |kind: &str| {
+        format!(
+            "DELETE FROM command_counts WHERE workspace_id = ?1 AND kind = '{kind}'
+             AND key IN (SELECT value FROM json_each(?2)) AND total = 0"
+        )
+    };
     let statements = vec![
         list(
-            "DELETE FROM commands WHERE workspace_id = ?1 AND id IN (SELECT value FROM json_each(?2)) AND handled_at <= ?3"
+            "DELETE FROM commands INDEXED BY commands_by_id WHERE workspace_id = ?1
+             AND id IN (SELECT value FROM json_each(?2)) AND handled_at <= ?3"
                 .to_owned(),
             json!(ids),
         )
         .bind(until),
-        // The pairs first: by counters that are there still.
+        // By counters that are there still. Of a pair the index wants each side on its own.
         list(
             format!(
-                "DELETE FROM command_requesters WHERE (workspace_id, user_id, server_id) IN (
-                    SELECT ?1, p.value ->> 0, p.value ->> 1 FROM json_each(?2) p
+                "WITH over AS MATERIALIZED (
+                    SELECT p.value ->> 0 AS user_id, p.value ->> 1 AS server_id FROM json_each(?2) p
                     WHERE CASE WHEN {total_of_requester} <= {LOOKED_AT}
                             THEN NOT EXISTS (SELECT 1 FROM ({few_of_requester}) WHERE is_it)
                         WHEN {total_of_server} <= {LOOKED_AT}
                             THEN NOT EXISTS (SELECT 1 FROM ({few_of_server}) WHERE is_it)
-                        ELSE 0 END)"
+                        ELSE 0 END)
+                 DELETE FROM command_requesters WHERE workspace_id = ?1
+                 AND user_id IN (SELECT user_id FROM over) AND server_id IN (SELECT server_id FROM over)
+                 AND (+user_id, +server_id) IN (SELECT user_id, server_id FROM over)"
             ),
             json!(pairs),
         ),
-        list(
-            "DELETE FROM command_counts WHERE (workspace_id, kind, key) IN (
-                SELECT ?1, value ->> 0, value ->> 1 FROM json_each(?2)) AND total = 0"
-                .to_owned(),
-            json!(counters),
-        ),
+        list(counts("shell"), json!(shells)),
+        list(counts("requester"), json!(requesters)),
         list(
             "DELETE FROM command_servers WHERE workspace_id = ?1 AND server_id IN (SELECT value FROM json_each(?2))
              AND total = 0"
