@@ -241,7 +241,7 @@ impl Instance {
             let connection = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
             connection.busy_timeout(PATIENCE).unwrap();
             let mut statement = match connection.prepare(sql) {
-                Err(error) if error.to_string().contains("no such table") => continue,
+                Err(error) if is_wiped(&error) => continue,
                 statement => statement.unwrap(),
             };
             found.extend(statement.query_map((), |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap));
@@ -281,7 +281,11 @@ fn open_files(pid: i32) -> Vec<PathBuf> {
 /// would do can be tested so, and nothing else.
 pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
     let folder = state.join("v3/do").join(format!("farhand-{class}"));
-    databases(&folder).map(|file| Connection::open(file).unwrap().execute(sql, ()).unwrap()).sum()
+    let changed = databases(&folder).map(|file| match Connection::open(file).unwrap().execute(sql, ()) {
+        Err(error) if is_wiped(&error) => 0,
+        changed => changed.unwrap(),
+    });
+    changed.sum()
 }
 
 /// Changes what D1 stores, while its instance does not run: the rows that the last statement changed.
@@ -289,6 +293,11 @@ pub fn change_d1(state: &Path, sql: &str) -> u64 {
     let connection = Connection::open(databases(&state.join(D1)).next().unwrap()).unwrap();
     connection.execute_batch(sql).unwrap();
     connection.changes()
+}
+
+/// Whether that is how the database of an object that was wiped answers.
+fn is_wiped(error: &rusqlite::Error) -> bool {
+    error.to_string().contains("no such table")
 }
 
 /// The databases of what the platform keeps in a folder.
