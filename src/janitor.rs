@@ -209,6 +209,7 @@ impl Janitor {
         }
         workspaces::purge_some(&self.env, deleted.id).await
     }
+
     /// Deletes the next old commands of the pass. False: there is no pass, or it is through.
     async fn go_on_with_pass(&self) -> Result<bool, Error> {
         let storage = self.state.storage();
