@@ -17,7 +17,6 @@ use uuid::Uuid;
 use worker::{Context, Env, Headers, Method, Request, RequestInit};
 
 use crate::platform::{self, Config, internal};
-use crate::store::db::Cost;
 
 /// The largest body of a request, in bytes (contract 3).
 const MAX_BODY: usize = 1024 * 1024;
@@ -56,8 +55,6 @@ pub struct Call {
     pub workspace_proven: Cell<bool>,
     /// The pattern of the path, once it is known: the path itself may hold a key.
     pub route: Option<&'static str>,
-    /// What the request has cost in D1 so far: the round trips that carry its credential.
-    pub cost: Cell<Cost>,
     /// Whether the endpoint takes API tokens with an access control list.
     pub takes_limited_tokens: bool,
     request: Request,
@@ -103,7 +100,6 @@ impl Call {
             parameters: Vec::new(),
             workspace_proven: Cell::new(false),
             route: None,
-            cost: Cell::default(),
             takes_limited_tokens: false,
             env,
             context,

@@ -22,16 +22,18 @@ use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Fin, FromAgent, ToAgent};
 use futures_util::future;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{
     DurableObject, Env, Request, Response, ScheduledTime, State, WebSocket, WebSocketIncomingMessage, WebSocketPair,
-    console_error, durable_object,
+    console_error, console_log, durable_object,
 };
 
 use self::identity::Known;
 use self::waiting::Waiting;
+use crate::cost::{self, Cost};
 use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, OfServer, Refusal, Remove, Report};
+use crate::objects;
 use crate::platform;
 use crate::server_link_sql::{Held, Phase, Tables};
 use crate::store::server_link::{self as d1, ServerFacts};
@@ -178,33 +180,25 @@ impl DurableObject for ServerLink {
         }
     }
 
-    async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
-            let identity: Identity = serde_json::from_str(&identity)?;
-            return self.take_socket(&identity, &request.path()).await;
-        }
-        let ask: Ask = serde_json::from_slice(&request.bytes().await?)?;
-        let answer = match ask {
-            Ask::Create(create) => self.create(*create).await,
-            Ask::Replay(key) => self.replay(key).await,
-            Ask::Live(live) => self.live(live).await,
-            Ask::Cancel(by) => self.cancel(by).await,
-            Ask::Kill(by) => self.kill(by).await,
-            Ask::Chunks(asked) => self.chunks(&asked),
-            Ask::Follow(asked) => self.follow(asked).await,
-            Ask::Adopt(server) => self.adopt(server).await,
-            Ask::Rename(rename) => self.rename(rename),
-            Ask::Rotate(rotate) => self.rotate(rotate).await,
-            Ask::Remove(remove) => self.remove(remove).await,
-            Ask::Agent(call) => self.agent(call).await,
-            Ask::Sever => self.sever().await,
-        };
-        Response::from_json(&answer.unwrap_or_else(|error| Answer::Failed(error.to_string())))
+    async fn fetch(&self, request: Request) -> worker::Result<Response> {
+        objects::costed(self.answer(request)).await
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
+        let (woken, cost) = cost::of(self.wake_up()).await;
+        // What the agents' reports cost is seen here only: their requests ask nothing of D1.
+        if cost != Cost::default() {
+            let Cost { d1_calls, rows_read, rows_written, .. } = cost;
+            console_log!(
+                "{}",
+                json!({
+                    "event": "alarm", "server": self.state.id().name(),
+                    "d1_calls": d1_calls, "rows_read": rows_read, "rows_written": rows_written,
+                })
+            );
+        }
         // The runtime gives an alarm up that fails again and again; what is due would then wait for somebody to call.
-        if let Err(error) = self.wake_up().await {
+        if let Err(error) = woken {
             console_error!("server {:?}: the alarm failed: {error}", self.state.id().name());
             self.state.storage().set_alarm(Duration::from_secs(AFTER_FAILURE)).await?;
         }
@@ -236,6 +230,31 @@ fn now() -> Timestamp {
 }
 
 impl ServerLink {
+    /// Answers what the Worker asks, or takes an agent's WebSocket.
+    async fn answer(&self, mut request: Request) -> worker::Result<Response> {
+        if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
+            let identity: Identity = serde_json::from_str(&identity)?;
+            return self.take_socket(&identity, &request.path()).await;
+        }
+        let ask: Ask = serde_json::from_slice(&request.bytes().await?)?;
+        let answer = match ask {
+            Ask::Create(create) => self.create(*create).await,
+            Ask::Replay(key) => self.replay(key).await,
+            Ask::Live(live) => self.live(live).await,
+            Ask::Cancel(by) => self.cancel(by).await,
+            Ask::Kill(by) => self.kill(by).await,
+            Ask::Chunks(asked) => self.chunks(&asked),
+            Ask::Follow(asked) => self.follow(asked).await,
+            Ask::Adopt(server) => self.adopt(server).await,
+            Ask::Rename(rename) => self.rename(rename),
+            Ask::Rotate(rotate) => self.rotate(rotate).await,
+            Ask::Remove(remove) => self.remove(remove).await,
+            Ask::Agent(call) => self.agent(call).await,
+            Ask::Sever => self.sever().await,
+        };
+        Response::from_json(&answer.unwrap_or_else(|error| Answer::Failed(error.to_string())))
+    }
+
     fn tables(&self) -> Tables {
         Tables(self.state.storage().sql())
     }
