@@ -35,11 +35,14 @@ use crate::cost::{self, Cost};
 use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, OfServer, Refusal, Remove, Report};
 use crate::objects;
 use crate::platform;
-use crate::server_link_sql::{Held, Phase, Tables};
+use crate::server_link_sql::{Held, Phase, Tables, Unflushed};
 use crate::store::server_link::{self as d1, ServerFacts};
 
-/// How long reports gather before they go to D1 together, in milliseconds. Lists follow within a second (contract 8).
+/// How long changes gather before they go to D1 together, in milliseconds. Lists follow within a second (contract 8).
 const GATHER: i64 = 300;
+/// How long a command that is under way waits for its next report, to go to D1 together with it, in milliseconds: most are over
+/// within a moment. What remains of the second is for the way there.
+const GATHER_REPORTS: i64 = 900;
 /// How long an agent may take to answer a ping, in seconds.
 const PONG_WITHIN: i64 = 60;
 /// How late `last_seen_at` may be in D1, in seconds.
@@ -137,8 +140,8 @@ pub struct ServerLink {
     recording: RefCell<HashSet<Uuid>>,
     /// Who waits for that.
     recorded: Waiting<Uuid>,
-    /// Commands whose right was checked just now.
-    allowed: RefCell<HashSet<Uuid>>,
+    /// Commands whose right was checked just now; and when they are to go out, where D1 was told that already.
+    allowed: RefCell<HashMap<Uuid, Option<Timestamp>>>,
     /// Since when rights are being checked.
     checking_since: Cell<Option<Timestamp>>,
     /// Who waits for that.
@@ -298,9 +301,15 @@ impl ServerLink {
 
     /// Notes that D1 lacks something. What comes within the next moments goes along.
     fn flush_soon(&self) -> worker::Result<()> {
+        self.flush_at(now().plus_millis(GATHER))
+    }
+
+    /// Has D1 told by a time at the latest, unless it was told in vain and is to be left alone for longer.
+    fn flush_at(&self, at: Timestamp) -> worker::Result<()> {
         let tables = self.tables();
-        if tables.wake(wake::FLUSH)?.is_none() {
-            tables.set_wake(wake::FLUSH, Some(now().plus_millis(GATHER)))?;
+        let farthest = now().plus_millis(GATHER_REPORTS);
+        if tables.wake(wake::FLUSH)?.is_none_or(|planned| at < planned && planned <= farthest) {
+            tables.set_wake(wake::FLUSH, Some(at))?;
         }
         Ok(())
     }
@@ -584,7 +593,7 @@ impl ServerLink {
         let tables = self.tables();
         let (facts, known) = (self.facts()?, self.known()?);
         let mut lacking = Vec::new();
-        for held in tables.unflushed_commands(BATCH)? {
+        for held in tables.unflushed_commands(now().plus_millis(-GATHER_REPORTS), BATCH)? {
             lacking.push(match held.phase {
                 Phase::Withdrawing => (d1::delete_command(held.workspace_id, held.command.id), Lacking::Removal(held)),
                 _ => (d1::update_command(&held, &tables.output(&held)?), Lacking::Change(held)),
@@ -623,8 +632,13 @@ impl ServerLink {
         }
         let facts = self.facts()?;
         let lacks_facts = known.is_some() && facts.revision > facts.flushed;
-        let more = lacks_facts || !tables.unflushed_commands(1)?.is_empty();
-        tables.set_wake(wake::FLUSH, more.then(now))
+        let next = match tables.next_unflushed()? {
+            _ if lacks_facts => Some(now()),
+            Some(Unflushed::Now) => Some(now()),
+            Some(Unflushed::After(report)) => Some(report.plus_millis(GATHER_REPORTS)),
+            None => None,
+        };
+        tables.set_wake(wake::FLUSH, next)
     }
 
     /// Notes what D1 was told.

@@ -197,6 +197,18 @@ const WAITING: &str = "waiting";
 /// The stage of delivered commands that are not over.
 const OPEN: &str = "open";
 
+/// SQL for when something was last heard of a command that is under way: it was acknowledged, or else went out.
+const LAST_REPORT: &str = "coalesce(life ->> 'acked_at', life ->> 'delivered_at')";
+
+/// What D1 does not have of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unflushed {
+    /// Something that nothing is waited for with.
+    Now,
+    /// That something was heard of it then; it is under way, and more may come.
+    After(Timestamp),
+}
+
 /// A new command, as the tables take it in.
 pub struct NewHeld<'a> {
     /// The workspace.
@@ -486,19 +498,39 @@ impl Tables {
         self.held("due_at <= ? ORDER BY due_at, id LIMIT ?", parameters)
     }
 
-    /// Commands of which D1 does not have the latest.
-    pub fn unflushed_commands(&self, limit: u32) -> Result<Vec<Held>> {
-        self.held("flushed < revision LIMIT ?", vec![SqlStorageValue::Integer(limit.into())])
+    /// Commands of which D1 does not have the latest; of those that are under way, whose last report came by `reported_by`.
+    pub fn unflushed_commands(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<Held>> {
+        let condition = format!("flushed < revision AND (stage IS NOT ? OR {LAST_REPORT} <= ?) LIMIT ?");
+        self.held(&condition, vec![text(OPEN), text(reported_by), SqlStorageValue::Integer(limit.into())])
     }
 
-    /// Stores what changed of a command, as another revision.
-    pub fn save(&self, held: &Held, now: Timestamp) -> Result<()> {
+    /// The most urgent of what D1 does not have of commands.
+    pub fn next_unflushed(&self) -> Result<Option<Unflushed>> {
+        #[derive(Deserialize)]
+        struct Row {
+            waits: Option<f64>,
+            report: Option<Timestamp>,
+        }
+        let sql = format!(
+            "SELECT min(stage IS ?1) AS waits, min(iif(stage IS ?1, {LAST_REPORT}, NULL)) AS report
+             FROM commands WHERE flushed < revision"
+        );
+        let rows: Vec<Row> = self.rows(&sql, vec![text(OPEN)])?;
+        Ok(rows.first().and_then(|row| match row.waits? {
+            0.0 => Some(Unflushed::Now),
+            _ => row.report.map(Unflushed::After),
+        }))
+    }
+
+    /// Stores what changed of a command, as another revision. `is_told`: D1 has it already, and lacked nothing before.
+    pub fn save(&self, held: &Held, now: Timestamp, is_told: bool) -> Result<()> {
         let due_at = if held.phase == Phase::Accepted { held.life.deadline(now) } else { None };
         // It went out, or never will: nobody needs it any more.
         let is_waiting = held.life.state() == State::Waiting;
         let env = held.env.as_ref().filter(|_| is_waiting).map(serde_json::to_string).transpose()?;
         let sql = "UPDATE commands SET phase = ?2, life = ?3, due_at = ?4, revision = revision + 1,
-            result = ?5, result_cut = ?6, result_bytes = ?7, env = ?8, stage = ?9, chunk_total = ?10, output_at = ?11
+            result = ?5, result_cut = ?6, result_bytes = ?7, env = ?8, stage = ?9, chunk_total = ?10, output_at = ?11,
+            flushed = flushed + ?12
             WHERE id = ?1";
         let parameters = vec![
             text(held.command.id),
@@ -512,6 +544,7 @@ impl Tables {
             held.stage().map_or(SqlStorageValue::Null, text),
             held.chunk_total.map_or(SqlStorageValue::Null, integer),
             held.output_at.map_or(SqlStorageValue::Null, text),
+            integer(u64::from(is_told)),
         ];
         self.exec(sql, parameters)
     }
