@@ -1,10 +1,11 @@
-// npm run bench -- fleet [AGENTS] [RATE] [SECONDS]: a service with so many scripted agents, each with its WebSocket, and so many
-// commands a second over random ones of them, each posted with `Prefer: wait`. An agent reports that it took a command and, as
+// npm run bench -- fleet [--agents N] [--rate N] [--seconds N]: a service with so many scripted agents, each with its WebSocket, and
+// so many commands a second over random ones of them, each posted with `Prefer: wait`. An agent reports that it took a command and, as
 // soon as that is answered, that it ended. Says how long it took from when a command was due to be posted to its result, whether all
 // succeeded and none was handed out twice, and how much memory workerd takes for an agent that is idle. Loopback only.
 import { mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { parseArgs } from "node:util";
 import { Pool } from "undici";
 import { WebSocket } from "ws";
 import { build } from "../scripts/build.mjs";
@@ -12,7 +13,8 @@ import { freePort, startInstance } from "../scripts/instance.mjs";
 import { fail, say } from "../scripts/lib.mjs";
 import { judged, publish, table } from "./report.mjs";
 
-const [agents = 1000, rate = 100, seconds = 60] = process.argv.slice(2).map(Number);
+const { values } = parseArgs({ options: Object.fromEntries(["agents", "rate", "seconds"].map((name) => [name, { type: "string" }])) });
+const { agents, rate, seconds } = { agents: 1000, rate: 100, seconds: 60, ...Object.fromEntries(Object.entries(values).map(([name, value]) => [name, Number(value)])) };
 /** How long a command may take before it counts as lost, in seconds. */
 const PATIENCE = 30;
 /** How long before the measurement the same load warms the service up, in seconds. */
@@ -52,17 +54,28 @@ function clients(url) {
   return { user: (...what) => call(users, ...what), agent: (...what) => call(reports, ...what), close };
 }
 
-/** Connects an agent. What it is sent is counted in `handed`, by the command's id. */
+/** Connects an agent. What it is sent is counted in `handed`, by the command's id, and what it had to report again. */
 function connect(url, { agent }, server, handed, failed) {
   const headers = { authorization: `id="${server.id}", key="${server.key}"` };
-  const report = (id, kind, body) => agent("POST", `${COMMANDS}${id}/${kind}/`, { headers, body, expected: 204 });
+  const report = async (id, kind, body) => {
+    for (const seconds of [1, 3, 7, null]) {
+      try {
+        return await agent("POST", `${COMMANDS}${id}/${kind}/`, { headers, body, expected: 204 });
+      } catch (error) {
+        // As agent-protocol 4 has it, and told at the end.
+        if (seconds === null) throw error;
+        handed.retries.push(error.message);
+        await pause(seconds * 1000);
+      }
+    }
+  };
   // As Alpamon and our own agent, it does not offer to compress: that would cost a quarter of a megabyte each.
   const socket = new WebSocket(`${url.replace("http", "ws")}/ws/servers/backhaul/`, {
     perMessageDeflate: false,
     headers: { ...headers, origin: url, "user-agent": "alpamon/2.0.0" },
   });
   const run = async ({ id }) => {
-    handed.set(id, (handed.get(id) ?? 0) + 1);
+    handed.times.set(id, (handed.times.get(id) ?? 0) + 1);
     await report(id, "ack");
     await report(id, "fin", { success: true, result: "done\n", elapsed_time: 0.001, exit_code: 0 });
   };
@@ -102,7 +115,8 @@ function workerd(folder) {
           // It was closed meanwhile.
         }
       }
-      return [...open].filter((file) => file.includes("farhand-ServerLink") && file.endsWith(".sqlite")).length;
+      // metadata.sqlite is the runtime's own.
+      return [...open].filter((file) => /farhand-ServerLink\/[0-9a-f]+\.sqlite$/.test(file)).length;
     },
     /** How long it has been busy, in seconds. */
     busy: () => {
@@ -164,7 +178,7 @@ try {
   const before = runtime.memory();
 
   say("fleet: connecting the agents");
-  const handed = new Map();
+  const handed = { times: new Map(), retries: [] };
   const sockets = [];
   const failures = [];
   const failed = (error) => failures.push(error);
@@ -187,12 +201,13 @@ try {
   const { times, commands } = await load(post, servers, seconds);
   const ownBusy = process.cpuUsage(own);
   if (failures.length > 0) throw failures[0];
+  for (const message of new Set(handed.retries)) say(`fleet: a report was repeated: ${message}`);
   const succeeded = commands.filter((command) => command.status.text === "Success").length;
-  const twice = [...handed.values()].filter((times) => times > 1).length;
-  const lost = commands.filter((command) => !handed.has(command.id)).length;
+  const twice = [...handed.times.values()].filter((times) => times > 1).length;
+  const lost = commands.filter((command) => !handed.times.has(command.id)).length;
   const [middle, slowest] = [percentile(times, 0.5), percentile(times, 0.99)];
   say(
-    `fleet: ${succeeded} of ${commands.length} succeeded, ${twice} handed out twice, ${lost} never; p50 ${middle.toFixed(0)} ms, p99 ${slowest.toFixed(0)} ms, ` +
+    `fleet: ${succeeded} of ${commands.length} succeeded, ${twice} handed out twice, ${lost} never, ${handed.retries.length} reports repeated; p50 ${middle.toFixed(0)} ms, p99 ${slowest.toFixed(0)} ms, ` +
       `max ${Math.max(...times).toFixed(0)} ms; workerd ${(runtime.busy() - busy).toFixed(1)} s of CPU, this ${((ownBusy.user + ownBusy.system) / 1e6).toFixed(1)} s`,
   );
   sockets.forEach((socket) => socket.close());

@@ -38,7 +38,7 @@ pub async fn ask<T: DeserializeOwned>(
     init.with_method(Method::Post).with_body(Some(body.into()));
     let request = Request::new_with_init(ORIGIN, &init).map_err(internal)?;
     let mut response = fetch(&stub(env, namespace, name)?, request).await?;
-    serde_json::from_slice(&response.bytes().await.map_err(internal)?).map_err(internal)
+    serde_json::from_str(&response.text().await.map_err(internal)?).map_err(internal)
 }
 
 /// Sends an object a request.

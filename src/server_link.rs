@@ -128,6 +128,11 @@ struct Attachment {
 pub struct ServerLink {
     state: State,
     env: Env,
+    tables: Tables,
+    /// When the alarm goes off, in milliseconds, or sooner; `None` where it is not known.
+    armed: Cell<Option<i64>>,
+    /// Counts the alarms that went off, so that one that does so meanwhile is noticed.
+    alarms: Cell<u64>,
     /// Whether the tables are known to exist.
     has_tables: Cell<bool>,
     /// Counts what wiped the object, so that an `await` in between is noticed.
@@ -163,8 +168,11 @@ pub struct ServerLink {
 impl DurableObject for ServerLink {
     fn new(state: State, env: Env) -> Self {
         Self {
+            tables: Tables::new(state.storage().sql()),
             state,
             env,
+            armed: Cell::new(None),
+            alarms: Cell::new(0),
             has_tables: Cell::new(false),
             epoch: Cell::new(0),
             ended: Waiting::default(),
@@ -188,6 +196,7 @@ impl DurableObject for ServerLink {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
+        self.disarmed();
         let (woken, cost) = cost::of(self.wake_up()).await;
         // What the agents' reports cost is seen here only: their requests ask nothing of D1.
         if cost != Cost::default() {
@@ -258,8 +267,8 @@ impl ServerLink {
         Response::from_json(&answer.unwrap_or_else(|error| Answer::Failed(error.to_string())))
     }
 
-    fn tables(&self) -> Tables {
-        Tables(self.state.storage().sql())
+    fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     /// Whether this object was ever used. One that was not makes no tables, whoever asks.
@@ -285,14 +294,26 @@ impl ServerLink {
     async fn arm(&self) -> worker::Result<()> {
         let Some(due_at) = self.tables().next_due()? else { return Ok(()) };
         let due_at = woken_at(due_at, now());
-        let storage = self.state.storage();
         let due = i64::try_from(due_at.as_millis()).unwrap_or(i64::MAX);
+        if self.armed.get().is_some_and(|armed| armed <= due) {
+            return Ok(());
+        }
+        let (storage, alarms) = (self.state.storage(), self.alarms.get());
         let armed = storage.get_alarm().await?;
         if armed.is_none_or(|armed| armed > due) {
             let date = worker::js_sys::Date::new(&(due as f64).into());
             storage.set_alarm(ScheduledTime::new(date)).await?;
         }
+        if self.alarms.get() == alarms {
+            self.armed.set(Some(due));
+        }
         Ok(())
+    }
+
+    /// The alarm that was set went off, or was taken back.
+    fn disarmed(&self) {
+        self.armed.set(None);
+        self.alarms.set(self.alarms.get() + 1);
     }
 
     async fn arm_if_used(&self) -> worker::Result<()> {
@@ -685,6 +706,8 @@ impl ServerLink {
         .await;
         self.is_wiping.set(false);
         self.has_tables.set(false);
+        self.tables.forget();
+        self.disarmed();
         self.ended.clear();
         self.output_came.clear();
         self.answered.clear();

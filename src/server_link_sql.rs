@@ -1,5 +1,8 @@
 //! The tables of a server's object, in its own SQLite.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use farhand_domain::command::{Command, Environment, Origin, Output};
 use farhand_domain::lifecycle::{End, Lifecycle, State};
 use farhand_domain::output;
@@ -297,8 +300,13 @@ impl TryFrom<HeldRow> for Held {
 const HELD: &str = "SELECT workspace_id, phase, command, life, revision, result, result_cut, result_bytes, chunk_bytes,
     origin, env, chunk_count, chunk_top, chunk_total, output_at, kept_bytes, cut_at FROM commands";
 
-/// The object's tables.
-pub struct Tables(pub SqlStorage);
+/// The object's tables. Nobody else writes them, and where a write does not become durable the platform ends the object: so
+/// what was read of the facts is true as long as the object is in memory.
+pub struct Tables {
+    sql: SqlStorage,
+    /// Facts that were read or written, as they are stored; `None` where there is none.
+    facts: RefCell<HashMap<String, Option<String>>>,
+}
 
 fn text(value: impl ToString) -> SqlStorageValue {
     SqlStorageValue::String(value.to_string())
@@ -309,13 +317,23 @@ fn integer(value: u64) -> SqlStorageValue {
 }
 
 impl Tables {
+    /// Those in an object's database, which may not be there yet.
+    pub fn new(sql: SqlStorage) -> Self {
+        Self { sql, facts: RefCell::default() }
+    }
+
+    /// Everything was deleted.
+    pub fn forget(&self) {
+        self.facts.borrow_mut().clear();
+    }
+
     fn exec(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<()> {
-        self.0.exec(sql, parameters)?.to_array::<serde_json::Value>()?;
+        self.sql.exec(sql, parameters)?.to_array::<serde_json::Value>()?;
         Ok(())
     }
 
     fn rows<T: DeserializeOwned>(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<Vec<T>> {
-        self.0.exec(sql, parameters)?.to_array()
+        self.sql.exec(sql, parameters)?.to_array()
     }
 
     /// Whether the tables are there: an object that nobody ever used has none. Those of an earlier version are brought up
@@ -345,19 +363,30 @@ impl Tables {
         struct Row {
             value: String,
         }
-        let rows: Vec<Row> = self.rows("SELECT value FROM facts WHERE name = ?", vec![text(name)])?;
-        rows.first().map(|row| serde_json::from_str(&row.value)).transpose().map_err(Error::from)
+        if !self.facts.borrow().contains_key(name) {
+            let rows: Vec<Row> = self.rows("SELECT value FROM facts WHERE name = ?", vec![text(name)])?;
+            let value = rows.into_iter().next().map(|row| row.value);
+            self.facts.borrow_mut().insert(name.to_owned(), value);
+        }
+        let facts = self.facts.borrow();
+        let value = facts.get(name).and_then(Option::as_deref);
+        value.map(serde_json::from_str).transpose().map_err(Error::from)
     }
 
     /// Sets a value by name.
     pub fn set_fact(&self, name: &str, value: &impl Serialize) -> Result<()> {
         let sql = "INSERT INTO facts (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = ?2";
-        self.exec(sql, vec![text(name), text(serde_json::to_string(value)?)])
+        let value = serde_json::to_string(value)?;
+        self.exec(sql, vec![text(name), text(&value)])?;
+        self.facts.borrow_mut().insert(name.to_owned(), Some(value));
+        Ok(())
     }
 
     /// Forgets a value by name.
     pub fn delete_fact(&self, name: &str) -> Result<()> {
-        self.exec("DELETE FROM facts WHERE name = ?", vec![text(name)])
+        self.exec("DELETE FROM facts WHERE name = ?", vec![text(name)])?;
+        self.facts.borrow_mut().insert(name.to_owned(), None);
+        Ok(())
     }
 
     /// When a wake is due.
@@ -669,7 +698,7 @@ impl Tables {
         let sql = "SELECT seq, content FROM chunks WHERE command = ? AND seq >= ? AND seq < ? ORDER BY seq, piece";
         let parameters = vec![text(held.command.id), integer(from), integer(held.kept_end())];
         let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
-        for row in self.0.exec(sql, parameters)?.next::<Row>() {
+        for row in self.sql.exec(sql, parameters)?.next::<Row>() {
             let Row { seq, content } = row?;
             let (length, number) = (content.len(), chunks.len() as u64);
             match chunks.last_mut() {
@@ -693,7 +722,7 @@ impl Tables {
         let sql =
             format!("SELECT content FROM chunks WHERE command = ? AND seq < ? ORDER BY seq {order}, piece {order}");
         let (mut chunks, mut length) = (Vec::new(), 0);
-        for row in self.0.exec(&sql, vec![text(held.command.id), integer(held.kept_end())])?.next::<Row>() {
+        for row in self.sql.exec(&sql, vec![text(held.command.id), integer(held.kept_end())])?.next::<Row>() {
             if length > output::MAX_RESULT {
                 return Ok((chunks, false));
             }

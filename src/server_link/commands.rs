@@ -267,7 +267,11 @@ impl ServerLink {
     /// Hands out a new command that is allowed, after what comes before it.
     async fn hand_out_new(&self, id: Uuid, is_forecast: bool) -> worker::Result<()> {
         let unchecked = self.hand_out_allowed()?;
-        if is_forecast && let Some(waiting) = self.find(id)?.filter(|held| held.life.state() == Life::Waiting) {
+        let is_waiting = self.allowed.borrow().contains_key(&id);
+        if is_forecast
+            && is_waiting
+            && let Some(waiting) = self.find(id)?
+        {
             // Something came in between. D1 is told the truth, and again when it goes out.
             self.allowed.borrow_mut().insert(id, None);
             self.save(&waiting)?;
@@ -326,17 +330,25 @@ impl ServerLink {
     fn hand_out_allowed(&self) -> worker::Result<Vec<Held>> {
         loop {
             let Some(socket) = self.open_socket()? else { return Ok(vec![]) };
-            let room = WINDOW.saturating_sub(self.tables().count_open()?).min(CHECKED_TOGETHER);
-            let due = self.tables().due_waiting(now(), room)?;
+            let mut due = self.tables().due_waiting(now(), CHECKED_TOGETHER)?;
+            if due.is_empty() {
+                return Ok(vec![]);
+            }
+            let room = WINDOW.saturating_sub(self.tables().count_open()?);
+            due.truncate(usize::try_from(room).unwrap_or(usize::MAX));
             let allowed = due.iter().take_while(|held| self.allowed.borrow().contains_key(&held.command.id)).count();
             if allowed == 0 {
                 let unchecked = |held: &Held| !self.allowed.borrow().contains_key(&held.command.id);
                 return Ok(due.into_iter().take_while(unchecked).collect());
             }
+            let is_all = allowed == due.len() && (allowed as u64) < CHECKED_TOGETHER;
             for held in due.into_iter().take(allowed) {
                 if !self.hand_over(&socket, held)? {
                     return Ok(vec![]);
                 }
+            }
+            if is_all {
+                return Ok(vec![]);
             }
         }
     }
@@ -365,6 +377,7 @@ impl ServerLink {
             self.disconnected()?;
             return Ok(false);
         }
+        self.allowed.borrow_mut().remove(&held.command.id);
         Ok(true)
     }
 
