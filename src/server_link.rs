@@ -1,7 +1,8 @@
 //! The Durable Object of a server: its agent's connection, and its commands on their way to it and back.
 //!
 //! It is the only place with a total order of what happens to one server. Its invariants:
-//! - What matters is in its own SQLite before anything else hears of it; memory holds nothing but who is waiting.
+//! - What matters is in its own SQLite before anything else hears of it; memory holds who is waiting, and a copy of small
+//!   things of which that is the only writer.
 //! - A command goes to a socket at most once: `delivered_at` is durable before the message leaves.
 //! - A socket whose attachment is of another generation than the open one is ignored.
 //! - D1 has every accepted command before the client has its answer, and every change of it shortly after: what D1 does

@@ -301,11 +301,13 @@ const HELD: &str = "SELECT workspace_id, phase, command, life, revision, result,
     origin, env, chunk_count, chunk_top, chunk_total, output_at, kept_bytes, cut_at FROM commands";
 
 /// The object's tables. Nobody else writes them, and where a write does not become durable the platform ends the object: so
-/// what was read of the facts is true as long as the object is in memory.
+/// what was read of the facts and wakes is true as long as the object is in memory.
 pub struct Tables {
     sql: SqlStorage,
     /// Facts that were read or written, as they are stored; `None` where there is none.
     facts: RefCell<HashMap<String, Option<String>>>,
+    /// All wakes, once they were read.
+    wakes: RefCell<Option<HashMap<String, Timestamp>>>,
 }
 
 fn text(value: impl ToString) -> SqlStorageValue {
@@ -319,12 +321,13 @@ fn integer(value: u64) -> SqlStorageValue {
 impl Tables {
     /// Those in an object's database, which may not be there yet.
     pub fn new(sql: SqlStorage) -> Self {
-        Self { sql, facts: RefCell::default() }
+        Self { sql, facts: RefCell::default(), wakes: RefCell::default() }
     }
 
     /// Everything was deleted.
     pub fn forget(&self) {
         self.facts.borrow_mut().clear();
+        *self.wakes.borrow_mut() = None;
     }
 
     fn exec(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<()> {
@@ -389,26 +392,43 @@ impl Tables {
         Ok(())
     }
 
-    /// When a wake is due.
-    pub fn wake(&self, name: &str) -> Result<Option<Timestamp>> {
+    /// Does something with all wakes.
+    fn with_wakes<T>(&self, work: impl FnOnce(&mut HashMap<String, Timestamp>) -> T) -> Result<T> {
         #[derive(Deserialize)]
         struct Row {
+            name: String,
             due_at: Timestamp,
         }
-        let rows: Vec<Row> = self.rows("SELECT due_at FROM wakes WHERE name = ?", vec![text(name)])?;
-        Ok(rows.first().map(|row| row.due_at))
+        if self.wakes.borrow().is_none() {
+            let rows: Vec<Row> = self.rows("SELECT name, due_at FROM wakes", vec![])?;
+            *self.wakes.borrow_mut() = Some(rows.into_iter().map(|row| (row.name, row.due_at)).collect());
+        }
+        Ok(work(self.wakes.borrow_mut().get_or_insert_default()))
+    }
+
+    /// When a wake is due.
+    pub fn wake(&self, name: &str) -> Result<Option<Timestamp>> {
+        self.with_wakes(|wakes| wakes.get(name).copied())
     }
 
     /// Sets or clears a wake.
     pub fn set_wake(&self, name: &str, due_at: Option<Timestamp>) -> Result<()> {
+        if self.wake(name)? == due_at {
+            return Ok(());
+        }
         match due_at {
-            None => self.exec("DELETE FROM wakes WHERE name = ?", vec![text(name)]),
+            None => self.exec("DELETE FROM wakes WHERE name = ?", vec![text(name)])?,
             Some(due_at) => {
                 let sql =
                     "INSERT INTO wakes (name, due_at) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET due_at = ?2";
-                self.exec(sql, vec![text(name), text(due_at)])
+                self.exec(sql, vec![text(name), text(due_at)])?;
             }
         }
+        self.with_wakes(|wakes| match due_at {
+            None => wakes.remove(name),
+            Some(due_at) => wakes.insert(name.to_owned(), due_at),
+        })?;
+        Ok(())
     }
 
     /// When the next thing is due: a wake or a command.
@@ -417,10 +437,11 @@ impl Tables {
         struct Row {
             due_at: Option<Timestamp>,
         }
-        let sql = "SELECT min(due_at) AS due_at FROM (
-            SELECT min(due_at) AS due_at FROM wakes UNION ALL SELECT min(due_at) FROM commands WHERE due_at IS NOT NULL)";
-        let rows: Vec<Row> = self.rows(sql, vec![])?;
-        Ok(rows.first().and_then(|row| row.due_at))
+        let rows: Vec<Row> =
+            self.rows("SELECT min(due_at) AS due_at FROM commands WHERE due_at IS NOT NULL", vec![])?;
+        let command = rows.first().and_then(|row| row.due_at);
+        let wake = self.with_wakes(|wakes| wakes.values().min().copied())?;
+        Ok(command.into_iter().chain(wake).min())
     }
 
     /// Takes a new command in.
@@ -477,6 +498,13 @@ impl Tables {
     /// Whether there are no commands.
     pub fn has_no_commands(&self) -> Result<bool> {
         Ok(self.count("SELECT count(*) AS number FROM (SELECT 1 FROM commands LIMIT 1)", vec![])? == 0)
+    }
+
+    /// Whether a new command would go out at once: nothing that is due waits, and the agent has fewer than so many.
+    pub fn has_room(&self, now: Timestamp, window: u64) -> Result<bool> {
+        let sql = "SELECT NOT EXISTS (SELECT 1 FROM commands WHERE stage = ?1 AND scheduled_at <= ?2)
+            AND (SELECT count(*) FROM commands WHERE stage = ?3) < ?4 AS number";
+        Ok(self.count(sql, vec![text(WAITING), text(now), text(OPEN), integer(window)])? > 0)
     }
 
     /// How many commands the agent has and has not ended.

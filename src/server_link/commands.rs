@@ -191,9 +191,7 @@ impl ServerLink {
     /// What will be true of a new command that can go out as soon as it is recorded: D1 is told that at once, and need not
     /// be told again.
     fn forecast(&self, life: &Lifecycle) -> worker::Result<Option<Lifecycle>> {
-        let is_next = self.open_socket()?.is_some()
-            && self.tables().count_open()? < WINDOW
-            && self.tables().due_waiting(now(), 1)?.is_empty();
+        let is_next = self.open_socket()?.is_some() && self.tables().has_room(now(), WINDOW)?;
         let mut forecast = life.clone();
         Ok((is_next && forecast.deliver(life.added_at)).then_some(forecast))
     }
