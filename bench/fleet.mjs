@@ -2,7 +2,7 @@
 // so many commands a second over random ones of them, each posted with `Prefer: wait`. An agent reports that it took a command and, as
 // soon as that is answered, that it ended. Says how long it took from when a command was due to be posted to its result, whether all
 // succeeded and none was handed out twice, and how much memory workerd takes for an agent that is idle. Loopback only.
-import { existsSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync, statfsSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
@@ -23,6 +23,8 @@ const WARM_UP = 5;
 const AT_ONCE = 8;
 /** How long idle objects may be awake, in seconds: workerd lets them go after ten. */
 const SLEEPS_WITHIN = 60;
+/** How much room the state of all takes at most, in bytes. */
+const ROOM = 6 * 2 ** 30;
 const PASSWORD = "correct horse battery";
 const COMMANDS = "/api/events/commands/";
 
@@ -156,9 +158,11 @@ async function load(post, servers, length) {
 const percentile = (times, share) => times.toSorted((a, b) => a - b)[Math.ceil(times.length * share) - 1];
 
 await build();
-// Where there is one, in memory: a thousand databases are written at once, and it is not the disk that is to be measured.
-const memory = "/dev/shm";
-const folder = mkdtempSync(join(existsSync(memory) ? memory : tmpdir(), "farhand-fleet-"));
+// In memory where there is room: a thousand databases are written at once, and it is not the disk that is to be measured.
+const memory = existsSync("/dev/shm") ? statfsSync("/dev/shm") : { bavail: 0, bsize: 0 };
+const isRoomy = memory.bavail * memory.bsize > ROOM;
+const folder = mkdtempSync(join(isRoomy ? "/dev/shm" : tmpdir(), "farhand-fleet-"));
+say(`fleet: the state is in ${folder}`);
 const instance = await startInstance({ stateDir: folder, port: await freePort(), onExit: (how) => fail(`the service ended with ${how}`) });
 const api = clients(instance.url);
 try {
