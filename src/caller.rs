@@ -180,7 +180,6 @@ impl<'a> Credential<'a> {
         };
         let (results, entry) = future::join(db::batch(&self.call.env, statements), entry).await;
         let results = results?;
-        self.call.cost.set(self.call.cost.get().and(&results));
         let first = results.first().ok_or_else(|| Failure::Other("no result".to_owned()))?;
         let who = db::first::<Who>(first)?.ok_or_else(|| Failure::Other("no row".to_owned()))?;
         let caller = self.settle(who, entry).map_err(Failure::Refused)?;

@@ -2,6 +2,7 @@
 
 mod api;
 mod caller;
+mod cost;
 mod janitor;
 mod link_calls;
 mod mail;
@@ -22,10 +23,10 @@ use farhand_domain::error::{Error, Kind};
 use serde_json::json;
 use worker::{Context, Env, Request, Response, ScheduleContext, ScheduledEvent, console_error, console_log, event};
 
+use crate::cost::Cost;
 use crate::request::Call;
 use crate::response::Reply;
 use crate::routes::{Access, Route};
-use crate::store::db::Cost;
 use crate::store::workspaces;
 
 /// Runs once for each instance of the Worker.
@@ -39,12 +40,14 @@ fn start() {
 #[event(fetch)]
 async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<Response> {
     let mut call = Call::new(request, env, context);
-    let outcome = answer(&mut call).await;
-    let outcome = match outcome {
-        // A workspace that does not exist is 404 before anything else about the request (contract 3).
-        Err(error) => Err(workspace_missing(&call).await.unwrap_or(error)),
-        reply => reply,
-    };
+    let (outcome, cost) = cost::of(async {
+        match answer(&mut call).await {
+            // A workspace that does not exist is 404 before anything else about the request (contract 3).
+            Err(error) => Err(workspace_missing(&call).await.unwrap_or(error)),
+            reply => reply,
+        }
+    })
+    .await;
     let reply = outcome.unwrap_or_else(|error| {
         let reply = Reply::refusal(&error, &call.id);
         match (error.kind, routes::find(&call.path)) {
@@ -54,7 +57,7 @@ async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<R
         }
     });
     let response = with_cors(&call, reply).into_response(&call.id, call.method == "HEAD")?;
-    log(&call, response.status_code());
+    log(&call, response.status_code(), cost);
     Ok(response)
 }
 
@@ -67,14 +70,14 @@ async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
 }
 
 /// Tells the log of a request at its end: a JSON object in a line. Nothing of its path or its query is in there.
-fn log(call: &Call, status: u16) {
-    let Cost { calls, rows_read, rows_written } = call.cost.get();
+fn log(call: &Call, status: u16, cost: Cost) {
+    let Cost { d1_calls, rows_read, rows_written, kv_reads } = cost;
     console_log!(
         "{}",
         json!({
             "event": "request", "request_id": call.id, "workspace": call.host.workspace(), "route": call.route,
             "method": call.method, "status": status,
-            "d1_calls": calls, "rows_read": rows_read, "rows_written": rows_written,
+            "d1_calls": d1_calls, "rows_read": rows_read, "rows_written": rows_written, "kv_reads": kv_reads,
         })
     );
 }
@@ -146,10 +149,6 @@ fn is_served(call: &Call, route: &Route) -> bool {
 async fn workspace_missing(call: &Call) -> Option<Error> {
     let outside = call.path == "/healthz" || call.path.starts_with("/operator/");
     let slug = call.host.workspace().filter(|_| !outside && !call.workspace_proven.get())?;
-    if !workspaces::is_known(slug, call.now) {
-        let cost = call.cost.get();
-        call.cost.set(Cost { calls: cost.calls + 1, ..cost });
-    }
     match workspaces::id_of(&call.env, slug, call.now).await {
         Ok(Some(_)) => {
             call.workspace_proven.set(true);

@@ -381,5 +381,5 @@ pub async fn connect(call: &Call, identity: &Identity, path: &str) -> Result<Res
     init.with_method(Method::Get).with_headers(headers);
     let request = Request::new_with_init(&format!("{}{path}", objects::ORIGIN), &init).map_err(internal)?;
     let stub = objects::stub(&call.env, platform::SERVER_LINK, &identity.server.to_string())?;
-    stub.fetch_with_request(request).await.map_err(internal)
+    objects::fetch(&stub, request).await
 }

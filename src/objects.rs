@@ -1,14 +1,19 @@
-//! Calls into Durable Objects: JSON there and back over `fetch`, in one place.
+//! Calls into Durable Objects: JSON there and back over `fetch`, in one place. What an object spends on an answer counts as the
+//! asking request's.
 
 use farhand_domain::error::Error;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use worker::{Env, Method, Request, RequestInit, Response, Stub};
 
+use crate::cost::{self, Cost};
 use crate::platform::internal;
 
 /// A name that no request leaves the Worker under.
 pub const ORIGIN: &str = "https://object.invalid";
+
+/// The header in which an object tells what its answer cost, where that is not nothing.
+const COST_HEADER: &str = "X-Farhand-Cost";
 
 /// The object of that name in a namespace.
 ///
@@ -32,8 +37,32 @@ pub async fn ask<T: DeserializeOwned>(
     let mut init = RequestInit::new();
     init.with_method(Method::Post).with_body(Some(body.into()));
     let request = Request::new_with_init(ORIGIN, &init).map_err(internal)?;
-    let mut response = stub(env, namespace, name)?.fetch_with_request(request).await.map_err(internal)?;
-    serde_json::from_slice(&response.bytes().await.map_err(internal)?).map_err(internal)
+    let mut response = fetch(&stub(env, namespace, name)?, request).await?;
+    serde_json::from_str(&response.text().await.map_err(internal)?).map_err(internal)
+}
+
+/// Sends an object a request.
+///
+/// # Errors
+/// It could not be reached.
+pub async fn fetch(stub: &Stub, request: Request) -> Result<Response, Error> {
+    let response = stub.fetch_with_request(request).await.map_err(internal)?;
+    let told = response.headers().get(COST_HEADER).ok().flatten();
+    cost::add(told.and_then(|told| serde_json::from_str(&told).ok()).unwrap_or_default());
+    Ok(response)
+}
+
+/// In an object: answers a request, and tells what that cost.
+///
+/// # Errors
+/// Those of the work.
+pub async fn costed(work: impl Future<Output = worker::Result<Response>>) -> worker::Result<Response> {
+    let (response, cost) = cost::of(work).await;
+    let mut response = response?;
+    if cost != Cost::default() {
+        response.headers_mut().set(COST_HEADER, &serde_json::to_string(&cost)?)?;
+    }
+    Ok(response)
 }
 
 /// In an object: takes a question, and answers it.

@@ -17,7 +17,6 @@ use uuid::Uuid;
 use worker::{Context, Env, Headers, Method, Request, RequestInit};
 
 use crate::platform::{self, Config, internal};
-use crate::store::db::Cost;
 
 /// The largest body of a request, in bytes (contract 3).
 const MAX_BODY: usize = 1024 * 1024;
@@ -56,8 +55,6 @@ pub struct Call {
     pub workspace_proven: Cell<bool>,
     /// The pattern of the path, once it is known: the path itself may hold a key.
     pub route: Option<&'static str>,
-    /// What the request has cost in D1 so far: the round trips that carry its credential.
-    pub cost: Cell<Cost>,
     /// Whether the endpoint takes API tokens with an access control list.
     pub takes_limited_tokens: bool,
     request: Request,
@@ -103,7 +100,6 @@ impl Call {
             parameters: Vec::new(),
             workspace_proven: Cell::new(false),
             route: None,
-            cost: Cell::default(),
             takes_limited_tokens: false,
             env,
             context,
@@ -203,11 +199,18 @@ impl Call {
     /// What comes beyond that is taken in as well, up to [`MAX_DISCARDED`]: a client that is still sending when the answer
     /// comes may never see it.
     async fn body(&mut self, limit: usize) -> Result<Vec<u8>, Error> {
+        let unreadable = |_| Error::field(NON_FIELD, "The request body could not be read.");
+        // What is known to be short is read at once: each piece of a stream takes several turns.
+        match self.content_length() {
+            Some(0) => return Ok(Vec::new()),
+            Some(length) if length <= limit => return self.request.bytes().await.map_err(unreadable),
+            _ => {}
+        }
         // No stream: no body.
         let Ok(mut stream) = self.request.stream() else { return Ok(Vec::new()) };
         let (mut body, mut length) = (Vec::new(), 0);
         while let Some(piece) = stream.next().await {
-            let piece = piece.map_err(|_| Error::field(NON_FIELD, "The request body could not be read."))?;
+            let piece = piece.map_err(unreadable)?;
             length += piece.len();
             if length <= limit {
                 body.extend(piece);
@@ -259,8 +262,12 @@ impl Call {
 
     /// Tells whether the body is, or may be, so large that only a known caller's is read: HTTP/2 need not tell a length.
     pub fn has_large_body(&self) -> bool {
-        let length = self.header("Content-Length").and_then(|length| length.parse::<usize>().ok());
-        length.is_none_or(|length| length > MAX_BODY)
+        self.content_length().is_none_or(|length| length > MAX_BODY)
+    }
+
+    /// How long the body is, where that is told.
+    fn content_length(&self) -> Option<usize> {
+        self.header("Content-Length").and_then(|length| length.parse().ok())
     }
 
     /// The JSON body of an agent's report.

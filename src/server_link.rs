@@ -1,7 +1,8 @@
 //! The Durable Object of a server: its agent's connection, and its commands on their way to it and back.
 //!
 //! It is the only place with a total order of what happens to one server. Its invariants:
-//! - What matters is in its own SQLite before anything else hears of it; memory holds nothing but who is waiting.
+//! - What matters is in its own SQLite before anything else hears of it; memory holds who is waiting, and a copy of small
+//!   things of which that is the only writer.
 //! - A command goes to a socket at most once: `delivered_at` is durable before the message leaves.
 //! - A socket whose attachment is of another generation than the open one is ignored.
 //! - D1 has every accepted command before the client has its answer, and every change of it shortly after: what D1 does
@@ -23,22 +24,27 @@ use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Fin, FromAgent, ToAgent};
 use futures_util::future;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{
     DurableObject, Env, Request, Response, ScheduledTime, State, WebSocket, WebSocketIncomingMessage, WebSocketPair,
-    console_error, durable_object,
+    console_error, console_log, durable_object,
 };
 
 use self::identity::Known;
 use self::waiting::Waiting;
+use crate::cost::{self, Cost};
 use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, OfServer, Refusal, Remove, Report};
+use crate::objects;
 use crate::platform;
-use crate::server_link_sql::{Held, Phase, Tables};
+use crate::server_link_sql::{Held, Phase, Tables, Unflushed};
 use crate::store::server_link::{self as d1, ServerFacts};
 
-/// How long reports gather before they go to D1 together, in milliseconds. Lists follow within a second (contract 8).
+/// How long changes gather before they go to D1 together, in milliseconds. Lists follow within a second (contract 8).
 const GATHER: i64 = 300;
+/// How long a command that is under way waits for its next report, to go to D1 together with it, in milliseconds: most are over
+/// within a moment. What remains of the second is for the way there.
+const GATHER_REPORTS: i64 = 900;
 /// How long an agent may take to answer a ping, in seconds.
 const PONG_WITHIN: i64 = 60;
 /// How late `last_seen_at` may be in D1, in seconds.
@@ -124,6 +130,11 @@ struct Attachment {
 pub struct ServerLink {
     state: State,
     env: Env,
+    tables: Tables,
+    /// When the alarm goes off, in milliseconds, or sooner; `None` where it is not known.
+    armed: Cell<Option<i64>>,
+    /// Counts the alarms that went off, so that one that does so meanwhile is noticed.
+    alarms: Cell<u64>,
     /// Whether the tables are known to exist.
     has_tables: Cell<bool>,
     /// Counts what wiped the object, so that an `await` in between is noticed.
@@ -136,8 +147,8 @@ pub struct ServerLink {
     recording: RefCell<HashSet<Uuid>>,
     /// Who waits for that.
     recorded: Waiting<Uuid>,
-    /// Commands whose right was checked just now.
-    allowed: RefCell<HashSet<Uuid>>,
+    /// Commands whose right was checked just now; and when they are to go out, where D1 was told that already.
+    allowed: RefCell<HashMap<Uuid, Option<Timestamp>>>,
     /// Since when rights are being checked.
     checking_since: Cell<Option<Timestamp>>,
     /// Who waits for that.
@@ -159,8 +170,11 @@ pub struct ServerLink {
 impl DurableObject for ServerLink {
     fn new(state: State, env: Env) -> Self {
         Self {
+            tables: Tables::new(state.storage().sql()),
             state,
             env,
+            armed: Cell::new(None),
+            alarms: Cell::new(0),
             has_tables: Cell::new(false),
             epoch: Cell::new(0),
             ended: Waiting::default(),
@@ -179,34 +193,26 @@ impl DurableObject for ServerLink {
         }
     }
 
-    async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
-            let identity: Identity = serde_json::from_str(&identity)?;
-            return self.take_socket(&identity, &request.path()).await;
-        }
-        let ask: Ask = serde_json::from_slice(&request.bytes().await?)?;
-        let answer = match ask {
-            Ask::Create(create) => self.create(*create).await,
-            Ask::Replay(key) => self.replay(key).await,
-            Ask::Live(live) => self.live(live).await,
-            Ask::Cancel(by) => self.cancel(by).await,
-            Ask::Kill(by) => self.kill(by).await,
-            Ask::Chunks(asked) => self.chunks(&asked),
-            Ask::Follow(asked) => self.follow(asked).await,
-            Ask::Adopt(server) => self.adopt(server).await,
-            Ask::Rename(rename) => self.rename(rename),
-            Ask::Rotate(rotate) => self.rotate(rotate).await,
-            Ask::Remove(remove) => self.remove(remove).await,
-            Ask::Agent(call) => self.agent(call).await,
-            Ask::Forget(forget) => self.forget(forget).await,
-            Ask::Sever => self.sever().await,
-        };
-        Response::from_json(&answer.unwrap_or_else(|error| Answer::Failed(error.to_string())))
+    async fn fetch(&self, request: Request) -> worker::Result<Response> {
+        objects::costed(self.answer(request)).await
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
+        self.disarmed();
+        let (woken, cost) = cost::of(self.wake_up()).await;
+        // What the agents' reports cost is seen here only: their requests ask nothing of D1.
+        if cost != Cost::default() {
+            let Cost { d1_calls, rows_read, rows_written, .. } = cost;
+            console_log!(
+                "{}",
+                json!({
+                    "event": "alarm", "server": self.state.id().name(),
+                    "d1_calls": d1_calls, "rows_read": rows_read, "rows_written": rows_written,
+                })
+            );
+        }
         // The runtime gives an alarm up that fails again and again; what is due would then wait for somebody to call.
-        if let Err(error) = self.wake_up().await {
+        if let Err(error) = woken {
             console_error!("server {:?}: the alarm failed: {error}", self.state.id().name());
             self.state.storage().set_alarm(Duration::from_secs(AFTER_FAILURE)).await?;
         }
@@ -238,8 +244,34 @@ fn now() -> Timestamp {
 }
 
 impl ServerLink {
-    fn tables(&self) -> Tables {
-        Tables(self.state.storage().sql())
+    /// Answers what the Worker asks, or takes an agent's WebSocket.
+    async fn answer(&self, mut request: Request) -> worker::Result<Response> {
+        if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
+            let identity: Identity = serde_json::from_str(&identity)?;
+            return self.take_socket(&identity, &request.path()).await;
+        }
+        let ask: Ask = serde_json::from_slice(&request.bytes().await?)?;
+        let answer = match ask {
+            Ask::Create(create) => self.create(*create).await,
+            Ask::Replay(key) => self.replay(key).await,
+            Ask::Live(live) => self.live(live).await,
+            Ask::Cancel(by) => self.cancel(by).await,
+            Ask::Kill(by) => self.kill(by).await,
+            Ask::Chunks(asked) => self.chunks(&asked),
+            Ask::Follow(asked) => self.follow(asked).await,
+            Ask::Adopt(server) => self.adopt(server).await,
+            Ask::Rename(rename) => self.rename(rename),
+            Ask::Rotate(rotate) => self.rotate(rotate).await,
+            Ask::Remove(remove) => self.remove(remove).await,
+            Ask::Agent(call) => self.agent(call).await,
+            Ask::Forget(forget) => self.forget(forget).await,
+            Ask::Sever => self.sever().await,
+        };
+        Response::from_json(&answer.unwrap_or_else(|error| Answer::Failed(error.to_string())))
+    }
+
+    fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     /// Whether this object was ever used. One that was not makes no tables, whoever asks.
@@ -265,14 +297,26 @@ impl ServerLink {
     async fn arm(&self) -> worker::Result<()> {
         let Some(due_at) = self.tables().next_due()? else { return Ok(()) };
         let due_at = woken_at(due_at, now());
-        let storage = self.state.storage();
         let due = i64::try_from(due_at.as_millis()).unwrap_or(i64::MAX);
+        if self.armed.get().is_some_and(|armed| armed <= due) {
+            return Ok(());
+        }
+        let (storage, alarms) = (self.state.storage(), self.alarms.get());
         let armed = storage.get_alarm().await?;
         if armed.is_none_or(|armed| armed > due) {
             let date = worker::js_sys::Date::new(&(due as f64).into());
             storage.set_alarm(ScheduledTime::new(date)).await?;
         }
+        if self.alarms.get() == alarms {
+            self.armed.set(Some(due));
+        }
         Ok(())
+    }
+
+    /// The alarm that was set went off, or was taken back.
+    fn disarmed(&self) {
+        self.armed.set(None);
+        self.alarms.set(self.alarms.get() + 1);
     }
 
     async fn arm_if_used(&self) -> worker::Result<()> {
@@ -281,9 +325,15 @@ impl ServerLink {
 
     /// Notes that D1 lacks something. What comes within the next moments goes along.
     fn flush_soon(&self) -> worker::Result<()> {
+        self.flush_at(now().plus_millis(GATHER))
+    }
+
+    /// Has D1 told by a time at the latest, unless it was told in vain and is to be left alone for longer.
+    fn flush_at(&self, at: Timestamp) -> worker::Result<()> {
         let tables = self.tables();
-        if tables.wake(wake::FLUSH)?.is_none() {
-            tables.set_wake(wake::FLUSH, Some(now().plus_millis(GATHER)))?;
+        let farthest = now().plus_millis(GATHER_REPORTS);
+        if tables.wake(wake::FLUSH)?.is_none_or(|planned| at < planned && planned <= farthest) {
+            tables.set_wake(wake::FLUSH, Some(at))?;
         }
         Ok(())
     }
@@ -572,7 +622,7 @@ impl ServerLink {
         let tables = self.tables();
         let (facts, known) = (self.facts()?, self.known()?);
         let mut lacking = Vec::new();
-        for held in tables.unflushed_commands(BATCH)? {
+        for held in tables.unflushed_commands(now().plus_millis(-GATHER_REPORTS), BATCH)? {
             lacking.push(match held.phase {
                 Phase::Withdrawing => (d1::delete_command(held.workspace_id, held.command.id), Lacking::Removal(held)),
                 _ => (d1::update_command(&held, &tables.output(&held)?), Lacking::Change(held)),
@@ -611,8 +661,13 @@ impl ServerLink {
         }
         let facts = self.facts()?;
         let lacks_facts = known.is_some() && facts.revision > facts.flushed;
-        let more = lacks_facts || !tables.unflushed_commands(1)?.is_empty();
-        tables.set_wake(wake::FLUSH, more.then(now))
+        let next = match tables.next_unflushed()? {
+            _ if lacks_facts => Some(now()),
+            Some(Unflushed::Now) => Some(now()),
+            Some(Unflushed::After(report)) => Some(report.plus_millis(GATHER_REPORTS)),
+            None => None,
+        };
+        tables.set_wake(wake::FLUSH, next)
     }
 
     /// Notes what D1 was told.
@@ -659,6 +714,8 @@ impl ServerLink {
         .await;
         self.is_wiping.set(false);
         self.has_tables.set(false);
+        self.tables.forget();
+        self.disarmed();
         self.ended.clear();
         self.output_came.clear();
         self.answered.clear();

@@ -1,5 +1,8 @@
 //! The tables of a server's object, in its own SQLite.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use farhand_domain::command::{Command, Environment, Origin, Output};
 use farhand_domain::lifecycle::{End, Lifecycle, State};
 use farhand_domain::output;
@@ -197,6 +200,18 @@ const WAITING: &str = "waiting";
 /// The stage of delivered commands that are not over.
 const OPEN: &str = "open";
 
+/// SQL for when something was last heard of a command that is under way: it was acknowledged, or else went out.
+const LAST_REPORT: &str = "coalesce(life ->> 'acked_at', life ->> 'delivered_at')";
+
+/// What D1 does not have of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unflushed {
+    /// Something that nothing is waited for with.
+    Now,
+    /// That something was heard of it then; it is under way, and more may come.
+    After(Timestamp),
+}
+
 /// A new command, as the tables take it in.
 pub struct NewHeld<'a> {
     /// The workspace.
@@ -285,8 +300,15 @@ impl TryFrom<HeldRow> for Held {
 const HELD: &str = "SELECT workspace_id, phase, command, life, revision, result, result_cut, result_bytes, chunk_bytes,
     origin, env, chunk_count, chunk_top, chunk_total, output_at, kept_bytes, cut_at FROM commands";
 
-/// The object's tables.
-pub struct Tables(pub SqlStorage);
+/// The object's tables. Nobody else writes them, and where a write does not become durable the platform ends the object: so
+/// what was read of the facts and wakes is true as long as the object is in memory.
+pub struct Tables {
+    sql: SqlStorage,
+    /// Facts that were read or written, as they are stored; `None` where there is none.
+    facts: RefCell<HashMap<String, Option<String>>>,
+    /// All wakes, once they were read.
+    wakes: RefCell<Option<HashMap<String, Timestamp>>>,
+}
 
 fn text(value: impl ToString) -> SqlStorageValue {
     SqlStorageValue::String(value.to_string())
@@ -297,13 +319,24 @@ fn integer(value: u64) -> SqlStorageValue {
 }
 
 impl Tables {
+    /// Those in an object's database, which may not be there yet.
+    pub fn new(sql: SqlStorage) -> Self {
+        Self { sql, facts: RefCell::default(), wakes: RefCell::default() }
+    }
+
+    /// Everything was deleted.
+    pub fn forget(&self) {
+        self.facts.borrow_mut().clear();
+        *self.wakes.borrow_mut() = None;
+    }
+
     fn exec(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<()> {
-        self.0.exec(sql, parameters)?.to_array::<serde_json::Value>()?;
+        self.sql.exec(sql, parameters)?.to_array::<serde_json::Value>()?;
         Ok(())
     }
 
     fn rows<T: DeserializeOwned>(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<Vec<T>> {
-        self.0.exec(sql, parameters)?.to_array()
+        self.sql.exec(sql, parameters)?.to_array()
     }
 
     /// Whether the tables are there: an object that nobody ever used has none. Those of an earlier version are brought up
@@ -333,41 +366,69 @@ impl Tables {
         struct Row {
             value: String,
         }
-        let rows: Vec<Row> = self.rows("SELECT value FROM facts WHERE name = ?", vec![text(name)])?;
-        rows.first().map(|row| serde_json::from_str(&row.value)).transpose().map_err(Error::from)
+        if !self.facts.borrow().contains_key(name) {
+            let rows: Vec<Row> = self.rows("SELECT value FROM facts WHERE name = ?", vec![text(name)])?;
+            let value = rows.into_iter().next().map(|row| row.value);
+            self.facts.borrow_mut().insert(name.to_owned(), value);
+        }
+        let facts = self.facts.borrow();
+        let value = facts.get(name).and_then(Option::as_deref);
+        value.map(serde_json::from_str).transpose().map_err(Error::from)
     }
 
     /// Sets a value by name.
     pub fn set_fact(&self, name: &str, value: &impl Serialize) -> Result<()> {
         let sql = "INSERT INTO facts (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = ?2";
-        self.exec(sql, vec![text(name), text(serde_json::to_string(value)?)])
+        let value = serde_json::to_string(value)?;
+        self.exec(sql, vec![text(name), text(&value)])?;
+        self.facts.borrow_mut().insert(name.to_owned(), Some(value));
+        Ok(())
     }
 
     /// Forgets a value by name.
     pub fn delete_fact(&self, name: &str) -> Result<()> {
-        self.exec("DELETE FROM facts WHERE name = ?", vec![text(name)])
+        self.exec("DELETE FROM facts WHERE name = ?", vec![text(name)])?;
+        self.facts.borrow_mut().insert(name.to_owned(), None);
+        Ok(())
+    }
+
+    /// Does something with all wakes.
+    fn with_wakes<T>(&self, work: impl FnOnce(&mut HashMap<String, Timestamp>) -> T) -> Result<T> {
+        #[derive(Deserialize)]
+        struct Row {
+            name: String,
+            due_at: Timestamp,
+        }
+        if self.wakes.borrow().is_none() {
+            let rows: Vec<Row> = self.rows("SELECT name, due_at FROM wakes", vec![])?;
+            *self.wakes.borrow_mut() = Some(rows.into_iter().map(|row| (row.name, row.due_at)).collect());
+        }
+        Ok(work(self.wakes.borrow_mut().get_or_insert_default()))
     }
 
     /// When a wake is due.
     pub fn wake(&self, name: &str) -> Result<Option<Timestamp>> {
-        #[derive(Deserialize)]
-        struct Row {
-            due_at: Timestamp,
-        }
-        let rows: Vec<Row> = self.rows("SELECT due_at FROM wakes WHERE name = ?", vec![text(name)])?;
-        Ok(rows.first().map(|row| row.due_at))
+        self.with_wakes(|wakes| wakes.get(name).copied())
     }
 
     /// Sets or clears a wake.
     pub fn set_wake(&self, name: &str, due_at: Option<Timestamp>) -> Result<()> {
+        if self.wake(name)? == due_at {
+            return Ok(());
+        }
         match due_at {
-            None => self.exec("DELETE FROM wakes WHERE name = ?", vec![text(name)]),
+            None => self.exec("DELETE FROM wakes WHERE name = ?", vec![text(name)])?,
             Some(due_at) => {
                 let sql =
                     "INSERT INTO wakes (name, due_at) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET due_at = ?2";
-                self.exec(sql, vec![text(name), text(due_at)])
+                self.exec(sql, vec![text(name), text(due_at)])?;
             }
         }
+        self.with_wakes(|wakes| match due_at {
+            None => wakes.remove(name),
+            Some(due_at) => wakes.insert(name.to_owned(), due_at),
+        })?;
+        Ok(())
     }
 
     /// When the next thing is due: a wake or a command.
@@ -376,10 +437,11 @@ impl Tables {
         struct Row {
             due_at: Option<Timestamp>,
         }
-        let sql = "SELECT min(due_at) AS due_at FROM (
-            SELECT min(due_at) AS due_at FROM wakes UNION ALL SELECT min(due_at) FROM commands WHERE due_at IS NOT NULL)";
-        let rows: Vec<Row> = self.rows(sql, vec![])?;
-        Ok(rows.first().and_then(|row| row.due_at))
+        let rows: Vec<Row> =
+            self.rows("SELECT min(due_at) AS due_at FROM commands WHERE due_at IS NOT NULL", vec![])?;
+        let command = rows.first().and_then(|row| row.due_at);
+        let wake = self.with_wakes(|wakes| wakes.values().min().copied())?;
+        Ok(command.into_iter().chain(wake).min())
     }
 
     /// Takes a new command in.
@@ -438,6 +500,13 @@ impl Tables {
         Ok(self.count("SELECT count(*) AS number FROM (SELECT 1 FROM commands LIMIT 1)", vec![])? == 0)
     }
 
+    /// Whether a new command would go out at once: nothing that is due waits, and the agent has fewer than so many.
+    pub fn has_room(&self, now: Timestamp, window: u64) -> Result<bool> {
+        let sql = "SELECT NOT EXISTS (SELECT 1 FROM commands WHERE stage = ?1 AND scheduled_at <= ?2)
+            AND (SELECT count(*) FROM commands WHERE stage = ?3) < ?4 AS number";
+        Ok(self.count(sql, vec![text(WAITING), text(now), text(OPEN), integer(window)])? > 0)
+    }
+
     /// How many commands the agent has and has not ended.
     pub fn count_open(&self) -> Result<u64> {
         self.count("SELECT count(*) AS number FROM commands WHERE stage = ?", vec![text(OPEN)])
@@ -486,19 +555,39 @@ impl Tables {
         self.held("due_at <= ? ORDER BY due_at, id LIMIT ?", parameters)
     }
 
-    /// Commands of which D1 does not have the latest.
-    pub fn unflushed_commands(&self, limit: u32) -> Result<Vec<Held>> {
-        self.held("flushed < revision LIMIT ?", vec![SqlStorageValue::Integer(limit.into())])
+    /// Commands of which D1 does not have the latest; of those that are under way, whose last report came by `reported_by`.
+    pub fn unflushed_commands(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<Held>> {
+        let condition = format!("flushed < revision AND (stage IS NOT ? OR {LAST_REPORT} <= ?) LIMIT ?");
+        self.held(&condition, vec![text(OPEN), text(reported_by), SqlStorageValue::Integer(limit.into())])
     }
 
-    /// Stores what changed of a command, as another revision.
-    pub fn save(&self, held: &Held, now: Timestamp) -> Result<()> {
+    /// The most urgent of what D1 does not have of commands.
+    pub fn next_unflushed(&self) -> Result<Option<Unflushed>> {
+        #[derive(Deserialize)]
+        struct Row {
+            waits: Option<f64>,
+            report: Option<Timestamp>,
+        }
+        let sql = format!(
+            "SELECT min(stage IS ?1) AS waits, min(iif(stage IS ?1, {LAST_REPORT}, NULL)) AS report
+             FROM commands WHERE flushed < revision"
+        );
+        let rows: Vec<Row> = self.rows(&sql, vec![text(OPEN)])?;
+        Ok(rows.first().and_then(|row| match row.waits? {
+            0.0 => Some(Unflushed::Now),
+            _ => row.report.map(Unflushed::After),
+        }))
+    }
+
+    /// Stores what changed of a command, as another revision. `is_told`: D1 has it already, and lacked nothing before.
+    pub fn save(&self, held: &Held, now: Timestamp, is_told: bool) -> Result<()> {
         let due_at = if held.phase == Phase::Accepted { held.life.deadline(now) } else { None };
         // It went out, or never will: nobody needs it any more.
         let is_waiting = held.life.state() == State::Waiting;
         let env = held.env.as_ref().filter(|_| is_waiting).map(serde_json::to_string).transpose()?;
         let sql = "UPDATE commands SET phase = ?2, life = ?3, due_at = ?4, revision = revision + 1,
-            result = ?5, result_cut = ?6, result_bytes = ?7, env = ?8, stage = ?9, chunk_total = ?10, output_at = ?11
+            result = ?5, result_cut = ?6, result_bytes = ?7, env = ?8, stage = ?9, chunk_total = ?10, output_at = ?11,
+            flushed = flushed + ?12
             WHERE id = ?1";
         let parameters = vec![
             text(held.command.id),
@@ -512,6 +601,7 @@ impl Tables {
             held.stage().map_or(SqlStorageValue::Null, text),
             held.chunk_total.map_or(SqlStorageValue::Null, integer),
             held.output_at.map_or(SqlStorageValue::Null, text),
+            integer(u64::from(is_told)),
         ];
         self.exec(sql, parameters)
     }
@@ -686,7 +776,7 @@ impl Tables {
         let sql = "SELECT seq, content FROM chunks WHERE command = ? AND seq >= ? AND seq < ? ORDER BY seq, piece";
         let parameters = vec![text(held.command.id), integer(from), integer(held.kept_end())];
         let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
-        for row in self.0.exec(sql, parameters)?.next::<Row>() {
+        for row in self.sql.exec(sql, parameters)?.next::<Row>() {
             let Row { seq, content } = row?;
             let (length, number) = (content.len(), chunks.len() as u64);
             match chunks.last_mut() {
@@ -710,7 +800,7 @@ impl Tables {
         let sql =
             format!("SELECT content FROM chunks WHERE command = ? AND seq < ? ORDER BY seq {order}, piece {order}");
         let (mut chunks, mut length) = (Vec::new(), 0);
-        for row in self.0.exec(&sql, vec![text(held.command.id), integer(held.kept_end())])?.next::<Row>() {
+        for row in self.sql.exec(&sql, vec![text(held.command.id), integer(held.kept_end())])?.next::<Row>() {
             if length > output::MAX_RESULT {
                 return Ok((chunks, false));
             }

@@ -7,6 +7,7 @@ mod agent;
 mod api;
 mod cloud;
 mod conventions;
+mod d1_calls;
 mod docs;
 mod endpoints;
 mod fleet;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 use worker::{WebSocket, console_error};
 
-use super::{ServerLink, now, wake};
+use super::{GATHER, GATHER_REPORTS, ServerLink, now, wake};
 use crate::link_calls::{Answer, ByUser, ChunkPage, Chunks, Create, Created, Follow, Followed, Key, Live, Refusal};
 use crate::server_link_sql::{Held, Most, NewHeld, Phase};
 use crate::store::server_link::{self as d1, Recorded};
@@ -158,7 +158,8 @@ impl ServerLink {
     /// Records a command and accepts it, or says why not; then nothing of it stays.
     async fn take_in(&self, create: &Create, life: &Lifecycle, is_immediate: bool) -> worker::Result<Option<Refusal>> {
         let (id, epoch) = (create.command.id, self.epoch.get());
-        let recorded = self.record(create, life).await;
+        let forecast = if is_immediate { self.forecast(life)? } else { None };
+        let recorded = self.record(create, life, forecast.as_ref()).await;
         if self.epoch.get() != epoch {
             return Ok(Some(Refusal::NoServer));
         }
@@ -169,7 +170,7 @@ impl ServerLink {
             return Ok(Some(Refusal::NoServer));
         }
         let accepted = match recorded {
-            Ok(Recorded::Yes) => self.accept(id, is_immediate).await,
+            Ok(Recorded::Yes) => self.accept(id, is_immediate, forecast.and_then(|life| life.delivered_at)).await,
             Ok(Recorded::NoServer) => {
                 self.tables().delete_command(id)?;
                 self.forget_if_unused().await?;
@@ -187,8 +188,21 @@ impl ServerLink {
         Ok(if accepted? { None } else { Some(Refusal::NotConnected) })
     }
 
-    /// Writes a new command here and then in D1.
-    async fn record(&self, create: &Create, life: &Lifecycle) -> worker::Result<Recorded> {
+    /// What will be true of a new command that can go out as soon as it is recorded: D1 is told that at once, and need not
+    /// be told again.
+    fn forecast(&self, life: &Lifecycle) -> worker::Result<Option<Lifecycle>> {
+        let is_next = self.open_socket()?.is_some() && self.tables().has_room(now(), WINDOW)?;
+        let mut forecast = life.clone();
+        Ok((is_next && forecast.deliver(life.added_at)).then_some(forecast))
+    }
+
+    /// Writes a new command here and then in D1, there with what is forecast of it.
+    async fn record(
+        &self,
+        create: &Create,
+        life: &Lifecycle,
+        forecast: Option<&Lifecycle>,
+    ) -> worker::Result<Recorded> {
         self.begin_use()?;
         let tables = self.tables();
         tables.insert_command(&NewHeld {
@@ -203,17 +217,19 @@ impl ServerLink {
             tables.insert_answer(&key.hash, &key.body, create.command.id, life.added_at.plus_seconds(KEY_LASTS))?;
         }
         self.arm().await?;
-        d1::insert_command(&self.env, create.workspace_id, &create.command, life, create.key.as_ref()).await
+        let told = forecast.unwrap_or(life);
+        d1::insert_command(&self.env, create.workspace_id, &create.command, told, create.key.as_ref()).await
     }
 
-    /// Accepts a recorded command, and hands it out if its time has come. False: it is not there any more.
-    async fn accept(&self, id: Uuid, is_immediate: bool) -> worker::Result<bool> {
+    /// Accepts a recorded command, and hands it out if its time has come. `forecast` is when D1 was told that it would go
+    /// out. False: it is not there any more.
+    async fn accept(&self, id: Uuid, is_immediate: bool, forecast: Option<Timestamp>) -> worker::Result<bool> {
         let Some(held) = self.find(id)?.filter(|held| held.phase == Phase::Recording) else { return Ok(false) };
         self.tables().accept(&held, now())?;
         if is_immediate {
             // Its right was checked with the request.
-            self.allowed.borrow_mut().insert(id);
-            let handed_out = self.hand_out().await;
+            self.allowed.borrow_mut().insert(id, forecast);
+            let handed_out = self.hand_out_new(id, forecast.is_some()).await;
             self.allowed.borrow_mut().remove(&id);
             handed_out?;
         }
@@ -245,6 +261,21 @@ impl ServerLink {
     }
 
     // Handing out.
+
+    /// Hands out a new command that is allowed, after what comes before it.
+    async fn hand_out_new(&self, id: Uuid, is_forecast: bool) -> worker::Result<()> {
+        let unchecked = self.hand_out_allowed()?;
+        let is_waiting = self.allowed.borrow().contains_key(&id);
+        if is_forecast
+            && is_waiting
+            && let Some(waiting) = self.find(id)?
+        {
+            // Something came in between. D1 is told the truth, and again when it goes out.
+            self.allowed.borrow_mut().insert(id, None);
+            self.save(&waiting)?;
+        }
+        if unchecked.is_empty() { Ok(()) } else { self.hand_out().await }
+    }
 
     /// Hands out what is due, in its order (contract 8, 5), once its right was checked. Where somebody else is at it
     /// already, it is done when they are.
@@ -281,10 +312,10 @@ impl ServerLink {
                     Err(denial) => self.cancel_as(held.command.id, Cancellation::NotAllowed(denial))?,
                 }
             }
-            self.allowed.borrow_mut().extend(fresh.iter().copied());
+            self.allowed.borrow_mut().extend(fresh.iter().map(|id| (*id, None)));
             let handed_out = self.hand_out_allowed();
             // What did not go out now is checked again when it does.
-            self.allowed.borrow_mut().retain(|id| !fresh.contains(id));
+            self.allowed.borrow_mut().retain(|id, _| !fresh.contains(id));
             handed_out?;
             if self.open_socket()?.is_none() {
                 return Ok(());
@@ -297,17 +328,25 @@ impl ServerLink {
     fn hand_out_allowed(&self) -> worker::Result<Vec<Held>> {
         loop {
             let Some(socket) = self.open_socket()? else { return Ok(vec![]) };
-            let room = WINDOW.saturating_sub(self.tables().count_open()?).min(CHECKED_TOGETHER);
-            let due = self.tables().due_waiting(now(), room)?;
-            let allowed = due.iter().take_while(|held| self.allowed.borrow().contains(&held.command.id)).count();
+            let mut due = self.tables().due_waiting(now(), CHECKED_TOGETHER)?;
+            if due.is_empty() {
+                return Ok(vec![]);
+            }
+            let room = WINDOW.saturating_sub(self.tables().count_open()?);
+            due.truncate(usize::try_from(room).unwrap_or(usize::MAX));
+            let allowed = due.iter().take_while(|held| self.allowed.borrow().contains_key(&held.command.id)).count();
             if allowed == 0 {
-                let unchecked = |held: &Held| !self.allowed.borrow().contains(&held.command.id);
+                let unchecked = |held: &Held| !self.allowed.borrow().contains_key(&held.command.id);
                 return Ok(due.into_iter().take_while(unchecked).collect());
             }
+            let is_all = allowed == due.len() && (allowed as u64) < CHECKED_TOGETHER;
             for held in due.into_iter().take(allowed) {
                 if !self.hand_over(&socket, held)? {
                     return Ok(vec![]);
                 }
+            }
+            if is_all {
+                return Ok(vec![]);
             }
         }
     }
@@ -315,20 +354,28 @@ impl ServerLink {
     /// Hands a command to the agent. False: the connection went.
     fn hand_over(&self, socket: &WebSocket, mut held: Held) -> worker::Result<bool> {
         let undelivered = held.clone();
-        if !held.life.deliver(now()) {
+        // A connection that was made since then began after the forecast: what went out on it did so later.
+        let connected_at = self.facts()?.connected_at;
+        let forecast = self.allowed.borrow().get(&held.command.id).copied().flatten();
+        let forecast = forecast.filter(|at| connected_at.is_none_or(|since| since <= *at));
+        if !held.life.deliver(forecast.unwrap_or_else(now)) {
             return Ok(true);
         }
         let timeout = Self::can_kill(socket).then_some(held.life.timeout);
         let order = held.command.order(held.env.as_ref(), timeout);
         let message = serde_json::to_string(&ToAgent::Command { command: Box::new(order) })?;
         // At most once: that it went out is durable before it does.
-        self.save(&held)?;
+        match forecast {
+            Some(_) => self.tables().save(&held, now(), true)?,
+            None => self.save(&held)?,
+        }
         if socket.send_with_str(message).is_err() {
             // It did not leave, so it was not delivered.
             self.save(&undelivered)?;
             self.disconnected()?;
             return Ok(false);
         }
+        self.allowed.borrow_mut().remove(&held.command.id);
         Ok(true)
     }
 
@@ -419,12 +466,15 @@ impl ServerLink {
 
     /// Stores what changed of a command, has D1 told of it, and those who wait for its end.
     pub(super) fn save(&self, held: &Held) -> worker::Result<()> {
-        self.tables().save(held, now())?;
-        if held.life.state().is_final() {
+        self.tables().save(held, now(), false)?;
+        let state = held.life.state();
+        if state.is_final() {
             self.ended.tell(&held.command.id);
             self.output_came.tell(&held.command.id);
         }
-        self.flush_soon()
+        // What may end at any moment is told with its end.
+        let wait = if matches!(state, Life::Sent | Life::Acked) { GATHER_REPORTS } else { GATHER };
+        self.flush_at(now().plus_millis(wait))
     }
 
     fn live_fields(&self, held: &Held) -> worker::Result<Map<String, Value>> {

@@ -7,8 +7,9 @@ use farhand_domain::time::Timestamp;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 use wasm_bindgen::JsValue;
-use worker::{D1PreparedStatement, D1Result, D1ResultMeta, Env};
+use worker::{D1PreparedStatement, D1Result, Env};
 
+use crate::cost;
 use crate::platform::{self, internal};
 
 /// A parameter of a statement.
@@ -167,32 +168,6 @@ impl Filters {
     }
 }
 
-/// What statements cost, as D1 bills it.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Cost {
-    /// Round trips.
-    pub calls: u32,
-    /// Rows read.
-    pub rows_read: u64,
-    /// Rows written, those of indexes among them.
-    pub rows_written: u64,
-}
-
-impl Cost {
-    /// The same with one more round trip.
-    pub fn and(self, results: &[D1Result]) -> Self {
-        let metas = || results.iter().filter_map(|result| result.meta().ok().flatten());
-        let sum = |number: fn(&D1ResultMeta) -> Option<usize>| -> u64 {
-            metas().filter_map(|meta| number(&meta)).map(|number| number as u64).sum()
-        };
-        Self {
-            calls: self.calls + 1,
-            rows_read: self.rows_read + sum(|meta| meta.rows_read),
-            rows_written: self.rows_written + sum(|meta| meta.rows_written),
-        }
-    }
-}
-
 /// Why D1 did not do it.
 #[derive(Debug)]
 pub enum Failure {
@@ -240,7 +215,10 @@ pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<D1Result
     let database = env.d1(platform::DB).map_err(|error| failure(&error))?;
     let prepared: Vec<_> =
         statements.into_iter().map(|statement| statement.prepare(&database)).collect::<Result<_, _>>()?;
-    database.batch(prepared).await.map_err(|error| failure(&error))
+    cost::add_d1_call();
+    let results = database.batch(prepared).await.map_err(|error| failure(&error))?;
+    cost::add_rows(&results);
+    Ok(results)
 }
 
 /// Carries one statement out.
@@ -249,7 +227,11 @@ pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<D1Result
 /// Where D1 did not do it.
 pub async fn run(env: &Env, statement: Statement) -> Result<D1Result, Failure> {
     let database = env.d1(platform::DB).map_err(|error| failure(&error))?;
-    statement.prepare(&database)?.run().await.map_err(|error| failure(&error))
+    let prepared = statement.prepare(&database)?;
+    cost::add_d1_call();
+    let result = prepared.run().await.map_err(|error| failure(&error))?;
+    cost::add_rows(std::slice::from_ref(&result));
+    Ok(result)
 }
 
 /// The rows of a result.

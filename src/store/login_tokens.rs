@@ -10,6 +10,7 @@ use uuid::Uuid;
 use worker::Env;
 use worker::kv::KvStore;
 
+use crate::cost;
 use crate::platform::{self, internal};
 
 /// How long an entry outlives its token, in seconds: KV's own expiry only clears away.
@@ -38,7 +39,9 @@ fn key(workspace: &str, token_hash: &str) -> String {
 
 /// The entry of a token. An entry that cannot be read is as good as none.
 pub async fn get(env: &Env, workspace: &str, token_hash: &str) -> Option<Entry> {
-    let text = store(env).ok()?.get(&key(workspace, token_hash)).text().await.ok().flatten()?;
+    let store = store(env).ok()?;
+    cost::add_kv_read();
+    let text = store.get(&key(workspace, token_hash)).text().await.ok().flatten()?;
     serde_json::from_str(&text).ok()
 }
 

@@ -218,8 +218,9 @@ pub async fn insert_command(
     let requester = command.requested_by.as_ref().map(|requester| requester.id);
     let insert = Statement::new(
         "INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
-            timeout, added_at, scheduled_at, expires_at, state, status_message, idempotency_key, idempotency_body)
-         SELECT w.id, ?2, s.id, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17
+            timeout, added_at, scheduled_at, expires_at, state, status_message, idempotency_key, idempotency_body,
+            delivered_at)
+         SELECT w.id, ?2, s.id, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18
          FROM workspaces w JOIN servers s ON s.id = ?3 AND s.workspace_id = w.id
          WHERE w.id = ?1 AND w.deleted_at IS NULL
          RETURNING id",
@@ -240,7 +241,8 @@ pub async fn insert_command(
     .bind(life.state().as_str())
     .bind(life.message())
     .bind(key.map(|key| key.hash.as_str()))
-    .bind(key.map(|key| key.body.as_str()));
+    .bind(key.map(|key| key.body.as_str()))
+    .bind(life.delivered_at);
     let mut statements = vec![];
     if let Some(key) = key {
         // One that was used long ago is free again.
@@ -354,9 +356,9 @@ pub fn update_command(held: &Held, output: &Output) -> Statement {
     .bind(whole)
 }
 
-/// The statement that removes a command that was never delivered.
+/// The statement that removes a command that was never delivered; D1 may have been told that it would be.
 pub fn delete_command(workspace_id: i64, id: Uuid) -> Statement {
-    Statement::new("DELETE FROM commands WHERE workspace_id = ?1 AND id = ?2 AND delivered_at IS NULL")
+    Statement::new("DELETE FROM commands WHERE workspace_id = ?1 AND id = ?2 AND acked_at IS NULL")
         .bind(workspace_id)
         .bind(id)
 }

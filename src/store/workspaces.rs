@@ -30,11 +30,6 @@ pub fn forget(slug: &str) {
     KNOWN.with_borrow_mut(|known| known.remove(slug));
 }
 
-/// Whether it is remembered that a workspace exists.
-pub fn is_known(slug: &str, now: Timestamp) -> bool {
-    known_id(slug, now).is_some()
-}
-
 fn known_id(slug: &str, now: Timestamp) -> Option<i64> {
     KNOWN.with_borrow(|known| known.get(slug).filter(|(_, until)| *until > now).map(|(id, _)| *id))
 }

@@ -1,7 +1,7 @@
 //! `/api/`.
 
 mod auth;
-mod events;
+pub mod events;
 mod iam;
 mod servers;
 mod status;

@@ -4,7 +4,7 @@ mod cancel;
 mod command_acl;
 mod command_list;
 mod command_output;
-mod commands;
+pub mod commands;
 mod firing;
 mod firing_groups;
 mod idempotency;

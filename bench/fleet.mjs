@@ -1,0 +1,244 @@
+// npm run bench -- fleet [--agents N] [--rate N] [--seconds N]: a service with so many scripted agents, each with its WebSocket, and
+// so many commands a second over random ones of them, each posted with `Prefer: wait`. An agent reports that it took a command and, as
+// soon as that is answered, that it ended. Says how long it took from when a command was due to be posted to its result, whether all
+// succeeded and none was handed out twice, and how much memory workerd takes for an agent that is idle. Loopback only.
+import { existsSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync, statfsSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { parseArgs } from "node:util";
+import { Pool } from "undici";
+import { WebSocket } from "ws";
+import { build } from "../scripts/build.mjs";
+import { freePort, startInstance } from "../scripts/instance.mjs";
+import { fail, say } from "../scripts/lib.mjs";
+import { judged, publish, table } from "./report.mjs";
+
+const { values } = parseArgs({ options: Object.fromEntries(["agents", "rate", "seconds"].map((name) => [name, { type: "string" }])) });
+const { agents, rate, seconds } = { agents: 1000, rate: 100, seconds: 60, ...Object.fromEntries(Object.entries(values).map(([name, value]) => [name, Number(value)])) };
+/** How long a command may take before it counts as lost, in seconds. */
+const PATIENCE = 30;
+/** How long before the measurement the same load warms the service up, in seconds. */
+const WARM_UP = 5;
+/** How many agents dial, or servers are made, at once. */
+const AT_ONCE = 8;
+/** How long idle objects may be awake, in seconds: workerd lets them go after ten. */
+const SLEEPS_WITHIN = 60;
+/** How much room the state of all takes at most, in bytes. */
+const ROOM = 6 * 2 ** 30;
+const PASSWORD = "correct horse battery";
+const COMMANDS = "/api/events/commands/";
+
+const pause = (milliseconds) => new Promise((go) => setTimeout(go, milliseconds));
+
+/** Does `work` for each of some things, so many at once. */
+async function each(things, work) {
+  const left = things.values();
+  await Promise.all(
+    Array.from({ length: AT_ONCE }, async () => {
+      for (const thing of left) await work(thing);
+    }),
+  );
+}
+
+/** The clients of an instance: one for users, one for its agents. */
+function clients(url) {
+  // workerd closes a connection after five idle seconds: one must not be taken for a request at that very moment.
+  const limits = { keepAliveTimeout: 1000, headersTimeout: 2 * PATIENCE * 1000 };
+  const users = new Pool(url, { connections: 256, ...limits });
+  const reports = new Pool(url, { connections: 64, ...limits });
+  const call = async (pool, method, path, { headers, body, expected }) => {
+    const json = body === undefined ? "" : JSON.stringify(body);
+    const response = await pool.request({ method, path, body: json, headers: { "content-type": "application/json", ...headers } });
+    const text = await response.body.text();
+    if (response.statusCode !== expected) throw new Error(`${method} ${path}: ${response.statusCode} ${text}`);
+    return text === "" ? null : JSON.parse(text);
+  };
+  const close = () => Promise.all([users.close(), reports.close()]);
+  return { user: (...what) => call(users, ...what), agent: (...what) => call(reports, ...what), close };
+}
+
+/** Connects an agent. What it is sent is counted in `handed`, by the command's id, and what it had to report again. */
+function connect(url, { agent }, server, handed, failed) {
+  const headers = { authorization: `id="${server.id}", key="${server.key}"` };
+  const report = async (id, kind, body) => {
+    for (const seconds of [1, 3, 7, null]) {
+      try {
+        return await agent("POST", `${COMMANDS}${id}/${kind}/`, { headers, body, expected: 204 });
+      } catch (error) {
+        // As agent-protocol 4 has it, and told at the end.
+        if (seconds === null) throw error;
+        handed.retries.push(error.message);
+        await pause(seconds * 1000);
+      }
+    }
+  };
+  // As Alpamon and our own agent, it does not offer to compress: that would cost a quarter of a megabyte each.
+  const socket = new WebSocket(`${url.replace("http", "ws")}/ws/servers/backhaul/`, {
+    perMessageDeflate: false,
+    headers: { ...headers, origin: url, "user-agent": "alpamon/2.0.0" },
+  });
+  const run = async ({ id }) => {
+    handed.times.set(id, (handed.times.get(id) ?? 0) + 1);
+    await report(id, "ack");
+    await report(id, "fin", { success: true, result: "done\n", elapsed_time: 0.001, exit_code: 0 });
+  };
+  socket.on("message", (data) => {
+    const message = JSON.parse(data);
+    if (message.query === "ping") socket.send(JSON.stringify({ query: "pong", timestamp: new Date().toISOString() }));
+    if (message.query === "command") run(message.command).catch(failed);
+  });
+  return new Promise((opened, refused) => {
+    socket.once("open", () => opened(socket));
+    socket.on("error", (error) => (refused(error), failed(error)));
+  });
+}
+
+/** The process of workerd whose files are in a folder. */
+function workerd(folder) {
+  const pid = readdirSync("/proc").find((name) => {
+    try {
+      const command = readFileSync(`/proc/${name}/cmdline`, "utf8");
+      return /(^|\/)workerd\0/.test(command) && readFileSync(`/proc/${name}/environ`, "utf8").includes(folder);
+    } catch {
+      // Not a process, or one that ended meanwhile.
+      return false;
+    }
+  });
+  if (pid === undefined) fail("there is no workerd");
+  return {
+    /** What it has in memory, in KB. */
+    memory: () => Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))[1]),
+    /** How many objects of servers it has in memory: each has its database open. */
+    awake: () => {
+      const open = new Set();
+      for (const fd of readdirSync(`/proc/${pid}/fd`)) {
+        try {
+          open.add(readlinkSync(`/proc/${pid}/fd/${fd}`));
+        } catch {
+          // It was closed meanwhile.
+        }
+      }
+      // metadata.sqlite is the runtime's own.
+      return [...open].filter((file) => /farhand-ServerLink\/[0-9a-f]+\.sqlite$/.test(file)).length;
+    },
+    /** How long it has been busy, in seconds. */
+    busy: () => {
+      const [user, system] = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ")[1].split(" ").slice(11, 13).map(Number);
+      return (user + system) / 100;
+    },
+  };
+}
+
+/** Waits until the objects of idle servers are out of memory. */
+async function sleep(process) {
+  const until = Date.now() + SLEEPS_WITHIN * 1000;
+  while (process.awake() > 0 && Date.now() < until) await pause(500);
+  return process.awake();
+}
+
+/** Posts commands at a steady rate, whether or not earlier ones are answered. Returns the times to their results in ms. */
+async function load(post, servers, length) {
+  const times = [];
+  const answers = [];
+  const start = performance.now();
+  for (let number = 0; number < length * rate; number += 1) {
+    const due = start + (number * 1000) / rate;
+    const early = due - performance.now();
+    if (early > 0) await pause(early);
+    const server = servers[Math.floor(Math.random() * servers.length)];
+    const answer = post(server).then((command) => (times.push(performance.now() - due), command));
+    // A failure is told when all were posted.
+    answer.catch(() => {});
+    answers.push(answer);
+  }
+  const commands = await Promise.all(answers);
+  return { times, commands };
+}
+
+const percentile = (times, share) => times.toSorted((a, b) => a - b)[Math.ceil(times.length * share) - 1];
+
+await build();
+// In memory where there is room: a thousand databases are written at once, and it is not the disk that is to be measured.
+const memory = existsSync("/dev/shm") ? statfsSync("/dev/shm") : { bavail: 0, bsize: 0 };
+const isRoomy = memory.bavail * memory.bsize > ROOM;
+const folder = mkdtempSync(join(isRoomy ? "/dev/shm" : tmpdir(), "farhand-fleet-"));
+say(`fleet: the state is in ${folder}`);
+const instance = await startInstance({ stateDir: folder, port: await freePort(), onExit: (how) => fail(`the service ended with ${how}`) });
+const api = clients(instance.url);
+try {
+  const admin = { username: "boss", email: "boss@example.com", password: PASSWORD };
+  const operator = { authorization: `Bearer ${instance.operatorToken}` };
+  await api.user("POST", "/operator/workspaces/", { headers: operator, body: { slug: "demo", admin }, expected: 201 });
+  const { token } = await api.user("POST", "/api/auth/login/", { body: { username: "boss", password: PASSWORD }, expected: 200 });
+  const login = { authorization: `token="${token}"` };
+  const made = await api.user("POST", "/api/auth/tokens/", { headers: login, body: { name: "fleet", expires_at: null }, expected: 201 });
+  const headers = { authorization: `token="${made.key}"` };
+
+  const runtime = workerd(folder);
+  const fresh = runtime.memory();
+  say(`fleet: making ${agents} servers`);
+  const servers = [];
+  await each([...Array(agents).keys()], async (number) => {
+    servers.push(await api.user("POST", "/api/servers/", { headers, body: { name: `server-${number}` }, expected: 201 }));
+  });
+  await sleep(runtime);
+  const before = runtime.memory();
+
+  say("fleet: connecting the agents");
+  const handed = { times: new Map(), retries: [] };
+  const sockets = [];
+  const failures = [];
+  const failed = (error) => failures.push(error);
+  await each(servers, async (server) => sockets.push(await connect(instance.url, api, server, handed, failed)));
+  const connected = runtime.memory();
+  const stillAwake = await sleep(runtime);
+  const hibernated = runtime.memory();
+  say(`fleet: ${fresh} KB fresh, ${before} KB before, ${connected} KB connected, ${hibernated} KB with ${stillAwake} objects awake`);
+
+  const post = (server) =>
+    api.user("POST", COMMANDS, {
+      headers: { ...headers, prefer: `wait=${PATIENCE}` },
+      body: { server: server.id, line: "true", username: "worker" },
+      expected: 201,
+    });
+  say(`fleet: ${rate} commands a second for ${seconds} s`);
+  await load(post, servers, WARM_UP);
+  const busy = runtime.busy();
+  const own = process.cpuUsage();
+  const { times, commands } = await load(post, servers, seconds);
+  const ownBusy = process.cpuUsage(own);
+  if (failures.length > 0) throw failures[0];
+  for (const message of new Set(handed.retries)) say(`fleet: a report was repeated: ${message}`);
+  const succeeded = commands.filter((command) => command.status.text === "Success").length;
+  const twice = [...handed.times.values()].filter((times) => times > 1).length;
+  const lost = commands.filter((command) => !handed.times.has(command.id)).length;
+  const [middle, slowest] = [percentile(times, 0.5), percentile(times, 0.99)];
+  const cpu = (runtime.busy() - busy) / commands.length;
+  say(
+    `fleet: ${succeeded} of ${commands.length} succeeded, ${twice} handed out twice, ${lost} never, ${handed.retries.length} reports repeated; ` +
+      `p50 ${middle.toFixed(0)} ms, p99 ${slowest.toFixed(0)} ms, max ${Math.max(...times).toFixed(0)} ms; of a core, workerd took ` +
+      `${(cpu * 1000).toFixed(1)} ms for each command, and this ${((100 * (ownBusy.user + ownBusy.system)) / 1e6 / seconds).toFixed(0)} %`,
+  );
+  const perAgent = (after) => `${((after - before) / agents).toFixed(0)} KB`;
+  publish(
+    "fleet",
+    table(
+      [`${agents} agents, ${rate} commands a second for ${seconds} s`, "reached", "must reach"],
+      [
+        ["commands that ended in Success", `${succeeded} of ${commands.length}`, judged(succeeded, { least: commands.length })],
+        ["handed to an agent twice", `${twice}`, judged(twice, { most: 0 })],
+        ["from the moment at which a command was due to be posted to its result, median", `${middle.toFixed(0)} ms`, ""],
+        ["the same, 99 of 100", `${slowest.toFixed(0)} ms`, judged(slowest, { most: 1000, unit: " ms" })],
+        ["of one core, workerd for each command", `${(cpu * 1000).toFixed(1)} ms`, ""],
+        ["workerd's memory for each agent that has just connected", perAgent(connected), ""],
+        ["the same when all are idle and their objects out of memory", perAgent(hibernated), ""],
+        ["workerd's memory before any server was made, and with so many that no agent ever used", `${(fresh / 1024).toFixed(0)} and ${(before / 1024).toFixed(0)} MB`, ""],
+      ],
+    ),
+  );
+  sockets.forEach((socket) => socket.close());
+} finally {
+  await api.close();
+  await instance.stop();
+  rmSync(folder, { recursive: true, force: true });
+}

@@ -1,0 +1,108 @@
+//! What a piece of work costs in D1 and KV, counted where these are called: whatever of it calls them, nothing is left out
+//! but what goes on after it.
+
+use std::cell::Cell;
+use std::pin::pin;
+
+use futures_util::future;
+use serde::{Deserialize, Serialize};
+use worker::{D1Result, D1ResultMeta};
+
+/// What D1 and KV bill, and what takes the time.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Cost {
+    /// Round trips to D1.
+    pub d1_calls: u32,
+    /// Rows that D1 read.
+    pub rows_read: u64,
+    /// Rows that D1 wrote, those of indexes among them.
+    pub rows_written: u64,
+    /// Entries of KV that were asked for.
+    pub kv_reads: u32,
+}
+
+thread_local! {
+    /// What the work that is being polled has cost so far. Outside of any it is nobody's.
+    static CURRENT: Cell<Cost> = Cell::default();
+}
+
+/// Does some work, and counts what it costs. Pieces of work take turns in an isolate, so the count changes hands with them.
+pub async fn of<T>(work: impl Future<Output = T>) -> (T, Cost) {
+    let mut work = pin!(work);
+    let mut cost = Cost::default();
+    let done = future::poll_fn(|context| {
+        let others = CURRENT.replace(cost);
+        let polled = work.as_mut().poll(context);
+        cost = CURRENT.replace(others);
+        polled
+    });
+    (done.await, cost)
+}
+
+/// Adds what somebody else did for the work at hand.
+pub fn add(more: Cost) {
+    let so_far = CURRENT.get();
+    CURRENT.set(Cost {
+        d1_calls: so_far.d1_calls + more.d1_calls,
+        rows_read: so_far.rows_read + more.rows_read,
+        rows_written: so_far.rows_written + more.rows_written,
+        kv_reads: so_far.kv_reads + more.kv_reads,
+    });
+}
+
+/// Counts a round trip to D1, which begins.
+pub fn add_d1_call() {
+    add(Cost { d1_calls: 1, ..Cost::default() });
+}
+
+/// Counts an entry of KV that is asked for.
+pub fn add_kv_read() {
+    add(Cost { kv_reads: 1, ..Cost::default() });
+}
+
+/// Counts the rows of what a round trip came back with.
+pub fn add_rows(results: &[D1Result]) {
+    let metas = || results.iter().filter_map(|result| result.meta().ok().flatten());
+    let sum = |number: fn(&D1ResultMeta) -> Option<usize>| -> u64 {
+        metas().filter_map(|meta| number(&meta)).map(|number| number as u64).sum()
+    };
+    add(Cost { rows_read: sum(|meta| meta.rows_read), rows_written: sum(|meta| meta.rows_written), ..Cost::default() });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll};
+
+    use super::*;
+
+    fn pending_once() -> impl Future<Output = ()> {
+        let mut is_over = false;
+        future::poll_fn(move |context: &mut Context<'_>| {
+            context.waker().wake_by_ref();
+            if std::mem::replace(&mut is_over, true) { Poll::Ready(()) } else { Poll::Pending }
+        })
+    }
+
+    #[test]
+    fn each_piece_of_work_has_its_own_count() {
+        let work = async |calls: u32| {
+            for _ in 0..calls {
+                add_d1_call();
+                pending_once().await;
+            }
+        };
+        let both = future::join(of(work(3)), of(async { of(work(2)).await.1 }));
+        let Some(((_, three), (two, none))) = futures_util::FutureExt::now_or_never(async {
+            let mut both = pin!(both);
+            // Nothing here wakes anybody, so it is polled until it is done.
+            loop {
+                if let Poll::Ready(done) = future::poll_fn(|context| Poll::Ready(both.as_mut().poll(context))).await {
+                    break done;
+                }
+            }
+        }) else {
+            panic!("it waits for nothing")
+        };
+        assert_eq!((three.d1_calls, two.d1_calls, none.d1_calls), (3, 2, 0));
+    }
+}

@@ -1,0 +1,499 @@
+//! How often the service asks D1 and KV, as its log tells (`docs/performance.md`, D1 round trips): for each endpoint, and over
+//! the life of a command.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use farhand_tests::agents::{dial, wait_until_connected};
+use farhand_tests::client::{PASSWORD, unique};
+use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, USERS, at, group_path};
+use farhand_tests::{Api, Instance, ScriptedAgent, Workspace, eventually, setting};
+use futures_util::future;
+use serde_json::{Value, json};
+
+use crate::api::events::commands::{has_status, id_of, moment, path_of};
+use crate::endpoints::ALL;
+use crate::routes::Access;
+
+const TOKENS: &str = "/api/auth/tokens/";
+const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";
+
+fn shared_log() -> PathBuf {
+    Path::new(&setting("FARHAND_STATE_DIR")).join("worker.log")
+}
+
+/// The lines of a log that are JSON.
+fn lines(log: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(log).unwrap();
+    text.lines().filter_map(|line| serde_json::from_str(&line[line.find('{')?..]).ok()).collect()
+}
+
+/// Sends a request that must not fail; returns its answer.
+async fn send(api: &Api, method: &str, path: &str, body: Value) -> Value {
+    let reply = match body {
+        Value::Null => api.call(method, path).await,
+        body => api.send_json(method, path, &body).await,
+    };
+    assert!(reply.status < 400, "{method} {path}: {} {}", reply.status, reply.text);
+    serde_json::from_str(&reply.text).unwrap_or(Value::Null)
+}
+
+/// Makes a request to each endpoint that users and agents have, as a superuser with either kind of token.
+async fn use_everything(workspace: &Workspace, admin: &Api) {
+    // From the first request on that it came with, an isolate knows an API token.
+    let server = send(admin, "POST", "/api/servers/", json!({"name": "web-1"})).await;
+    let second = send(admin, "POST", SERVERS, json!({"name": "web-2"})).await;
+    let third = send(admin, "POST", SERVERS, json!({"name": "web-3"})).await;
+    let mut agent = ScriptedAgent::that_kills(workspace, &server).await;
+    dial(&agent.api, "/ws/servers/control/").await.unwrap();
+
+    send(admin, "GET", "/api/status/", Value::Null).await;
+    send(admin, "GET", "/api/auth/is-authenticated/", Value::Null).await;
+    let sessions = send(admin, "GET", "/api/auth/sessions/", Value::Null).await;
+    let session = at("/api/auth/sessions/", &sessions["results"][0]);
+    send(admin, "GET", &session, Value::Null).await;
+
+    let token = send(admin, "POST", TOKENS, json!({"name": "one", "expires_at": null})).await;
+    let path = at(TOKENS, &token);
+    for (method, body) in [
+        ("GET", Value::Null),
+        ("PUT", json!({"name": "two", "expires_at": null})),
+        ("PATCH", json!({"enabled": false})),
+        ("DELETE", Value::Null),
+    ] {
+        send(admin, method, &path, body).await;
+    }
+    send(admin, "GET", TOKENS, Value::Null).await;
+
+    people(workspace, admin).await;
+    passwords(workspace, admin).await;
+
+    let path = at(SERVERS, &second);
+    for (method, body) in [
+        ("GET", Value::Null),
+        ("PUT", json!({"name": "web-4"})),
+        ("PATCH", json!({"name": "web-5"})),
+        ("DELETE", Value::Null),
+    ] {
+        send(admin, method, &path, body).await;
+    }
+    send(admin, "GET", SERVERS, Value::Null).await;
+    send(admin, "GET", "/api/servers/", Value::Null).await;
+    let rotated = send(admin, "POST", &format!("{}rotate-key/", at(SERVERS, &third)), Value::Null).await;
+    let registration = send(admin, "POST", REGISTRATION_TOKENS, json!({"name": "hosts"})).await;
+    let registering = workspace.anonymous.with_token(registration["key"].as_str().unwrap());
+    send(&registering, "POST", &format!("{SERVERS}register/"), json!({"name": "host", "platform": "debian"})).await;
+    send(admin, "GET", REGISTRATION_TOKENS, Value::Null).await;
+    send(admin, "GET", &at(REGISTRATION_TOKENS, &registration), Value::Null).await;
+    send(admin, "DELETE", &at(REGISTRATION_TOKENS, &registration), Value::Null).await;
+
+    let later = |line: &str| json!({"server": "web-1", "line": line, "scheduled_at": "2099-01-01T00:00:00Z"});
+    for (method, rest) in [("POST", "cancel/"), ("DELETE", "")] {
+        let command = send(admin, "POST", COMMANDS, later(method)).await;
+        send(admin, method, &format!("{}{rest}", path_of(&command)), Value::Null).await;
+    }
+    let command = send(admin, "POST", COMMANDS, json!({"server": "web-1", "line": "id"})).await;
+    agent.next_command().await;
+    agent.ack(id_of(&command)).await;
+    agent.chunk(id_of(&command), 0, "some").await;
+    let path = path_of(&command);
+    send(admin, "GET", COMMANDS, Value::Null).await;
+    send(admin, "GET", &path, Value::Null).await;
+    send(admin, "GET", &format!("{path}chunks/"), Value::Null).await;
+    send(admin, "POST", &format!("{path}kill/"), Value::Null).await;
+    agent.fin(id_of(&command), 143, "some").await;
+    send(admin, "GET", &format!("{path}stream/"), Value::Null).await;
+    let refused = send(admin, "POST", COMMANDS, json!({"server": "web-1", "line": "id"})).await;
+    agent.report(id_of(&refused), "reject", Some(&json!({"reason": "no"}))).await.expect(204);
+
+    agents(&agent.api).await;
+    send(&agent.api, "DELETE", &format!("{SERVERS}-/unregister/"), Value::Null).await;
+    let third = workspace.anonymous.with(&format!(
+        "id=\"{}\", key=\"{}\"",
+        third["id"].as_str().unwrap(),
+        rotated["key"].as_str().unwrap()
+    ));
+    send(&third, "DELETE", &format!("{SERVERS}{}/unregister/", id_of_server(&third)), Value::Null).await;
+    // That of the login token itself, perhaps.
+    send(admin, "DELETE", &session, Value::Null).await;
+}
+
+/// The server's id in an agent's Authorization header.
+fn id_of_server(agent: &Api) -> &str {
+    agent.authorization.as_deref().unwrap().split('"').nth(1).unwrap()
+}
+
+/// Users, groups and memberships.
+async fn people(workspace: &Workspace, admin: &Api) {
+    let user = |name: &str| json!({"username": name, "email": format!("{name}@example.com"), "password": PASSWORD});
+    let whole = |name: &str| json!({"username": name, "email": format!("{name}@example.com"), "first_name": "A"});
+    let ann = send(admin, "POST", USERS, user("ann")).await;
+    let path = format!("{USERS}{}/", ann["id"]);
+    for (method, body) in
+        [("GET", Value::Null), ("PUT", whole("ann")), ("PATCH", json!({"last_name": "B"})), ("DELETE", Value::Null)]
+    {
+        send(admin, method, &path, body).await;
+    }
+    send(admin, "GET", USERS, Value::Null).await;
+    for (method, body) in [("GET", Value::Null), ("PATCH", json!({"first_name": "Big"}))] {
+        send(admin, method, &format!("{USERS}-/"), body).await;
+    }
+    let boss = json!({"username": "boss", "email": "boss@example.com", "is_staff": true, "is_superuser": true});
+    send(admin, "PUT", &format!("{USERS}-/"), boss).await;
+    send(admin, "GET", "/api/users/users/", Value::Null).await;
+    send(admin, "POST", "/api/users/users/", user("bob")).await;
+    send(admin, "GET", "/api/users/users/bob/", Value::Null).await;
+    send(admin, "DELETE", "/api/users/users/bob/", Value::Null).await;
+    let eve = send(
+        admin,
+        "POST",
+        USERS,
+        json!({"username": "eve", "email": "eve@example.com", "password": PASSWORD, "is_superuser": true}),
+    )
+    .await;
+    send(&workspace.anonymous.logged_in("eve", PASSWORD).await, "DELETE", &format!("{USERS}-/"), Value::Null).await;
+    assert!(eve["id"].is_number());
+
+    let member = send(admin, "POST", USERS, user("member")).await;
+    let group = send(admin, "POST", GROUPS, json!({"name": "ops"})).await;
+    let path = group_path(&group);
+    for (method, body) in [("GET", Value::Null), ("PUT", json!({"name": "ops"})), ("PATCH", json!({"name": "op"}))] {
+        send(admin, method, &path, body).await;
+    }
+    let membership = json!({"group": group["id"], "user": member["id"], "role": "member"});
+    let membership = send(admin, "POST", MEMBERSHIPS, membership).await;
+    let of_member = at(MEMBERSHIPS, &membership);
+    let whole = json!({"group": group["id"], "user": member["id"], "role": "owner"});
+    for (method, body) in
+        [("GET", Value::Null), ("PUT", whole), ("PATCH", json!({"role": "manager"})), ("DELETE", Value::Null)]
+    {
+        send(admin, method, &of_member, body).await;
+    }
+    send(admin, "GET", MEMBERSHIPS, Value::Null).await;
+    send(admin, "GET", GROUPS, Value::Null).await;
+    send(admin, "DELETE", &path, Value::Null).await;
+}
+
+/// What has to do with passwords and logging in.
+async fn passwords(workspace: &Workspace, admin: &Api) {
+    let other = "another correct horse";
+    send(admin, "POST", USERS, json!({"username": "pat", "email": "pat@example.com", "password": PASSWORD})).await;
+    let pat = workspace.anonymous.logged_in("pat", PASSWORD).await;
+    let change = json!({"password": PASSWORD, "new_password": other});
+    send(&pat, "POST", "/api/auth/change-password/", change).await;
+    send(admin, "PUT", "/api/users/users/pat/", json!({"password": PASSWORD})).await;
+    send(admin, "PATCH", "/api/users/users/pat/", json!({"password": other})).await;
+    for method in ["GET", "POST"] {
+        send(&workspace.anonymous.logged_in("pat", other).await, method, "/api/auth/logout/", Value::Null).await;
+    }
+    let asked = json!({"email": "pat@example.com"});
+    send(&workspace.anonymous, "POST", "/api/auth/reset-password/", asked).await;
+    // Keys that are well formed are looked up.
+    let confirm = format!("/api/auth/reset-password/confirm/{}/", "01936d3e-7a00-7000-8000-000000000000");
+    send(&workspace.anonymous, "GET", &confirm, Value::Null).await;
+    let unknown = workspace.anonymous.post(&confirm, &json!({"new_password": other})).await;
+    assert_eq!(unknown.status, 404, "{}", unknown.text);
+    for path in ["/healthz", "/reset-password/", "/reset-password/page.css", "/reset-password/page.js"] {
+        let reply = workspace.anonymous.get(path).await;
+        assert_eq!(reply.status, 200, "{path}");
+    }
+}
+
+/// What agents call beside their reports of commands.
+async fn agents(agent: &Api) {
+    let facts = json!({"version": "2.0.0", "load": 0.5});
+    let event = json!({"reporter": "alpamon", "record": "committed", "description": "x"});
+    send(agent, "GET", &format!("{SERVERS}-/"), Value::Null).await;
+    send(agent, "POST", "/api/events/events/", event).await;
+    send(agent, "PUT", &format!("{SERVERS}-/commit/"), facts.clone()).await;
+    send(agent, "PATCH", &format!("{SERVERS}-/sync/"), facts).await;
+    send(agent, "POST", &format!("{SERVERS}-/sync-check/"), json!({"hashes": {}})).await;
+    send(agent, "PATCH", &format!("{SERVERS}-/status/"), Value::Null).await;
+    send(agent, "GET", "/api/metrics/config/", Value::Null).await;
+    send(agent, "GET", "/api/proc/info/sync/", Value::Null).await;
+    for prefix in ["/api/proc/some/", "/api/history/some/", "/api/metrics/some/", "/api/servers/servers/-/some/"] {
+        for method in ["POST", "PUT", "PATCH", "DELETE"] {
+            send(agent, method, prefix, json!({})).await;
+        }
+        assert_eq!(agent.get(prefix).await.status, 404);
+    }
+    for path in ["/ws/servers/backhaul/", "/ws/servers/control/"] {
+        assert_eq!(agent.get(path).await.status, 400, "no WebSocket is asked for");
+    }
+}
+
+/// How many round trips to D1 a request to an endpoint makes: at least, and at most.
+fn allowed(method: &str, route: &str, access: Access) -> (u64, u64) {
+    let of_passwords = route.contains("password") || route == "/api/auth/login/";
+    let sets_password = route == "/api/users/users/{username}/" && ["PUT", "PATCH"].contains(&method);
+    match access {
+        // D1 is told that the server is gone.
+        Access::Agent if route.ends_with("/unregister/") => (1, 1),
+        Access::Agent => (0, 0),
+        Access::User | Access::UserOrAgent if method == "GET" && route != "/api/auth/logout/" => (1, 1),
+        _ if of_passwords || sets_password => (0, 3),
+        _ => (0, 2),
+    }
+}
+
+#[tokio::test]
+async fn each_endpoint_asks_d1_as_rarely_as_it_can() {
+    let (with_key, with_login) = (Workspace::new().await, Workspace::new().await);
+    use_everything(&with_key, &with_key.admin).await;
+    use_everything(&with_login, &with_login.session()).await;
+    let (with_key, with_login) = (with_key.slug, with_login.slug);
+    let mut expected: HashSet<(&str, &str)> = ALL
+        .iter()
+        .filter(|(.., access)| *access != Access::Operator)
+        .map(|(method, route, _)| (*method, *route))
+        .collect();
+    expected.remove(&("GET", "/healthz"));
+    let lines = eventually("a line for each endpoint", || async {
+        let mut lines = lines(&shared_log());
+        lines.retain(|line| {
+            line["event"] == "request" && (line["workspace"] == *with_key || line["workspace"] == *with_login)
+        });
+        let has_all = expected.iter().all(|(method, route)| {
+            [&with_key, &with_login].iter().all(|workspace| {
+                lines.iter().any(|line| {
+                    line["method"] == *method && line["route"] == *route && line["workspace"] == **workspace
+                })
+            })
+        });
+        has_all.then_some(lines)
+    })
+    .await;
+    let (mut wrong, mut of_agents) = (Vec::new(), 0);
+    for line in &lines {
+        let (method, route) = (line["method"].as_str().unwrap(), line["route"].as_str().unwrap());
+        let (.., access) = ALL.iter().find(|(m, r, _)| (*m, *r) == (method, route)).unwrap();
+        let (least, most) = allowed(method, route, *access);
+        let calls = line["d1_calls"].as_u64().unwrap();
+        if *access == Access::UserOrAgent && calls == 0 && line["kv_reads"] == 0 {
+            of_agents += 1;
+            continue;
+        }
+        if calls < least || calls > most {
+            wrong.push(format!("{calls} round trips, not {least} to {most}: {line}"));
+        }
+        let is_users = *access != Access::Agent && (least, most) == (1, 1);
+        let kv = u64::from(line["workspace"] == *with_login);
+        if is_users && line["kv_reads"] != kv {
+            wrong.push(format!("not {kv} reads of KV: {line}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(of_agents, 2, "one question of each agent for its own server, which asks nobody");
+}
+
+/// A server of the shared instance with its agent, of which D1 knows all that there is.
+async fn settled_server() -> (Workspace, String, ScriptedAgent) {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let agent = ScriptedAgent::connect(&workspace, &server).await;
+    let id = server["id"].as_str().unwrap().to_owned();
+    wait_until_connected(&workspace, &id, true).await;
+    (workspace, id, agent)
+}
+
+/// Posts a command and waits until the agent has it.
+async fn hand_out(workspace: &Workspace, agent: &mut ScriptedAgent) -> Value {
+    let made = workspace.admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    assert_eq!(agent.next_command().await["id"], made["id"]);
+    made
+}
+
+/// What the list tells of a command, once that has some status.
+async fn listed(workspace: &Workspace, command: &Value, status: &str) -> Value {
+    eventually("the list to tell it", || async {
+        let list = workspace.admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200);
+        let item = list["results"].as_array().unwrap().iter().find(|item| item["id"] == command["id"]).cloned()?;
+        (item["status"]["text"] == status).then_some(item)
+    })
+    .await
+}
+
+/// How often D1 was asked by the requests of a workspace that make commands and report of them, and by the alarms of a
+/// server's object.
+fn calls(workspace: &Workspace, server: &str) -> (u64, u64) {
+    let (mut requests, mut alarms) = (0, 0);
+    for line in lines(&shared_log()) {
+        let calls = line["d1_calls"].as_u64().unwrap_or(0);
+        let is_report = line["route"].as_str().is_some_and(|route| route.starts_with("/api/events/commands/"));
+        if line["workspace"] == workspace.slug && is_report && line["method"] == "POST" {
+            requests += calls;
+        } else if line["event"] == "alarm" && line["server"] == server {
+            alarms += calls;
+        }
+    }
+    (requests, alarms)
+}
+
+/// Waits until the log tells that D1 was asked so often.
+async fn until_calls(workspace: &Workspace, server: &str, expected: (u64, u64)) {
+    eventually("the log to tell of all of it", || async {
+        let found = calls(workspace, server);
+        assert!(found.0 <= expected.0 && found.1 <= expected.1, "{found:?}, not {expected:?}");
+        (found == expected).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_command_that_ends_within_a_second_costs_three_round_trips() {
+    let (workspace, server, mut agent) = settled_server().await;
+    let (_, before) = calls(&workspace, &server);
+    let mut made = 0;
+    for attempt in 1.. {
+        let command = hand_out(&workspace, &mut agent).await;
+        agent.ack(id_of(&command)).await;
+        has_status(&workspace.admin.get(&path_of(&command)).await.expect(200), "Acked", "warning", false);
+        for seq in 0..5 {
+            agent.chunk(id_of(&command), seq, "line\n").await;
+        }
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        agent.fin(id_of(&command), 0, &"line\n".repeat(5)).await;
+        let done = workspace.admin.get(&path_of(&command)).await.expect(200);
+        has_status(&done, "Success", "success", false);
+        listed(&workspace, &command, "Success").await;
+        if moment(&done, "handled_at").seconds_since(moment(&done, "acked_at")) < 0.9 {
+            made += 1;
+            until_calls(&workspace, &server, (2 * made, before + made)).await;
+        } else {
+            // The machine was too slow, and there may have been one more.
+            assert!(attempt < 10, "it never ended in time");
+            return;
+        }
+        if made == 3 {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_takes_longer_costs_four_round_trips() {
+    let (workspace, server, mut agent) = settled_server().await;
+    let (_, before) = calls(&workspace, &server);
+    let command = hand_out(&workspace, &mut agent).await;
+    // That it went out is known already, however long the agent takes to acknowledge it.
+    let sent = listed(&workspace, &command, "Sent").await;
+    assert_eq!(sent, workspace.admin.get(&path_of(&command)).await.expect(200));
+    assert_eq!((&sent["delivered_at"], &command["delivered_at"]), (&command["delivered_at"], &sent["delivered_at"]));
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(calls(&workspace, &server).1, before);
+    agent.ack(id_of(&command)).await;
+    listed(&workspace, &command, "Acked").await;
+    until_calls(&workspace, &server, (2, before + 1)).await;
+    agent.fin(id_of(&command), 0, "done").await;
+    listed(&workspace, &command, "Success").await;
+    until_calls(&workspace, &server, (2, before + 2)).await;
+}
+
+#[tokio::test]
+async fn reports_of_several_commands_go_to_d1_together() {
+    let (workspace, server, mut agent) = settled_server().await;
+    for attempt in 1.. {
+        let mut commands = Vec::new();
+        for _ in 0..10 {
+            commands.push(hand_out(&workspace, &mut agent).await);
+        }
+        let (requests, before) = calls(&workspace, &server);
+        future::join_all(commands.iter().map(|command| async {
+            agent.ack(id_of(command)).await;
+            agent.fin(id_of(command), 0, "done").await;
+        }))
+        .await;
+        let mut handled = Vec::new();
+        for command in &commands {
+            handled.push(moment(&listed(&workspace, command, "Success").await, "handled_at"));
+        }
+        handled.sort();
+        if handled[9].seconds_since(handled[0]) < 0.3 {
+            until_calls(&workspace, &server, (requests, before + 1)).await;
+            return;
+        }
+        assert!(attempt < 10, "they never ended in time");
+    }
+}
+
+#[tokio::test]
+async fn a_list_tells_what_waits_though_more_came_at_once_than_an_agent_takes() {
+    let (workspace, _, mut agent) = settled_server().await;
+    for _ in 0..195 {
+        hand_out(&workspace, &mut agent).await;
+    }
+    let body = json!({"server": "web-1", "line": "id"});
+    let more = future::join_all((0..10).map(|_| workspace.admin.post(COMMANDS, &body))).await;
+    let more: Vec<Value> = more.iter().map(|reply| reply.expect(201)).collect();
+    let waiting: Vec<&Value> = more.iter().filter(|command| command["delivered_at"].is_null()).collect();
+    assert_eq!(waiting.len(), 5, "an agent has 200 at most");
+    for command in &waiting {
+        assert_eq!(listed(&workspace, command, "Queued").await["delivered_at"], json!(null));
+    }
+    for _ in 0..5 {
+        agent.next_command().await;
+    }
+    for command in more.iter().filter(|command| command["delivered_at"].is_string()).take(1) {
+        agent.fin(id_of(command), 0, "done").await;
+    }
+    // There is room for one now.
+    let next = agent.next_command().await;
+    let sent = listed(&workspace, &next, "Sent").await;
+    assert!(moment(&sent, "delivered_at") > moment(&sent, "added_at"), "{sent}");
+}
+
+#[tokio::test]
+async fn reports_that_d1_has_not_heard_of_survive_a_crash() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
+    let (first, second) = (hand_out(&workspace, &mut agent).await, hand_out(&workspace, &mut agent).await);
+    agent.ack(id_of(&first)).await;
+    agent.ack(id_of(&second)).await;
+    agent.fin(id_of(&second), 0, "done").await;
+    instance.kill().await;
+    let instance = Instance::restart(state.path()).await;
+    let api = workspace.admin.on(&instance.url);
+    // The lists are read from D1 alone: nobody wakes the object.
+    for (command, status) in [(&first, "Acked"), (&second, "Success")] {
+        eventually("the list to tell it", || async {
+            let list = api.get(COMMANDS).await.expect(200);
+            let item = list["results"].as_array().unwrap().iter().find(|item| item["id"] == command["id"]).cloned()?;
+            (item["status"]["text"] == status).then_some(())
+        })
+        .await;
+    }
+    let agent_api = agent.api.on(&instance.url);
+    let fin = json!({"success": true, "result": "late", "elapsed_time": 1.0, "exit_code": 0});
+    agent_api.post(&format!("{}fin/", path_of(&first)), &fin).await.expect(204);
+    has_status(&api.get(&path_of(&first)).await.expect(200), "Success", "success", false);
+}
+
+#[tokio::test]
+async fn the_operators_requests_ask_d1_twice_at_most() {
+    let slug = unique("t");
+    let operator = Api::operator();
+    let mut asked = Vec::new();
+    for (method, path) in [
+        ("POST", "/operator/workspaces/".to_owned()),
+        ("GET", "/operator/workspaces/".to_owned()),
+        ("DELETE", format!("/operator/workspaces/{slug}/")),
+    ] {
+        let id = unique("op");
+        let request = operator.request(method, &path).header("X-Request-Id", &id);
+        let body = farhand_tests::client::new_workspace(&slug);
+        let reply = operator.send(if method == "POST" { request.json(&body) } else { request }).await;
+        assert!(reply.status < 300, "{}", reply.text);
+        asked.push(id);
+    }
+    for id in asked {
+        let line = eventually("the log's line", || async {
+            lines(&shared_log()).into_iter().find(|line| line["request_id"] == *id)
+        })
+        .await;
+        assert!(line["d1_calls"].as_u64().unwrap() <= 2, "{line}");
+    }
+}
