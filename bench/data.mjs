@@ -122,7 +122,7 @@ SELECT ${workspace}, printf('%08x-%04x-7%03x-8%03x-%012x', 26000000 + i / 20, i 
   '2999-12-31T00:00:00.000000+00:00',
   iif(later = 0, NULL, ${moment("i * 50 + iif(later = 1, 3600, 0)")}), iif(later = 0, NULL, ${moment("i * 50 + iif(later = 1, 3601, 1)")}),
   iif(later = 0, NULL, ${moment("i * 50 + iif(later = 1, 3602, 2) + took")}),
-  iif(later = 0, 'scheduled', iif(took = 7, 'failed', 'success')), iif(later = 0, '', iif(took = 7, 'Failed', 'Success')),
+  iif(later = 0, 'waiting', iif(took = 7, 'failed', 'success')), iif(later = 0, '', iif(took = 7, 'Failed', 'Success')),
   iif(later = 0, NULL, took <> 7), iif(later = 0, NULL, took = 7), iif(later = 0, NULL, 1.0), iif(later = 0, NULL, took + 1.0),
   iif(later = 0, 0, 80), iif(later = 0, NULL, printf('%s: line %d of what it printed, which is a little longer than a word', line, i)),
   iif(later = 0, 1, 4)

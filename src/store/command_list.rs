@@ -429,7 +429,7 @@ impl<'a> Builder<'a> {
         }
         let filters = self.filters_for(index, who, more);
         format!(
-            "SELECT {object} AS body FROM commands c INDEXED BY {name} WHERE {filters} ORDER BY {order} LIMIT ?5 OFFSET ?6"
+            "SELECT {object} AS body FROM commands c INDEXED BY {name} WHERE {filters} ORDER BY {order} LIMIT ?5 + 0 OFFSET ?6"
         )
     }
 
@@ -438,7 +438,7 @@ impl<'a> Builder<'a> {
         let (object, order) = (self.object, self.order());
         format!(
             "SELECT {object} AS body
-             FROM (SELECT c.seq FROM {from} WHERE {condition} ORDER BY {order} LIMIT ?5 OFFSET ?6) page
+             FROM (SELECT c.seq FROM {from} WHERE {condition} ORDER BY {order} LIMIT ?5 + 0 OFFSET ?6) page
              CROSS JOIN commands c ON c.seq = page.seq
              ORDER BY {order}"
         )
