@@ -52,7 +52,8 @@ export const serverOf = (workspace, number) =>
 const serverName = (number) =>
   `printf('%s-%04d', (json_array('web', 'db', 'app', 'cache', 'worker', 'build', 'mail') ->> ((${number}) % 7)), ${number})`;
 /** SQL for a whole number below `below`: of each `i` another, and for each `salt`. */
-const dice = (salt, below) => `((i * 2654435761 + ${salt} * 97 + 11) % 2147483648 * 2246822519 % 4294967296 >> 9) % ${below}`;
+const dice = (salt, below) =>
+  `((i * 48271 + ${salt} * 7919) % 2147483647 * ((i * 48271 + ${salt} * 7919) % 2147483647) % 2147483647 >> 5) % ${below}`;
 
 /** What people run. `%` stands for a number. */
 const LINES = [
@@ -99,9 +100,11 @@ CROSS JOIN groups g ON g.workspace_id = ${workspace} AND g.name = 'bench' WHERE 
 `;
 
 /** SQL that makes the commands. One in fifty is scheduled for later, as many have no requester or another shell. */
-const commands = ({ workspace, user, count, busy = SERVERS }) => {
+const commands = ({ workspace, user, count, busy = SERVERS }, place, sets) => {
   const lines = `('${JSON.stringify(LINES).replaceAll("'", "''")}' ->> (${dice(1, LINES.length)}))`;
   const isLater = dice(6, 50);
+  // Those of several workspaces come one among the others, as they would by the same clock.
+  const step = Math.floor(Math.max(...sets.map((set) => set.count)) / count) * sets.length;
   const [server, took] = [`1 + ${dice(2, busy)}`, dice(3, 40)];
   return `
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${count}),
@@ -109,10 +112,10 @@ d AS (SELECT i, ${server} AS server, ${took} AS took, ${isLater} AS later, ${dic
   replace(${lines}, '%', ${dice(5, 1000)})
     || iif(i % 5 = 2, ' && deploy --release r' || (i % 977), '') || iif(i * 5 <= ${count}, ' --legacy', '')
     || iif(i % ${count / 20} = ${count / 40}, ${RARE_TAIL}, '') AS line FROM n)
-INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
+INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
   added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success, exit_code,
   response_delay, elapsed_time, output_bytes, result, revision)
-SELECT ${workspace}, printf('%08x-%04x-7%03x-8%03x-%012x', 26000000 + i / 20, i % 65536, ${dice(7, 4096)}, ${workspace}, i),
+SELECT i * ${step} + ${place}, ${workspace}, printf('%08x-%04x-7%03x-8%03x-%012x', 26000000 + i / 20, i % 65536, ${dice(7, 4096)}, ${workspace}, i),
   ${serverId(workspace, "server")}, ${serverName("server")},
   CASE WHEN person >= ${PEOPLE} THEN NULL WHEN person = 0 THEN ${user} ELSE ${workspace} * 100000 + person END,
   iif(${dice(8, 50)} = 0, 'internal', 'system'), line, 'root', 'wheel', 60,
@@ -145,13 +148,18 @@ SELECT workspace_id, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'), sum(schedule
 FROM commands WHERE workspace_id = ${workspace} AND scheduled_at > added_at GROUP BY workspace_id;
 INSERT INTO command_requesters (workspace_id, user_id, server_id)
 SELECT DISTINCT workspace_id, requested_by, server_id FROM commands WHERE workspace_id = ${workspace} AND requested_by IS NOT NULL;
+`;
+
+/** SQL for the index of lines, in the order in which the commands came. */
+const TEXTS = `
 INSERT INTO command_texts (rowid, workspace, server, requester, line, wide)
 SELECT t.seq, t.workspace, t.server, t.requester, t.line, t.wide FROM commands c CROSS JOIN command_text_rows t ON t.seq = c.seq
-WHERE c.workspace_id = ${workspace};
+ORDER BY c.seq;
 `;
 
 /**
- * Fills workspaces that have a restricted user and nothing else. Nobody else may have the database open.
+ * Fills workspaces that have a superuser and a restricted user, and nothing else; there are no others. Nobody else may have the
+ * database open.
  * @param {string} file the database
  * @param {{workspace: number, user: number, count: number, busy?: number}[]} sets the workspace's id, the user's, how many
  *   commands, and on how many servers they are. `user` is to reach the first servers.
@@ -163,9 +171,10 @@ export function fill(file, sets) {
   // Larger than what the platform has: nothing that is set here stays in the file, but for the mode of the journal.
   execute(file, `PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -1000000; PRAGMA temp_store = MEMORY;
     BEGIN; ${drops}
-    ${sets.map((set) => fleet(set) + commands(set)).join("\n")}
+    ${sets.map((set) => fleet(set) + commands(set, sets.indexOf(set), sets)).join("\n")}
     ${made("index")}
     ${sets.map(derived).join("\n")}
+    ${TEXTS}
     ${made("trigger")}
     COMMIT; PRAGMA journal_mode = WAL;`);
 }
@@ -194,7 +203,7 @@ function check() {
   try {
     for (const file of [quick, slow]) execute(file, `BEGIN; ${schema} ${workspaces} COMMIT;`);
     fill(quick, sets);
-    execute(slow, `BEGIN; ${sets.map((set) => fleet(set) + commands(set)).join("\n")} COMMIT;`);
+    execute(slow, `BEGIN; ${sets.map((set) => fleet(set) + commands(set, sets.indexOf(set), sets)).join("\n")} COMMIT;`);
     const expected = contents(slow);
     for (const [what, rows] of contents(quick)) {
       const [found, wanted] = [rows, expected.get(what)].map((all) => all.map((row) => JSON.stringify(row)).sort().join());

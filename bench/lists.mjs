@@ -1,7 +1,7 @@
-// node bench/lists.mjs [FOLDER]: what lists of commands cost at 1,000,000 commands, in relation to 1,000 (docs/performance.md,
+// node bench/lists.mjs [FOLDER [made]]: what lists of commands cost at 1,000,000 commands, in relation to 1,000 (docs/performance.md,
 // What lists cost). Two instances of the service, one after the other in short windows: `shared` with a workspace of 1,000,000
 // and one of 1,000, and `alone` with one of 1,000. What they hold is made once and stays in FOLDER, if one is named; it takes
-// 3 GB and some minutes. Loopback only.
+// 2 GB and a minute or two, and is all that is done with `made`. Loopback only.
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { Agent, request } from "node:http";
 import { tmpdir } from "node:os";
@@ -196,15 +196,18 @@ async function farAndFound(shared, alone) {
   publish("lists-far", table(["what", "time", "must reach", "rows read"], rows));
 }
 
-const folder = process.argv[2] ? resolve(process.argv[2]) : mkdtempSync(join(tmpdir(), "farhand-lists-"));
+const [, , named, only] = process.argv;
+const folder = named ? resolve(named) : mkdtempSync(join(tmpdir(), "farhand-lists-"));
 const running = [];
 try {
   await build();
   for (const name of Object.keys(INSTANCES)) running.push(await start(folder, name));
-  await firstPages(...running);
-  await farAndFound(...running);
+  if (only !== "made") {
+    await firstPages(...running);
+    await farAndFound(...running);
+  }
 } finally {
   for (const instance of running) await instance.stop();
   agent.destroy();
-  if (!process.argv[2]) rmSync(folder, { recursive: true, force: true });
+  if (!named) rmSync(folder, { recursive: true, force: true });
 }
