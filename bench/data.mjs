@@ -150,11 +150,10 @@ INSERT INTO command_requesters (workspace_id, user_id, server_id)
 SELECT DISTINCT workspace_id, requested_by, server_id FROM commands WHERE workspace_id = ${workspace} AND requested_by IS NOT NULL;
 `;
 
-/** SQL for the index of lines, in the order in which the commands came. */
+/** SQL for the index of lines. */
 const TEXTS = `
-INSERT INTO command_texts (rowid, workspace, server, requester, line, wide)
-SELECT t.seq, t.workspace, t.server, t.requester, t.line, t.wide FROM commands c CROSS JOIN command_text_rows t ON t.seq = c.seq
-ORDER BY c.seq;
+INSERT INTO command_texts (rowid, server, requester, line, wide)
+SELECT place, server, requester, line, wide FROM command_text_rows ORDER BY place;
 `;
 
 /**

@@ -97,7 +97,6 @@ const NOT_PAST_THE_END: &str = "?6 < (SELECT total FROM total)";
 /// A column of command_texts that holds what stands for a number.
 #[derive(Clone, Copy)]
 enum Marker {
-    Workspace,
     Server,
     Requester,
 }
@@ -107,7 +106,6 @@ impl Marker {
     fn phrase(self, number: &str) -> String {
         // See the migration.
         let base = match self {
-            Self::Workspace => 0xF0000,
             Self::Server => 0xF4000,
             Self::Requester => 0xF8000,
         };
@@ -371,20 +369,19 @@ impl<'a> Builder<'a> {
 
     /// The page by the index of lines.
     fn items_found(&self) -> String {
-        // No query at all would be an error. This one finds nothing, and reads nothing.
-        let matches = |query: &str| format!("t.command_texts MATCH coalesce({query}, 'wide:\"none\"')");
-        let of_asked = matches("(SELECT query FROM asked)");
+        let workspace = "(SELECT me.workspace_id FROM me)";
+        let of_asked = matches("(SELECT query FROM asked)", workspace);
         let asked = format!("command_texts t WHERE {of_asked}");
         // What other conditions leave is not more.
         let is_there = match self.offset {
             0 => "true".to_owned(),
             _ => format!("(SELECT true FROM {asked} LIMIT 1 OFFSET ?6)"),
         };
-        let filters = self.more_filters("(SELECT me.workspace_id FROM me)", false);
-        let joined = "command_texts t CROSS JOIN commands c ON c.seq = t.rowid";
+        let filters = self.more_filters(workspace, false);
+        let joined = format!("command_texts t CROSS JOIN commands c ON {IS_OF_TEXT}");
         let Some(words) = self.words.as_ref().filter(|_| self.may_look_around()) else {
-            let there = matches(&format!("(SELECT query FROM asked WHERE {is_there})"));
-            return self.chosen(joined, &format!("{there} AND {filters}"));
+            let there = matches(&format!("(SELECT query FROM asked WHERE {is_there})"), workspace);
+            return self.chosen(&joined, &format!("{there} AND {filters}"));
         };
         let far = format!(
             "SELECT c.seq FROM {joined} WHERE {of_asked} AND {filters}
@@ -575,7 +572,7 @@ impl<'a> Builder<'a> {
     /// SQL for the query on command_texts.
     fn query(&self) -> String {
         let words = self.words.as_deref().unwrap_or("'[]'");
-        let (workspace, any_server) = (Marker::Workspace.phrase("me.workspace_id"), Marker::Server.any("n.number"));
+        let any_server = Marker::Server.any("n.number");
         let any_requester = Marker::Requester.any("u.id");
         let none = || "''".to_owned();
         let of_all = self.server.as_ref().map_or_else(none, |server| {
@@ -598,15 +595,15 @@ impl<'a> Builder<'a> {
             )
         });
         format!(
-            "format('workspace:%s%s%s%s', {workspace}, iif({REACHES_ALL}, {of_all}, {of_some}), {of_requester},
-                (SELECT group_concat(format(' AND (%s OR server:(%s) OR requester:(%s))', w.value ->> 'query',
+            "format('%s%s%s',
+                (SELECT group_concat(format('(%s OR server:(%s) OR requester:(%s))', w.value ->> 'query',
                     (SELECT {any_server} FROM command_servers n
                      LEFT JOIN servers s ON s.id = n.server_id AND s.workspace_id = n.workspace_id
                      WHERE n.workspace_id = me.workspace_id
                      AND instr(lower(coalesce(s.name, n.name)), w.value ->> 'name') > 0),
                     (SELECT {any_requester} FROM users u
                      WHERE u.workspace_id = me.workspace_id AND instr(lower(u.username), w.value ->> 'name') > 0)),
-                    '') FROM json_each({words}) w))"
+                    ' AND ') FROM json_each({words}) w), iif({REACHES_ALL}, {of_all}, {of_some}), {of_requester})"
         )
     }
 
@@ -649,14 +646,14 @@ impl<'a> Builder<'a> {
         let is_all =
             self.inexact_words.is_empty() && shell.is_none() && requested_by_isnull.is_none() && is_scheduled.is_none();
         let (rows, filters) = if is_all {
-            ("", String::new())
+            (String::new(), String::new())
         } else {
             let filters = self.more_filters("me.workspace_id", false);
-            (" CROSS JOIN commands c ON c.seq = t.rowid", format!(" AND {filters}"))
+            (format!(" CROSS JOIN commands c ON {IS_OF_TEXT}"), format!(" AND {filters}"))
         };
         format!(
-            "(SELECT count(*) FROM command_texts t{rows}
-             WHERE t.command_texts MATCH coalesce((SELECT query FROM asked), 'wide:\"none\"'){filters})"
+            "(SELECT count(*) FROM command_texts t{rows} WHERE {}{filters})",
+            matches("(SELECT query FROM asked)", "me.workspace_id")
         )
     }
 
@@ -805,6 +802,18 @@ fn of_kind(kind: &str, keys: &str) -> String {
     )
 }
 
+/// The condition that a row of `command_texts t` is one that a query finds, of a workspace.
+fn matches(query: &str, workspace: &str) -> String {
+    // No query at all would be an error. This one finds nothing, and reads nothing.
+    format!(
+        "t.command_texts MATCH coalesce({query}, 'wide:\"none\"')
+         AND t.rowid BETWEEN {workspace} << 40 AND ({workspace} + 1 << 40) - 1"
+    )
+}
+
+/// The condition that a row of `commands c` is the one of a row of `command_texts t`. See the migration.
+const IS_OF_TEXT: &str = "c.seq = (t.rowid & (1 << 40) - 1)";
+
 /// All conditions together; not one after the other, which is as deep as they are many.
 fn all_of(conditions: &[String]) -> String {
     if conditions.len() <= 2 {
@@ -872,6 +881,21 @@ mod tests {
         }
         // Server, requester, the words for the index, and two for each of the two that it does not find exactly.
         assert_eq!(parameters.len(), 7);
+    }
+
+    #[test]
+    fn sqlite_keeps_the_prepared_statement() {
+        for text in ["", "search=deploy", "search=a", "requested_by_isnull=true", "ordering=acked_at&requested_by=1"] {
+            for offset in [0, 15, FAR, DEEP] {
+                let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
+                let query: Vec<_> = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+                let Sql { tables, items, .. } = sql(&CommandList::of(&query).unwrap(), offset, "c.id");
+                for limit in format!("{tables} {items}").split("LIMIT ").skip(1) {
+                    let is_bare = limit.starts_with('?') && limit.split_whitespace().nth(1) != Some("+");
+                    assert!(!is_bare, "{text} from {offset}: LIMIT {limit}");
+                }
+            }
+        }
     }
 
     #[test]
