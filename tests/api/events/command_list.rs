@@ -598,7 +598,8 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
     // A page past the end is not read.
     let (reply, rows) = cost(instance, &workspace.admin, &format!("page={}", commands + 1)).await;
     assert_eq!(reply.status, 404);
-    assert!(rows <= 20, "{rows} rows for a page past the end");
+    // (Where it would begin is told by the counters, several times.)
+    assert!(rows <= 40, "{rows} rows for a page past the end");
     // Far on, the page is chosen in another way: nothing is left out or shown twice between the two.
     for (query, moment) in [("ordering=scheduled_at", "scheduled_at"), ("ordering=handled_at", "handled_at")] {
         let mut items = Vec::new();
@@ -626,7 +627,9 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
         let words_read = words.split(' ').count() as u64 * names;
         let (reply, rows) = cost(instance, &workspace.admin, &encoded(&[("search", words.to_owned())])).await;
         assert_eq!(reply.expect(200)["count"], found, "{words}");
-        assert!(rows <= 6 * found + 60 + words_read, "search {words} of {commands}: {rows} rows");
+        // Of very many only the index of lines is read: for the count, and to see that they are many.
+        let most = if found >= 10_000 { found + 10_500 } else { 6 * found + 60 };
+        assert!(rows <= most + words_read, "search {words} of {commands}: {rows} rows");
     }
     cost(instance, owner, "search=often").await.1
 }
@@ -650,7 +653,7 @@ async fn far_pages(instance: &Instance, workspace: &Workspace, query: &str, coun
             // The first thousand commands are always read from the beginning.
             let walked = if offset < 1_000 { offset } else { offset.min(count - offset) };
             // An index that has not all of the filter in it tells where the row is, which is read to look.
-            assert!(rows <= walked + 4 * SIZE + 40, "{paged} of {count}: {rows} rows");
+            assert!(rows <= walked + 4 * SIZE + 60, "{paged} of {count}: {rows} rows");
         }
         found[1].reverse();
         assert_eq!(found[0], found[1], "{query}, page {page} of {count}");
