@@ -572,7 +572,7 @@ impl<'a> Builder<'a> {
     /// SQL for the query on command_texts.
     fn query(&self) -> String {
         let words = self.words.as_deref().unwrap_or("'[]'");
-        let any_server = Marker::Server.any("n.number");
+        let (any_server, any_named) = (Marker::Server.any("n.number"), Marker::Server.any("named.number"));
         let any_requester = Marker::Requester.any("u.id");
         let none = || "''".to_owned();
         let of_all = self.server.as_ref().map_or_else(none, |server| {
@@ -597,10 +597,15 @@ impl<'a> Builder<'a> {
         format!(
             "format('%s%s%s',
                 (SELECT group_concat(format('(%s OR server:(%s) OR requester:(%s))', w.value ->> 'query',
-                    (SELECT {any_server} FROM command_servers n
-                     LEFT JOIN servers s ON s.id = n.server_id AND s.workspace_id = n.workspace_id
-                     WHERE n.workspace_id = me.workspace_id
-                     AND instr(lower(coalesce(s.name, n.name)), w.value ->> 'name') > 0),
+                    (SELECT {any_named} FROM (
+                        SELECT n.number FROM servers s INDEXED BY servers_by_name
+                        CROSS JOIN command_servers n ON n.workspace_id = s.workspace_id AND n.server_id = s.id
+                        WHERE s.workspace_id = me.workspace_id AND instr(lower(s.name), w.value ->> 'name') > 0
+                        UNION ALL
+                        SELECT n.number FROM command_servers n INDEXED BY command_servers_by_server
+                        WHERE n.workspace_id = me.workspace_id AND instr(lower(n.name), w.value ->> 'name') > 0
+                        AND NOT EXISTS (SELECT 1 FROM servers s
+                            WHERE s.id = n.server_id AND s.workspace_id = n.workspace_id)) named),
                     (SELECT {any_requester} FROM users u
                      WHERE u.workspace_id = me.workspace_id AND instr(lower(u.username), w.value ->> 'name') > 0)),
                     ' AND ') FROM json_each({words}) w), iif({REACHES_ALL}, {of_all}, {of_some}), {of_requester})"
