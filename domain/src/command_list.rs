@@ -115,6 +115,11 @@ impl Word {
         self.0.chars().count() >= TOKEN && self.part().len() == self.0.len()
     }
 
+    /// Tells whether it is all ASCII: then [`Word::name`] and [`Word::in_line`] are the same.
+    pub fn is_ascii(&self) -> bool {
+        self.0.is_ascii()
+    }
+
     /// The word with A to Z in lower case, and other letters as they are: what SQLite's `lower` makes of it.
     pub fn in_line(&self) -> String {
         self.0.to_ascii_lowercase()

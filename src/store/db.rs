@@ -128,7 +128,9 @@ impl Selection {
         let (_, name) = table.split_once(' ').unwrap_or((table, table));
         let count = ways.iter().map(|way| format!("(SELECT count(*) FROM {way})")).collect::<Vec<_>>().join(" + ");
         let place = |way: &String| {
-            format!("SELECT place FROM (SELECT {name}.rowid AS place FROM {way} ORDER BY {order} LIMIT ?5 OFFSET ?6)")
+            format!(
+                "SELECT place FROM (SELECT {name}.rowid AS place FROM {way} ORDER BY {order} LIMIT ?5 + 0 OFFSET ?6)"
+            )
         };
         let places = ways.iter().map(place).collect::<Vec<_>>().join(" UNION ALL ");
         // The page's rows first, in the order of an index; then their objects. A page past the end is not read: OFFSET would

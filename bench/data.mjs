@@ -1,0 +1,217 @@
+// Commands by the million, made inside SQLite in a minute or two: as the Worker and its triggers would have made them.
+//
+// node bench/data.mjs: checks that. It makes a small set in both ways, with the triggers and without, and compares all that
+// is in the two databases.
+import { spawnSync } from "node:child_process";
+import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { fail, root, say } from "../scripts/lib.mjs";
+import { programs } from "../scripts/toolchain.mjs";
+
+/** How many servers a workspace has, and how many people who ask for commands. */
+const SERVERS = 1_000;
+const PEOPLE = 50;
+/** Words that are in 20 commands; in every fifth, evenly; in every fifth, the oldest ones. */
+export const SELDOM = "zookeeper";
+export const OFTEN = "deploy";
+export const ONCE_OFTEN = "legacy";
+/** How many servers somebody reaches who does not reach all: the first ones, half of them owned and half by a group. */
+export const REACHED = 10;
+
+let program = null;
+
+/** Runs SQL on a database; returns what it prints. */
+function execute(file, sql) {
+  program ??= programs(["sqlite3"], ["sqlite3"], "the data is made with the sqlite3 command")[0];
+  const done = spawnSync(program, ["-bail", "-json", file], { input: sql, encoding: "utf8", maxBuffer: 1 << 30 });
+  if (done.error || done.status !== 0) throw new Error(`sqlite3: ${done.error?.message ?? done.stderr}`);
+  return done.stdout.trim();
+}
+
+/** The rows that a statement selects. */
+export const select = (file, sql) => JSON.parse(execute(file, sql) || "[]");
+
+/** The file of D1 in an instance's state folder. */
+export function d1File(stateDir) {
+  const folder = join(stateDir, "v3", "d1", "miniflare-D1DatabaseObject");
+  const names = readdirSync(folder).filter((name) => name.endsWith(".sqlite") && name !== "metadata.sqlite");
+  if (names.length !== 1) throw new Error(`${folder} holds ${names.length} databases`);
+  return join(folder, names[0]);
+}
+
+/** SQL for a moment, some seconds from the beginning of 2025. */
+const moment = (seconds) => `strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2025-01-01', (${seconds}) || ' seconds')`;
+/** SQL for the id of a workspace's server with a number. */
+const serverId = (workspace, number) => `printf('%08x-0000-7000-8000-%012x', ${workspace}, ${number})`;
+/** The same. */
+export const serverOf = (workspace, number) =>
+  `${workspace.toString(16).padStart(8, "0")}-0000-7000-8000-${number.toString(16).padStart(12, "0")}`;
+/** SQL for the name of the server with a number. */
+const serverName = (number) =>
+  `printf('%s-%04d', (json_array('web', 'db', 'app', 'cache', 'worker', 'build', 'mail') ->> ((${number}) % 7)), ${number})`;
+/** SQL for a whole number below `below`: of each `i` another, and for each `salt`. */
+const dice = (salt, below) =>
+  `((i * 48271 + ${salt} * 7919) % 2147483647 * ((i * 48271 + ${salt} * 7919) % 2147483647) % 2147483647 >> 5) % ${below}`;
+
+/** What people run. `%` stands for a number. */
+const LINES = [
+  "uptime",
+  "df -h /var/lib/postgresql",
+  "systemctl restart nginx.service",
+  "systemctl status postgresql@15-main --no-pager",
+  "journalctl -u app-% --since '10 min ago' | tail -n 200",
+  "docker ps --filter name=app-% --format '{{.Names}} {{.Status}}'",
+  "docker pull registry.example.com/platform/app:2025.%",
+  "kubectl -n prod rollout status statefulset/api-%",
+  "apt-get update && apt-get install -y openssl",
+  "tail -n 500 /var/log/nginx/error.log",
+  "ls -la /srv/releases/%",
+  "ps aux --sort=-%mem | head -20",
+  "psql -c 'select count(*) from jobs where shard = %'",
+  "curl -fsS http://127.0.0.1:8080/healthz",
+  "certbot renew --cert-name host%.example.com",
+  "rsync -a /srv/backup/% backup.example.com::daily/",
+  "grep -c ERROR /var/log/app/app-%.log",
+  "free -m",
+  "ip addr show dev eth0",
+  "echo 'Größe geprüft: %' >> /var/log/audit.log",
+];
+const RARE_TAIL = "' --quorum zookeeper-' || i";
+
+/** SQL that fills the tables but for commands: servers, people, and what the restricted user reaches. */
+const fleet = ({ workspace, user }) => `
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${SERVERS})
+INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, commissioned, added_at, updated_at)
+SELECT ${serverId(workspace, "i")}, ${workspace}, ${serverName("i")}, '', iif(i * 2 <= ${REACHED}, ${user}, NULL), 1,
+  ${moment("i")}, ${moment("i")} FROM n;
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${PEOPLE})
+INSERT INTO users (id, workspace_id, username, email, password, date_joined)
+SELECT ${workspace} * 100000 + i, ${workspace}, 'person' || i, 'person' || i || '@example.com', '', ${moment("i")} FROM n;
+INSERT INTO groups (workspace_id, name, display_name, description, folded_display_name, folded_description, added_at, updated_at)
+VALUES (${workspace}, 'bench', 'Bench', '', 'bench', '', ${moment("0")}, ${moment("0")});
+INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
+SELECT ${serverId(workspace, "0")}, ${workspace}, id, ${user}, 'member' FROM groups WHERE workspace_id = ${workspace} AND name = 'bench';
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${REACHED})
+INSERT INTO server_groups (workspace_id, group_id, server_id)
+SELECT ${workspace}, g.id, ${serverId(workspace, "i")} FROM n
+CROSS JOIN groups g ON g.workspace_id = ${workspace} AND g.name = 'bench' WHERE i * 2 > ${REACHED};
+`;
+
+/** SQL that makes the commands. One in fifty is scheduled for later, as many have no requester or another shell. */
+const commands = ({ workspace, user, count, busy = SERVERS }, place, sets) => {
+  const lines = `('${JSON.stringify(LINES).replaceAll("'", "''")}' ->> (${dice(1, LINES.length)}))`;
+  const isLater = dice(6, 50);
+  // Those of several workspaces come one among the others, as they would by the same clock.
+  const step = Math.floor(Math.max(...sets.map((set) => set.count)) / count) * sets.length;
+  const [server, took] = [`1 + ${dice(2, busy)}`, dice(3, 40)];
+  return `
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${count}),
+d AS (SELECT i, ${server} AS server, ${took} AS took, ${isLater} AS later, ${dice(4, PEOPLE + 5)} AS person,
+  replace(${lines}, '%', ${dice(5, 1000)})
+    || iif(i % 5 = 2, ' && deploy --release r' || (i % 977), '') || iif(i * 5 <= ${count}, ' --legacy', '')
+    || iif(i % ${count / 20} = ${count / 40}, ${RARE_TAIL}, '') AS line FROM n)
+INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
+  added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success, exit_code,
+  response_delay, elapsed_time, output_bytes, result, revision)
+SELECT i * ${step} + ${place}, ${workspace}, printf('%08x-%04x-7%03x-8%03x-%012x', 26000000 + i / 20, i % 65536, ${dice(7, 4096)}, ${workspace}, i),
+  ${serverId(workspace, "server")}, ${serverName("server")},
+  CASE WHEN person >= ${PEOPLE} THEN NULL WHEN person = 0 THEN ${user} ELSE ${workspace} * 100000 + person END,
+  iif(${dice(8, 50)} = 0, 'internal', 'system'), line, 'root', 'wheel', 60,
+  ${moment("i * 50")},
+  CASE later WHEN 0 THEN strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2999-01-01', (i * 7) || ' seconds')
+    WHEN 1 THEN ${moment("i * 50 + 3600")} ELSE ${moment("i * 50")} END,
+  '2999-12-31T00:00:00.000000+00:00',
+  iif(later = 0, NULL, ${moment("i * 50 + iif(later = 1, 3600, 0)")}), iif(later = 0, NULL, ${moment("i * 50 + iif(later = 1, 3601, 1)")}),
+  iif(later = 0, NULL, ${moment("i * 50 + iif(later = 1, 3602, 2) + took")}),
+  iif(later = 0, 'waiting', iif(took = 7, 'failed', 'success')), iif(later = 0, '', iif(took = 7, 'Failed', 'Success')),
+  iif(later = 0, NULL, took <> 7), iif(later = 0, NULL, took = 7), iif(later = 0, NULL, 1.0), iif(later = 0, NULL, took + 1.0),
+  iif(later = 0, 0, 80), iif(later = 0, NULL, printf('%s: line %d of what it printed, which is a little longer than a word', line, i)),
+  iif(later = 0, 1, 4)
+FROM d;
+`;
+};
+
+/** SQL for what the triggers would have made of the commands of a workspace that had none. */
+const derived = ({ workspace }) => `
+INSERT INTO command_counts (workspace_id, kind, key, total)
+SELECT workspace_id, 'shell', shell, count(*) FROM commands WHERE workspace_id = ${workspace} GROUP BY shell;
+INSERT INTO command_counts (workspace_id, kind, key, total)
+SELECT workspace_id, 'requester', coalesce(requested_by, ''), count(*) FROM commands
+WHERE workspace_id = ${workspace} GROUP BY requested_by;
+INSERT INTO command_servers (workspace_id, server_id, name, total, internal, nobody)
+SELECT workspace_id, server_id, server_name, count(*), sum(shell = 'internal'), sum(requested_by IS NULL)
+FROM commands WHERE workspace_id = ${workspace} GROUP BY server_id, server_name ORDER BY min(seq);
+INSERT INTO command_horizons (workspace_id, moment, total)
+SELECT workspace_id, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'), sum(scheduled_at > strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'))
+FROM commands WHERE workspace_id = ${workspace} AND scheduled_at > added_at GROUP BY workspace_id;
+INSERT INTO command_requesters (workspace_id, user_id, server_id)
+SELECT DISTINCT workspace_id, requested_by, server_id FROM commands WHERE workspace_id = ${workspace} AND requested_by IS NOT NULL;
+`;
+
+/** SQL for the index of lines. */
+const TEXTS = `
+INSERT INTO command_texts (rowid, server, requester, line, wide)
+SELECT place, server, requester, line, wide FROM command_text_rows ORDER BY place;
+`;
+
+/**
+ * Fills workspaces that have a superuser and a restricted user, and nothing else; there are no others. Nobody else may have the
+ * database open.
+ * @param {string} file the database
+ * @param {{workspace: number, user: number, count: number, busy?: number}[]} sets the workspace's id, the user's, how many
+ *   commands, and on how many servers they are. `user` is to reach the first servers.
+ */
+export function fill(file, sets) {
+  const parts = select(file, `SELECT type, name, sql FROM sqlite_master WHERE tbl_name = 'commands' AND type IN ('index', 'trigger') AND sql IS NOT NULL`);
+  const drops = parts.map(({ type, name }) => `DROP ${type} ${name};`).join("\n");
+  const made = (wanted) => parts.filter(({ type }) => type === wanted).map(({ sql }) => `${sql};`).join("\n");
+  // Larger than what the platform has: nothing that is set here stays in the file, but for the mode of the journal.
+  execute(file, `PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -1000000; PRAGMA temp_store = MEMORY;
+    BEGIN; ${drops}
+    ${sets.map((set) => fleet(set) + commands(set, sets.indexOf(set), sets)).join("\n")}
+    ${made("index")}
+    ${sets.map(derived).join("\n")}
+    ${TEXTS}
+    ${made("trigger")}
+    COMMIT; PRAGMA journal_mode = WAL;`);
+}
+
+/** Everything in a database that the two ways must have in common. */
+function contents(file) {
+  const tables = ["commands", "command_counts", "command_servers", "command_requesters", "departed_users", "servers", "users"];
+  const rows = tables.map((table) => [table, select(file, `SELECT * FROM ${table}`)]);
+  // The horizon's moment is when it was made.
+  const horizons = select(file, "SELECT workspace_id, total FROM command_horizons");
+  const texts = select(file, `CREATE VIRTUAL TABLE temp.tokens USING fts5vocab(main, command_texts, instance);
+    SELECT * FROM temp.tokens`);
+  const schema = select(file, "SELECT type, name, tbl_name, sql FROM sqlite_master");
+  return new Map([...rows, ["command_horizons", horizons], ["command_texts", texts], ["the schema", schema]]);
+}
+
+function check() {
+  const folder = mkdtempSync(join(tmpdir(), "farhand-data-"));
+  const migrations = join(root, "migrations");
+  const schema = readdirSync(migrations).sort().map((name) => readFileSync(join(migrations, name), "utf8")).join("\n");
+  const workspaces = `INSERT INTO workspaces (id, slug, name, added_at) VALUES (1, 'one', 'One', ''), (2, 'two', 'Two', '');
+    INSERT INTO users (id, workspace_id, username, email, password, date_joined)
+    VALUES (1, 1, 'anna', 'anna@example.com', '', ''), (2, 2, 'anna', 'anna@example.com', '', '');`;
+  const sets = [{ workspace: 1, user: 1, count: 2_000 }, { workspace: 2, user: 2, count: 1_000, busy: 40 }];
+  const [quick, slow] = ["quick.sqlite", "slow.sqlite"].map((name) => join(folder, name));
+  try {
+    for (const file of [quick, slow]) execute(file, `BEGIN; ${schema} ${workspaces} COMMIT;`);
+    fill(quick, sets);
+    execute(slow, `BEGIN; ${sets.map((set) => fleet(set) + commands(set, sets.indexOf(set), sets)).join("\n")} COMMIT;`);
+    const expected = contents(slow);
+    for (const [what, rows] of contents(quick)) {
+      const [found, wanted] = [rows, expected.get(what)].map((all) => all.map((row) => JSON.stringify(row)).sort().join());
+      if (found !== wanted) fail(`${what} differ: ${rows.length} rows, and ${expected.get(what).length} by the triggers`);
+      say(`${what}: ${rows.length} rows, alike`);
+    }
+  } finally {
+    rmSync(folder, { recursive: true, force: true });
+  }
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) check();

@@ -1,0 +1,213 @@
+// node bench/lists.mjs [FOLDER [made]]: what lists of commands cost at 1,000,000 commands, in relation to 1,000 (docs/performance.md,
+// What lists cost). Two instances of the service, one after the other in short windows: `shared` with a workspace of 1,000,000
+// and one of 1,000, and `alone` with one of 1,000. What they hold is made once and stays in FOLDER, if one is named; it takes
+// 2 GB and a minute or two, and is all that is done with `made`. Loopback only.
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { Agent, request } from "node:http";
+import { tmpdir } from "node:os";
+import { join, resolve } from "node:path";
+import { build } from "../scripts/build.mjs";
+import { freePort, startInstance } from "../scripts/instance.mjs";
+import { digest, say } from "../scripts/lib.mjs";
+import { OFTEN, ONCE_OFTEN, SELDOM, d1File, fill, select, serverOf } from "./data.mjs";
+import { judged, median, publish, ratio, table } from "./report.mjs";
+
+/** How many windows a figure is of, and how long one is for each of the two that are compared. */
+const WINDOWS = 7;
+const WINDOW_MS = 250;
+const PATH = "/api/events/commands/";
+const PASSWORD = "correct horse battery";
+const SIZE = 15;
+const [LARGE, SMALL] = [1_000_000, 1_000];
+/** The instances, with the workspaces of each: a slug, how many commands, and on how many servers. */
+const INSTANCES = {
+  shared: [{ slug: "large", count: LARGE }, { slug: "small", count: SMALL, busy: 40 }],
+  alone: [{ slug: "small", count: SMALL, busy: 40 }],
+};
+
+const agent = new Agent({ keepAlive: true, maxSockets: 1 });
+
+/** Makes one request; gives its answer. Any status but success ends the run: a refusal is fast, and no figure. */
+const call = (url, method, path, { host = "127.0.0.1", authorization, id, body } = {}) =>
+  new Promise((answer, failed) => {
+    const headers = {
+      Host: host,
+      ...(authorization && { Authorization: authorization }),
+      ...(id && { "X-Request-Id": id }),
+      ...(body && { "Content-Type": "application/json" }),
+    };
+    const sent = request(`${url}${path}`, { method, headers, agent }, (response) => {
+      let text = "";
+      response.setEncoding("utf8");
+      response.on("data", (piece) => (text += piece));
+      response.on("end", () => {
+        if (response.statusCode < 300) answer(JSON.parse(text));
+        else failed(new Error(`${method} ${path}: ${response.statusCode} ${text}`));
+      });
+    });
+    sent.on("error", failed);
+    sent.end(body && JSON.stringify(body));
+  });
+
+const token = (key) => `token="${key}"`;
+
+/** Makes a workspace with a superuser and a user who is to reach some servers; gives their tokens. */
+async function people({ url, operatorToken }, slug) {
+  const host = `${slug}.local.localhost`;
+  const user = (username) => ({ username, email: `${username}@example.com`, password: PASSWORD });
+  await call(url, "POST", "/operator/workspaces/", { authorization: `Bearer ${operatorToken}`, body: { slug, name: slug, admin: user("boss") } });
+  const keyOf = async (username) => {
+    const login = await call(url, "POST", "/api/auth/login/", { host, body: { username, password: PASSWORD } });
+    const body = { name: "bench", expires_at: null };
+    return (await call(url, "POST", "/api/auth/tokens/", { host, authorization: token(login.token), body })).key;
+  };
+  const superuser = await keyOf("boss");
+  const made = await call(url, "POST", "/api/iam/users/", { host, authorization: token(superuser), body: user("restricted") });
+  return { host, superuser, restricted: await keyOf("restricted"), user: made.id };
+}
+
+/** Starts an instance, which is made where it is not there. */
+async function start(folder, name) {
+  const stateDir = join(folder, name);
+  const factsFile = join(stateDir, "facts.json");
+  const serve = async () => startInstance({ stateDir, port: await freePort(), environment: { ...process.env, PBKDF2_ITERATIONS: "100000" } });
+  const madeOf = digest(["migrations", "bench/data.mjs"]);
+  if (existsSync(factsFile)) {
+    const facts = JSON.parse(readFileSync(factsFile, "utf8"));
+    if (facts.madeOf === madeOf) return { ...(await serve()), workspaces: facts.workspaces };
+    rmSync(stateDir, { recursive: true });
+  }
+  const first = await serve();
+  const workspaces = {};
+  for (const { slug } of INSTANCES[name]) workspaces[slug] = await people(first, slug);
+  await first.stop();
+  const file = d1File(stateDir);
+  const ids = new Map(select(file, "SELECT slug, id FROM workspaces").map(({ slug, id }) => [slug, id]));
+  for (const { slug } of INSTANCES[name]) workspaces[slug].id = ids.get(slug);
+  const began = performance.now();
+  fill(file, INSTANCES[name].map((set) => ({ ...set, workspace: workspaces[set.slug].id, user: workspaces[set.slug].user })));
+  say(`${name}: filled in ${Math.round((performance.now() - began) / 1000)} s`);
+  writeFileSync(factsFile, JSON.stringify({ madeOf, workspaces }), { mode: 0o600 });
+  return { ...(await serve()), workspaces };
+}
+
+/** What somebody asks for: `query` may depend on the workspace's id. */
+const ask = ({ url, logFile, workspaces }, slug, who, query) => {
+  const { host, id, [who]: key } = workspaces[slug];
+  const path = `${PATH}?${typeof query === "function" ? query(id) : query}`;
+  const send = (more) => call(url, "GET", path, { host, authorization: token(key), ...more });
+  return { send, logFile };
+};
+
+/** The rows that are read for it, and how many items there are of all. */
+async function rowsOf({ send, logFile }) {
+  const id = `bench-${Math.random().toString(36).slice(2)}`;
+  const { count } = await send({ id });
+  for (;;) {
+    const line = readFileSync(logFile, "utf8").split("\n").find((line) => line.includes(id) && line.includes("rows_read"));
+    if (line) return { count, rows: JSON.parse(line.slice(line.indexOf("{"))).rows_read };
+    await new Promise((go) => setTimeout(go, 20));
+  }
+}
+
+/** The median time of a request in one window, which has at least three. */
+async function window({ send }) {
+  const times = [];
+  for (const until = performance.now() + WINDOW_MS; times.length < 3 || performance.now() < until; ) {
+    const began = performance.now();
+    await send();
+    times.push(performance.now() - began);
+  }
+  return median(times);
+}
+
+/** Compares two requests in alternating windows. */
+async function compare(one, other) {
+  const [costs, base] = [await rowsOf(one), await rowsOf(other)];
+  const [ones, others] = [[], []];
+  for (let round = 0; round < WINDOWS; round += 1) {
+    ones.push(await window(one));
+    others.push(await window(other));
+  }
+  const [time, against] = [median(ones), median(others)];
+  return { ...costs, base, time, against, ratio: time / against };
+}
+
+const FILTERS = [
+  ["without parameters", ""],
+  ["`server`", (id) => `server=${serverOf(id, 2)}`],
+  ["`shell=system`", "shell=system"],
+  ["`shell=internal`", "shell=internal"],
+  ["`requested_by`", (id) => `requested_by=${id * 100_000 + 7}`],
+  ["`requested_by_isnull=true`", "requested_by_isnull=true"],
+  ["`requested_by_isnull=false`", "requested_by_isnull=false"],
+  ["`is_scheduled=true`", "is_scheduled=true"],
+  ["`is_scheduled=false`", "is_scheduled=false"],
+];
+const ORDERINGS = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"]
+  .flatMap((name) => [name, `-${name}`])
+  .map((name) => [`\`ordering=${name}\``, `ordering=${name}`]);
+
+/** Prints a figure as it comes. */
+const tell = (name, found) => {
+  say(`${name.padEnd(46)} ${ratio(found.ratio).padStart(7)}  ${found.time.toFixed(2)} ms / ${found.against.toFixed(2)} ms, rows ${found.rows} / ${found.base.rows}, of ${found.count}`);
+  return found;
+};
+
+async function firstPages(shared, alone) {
+  const rows = [];
+  for (const [name, query] of [...FILTERS, ...ORDERINGS]) {
+    const cells = [name];
+    for (const [who, label] of [["superuser", "all servers"], ["restricted", "some servers"]]) {
+      const found = tell(`${name}, ${label}`, await compare(ask(shared, "large", who, query), ask(alone, "small", who, query)));
+      cells.push(ratio(found.ratio), judged(found.ratio, { most: 1.25 }), `${found.rows} / ${found.base.rows}`);
+      if (who === "superuser") cells.push(judged(found.rows, { most: 3 * SIZE + 20 }));
+    }
+    rows.push(cells);
+  }
+  publish("lists", table(
+    ["first page, at 1,000,000 / at 1,000", "all servers", "must reach", "rows read", "must reach", "10 of 1,000 servers", "must reach", "rows read"],
+    rows,
+  ));
+}
+
+/** What is compared within one workspace of 1,000,000. */
+async function farAndFound(shared, alone) {
+  const rows = [];
+  const row = (name, found, bound) => {
+    tell(name, found);
+    rows.push([name, ratio(found.ratio), bound ? judged(found.ratio, bound) : "as low as it gets", `${found.rows} / ${found.base.rows}`]);
+  };
+  const large = (query, who = "superuser") => ask(shared, "large", who, query);
+  for (const [name, query] of [["", ""], [", `shell=system`", "&shell=system"], [", `ordering=handled_at`", "&ordering=handled_at"]]) {
+    const { count } = await rowsOf(large(query));
+    const last = Math.ceil(count / SIZE);
+    row(`last page / first${name}`, await compare(large(`${query}&page=${last}`), large(query)), { most: 20 });
+    row(`page in the middle / first${name}`, await compare(large(`${query}&page=${last >> 1}`), large(query)));
+  }
+  const plain = large("");
+  row(`\`search\`, a word that occurs 20 times / plain first page`, await compare(large(`search=${SELDOM}`), plain), { most: 3 });
+  row(`one that occurs 200,000 times / plain first page`, await compare(large(`search=${OFTEN}`), plain));
+  row(`the same, in the oldest commands only / plain first page`, await compare(large(`search=${ONCE_OFTEN}`), plain));
+  for (const word of [SELDOM, OFTEN, ONCE_OFTEN, "nginx"]) {
+    const [beside, own] = [shared, alone].map((instance) => ask(instance, "small", "superuser", `search=${word}`));
+    row(`\`search=${word}\` among 1,000 beside 1,000,000 / alone`, await compare(beside, own), { most: 2 });
+  }
+  publish("lists-far", table(["what", "time", "must reach", "rows read"], rows));
+}
+
+const [, , named, only] = process.argv;
+const folder = named ? resolve(named) : mkdtempSync(join(tmpdir(), "farhand-lists-"));
+const running = [];
+try {
+  await build();
+  for (const name of Object.keys(INSTANCES)) running.push(await start(folder, name));
+  if (only !== "made") {
+    await firstPages(...running);
+    await farAndFound(...running);
+  }
+} finally {
+  for (const instance of running) await instance.stop();
+  agent.destroy();
+  if (!named) rmSync(folder, { recursive: true, force: true });
+}
