@@ -21,40 +21,43 @@ const { values: options } = parseArgs({
     against: { type: "string" },
   },
 });
-const WINDOWS = Number(options.windows);
-const MILLISECONDS = Number(options.milliseconds);
+const turns = { windows: Number(options.windows), milliseconds: Number(options.milliseconds) };
 const CONNECTIONS = 8;
+/** How many commands the lists are of. */
 const COMMANDS = 200;
 const ROUNDS = 600_000;
 const LAUNCHES = 21;
 const SETTLES_WITHIN_MS = 10_000;
 const LIST = "/api/events/commands/";
+const STATUS = "/api/status/";
+const IS_AUTHENTICATED = "/api/auth/is-authenticated/";
+const LOGIN = "/api/auth/login/";
 
 const userToken = (token) => ({ Authorization: `token="${token}"` });
 
-/** Makes a workspace with a superuser, an API token and a server, whose agent has run commands. */
+/** Makes a workspace with a superuser, tokens and a server, whose agent has run commands. */
 async function fill({ url, operatorToken }) {
   const client = new Client(url, CONNECTIONS);
-  const call = async (path, headers, body, expected = 201) =>
+  const post = async (path, headers, body, expected = 201) =>
     JSON.parse(await client.call("POST", path, { headers, body, expected }));
-  const admin = { username: "admin", email: "admin@example.com", password: "a long one, for the bench" };
-  await call("/operator/workspaces/", { Authorization: `Bearer ${operatorToken}` }, { slug: "demo", admin });
-  const login = { username: admin.username, password: admin.password };
-  const { token: loginToken } = await call("/api/auth/login/", {}, login, 200);
-  const { key: apiToken } = await call("/api/auth/tokens/", userToken(loginToken), { name: "bench", expires_at: null });
-  const server = await call("/api/servers/", userToken(apiToken), { name: "bench" });
+  const login = { username: "admin", password: "a long one, for the bench" };
+  const admin = { ...login, email: "admin@example.com" };
+  await post("/operator/workspaces/", { Authorization: `Bearer ${operatorToken}` }, { slug: "demo", admin });
+  const { token: loginToken } = await post(LOGIN, {}, login, 200);
+  const { key: apiToken } = await post("/api/auth/tokens/", userToken(loginToken), { name: "bench", expires_at: null });
+  const server = await post("/api/servers/", userToken(apiToken), { name: "bench" });
   const facts = { login, loginToken, apiToken, server };
+
   const agent = await connectAgent(url, server);
   const run = runsCommands(client, facts);
   for (let ran = 0; ran < COMMANDS; ran += 1) await run();
   // D1 is told of the last ones a little later.
+  const latest = async () => JSON.parse(await client.call("GET", LIST, { headers: userToken(apiToken) })).results;
   const until = Date.now() + SETTLES_WITHIN_MS;
-  const isSettled = async () => {
-    const { results } = JSON.parse(await client.call("GET", LIST, { headers: userToken(apiToken) }));
-    return results.every(({ success }) => success);
-  };
-  while (!(await isSettled())) if (Date.now() > until) throw new Error("D1 was not told of the last commands");
-  facts.command = JSON.parse(await client.call("GET", LIST, { headers: userToken(apiToken) })).results.at(-1).id;
+  while (!(await latest()).every(({ success }) => success)) {
+    if (Date.now() > until) throw new Error("D1 was not told of the last commands");
+  }
+  facts.command = (await latest()).at(-1).id;
   await agent.close();
   await client.close();
   return facts;
@@ -73,113 +76,122 @@ function runsCommands(client, { apiToken, server }) {
 }
 
 /** The list as one answers it, without its own address in it. */
-async function listed(url, apiToken) {
+async function listed({ url }, apiToken) {
   const client = new Client(url, 1);
   const text = await client.call("GET", LIST, { headers: userToken(apiToken) });
   await client.close();
   return JSON.stringify(JSON.parse(text.replaceAll(url, "")));
 }
 
-/** Has all of these do the same in turn, one or more at a time. */
-const inTurn = (width, peers) => alternate(peers, { width, windows: WINDOWS, milliseconds: MILLISECONDS });
-
-async function bench(folder) {
-  await build();
-  let service = await startService(folder);
-  const other = options.against && (await startOther(folder, options.against));
-  const facts = await fill(service);
-  const otherFacts = other && (await fill(other));
-  await service.stop();
+/** Starts everything that is measured, with the same commands in each database. */
+async function startAll(folder) {
+  const filling = await startService(folder);
+  const facts = await fill(filling);
+  await filling.stop();
   copyDatabase(folder, "hono");
-  service = await startService(folder);
-  const hono = await startPeer(folder, "hono", "hono/index.ts");
-  if ((await listed(hono.url, facts.apiToken)) !== (await listed(service.url, facts.apiToken))) {
-    throw new Error("the peer hono does not answer the same list");
-  }
-  const d1 = await startPeer(folder, "floor-d1", "floor/d1.js");
-  const empty = await startPeer(folder, "floor-empty", "floor/empty.js");
-  const crate = await startPeer(folder, "crate", "crate/worker.js");
-  await connectAgent(service.url, facts.server);
-  if (other) await connectAgent(other.url, otherFacts.server);
-
-  const clients = {};
-  const client = ({ url }, width) => (clients[`${url} ${width}`] ??= new Client(url, width));
-  const get = (instance, path, token) => {
-    const headers = token ? userToken(token) : {};
-    return () => client(instance, CONNECTIONS).call("GET", path, { headers });
+  const all = {
+    service: { ...(await startService(folder)), facts },
+    hono: await startPeer(folder, "hono", "hono/index.ts"),
+    d1: await startPeer(folder, "floor-d1", "floor/d1.js"),
+    empty: await startPeer(folder, "floor-empty", "floor/empty.js"),
+    crate: await startPeer(folder, "crate", "crate/worker.js"),
   };
-  /** The same of the service and, where it is asked for, of the other checkout's. */
-  const ours = (make) => ({ service: make(service, facts), ...(other && { other: make(other, otherFacts) }) });
+  await connectAgent(all.service.url, facts.server);
+  if (options.against) {
+    const other = await startOther(folder, options.against);
+    all.other = { ...other, facts: await fill(other) };
+    await connectAgent(other.url, all.other.facts.server);
+  }
+  const [own, its] = [await listed(all.service, facts.apiToken), await listed(all.hono, facts.apiToken)];
+  if (own !== its) throw new Error("the peer hono does not answer the same list");
+  return all;
+}
+
+/** Measures the requests; returns rows of the table, and how busy the client was at most, from 0 to 1. */
+async function measureRequests(folder) {
+  const { service, other, hono, d1, empty, crate } = await startAll(folder);
   const rows = [];
   let busiest = 0;
-  const told = (what, of, figure, against, bounds) => {
-    const cells = [what, of, ratio(figure), bounds ? judged(figure, bounds) : ""];
-    rows.push(other ? [...cells, against === undefined ? "" : ratio(against)] : cells);
+  /** The same work of the service and, where that is asked for, of the other checkout's. */
+  const both = (work) => ({ service: work(service), ...(other && { other: work(other) }) });
+  const told = (what, of, figure, bounds, against) => {
+    const row = [what, of, ratio(figure), bounds ? judged(figure, bounds) : ""];
+    rows.push(other ? [...row, ratio(against)] : row);
     say(rows.at(-1).join(" | "));
   };
-  /** Requests a second: of each peer, whose bounds are given, how often the service answers for each answer of it. */
-  const throughput = async (what, make, peers) => {
-    const workers = Object.fromEntries(Object.entries(peers).map(([name, { work }]) => [name, work]));
-    const figures = await inTurn(CONNECTIONS, { ...ours(make), ...workers });
+  /** Requests a second: how many the service answers for each that a peer does. */
+  const throughput = async (what, work, peers) => {
+    const works = Object.entries(peers).map(([name, { work }]) => [name, work]);
+    const figures = await alternate({ ...both(work), ...Object.fromEntries(works) }, { ...turns, width: CONNECTIONS });
     busiest = Math.max(busiest, ...Object.values(figures).map(({ busy }) => busy));
-    const { service: own, other: its } = figures;
+    const against = figures.service.rate / figures.other?.rate;
     for (const [name, { of, bounds }] of Object.entries(peers)) {
-      told(what, of, own.rate / figures[name].rate, its && own.rate / its.rate, bounds);
+      told(what, of, figures.service.rate / figures[name].rate, bounds, against);
     }
   };
-  /** Time of one, one at a time. */
-  const latency = async (what, make, { of, work, bounds }) => {
-    const { service: own, other: its, peer } = await inTurn(1, { ...ours(make), peer: work });
-    told(what, of, own.latency / peer.latency, its && own.latency / its.latency, bounds);
+  /** The time of one, one at a time. */
+  const latency = async (what, work, { of, work: peer, bounds }) => {
+    const figures = await alternate({ ...both(work), peer }, { ...turns, width: 1 });
+    const against = figures.service.latency / figures.other?.latency;
+    told(what, of, figures.service.latency / figures.peer.latency, bounds, against);
+  };
+  const getting = ({ url }, path, token) => {
+    const client = new Client(url, CONNECTIONS, token && userToken(token));
+    return () => client.call("GET", path);
   };
 
-  const floor = { of: "one call to D1", work: get(d1, "/") };
-  await throughput(`\`GET ${LIST}\`, 15 commands`, (instance, { apiToken }) => get(instance, LIST, apiToken), {
+  const floor = { of: "one call to D1", work: getting(d1, "/") };
+  await throughput(`\`GET ${LIST}\`, 15 commands`, (ours) => getting(ours, LIST, ours.facts.apiToken), {
     floor: { ...floor, bounds: { least: 0.9 } },
-    hono: { of: "Hono, the same list", work: get(hono, LIST, facts.apiToken), bounds: { least: 1 } },
+    hono: { of: "Hono, the same list", work: getting(hono, LIST, service.facts.apiToken), bounds: { least: 1 } },
   });
-  await throughput(
-    "`GET /api/auth/is-authenticated/`, no header",
-    (instance) => get(instance, "/api/auth/is-authenticated/"),
-    { empty: { of: "a Worker that only answers", work: get(empty, "/"), bounds: { least: 0.8 } } },
-  );
-  const status = "/api/status/";
-  await throughput(`\`GET ${status}\`, API token`, (instance, { apiToken }) => get(instance, status, apiToken), { floor });
-  await throughput(`\`GET ${status}\`, login token`, (instance, { loginToken }) => get(instance, status, loginToken), { floor });
-  await throughput(
-    `\`GET ${LIST}<id>/\``,
-    (instance, { apiToken, command }) => get(instance, `${LIST}${command}/`, apiToken),
-    { floor },
-  );
-  const one = () => client(d1, 1).call("GET", "/");
+  await throughput(`\`GET ${IS_AUTHENTICATED}\`, no header`, (ours) => getting(ours, IS_AUTHENTICATED), {
+    empty: { of: "a Worker that only answers", work: getting(empty, "/"), bounds: { least: 0.8 } },
+  });
+  await throughput(`\`GET ${STATUS}\`, API token`, (ours) => getting(ours, STATUS, ours.facts.apiToken), { floor });
+  await throughput(`\`GET ${STATUS}\`, login token`, (ours) => getting(ours, STATUS, ours.facts.loginToken), { floor });
+  const command = ({ facts }) => `${LIST}${facts.command}/`;
+  await throughput(`\`GET ${LIST}<id>/\``, (ours) => getting(ours, command(ours), ours.facts.apiToken), { floor });
   await latency(
     `\`POST ${LIST}\` with \`Prefer: wait\`: time to the result`,
-    (instance, its) => runsCommands(client(instance, 1), its),
-    { of: "one call to D1", work: one, bounds: { most: 10 } },
+    ({ url, facts }) => runsCommands(new Client(url, 1), facts),
+    { of: "one call to D1", work: getting(d1, "/"), bounds: { most: 10 } },
   );
-  await latency(
-    "`POST /api/auth/login/`, 600,000 rounds: time",
-    (instance, { login }) => () => client(instance, 1).call("POST", "/api/auth/login/", { body: login }),
-    {
-      of: "the bare `pbkdf2` crate in wasm",
-      work: () => client(crate, 1).call("GET", `/?rounds=${ROUNDS}`),
-      bounds: { most: 1.1 },
-    },
-  );
-  await stopAll();
+  const loggingIn = ({ url, facts }) => {
+    const client = new Client(url, 1);
+    return () => client.call("POST", LOGIN, { body: facts.login });
+  };
+  const hashing = getting(crate, `/?rounds=${ROUNDS}`);
+  await latency(`\`POST ${LOGIN}\`, ${ROUNDS} rounds: time`, loggingIn, {
+    of: "the bare `pbkdf2` crate in wasm",
+    work: hashing,
+    bounds: { most: 1.1 },
+  });
+  return { rows, busiest };
+}
 
+/** What the Worker weighs, and how long it takes to start. */
+async function weigh(folder) {
   const kilobytes = sizes().reduce((sum, { zipped }) => sum + zipped, 0) / 1000;
   const launched = join(folder, "launched");
   mkdirSync(launched);
   const milliseconds = await startUp(launched, LAUNCHES);
-  rows.push(["bundle, gzipped", "", `${kilobytes.toFixed(0)} KB`, judged(kilobytes, { most: 300, unit: " KB" })]);
-  rows.push(["start-up of the global scope", "", `${milliseconds.toFixed(0)} ms`, judged(milliseconds, { most: 50, unit: " ms" })]);
-  const text = [
-    table(["what", "in relation to", "reached", "must reach", ...(other ? ["now / other"] : [])], rows),
-    "",
-    `Requests a second with ${CONNECTIONS} connections, or the time of one, one at a time; medians of ${WINDOWS} windows of ${MILLISECONDS / 1000} s in turn. The client was busy for ${(100 * busiest).toFixed(0)} % of the time at most.`,
-  ].join("\n");
-  if (other) console.log(`\n${text}`);
+  return [
+    ["bundle, gzipped", "", `${kilobytes.toFixed(0)} KB`, judged(kilobytes, { most: 300, unit: " KB" })],
+    ["start-up of the global scope", "", `${milliseconds.toFixed(0)} ms`, judged(milliseconds, { most: 50, unit: " ms" })],
+  ];
+}
+
+async function bench(folder) {
+  await build();
+  const { rows, busiest } = await measureRequests(folder);
+  await stopAll();
+  rows.push(...(await weigh(folder)));
+  const columns = ["what", "in relation to", "reached", "must reach", ...(options.against ? ["now / other"] : [])];
+  const how = `Requests a second with ${CONNECTIONS} connections, or the time of one, one at a time; medians of ${turns.windows} windows of \
+${turns.milliseconds / 1000} s in turn. The client was busy for ${(100 * busiest).toFixed(0)} % of the time at most.`;
+  const text = `${table(columns, rows)}\n\n${how}`;
+  if (options.against) console.log(`\n${text}`);
   else publish("requests", text);
 }
 
