@@ -1,5 +1,5 @@
-// The load: requests on kept-alive connections, in windows that alternate between peers. undici's own client takes a fifth of
-// what autocannon installs, tells latencies in less than whole milliseconds, and is no slower.
+// The load: requests on kept-alive connections, in windows that alternate between peers. By undici's client, as autocannon would
+// tell latencies in whole milliseconds only; how busy it is stands under the table.
 import { Pool } from "undici";
 import { median } from "./report.mjs";
 
