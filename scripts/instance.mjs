@@ -84,11 +84,11 @@ async function migrate(stateDir) {
 }
 
 /**
- * Starts an instance and waits until it answers. The Worker must be built.
- * @param {{stateDir: string, port: number, environment?: object, onExit: (how: string) => void}} options
+ * Starts an instance and waits until it answers. The Worker must be built, in `build` of a project's folder with a wrangler.toml.
+ * @param {{stateDir: string, port: number, project?: string, environment?: object, onExit: (how: string) => void}} options
  * @returns {Promise<{url: string, operatorToken: string, stop: () => Promise<void>}>}
  */
-export async function startInstance({ stateDir, port, environment = process.env, onExit }) {
+export async function startInstance({ stateDir, port, project = root, environment = process.env, onExit }) {
   if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is not a port number`);
   if (await isTaken(port)) throw new Error(`port ${port} of 127.0.0.1 is in use; set PORT to another one`);
   stateDir = resolve(root, stateDir);
@@ -100,7 +100,7 @@ export async function startInstance({ stateDir, port, environment = process.env,
   const { file, values } = await writeVariables(stateDir, port, environment);
   const logFile = join(stateDir, "worker.log");
   const log = openSync(logFile, "a", 0o600);
-  const args = [join(root, "scripts", "serve.mjs"), stateDir, `${port}`, file];
+  const args = [join(root, "scripts", "serve.mjs"), stateDir, `${port}`, file, project];
   const child = startGroup(process.execPath, args, { stdio: ["ignore", log, log], env: wranglerEnvironment(stateDir) });
   closeSync(log);
   let stopped = false;

@@ -1,5 +1,6 @@
-// node serve.mjs STATE_DIR PORT VARIABLES: the built Worker in workerd, with D1, KV and Durable Objects in a state folder and
-// the variables of a file, as JSON, over those of wrangler.toml. What the Worker logs goes to standard output.
+// node serve.mjs STATE_DIR PORT VARIABLES PROJECT: the Worker that is built in a project's folder in workerd, with D1, KV and
+// Durable Objects in a state folder and the variables of a file, as JSON, over those of its wrangler.toml. What the Worker logs
+// goes to standard output.
 //
 // `wrangler dev` would put a proxy in front of it, over connections that both ends close after five idle seconds: now and then a
 // request was answered with 503 because it took one that was just being closed.
@@ -7,9 +8,8 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { Log, LogLevel, Miniflare } from "miniflare";
 import { unstable_getMiniflareWorkerOptions } from "wrangler";
-import { root } from "./lib.mjs";
 
-const [stateDir, port, variables] = process.argv.slice(2);
+const [stateDir, port, variables, project] = process.argv.slice(2);
 // What the platform writes here is for its owner only.
 process.umask(0o077);
 
@@ -20,13 +20,15 @@ class Lines extends Log {
   }
 }
 
-const { workerOptions } = unstable_getMiniflareWorkerOptions(join(root, "wrangler.toml"));
+const { workerOptions } = unstable_getMiniflareWorkerOptions(join(project, "wrangler.toml"));
 const miniflare = new Miniflare({
   ...workerOptions,
   bindings: { ...workerOptions.bindings, ...JSON.parse(readFileSync(variables, "utf8")) },
   name: "farhand",
-  rootPath: join(root, "build"),
+  rootPath: join(project, "build"),
   scriptPath: "index.js",
+  // What the modules are called is told from here; workerd takes no name that leads out of the folder.
+  modulesRoot: ".",
   modules: true,
   modulesRules: [{ type: "CompiledWasm", include: ["**/*.wasm"], fallthrough: true }],
   host: "127.0.0.1",

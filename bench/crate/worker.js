@@ -1,0 +1,11 @@
+// The bare crate in workerd: one hash of a password, and nothing else.
+import module from "./derive.wasm";
+
+const { derive } = new WebAssembly.Instance(module).exports;
+
+export default {
+  fetch(request) {
+    const rounds = Number(new URL(request.url).searchParams.get("rounds") ?? 1);
+    return Response.json(derive(rounds));
+  },
+};

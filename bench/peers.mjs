@@ -1,0 +1,86 @@
+// The Workers that are measured: this checkout's, another checkout's, and the peers of this folder. Each runs in workerd as
+// `npm start` has it (scripts/serve.mjs), in a process and with a state folder of its own, with the settings of our wrangler.toml.
+import { randomBytes } from "node:crypto";
+import { copyFileSync, cpSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { join, resolve } from "node:path";
+import { pathToFileURL } from "node:url";
+import { build as bundle } from "esbuild";
+import { parse, stringify } from "smol-toml";
+import { freePort, startInstance } from "../scripts/instance.mjs";
+import { root, run, say } from "../scripts/lib.mjs";
+import { prepare } from "../scripts/toolchain.mjs";
+
+const here = join(root, "bench");
+const TARGET = "wasm32-unknown-unknown";
+
+/** What is running. */
+const running = new Set();
+/** One pepper for all, so that one token is good everywhere. */
+const TOKEN_PEPPER = randomBytes(32).toString("base64url");
+
+/** Starts an instance on a free port. */
+async function start(name, options, starter = startInstance) {
+  const onExit = (how) => say(`error: ${name} ended with ${how}`);
+  const environment = { TOKEN_PEPPER, SERVICE_DOMAIN: "localhost" };
+  const instance = await starter({ ...options, port: await freePort(), environment, onExit });
+  running.add(instance);
+  return {
+    ...instance,
+    stop: () => {
+      running.delete(instance);
+      return instance.stop();
+    },
+  };
+}
+
+/** Ends all that was started and not stopped. */
+export async function stopAll() {
+  await Promise.all([...running].map((instance) => instance.stop()));
+  running.clear();
+}
+
+/** Starts the service, whose Worker is built. */
+export const startService = (folder) => start("the service", { stateDir: join(folder, "service") });
+
+/** Builds and starts the service of another checkout, in its own way. */
+export async function startOther(folder, checkout) {
+  checkout = resolve(checkout);
+  run(process.execPath, [join(checkout, "scripts", "build.mjs")], { cwd: checkout });
+  const { startInstance: starter } = await import(pathToFileURL(join(checkout, "scripts", "instance.mjs")));
+  return start(checkout, { stateDir: join(folder, "other") }, starter);
+}
+
+/** Gives a peer the database of the service, which must not run. */
+export function copyDatabase(folder, name) {
+  cpSync(join(folder, "service", "v3", "d1"), join(folder, name, "v3", "d1"), { recursive: true });
+}
+
+/** Starts a peer, made of a script of this folder. */
+export async function startPeer(folder, name, script) {
+  const project = join(folder, `${name}.project`);
+  mkdirSync(join(project, "build"), { recursive: true });
+  const { compatibility_date, vars, d1_databases } = parse(readFileSync(join(root, "wrangler.toml"), "utf8"));
+  writeFileSync(join(project, "wrangler.toml"), stringify({ name, main: "build/index.js", compatibility_date, vars, d1_databases }));
+  await bundle({
+    entryPoints: [join(here, script)],
+    outfile: join(project, "build", "index.js"),
+    bundle: true,
+    minify: true,
+    format: "esm",
+    conditions: ["workerd", "worker"],
+    external: ["*.wasm"],
+    logLevel: "error",
+  });
+  if (script.startsWith("crate/")) await buildCrate(folder, join(project, "build", "derive.wasm"));
+  return start(name, { stateDir: join(folder, name), project });
+}
+
+/** Builds the bare crate, with what versions the service has. */
+async function buildCrate(folder, wasm) {
+  const crate = join(folder, "crate.source");
+  cpSync(join(here, "crate"), crate, { recursive: true });
+  copyFileSync(join(root, "Cargo.lock"), join(crate, "Cargo.lock"));
+  const env = { ...(await prepare()), CARGO_TARGET_DIR: join(root, "target", "bench") };
+  run("cargo", ["build", "--quiet", "--release", "--target", TARGET], { cwd: crate, env });
+  copyFileSync(join(root, "target", "bench", TARGET, "release", "farhand_bench_crate.wasm"), wasm);
+}
