@@ -392,8 +392,9 @@ impl<'a> Builder<'a> {
         // A page of 15 takes 15 times as many as there are for each that is found. So where that is no more than half of what is
         // found, these are looked at; if they do not make the page, it takes twice as long.
         let window = format!(
-            "(SELECT iif(found = {FREQUENT} OR found * found > 30 * total, min(found, {SEARCH_WINDOW}), 0)
-              FROM (SELECT (SELECT count(*) FROM (SELECT 1 FROM {asked} LIMIT {FREQUENT})) AS found, {} AS total FROM me))",
+            "(WITH many AS MATERIALIZED (
+                SELECT (SELECT count(*) FROM (SELECT 1 FROM {asked} LIMIT {FREQUENT})) AS found, {} AS total FROM me)
+              SELECT iif(found = {FREQUENT} OR found * found > 30 * total, min(found, {SEARCH_WINDOW}), 0) FROM many)",
             of_kind("shell", "true")
         );
         let more = format!(" AND ({REACHES_ALL} OR {ON_REACHED}) AND {}", all_words(words, HAS_ASCII));

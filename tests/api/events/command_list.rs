@@ -731,6 +731,7 @@ async fn every_list_goes_by_an_index() {
                         "place",
                         "first",
                         "near",
+                        "many",
                         "named",
                         "page",
                         "nobody",
