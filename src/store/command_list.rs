@@ -510,10 +510,14 @@ impl<'a> Builder<'a> {
             )
         };
         let start = way(false, &format!("?6 <= {total} / 2"), "?5 + 0 OFFSET ?6");
+        // Without a caller there is no row of `me`, and no null may be a limit.
         let end = way(
             true,
             &format!("?6 > {total} / 2 AND ?6 < {total}"),
-            &format!("(SELECT min(?5, {total} - ?6) FROM me) OFFSET (SELECT max({total} - ?6 - ?5, 0) FROM me)"),
+            &format!(
+                "coalesce((SELECT min(?5, {total} - ?6) FROM me), 0)
+                 OFFSET coalesce((SELECT max({total} - ?6 - ?5, 0) FROM me), 0)"
+            ),
         );
         let (object, order) = (self.object, self.order());
         format!(
