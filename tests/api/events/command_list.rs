@@ -597,7 +597,8 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
     }
     // Whoever is nobody is refused, however far they ask.
     let nobody = workspace.admin.with_token("nobody");
-    for query in ["", "page=2", "page=5000", "ordering=handled_at&page=5000", "search=often", "search=often&page=5000"] {
+    for query in ["", "page=2", "page=5000", "ordering=handled_at&page=5000", "search=often", "search=often&page=5000"]
+    {
         assert_eq!(nobody.get(&format!("{PATH}?{query}")).await.status, 403, "{query}");
     }
     // A page past the end is not read.
