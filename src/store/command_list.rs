@@ -44,9 +44,10 @@ pub const REACHED: &str = "some AS MATERIALIZED (
 /// How many of the workspace's commands are looked at, at least, in the list's order, before those of a filter are all sorted.
 const WINDOW: u32 = 1_000;
 
-/// How many commands the words of a search must find, for as many of the workspace's to be looked at in the list's order before
-/// what was found is all sorted. A page of 15 out of [`FREQUENT`] in 1,000,000 takes 1,500 of them on average.
+/// As many found by the words of a search are taken for very many.
 const FREQUENT: u32 = 10_000;
+
+/// How many of the workspace's commands are looked at in the list's order, at most, before all that words have found is sorted.
 const SEARCH_WINDOW: u32 = 2_000;
 
 /// From which offset on a page that is nearer to the list's end is read from there. Up to it that would gain less than the longer
@@ -388,8 +389,14 @@ impl<'a> Builder<'a> {
              ORDER BY {} LIMIT ?5 + ?6",
             self.order()
         );
-        let is_frequent = format!("(SELECT count(*) FROM (SELECT 1 FROM {asked} LIMIT {FREQUENT})) = {FREQUENT}");
-        let window = format!("iif({is_frequent}, {SEARCH_WINDOW}, 0)");
+        // A page of 15 takes 15 times as many as there are for each that is found. So where that is no more than half of what is
+        // found, these are looked at; if they do not make the page, it takes twice as long.
+        let window = format!(
+            "(WITH many AS MATERIALIZED (
+                SELECT (SELECT count(*) FROM (SELECT 1 FROM {asked} LIMIT {FREQUENT})) AS found, {} AS total FROM me)
+              SELECT iif(found = {FREQUENT} OR found * found > 30 * total, min(found, {SEARCH_WINDOW}), 0) FROM many)",
+            of_kind("shell", "true")
+        );
         let more = format!(" AND ({REACHES_ALL} OR {ON_REACHED}) AND {}", all_words(words, HAS_ASCII));
         let rows = self.near_or_far(&window, &more, &far);
         let from = format!(
@@ -503,10 +510,14 @@ impl<'a> Builder<'a> {
             )
         };
         let start = way(false, &format!("?6 <= {total} / 2"), "?5 + 0 OFFSET ?6");
+        // Without a caller there is no row of `me`, and no null may be a limit.
         let end = way(
             true,
             &format!("?6 > {total} / 2 AND ?6 < {total}"),
-            &format!("(SELECT min(?5, {total} - ?6) FROM me) OFFSET (SELECT max({total} - ?6 - ?5, 0) FROM me)"),
+            &format!(
+                "coalesce((SELECT min(?5, {total} - ?6) FROM me), 0)
+                 OFFSET coalesce((SELECT max({total} - ?6 - ?5, 0) FROM me), 0)"
+            ),
         );
         let (object, order) = (self.object, self.order());
         format!(

@@ -595,6 +595,12 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
     for (query, of_all, _) in &asked {
         far_pages(instance, workspace, query, *of_all).await;
     }
+    // Whoever is nobody is refused, however far they ask.
+    let nobody = workspace.admin.with_token("nobody");
+    for query in ["", "page=2", "page=5000", "ordering=handled_at&page=5000", "search=often", "search=often&page=5000"]
+    {
+        assert_eq!(nobody.get(&format!("{PATH}?{query}")).await.status, 403, "{query}");
+    }
     // A page past the end is not read.
     let (reply, rows) = cost(instance, &workspace.admin, &format!("page={}", commands + 1)).await;
     assert_eq!(reply.status, 404);
@@ -731,6 +737,7 @@ async fn every_list_goes_by_an_index() {
                         "place",
                         "first",
                         "near",
+                        "many",
                         "named",
                         "page",
                         "nobody",
