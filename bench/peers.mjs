@@ -12,6 +12,7 @@ import { prepare } from "../scripts/toolchain.mjs";
 
 const here = join(root, "bench");
 const TARGET = "wasm32-unknown-unknown";
+const crateBuilt = join(root, "target", "bench", TARGET, "release", "farhand_bench_crate.wasm");
 
 /** What is running. */
 const running = new Set();
@@ -42,10 +43,13 @@ export async function stopAll() {
 /** Starts the service, whose Worker is built. */
 export const startService = (folder) => start("the service", { stateDir: join(folder, "service") });
 
-/** Builds and starts the service of another checkout, in its own way. */
+/** Builds the service of another checkout, in its own way. */
+export const buildOther = (checkout) =>
+  run(process.execPath, [join(resolve(checkout), "scripts", "build.mjs")], { cwd: resolve(checkout) });
+
+/** Starts the service of another checkout, which is built, in its own way. */
 export async function startOther(folder, checkout) {
   checkout = resolve(checkout);
-  run(process.execPath, [join(checkout, "scripts", "build.mjs")], { cwd: checkout });
   const { startInstance: starter } = await import(pathToFileURL(join(checkout, "scripts", "instance.mjs")));
   return start(checkout, { stateDir: join(folder, "other") }, starter);
 }
@@ -71,16 +75,15 @@ export async function startPeer(folder, name, script) {
     external: ["*.wasm"],
     logLevel: "error",
   });
-  if (script.startsWith("crate/")) await buildCrate(folder, join(project, "build", "derive.wasm"));
+  if (script.startsWith("crate/")) copyFileSync(crateBuilt, join(project, "build", "derive.wasm"));
   return start(name, { stateDir: join(folder, name), project });
 }
 
 /** Builds the bare crate, with what versions the service has. */
-async function buildCrate(folder, wasm) {
+export async function buildCrate(folder) {
   const crate = join(folder, "crate.source");
   cpSync(join(here, "crate"), crate, { recursive: true });
   copyFileSync(join(root, "Cargo.lock"), join(crate, "Cargo.lock"));
   const env = { ...(await prepare()), CARGO_TARGET_DIR: join(root, "target", "bench") };
   run("cargo", ["build", "--quiet", "--release", "--target", TARGET], { cwd: crate, env });
-  copyFileSync(join(root, "target", "bench", TARGET, "release", "farhand_bench_crate.wasm"), wasm);
 }

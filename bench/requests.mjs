@@ -10,7 +10,7 @@ import { say } from "../scripts/lib.mjs";
 import { sizes } from "../scripts/size.mjs";
 import { connectAgent } from "./agent.mjs";
 import { Client, alternate } from "./load.mjs";
-import { copyDatabase, startOther, startPeer, startService, stopAll } from "./peers.mjs";
+import { buildCrate, buildOther, copyDatabase, startOther, startPeer, startService, stopAll } from "./peers.mjs";
 import { judged, publish, ratio, table } from "./report.mjs";
 import { startUp } from "./startup.mjs";
 
@@ -183,7 +183,10 @@ async function weigh(folder) {
 }
 
 async function bench(folder) {
+  // A build that fails ends this process at once, so they come before anything is started.
   await build();
+  await buildCrate(folder);
+  if (options.against) buildOther(options.against);
   const { rows, busiest } = await measureRequests(folder);
   await stopAll();
   rows.push(...(await weigh(folder)));
@@ -195,6 +198,7 @@ ${turns.milliseconds / 1000} s in turn. The client was busy for ${(100 * busiest
   else publish("requests", text);
 }
 
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void stopAll().then(() => process.exit(1)));
 const folder = mkdtempSync(join(tmpdir(), "farhand-bench-"));
 try {
   await bench(folder);
