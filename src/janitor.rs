@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, State, console_error, console_log, durable_object};
 
+use crate::cost;
 use crate::link_calls::{self, Forget, Forgotten};
 use crate::objects;
 use crate::platform::{self, internal};
@@ -221,10 +222,12 @@ impl Janitor {
                 return kept.map(|_| false);
             }
         };
-        let (due, found_at) = retention::find(&self.env, pass.workspace, &pass.after, until, OLD_COMMANDS).await?;
+        let found = retention::find(&self.env, pass.workspace, &pass.after, until, OLD_COMMANDS);
+        let (due, looked) = cost::of(found).await;
+        let due = due?;
         let Some(last) = due.last() else {
-            let looked = retention::next_workspace(&self.env, pass.workspace, until).await?;
-            let Some(next) = looked.found.or(looked.last) else {
+            let next = retention::next_workspace(&self.env, pass.workspace, until).await?;
+            let Some(next) = next.found.or(next.last) else {
                 self.end_pass(&pass).await?;
                 return Ok(false);
             };
@@ -233,7 +236,8 @@ impl Janitor {
             return Ok(true);
         };
         let (forgotten, is_all) = self.forget(&due, until).await;
-        let deleted = retention::delete(&self.env, pass.workspace, &forgotten, until).await;
+        let deleted = retention::delete(&self.env, pass.workspace, &forgotten, until);
+        let (deleted, cost) = cost::of(deleted).await;
         pass.failures = if deleted.is_err() { pass.failures + 1 } else { 0 };
         if deleted.is_ok() {
             pass.deleted += forgotten.len() as u64;
@@ -242,13 +246,13 @@ impl Janitor {
             (pass.after, pass.failures) = (last.place(), 0);
         }
         storage.put(PASS, &pass).await.map_err(internal)?;
-        let cost = deleted?;
+        deleted?;
         console_log!(
             "{}",
             json!({
                 "event": "retention", "workspace_id": pass.workspace, "found": due.len(), "deleted": forgotten.len(),
-                "d1_calls": found_at.calls + cost.calls, "rows_read": found_at.rows_read + cost.rows_read,
-                "rows_written": found_at.rows_written + cost.rows_written,
+                "d1_calls": looked.d1_calls + cost.d1_calls, "rows_read": looked.rows_read + cost.rows_read,
+                "rows_written": looked.rows_written + cost.rows_written,
             })
         );
         Ok(true)

@@ -21,7 +21,7 @@ mod throttle;
 use farhand_domain::cors;
 use farhand_domain::error::{Error, Kind};
 use serde_json::json;
-use worker::{Context, Env, Request, Response, ScheduleContext, ScheduledEvent, console_error, console_log, event};
+use worker::{Context, Env, Response, ScheduleContext, ScheduledEvent, console_error, console_log, event, web_sys};
 
 use crate::cost::Cost;
 use crate::request::Call;
@@ -38,7 +38,7 @@ fn start() {
 /// Answers a request: the one place where an error becomes JSON. It never returns `Err`, which would show the platform's
 /// own text.
 #[event(fetch)]
-async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<Response> {
+async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker::Result<Response> {
     let mut call = Call::new(request, env, context);
     let (outcome, cost) = cost::of(async {
         match answer(&mut call).await {

@@ -1,7 +1,9 @@
 //! What the rules take as arguments and only the platform has: the time, random bytes, configuration; and the names of
 //! the bindings in `wrangler.toml`.
 
+use std::cell::OnceCell;
 use std::fmt::Display;
+use std::rc::Rc;
 
 use farhand_domain::error::Error;
 use farhand_domain::host::Names;
@@ -63,6 +65,11 @@ pub fn new_secret() -> Result<Secret, Error> {
     Secret::generate(fill_random)
 }
 
+thread_local! {
+    static CONFIG: OnceCell<Rc<Config>> = const { OnceCell::new() };
+    static PEPPER: OnceCell<Pepper> = const { OnceCell::new() };
+}
+
 /// The deployment's configuration: the vars of `wrangler.toml` and the secrets.
 #[derive(Debug)]
 pub struct Config {
@@ -91,8 +98,12 @@ fn positive(env: &Env, name: &str, otherwise: i64) -> i64 {
 }
 
 impl Config {
-    /// Reads the configuration.
-    pub fn of(env: &Env) -> Self {
+    /// The configuration, which is read once in an isolate: another one needs another deployment.
+    pub fn of(env: &Env) -> Rc<Self> {
+        CONFIG.with(|config| config.get_or_init(|| Rc::new(Self::read(env))).clone())
+    }
+
+    fn read(env: &Env) -> Self {
         Self {
             region: var(env, "REGION"),
             service_domain: var(env, "SERVICE_DOMAIN"),
@@ -155,9 +166,12 @@ pub fn kept_until(env: &Env) -> Result<Option<Timestamp>, Error> {
 /// # Errors
 /// Without the secret `TOKEN_PEPPER` nothing that takes a credential works.
 pub fn pepper(env: &Env) -> Result<Pepper, Error> {
+    if let Some(known) = PEPPER.with(|pepper| pepper.get().cloned()) {
+        return Ok(known);
+    }
     match var(env, "TOKEN_PEPPER") {
         unset if unset.is_empty() => Err(Error::internal("the secret TOKEN_PEPPER is not set")),
-        pepper => Ok(Pepper::new(pepper.as_bytes())),
+        text => Ok(PEPPER.with(|pepper| pepper.get_or_init(|| Pepper::new(text.as_bytes())).clone())),
     }
 }
 

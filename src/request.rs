@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt::Display;
+use std::rc::Rc;
 
 use farhand_domain::authorization::{self, AgentCredential};
 use farhand_domain::error::{Error, Kind, NON_FIELD};
@@ -14,7 +15,7 @@ use farhand_domain::time::Timestamp;
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
-use worker::{Context, Env, Headers, Method, Request, RequestInit};
+use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 
 use crate::platform::{self, Config, internal};
 
@@ -34,7 +35,7 @@ pub struct Call {
     /// What outlives the response.
     pub context: Context,
     /// The configuration.
-    pub config: Config,
+    pub config: Rc<Config>,
     /// When the request came in.
     pub now: Timestamp,
     /// The request's id: the caller's own, or a new one.
@@ -57,7 +58,8 @@ pub struct Call {
     pub route: Option<&'static str>,
     /// Whether the endpoint takes API tokens with an access control list.
     pub takes_limited_tokens: bool,
-    request: Request,
+    /// As the runtime has it: the crate's own form of it asks for more than is needed, `cf` among it, of each request.
+    request: web_sys::Request,
 }
 
 /// A URL's parts: origin, path and query. `Request::url()` would parse it too, and double the bundle.
@@ -75,16 +77,16 @@ fn is_request_id(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
-fn header_of(request: &Request, name: &str) -> Option<String> {
+fn header_of(request: &web_sys::Request, name: &str) -> Option<String> {
     request.headers().get(name).ok().flatten()
 }
 
 impl Call {
     /// Takes a request in.
-    pub fn new(request: Request, env: Env, context: Context) -> Self {
+    pub fn new(request: web_sys::Request, env: Env, context: Context) -> Self {
         let config = Config::of(&env);
         let now = platform::now();
-        let url = request.inner().url();
+        let url = request.url();
         let (origin, path, raw_query) = split_url(&url);
         let host = header_of(&request, "Host").unwrap_or_default();
         let own_id = header_of(&request, "X-Request-Id").filter(|id| is_request_id(id));
@@ -92,7 +94,7 @@ impl Call {
         Self {
             now,
             id,
-            method: request.inner().method(),
+            method: request.method(),
             path: path.to_owned(),
             raw_query: raw_query.to_owned(),
             origin: origin.to_owned(),
@@ -203,11 +205,11 @@ impl Call {
         // What is known to be short is read at once: each piece of a stream takes several turns.
         match self.content_length() {
             Some(0) => return Ok(Vec::new()),
-            Some(length) if length <= limit => return self.request.bytes().await.map_err(unreadable),
+            Some(length) if length <= limit => return self.taken().bytes().await.map_err(unreadable),
             _ => {}
         }
         // No stream: no body.
-        let Ok(mut stream) = self.request.stream() else { return Ok(Vec::new()) };
+        let Ok(mut stream) = self.taken().stream() else { return Ok(Vec::new()) };
         let (mut body, mut length) = (Vec::new(), 0);
         while let Some(piece) = stream.next().await {
             let piece = piece.map_err(unreadable)?;
@@ -222,6 +224,11 @@ impl Call {
             return Err(Error::new(Kind::TooLarge, format!("The request body is larger than {limit} bytes.")));
         }
         Ok(body)
+    }
+
+    /// The request in the form in which its body is read.
+    fn taken(&self) -> Request {
+        Clone::clone(&self.request).into()
     }
 
     async fn json_body(&mut self, limit: usize) -> Result<Vec<u8>, Error> {

@@ -714,7 +714,7 @@ impl ServerLink {
         .await;
         self.is_wiping.set(false);
         self.has_tables.set(false);
-        self.tables.forget();
+        self.tables.drop_copies();
         self.disarmed();
         self.ended.clear();
         self.output_came.clear();

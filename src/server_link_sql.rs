@@ -325,7 +325,7 @@ impl Tables {
     }
 
     /// Everything was deleted.
-    pub fn forget(&self) {
+    pub fn drop_copies(&self) {
         self.facts.borrow_mut().clear();
         *self.wakes.borrow_mut() = None;
     }
@@ -477,9 +477,11 @@ impl Tables {
     }
 
     /// Commands that wait to go out, in their order (contract 8, 5).
+    ///
+    /// `LIMIT ? + 0` and not `LIMIT ?`: by a bare parameter SQLite plans, and so prepares the statement anew each time.
     pub fn due_waiting(&self, now: Timestamp, limit: u64) -> Result<Vec<Held>> {
         let found = self.held(
-            "stage = ? AND scheduled_at <= ? ORDER BY scheduled_at, id LIMIT ?",
+            "stage = ? AND scheduled_at <= ? ORDER BY scheduled_at, id LIMIT ? + 0",
             vec![text(WAITING), text(now), integer(limit)],
         )?;
         Ok(found.into_iter().filter(|held| held.life.is_due(now)).collect())
@@ -552,12 +554,12 @@ impl Tables {
     /// Commands whose time has come, the earliest first.
     pub fn due_commands(&self, now: Timestamp, limit: u32) -> Result<Vec<Held>> {
         let parameters = vec![text(now), SqlStorageValue::Integer(limit.into())];
-        self.held("due_at <= ? ORDER BY due_at, id LIMIT ?", parameters)
+        self.held("due_at <= ? ORDER BY due_at, id LIMIT ? + 0", parameters)
     }
 
     /// Commands of which D1 does not have the latest; of those that are under way, whose last report came by `reported_by`.
     pub fn unflushed_commands(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<Held>> {
-        let condition = format!("flushed < revision AND (stage IS NOT ? OR {LAST_REPORT} <= ?) LIMIT ?");
+        let condition = format!("flushed < revision AND (stage IS NOT ? OR {LAST_REPORT} <= ?) LIMIT ? + 0");
         self.held(&condition, vec![text(OPEN), text(reported_by), SqlStorageValue::Integer(limit.into())])
     }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use worker::Env;
 
-use super::db::{self, Cost, Statement};
+use super::db::{self, Statement};
 
 /// How many workspaces are looked at in one go.
 const WORKSPACES: u64 = 500;
@@ -80,21 +80,14 @@ pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<L
 ///
 /// # Errors
 /// D1 did not answer.
-pub async fn find(
-    env: &Env,
-    workspace_id: i64,
-    after: &Place,
-    until: Timestamp,
-    most: u64,
-) -> Result<(Vec<Due>, Cost), Error> {
+pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp, most: u64) -> Result<Vec<Due>, Error> {
     let sql = "SELECT c.id, c.server_id, c.requested_by, c.shell, c.handled_at
         FROM commands c INDEXED BY commands_by_handled
         WHERE c.workspace_id = ?1 AND c.handled_at <= ?2 AND (c.handled_at, c.id) > (?3, ?4)
-        ORDER BY c.handled_at, c.id LIMIT ?5";
+        ORDER BY c.handled_at, c.id LIMIT ?5 + 0";
     let statement =
         Statement::new(sql).bind(workspace_id).bind(until).bind(&after.handled_at).bind(&after.id).bind(most);
-    let result = db::run(env, statement).await?;
-    Ok((db::rows(&result)?, Cost::default().and(std::slice::from_ref(&result))))
+    db::rows(&db::run(env, statement).await?)
 }
 
 /// Removes commands of which the objects have nothing any more, all of them or none; the triggers take them out of lists'
@@ -109,7 +102,7 @@ pub async fn find(
 ///
 /// # Errors
 /// D1 did not do it, or whether it did is not known.
-pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Timestamp) -> Result<Cost, Error> {
+pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Timestamp) -> Result<(), Error> {
     let ids: Vec<_> = commands.iter().map(|due| due.id.as_str()).collect();
     let servers: BTreeSet<_> = commands.iter().map(|due| due.server_id.as_str()).collect();
     let pairs: BTreeSet<_> =
@@ -186,6 +179,6 @@ pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Time
             json!(servers),
         ),
     ];
-    let results = db::batch(env, statements).await?;
-    Ok(Cost::default().and(&results))
+    db::batch(env, statements).await?;
+    Ok(())
 }
