@@ -143,6 +143,7 @@ struct Body {
 #[derive(Deserialize)]
 struct Listed {
     total: Option<f64>,
+    body: Option<String>,
 }
 
 /// A statement on the common tables [`CREDENTIAL`] and `me`, whose own parameters begin at `?5`.
@@ -313,21 +314,18 @@ impl<'a> Credential<'a> {
     /// The credential is not alive.
     pub async fn list(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
         let Selection { tables, items, parameters } = selection;
-        // D1 takes no parameter that a statement does not have; the number may need fewer than the items.
-        let last = 6 + parameters.len();
-        let bind = |statement: Statement| {
-            let statement = statement.bind(page.size).bind(page.offset());
-            parameters.iter().cloned().fold(statement, Statement::bind)
-        };
-        let who = self.statement(&format!(
-            "{tables} SELECT {WHO}, ?5 AS size, ?6 AS offset, ?{last} AS last, (SELECT total FROM total) AS total"
+        // One statement, so that who calls, and how many items there are, is found once. Its first row tells of these.
+        let statement = self.statement(&format!(
+            "{tables} SELECT {WHO}, (SELECT total FROM total) AS total, NULL AS body
+             UNION ALL SELECT NULL, NULL, NULL, body FROM ({items})"
         ));
-        let items = self.statement(&format!("{tables} {items}"));
-        let (caller, results) = self.resolve(vec![bind(who), bind(items)]).await?;
-        let [who, items] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
-        let listed = db::first::<Listed>(who)?.ok_or_else(|| Error::internal("D1 gave no row"))?;
-        let items = db::column::<String>(items)?;
-        Ok((caller, format!("[{}]", items.join(",")), listed.total.unwrap_or(0.0) as u64))
+        let statement = parameters.iter().cloned().fold(statement.bind(page.size).bind(page.offset()), Statement::bind);
+        let (caller, results) = self.resolve(vec![statement]).await?;
+        let result = results.first().ok_or_else(|| Error::internal("D1 gave no result"))?;
+        let mut rows = db::rows::<Listed>(result)?.into_iter();
+        let total = rows.next().and_then(|row| row.total).unwrap_or(0.0);
+        let items: Vec<_> = rows.filter_map(|row| row.body).collect();
+        Ok((caller, format!("[{}]", items.join(",")), total as u64))
     }
 
     /// The credential of a GET that takes limited tokens, to be watched: with SQL and parameters as [`Credential::read`] takes

@@ -20,7 +20,7 @@ mod throttle;
 
 use farhand_domain::cors;
 use farhand_domain::error::{Error, Kind};
-use serde_json::json;
+use serde::Serialize;
 use worker::{Context, Env, Response, ScheduleContext, ScheduledEvent, console_error, console_log, event, web_sys};
 
 use crate::cost::Cost;
@@ -69,17 +69,37 @@ async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     }
 }
 
+/// A line of the log.
+#[derive(Serialize)]
+struct Line<'a> {
+    event: &'static str,
+    request_id: &'a str,
+    workspace: Option<&'a str>,
+    route: Option<&'static str>,
+    method: &'a str,
+    status: u16,
+    #[serde(flatten)]
+    cost: Cost,
+}
+
 /// Tells the log of a request at its end: a JSON object in a line. Nothing of its path or its query is in there.
+///
+/// What is open to everybody, cost nothing and went well leaves no line: the line would be most of the work.
 fn log(call: &Call, status: u16, cost: Cost) {
-    let Cost { d1_calls, rows_read, rows_written, kv_reads } = cost;
-    console_log!(
-        "{}",
-        json!({
-            "event": "request", "request_id": call.id, "workspace": call.host.workspace(), "route": call.route,
-            "method": call.method, "status": status,
-            "d1_calls": d1_calls, "rows_read": rows_read, "rows_written": rows_written, "kv_reads": kv_reads,
-        })
-    );
+    let is_open = call.route.is_some_and(|route| route.access == Access::Open);
+    if is_open && status < 400 && cost == Cost::default() {
+        return;
+    }
+    let line = Line {
+        event: "request",
+        request_id: &call.id,
+        workspace: call.host.workspace(),
+        route: call.route.map(|route| route.path),
+        method: &call.method,
+        status,
+        cost,
+    };
+    console_log!("{}", serde_json::to_string(&line).unwrap_or_default());
 }
 
 /// Finds the endpoint and has it answer, in the contract's order of refusals: host, path, method, and then what the
@@ -110,7 +130,7 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
         }
         return Ok(Reply::no_content().header("Allow", route.allow(call.config.on_prem)));
     }
-    call.route = Some(route.path);
+    call.route = Some(route);
     let endpoint = route.endpoint(&call.method);
     let endpoint = endpoint.ok_or_else(|| Error::new(Kind::MethodNotAllowed, "Method not allowed."))?;
     call.takes_limited_tokens = endpoint.takes_limited_tokens();

@@ -18,6 +18,7 @@ use uuid::Uuid;
 use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 
 use crate::platform::{self, Config, internal};
+use crate::routes::Route;
 
 /// The largest body of a request, in bytes (contract 3).
 const MAX_BODY: usize = 1024 * 1024;
@@ -54,8 +55,8 @@ pub struct Call {
     pub parameters: Vec<(String, String)>,
     /// Whether it is known that the workspace exists.
     pub workspace_proven: Cell<bool>,
-    /// The pattern of the path, once it is known: the path itself may hold a key.
-    pub route: Option<&'static str>,
+    /// The row of the path, once it is known.
+    pub route: Option<&'static Route>,
     /// Whether the endpoint takes API tokens with an access control list.
     pub takes_limited_tokens: bool,
     /// As the runtime has it: the crate's own form of it asks for more than is needed, `cf` among it, of each request.
