@@ -418,7 +418,7 @@ impl<'a> Builder<'a> {
         let index = self.index();
         let total = self.tally_of_all().filter(|_| self.offset >= FAR && index.moment() == self.moment());
         let by = |who: &str, more: &str| match &total {
-            Some(total) => self.from_either_end(total, index, who, more),
+            Some(total) => self.by_either_end(total, index, who, more),
             None => self.by(index, who, more),
         };
         if !self.is_of_nobody() {
@@ -499,7 +499,7 @@ impl<'a> Builder<'a> {
 
     /// The objects of a page, by an index in the list's order, from the end that is nearer: `total`, the number of all from the
     /// counters, tells where the page is from the other one.
-    fn from_either_end(&self, total: &str, index: Index, who: &str, more: &str) -> String {
+    fn by_either_end(&self, total: &str, index: Index, who: &str, more: &str) -> String {
         let way = |is_end: bool, nearer: &str, limit: &str| {
             let workspace = format!("(SELECT me.workspace_id FROM me WHERE {who} AND {nearer})");
             format!(
