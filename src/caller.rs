@@ -69,9 +69,20 @@ const KV_SETTLES_WITHIN: i64 = 60;
 thread_local! {
     /// Hashes that were found to be of API tokens. Only a hint: KV is not asked for them.
     static API_TOKENS: RefCell<HashSet<String>> = RefCell::default();
+    /// Hashes of tokens whose users were found to reach all servers. Only a hint: the statement that is for them tells where
+    /// that is not so any more.
+    static REACHING_ALL: RefCell<HashSet<String>> = RefCell::default();
     /// Hashes whose entry in KV was written lately. KV may say for a minute that there is none, and takes one write a
     /// second for a key; so it is not written again for as long.
     static WRITTEN: RefCell<HashMap<String, Timestamp>> = RefCell::default();
+}
+
+/// Remembers a hash, and no more of them than there is room for.
+fn remember(known: &mut HashSet<String>, hash: &str) {
+    if known.len() >= REMEMBERED {
+        known.clear();
+    }
+    known.insert(hash.to_owned());
 }
 
 /// What kind of credential it is.
@@ -114,6 +125,11 @@ impl Caller {
     /// Whether the caller has the rights of staff.
     pub fn is_staff_or_superuser(&self) -> bool {
         self.rank().is_staff_or_superuser()
+    }
+
+    /// Whether the caller reaches all of the workspace's servers (contract 5, Server access).
+    fn reaches_all(&self) -> bool {
+        self.is_staff_or_superuser() && self.acl.as_ref().is_none_or(|acl| acl.servers.is_none())
     }
 
     /// The caller's rank.
@@ -223,12 +239,7 @@ impl<'a> Credential<'a> {
         let is_due = caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
         match caller.kind {
             Kind::ApiToken => {
-                API_TOKENS.with_borrow_mut(|known| {
-                    if known.len() >= REMEMBERED {
-                        known.clear();
-                    }
-                    known.insert(self.hash.clone());
-                });
+                API_TOKENS.with_borrow_mut(|known| remember(known, &self.hash));
                 if is_due {
                     self.call
                         .context
@@ -313,19 +324,41 @@ impl<'a> Credential<'a> {
     /// # Errors
     /// The credential is not alive.
     pub async fn list(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
-        let Selection { tables, items, parameters } = selection;
+        let reached_all = REACHING_ALL.with_borrow(|known| known.contains(&self.hash));
+        if let (Some((tables, items)), true) = (&selection.of_all, reached_all)
+            && let (caller, items, Some(total)) = self.list_with(tables, items, selection, page).await?
+        {
+            return Ok((caller, items, total));
+        }
+        let (caller, items, total) = self.list_with(&selection.tables, &selection.items, selection, page).await?;
+        REACHING_ALL.with_borrow_mut(|known| match caller.reaches_all() {
+            true => remember(known, &self.hash),
+            false => drop(known.remove(&self.hash)),
+        });
+        Ok((caller, items, total.unwrap_or(0)))
+    }
+
+    /// Reads a page of a list in one of the ways that a selection has.
+    async fn list_with(
+        &self,
+        tables: &str,
+        items: &str,
+        selection: &Selection,
+        page: Page,
+    ) -> Result<(Caller, String, Option<u64>), Error> {
         // One statement, so that who calls, and how many items there are, is found once. Its first row tells of these.
         let statement = self.statement(&format!(
             "{tables} SELECT {WHO}, (SELECT total FROM total) AS total, NULL AS body
              UNION ALL SELECT NULL, NULL, NULL, body FROM ({items})"
         ));
-        let statement = parameters.iter().cloned().fold(statement.bind(page.size).bind(page.offset()), Statement::bind);
+        let statement = statement.bind(page.size).bind(page.offset());
+        let statement = selection.parameters.iter().cloned().fold(statement, Statement::bind);
         let (caller, results) = self.resolve(vec![statement]).await?;
         let result = results.first().ok_or_else(|| Error::internal("D1 gave no result"))?;
         let mut rows = db::rows::<Listed>(result)?.into_iter();
-        let total = rows.next().and_then(|row| row.total).unwrap_or(0.0);
+        let total = rows.next().and_then(|row| row.total).map(|total| total as u64);
         let items: Vec<_> = rows.filter_map(|row| row.body).collect();
-        Ok((caller, format!("[{}]", items.join(",")), total as u64))
+        Ok((caller, format!("[{}]", items.join(",")), total))
     }
 
     /// The credential of a GET that takes limited tokens, to be watched: with SQL and parameters as [`Credential::read`] takes

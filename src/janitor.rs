@@ -9,7 +9,7 @@
 //! the order in which its commands ended. First the server's object forgets them, then D1; so one that was cut off in between
 //! is found again. A pass goes by each command once: one whose object does not answer is for the next pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -75,6 +75,13 @@ struct Pass {
     failures: u32,
     /// How many commands it deleted.
     deleted: u64,
+    /// Until when commands must have been over, from its beginning on: what comes of age meanwhile is for the next one, or
+    /// this one might never be through with a busy workspace.
+    #[serde(default)]
+    until: Option<Timestamp>,
+    /// The servers whose objects did not answer in time. They are left alone until the next pass.
+    #[serde(default)]
+    silent: BTreeSet<String>,
 }
 
 /// Deletes a workspace. Everything in it is refused when this returns, and the rest is purged after. False: there is none.
@@ -216,12 +223,13 @@ impl Janitor {
         let storage = self.state.storage();
         let Some(mut pass) = storage.get::<Pass>(PASS).await.map_err(internal)? else { return Ok(false) };
         let until = match platform::kept_until(&self.env) {
-            Ok(Some(until)) => until,
+            Ok(Some(until)) => pass.until.map_or(until, |first| first.min(until)),
             kept => {
                 self.end_pass(&pass).await?;
                 return kept.map(|_| false);
             }
         };
+        pass.until = Some(until);
         let found = retention::find(&self.env, pass.workspace, &pass.after, until, OLD_COMMANDS);
         let (due, looked) = cost::of(found).await;
         let due = due?;
@@ -231,11 +239,11 @@ impl Janitor {
                 self.end_pass(&pass).await?;
                 return Ok(false);
             };
-            pass = Pass { workspace: next as i64, deleted: pass.deleted, ..Pass::default() };
-            storage.put(PASS, pass).await.map_err(internal)?;
+            pass = Pass { workspace: next as i64, after: Place::default(), failures: 0, ..pass };
+            storage.put(PASS, &pass).await.map_err(internal)?;
             return Ok(true);
         };
-        let (forgotten, is_all) = self.forget(&due, until).await;
+        let (forgotten, is_all) = self.forget(&due, until, &mut pass.silent).await;
         let deleted = retention::delete(&self.env, pass.workspace, &forgotten, until);
         let (deleted, cost) = cost::of(deleted).await;
         pass.failures = if deleted.is_err() { pass.failures + 1 } else { 0 };
@@ -265,40 +273,58 @@ impl Janitor {
         Ok(())
     }
 
-    /// Has objects forget commands. Returns those of which they have nothing any more, and whether that is all that can be done
-    /// now.
-    async fn forget<'a>(&self, due: &'a [Due], until: Timestamp) -> (Vec<&'a Due>, bool) {
+    /// Has objects forget commands, but for the `silent` ones, to which those are added that do not answer in time. Returns the
+    /// commands of which they have nothing any more, and whether that is all that can be done now.
+    async fn forget<'a>(
+        &self,
+        due: &'a [Due],
+        until: Timestamp,
+        silent: &mut BTreeSet<String>,
+    ) -> (Vec<&'a Due>, bool) {
         let mut by_server: BTreeMap<&str, Vec<&Due>> = BTreeMap::new();
-        for command in due {
+        for command in due.iter().filter(|due| !silent.contains(&due.server_id)) {
             by_server.entry(&command.server_id).or_default().push(command);
         }
-        let asked = by_server.into_iter().map(|(server, commands)| self.forget_of(server, commands, until));
+        let asked = by_server
+            .into_iter()
+            .map(async |(server, commands)| (server, self.forget_of(server, commands, until).await));
         let mut forgotten = Vec::new();
         let mut is_all = true;
-        for (some, is_all_of_server) in future::join_all(asked).await {
-            forgotten.extend(some);
-            is_all &= is_all_of_server;
+        for (server, of_server) in future::join_all(asked).await {
+            match of_server {
+                Ok((some, is_all_of_server)) => {
+                    forgotten.extend(some);
+                    is_all &= is_all_of_server;
+                }
+                Err(problem) => {
+                    console_error!("retention: the object of server {server} did not forget its commands: {problem}");
+                    silent.insert(server.to_owned());
+                }
+            }
         }
         (forgotten, is_all)
     }
 
-    /// The same for commands of one server. Where its object does not answer, that is all for now.
-    async fn forget_of<'a>(&self, server: &str, commands: Vec<&'a Due>, until: Timestamp) -> (Vec<&'a Due>, bool) {
+    /// The same for commands of one server.
+    async fn forget_of<'a>(
+        &self,
+        server: &str,
+        commands: Vec<&'a Due>,
+        until: Timestamp,
+    ) -> Result<(Vec<&'a Due>, bool), String> {
         // Ids of another form no object ever had.
-        let Ok(object) = Uuid::try_parse(server) else { return (commands, true) };
+        let Ok(object) = Uuid::try_parse(server) else { return Ok((commands, true)) };
         let ids = commands.iter().filter_map(|due| Uuid::try_parse(&due.id).ok()).collect();
         let ask = link_calls::Ask::Forget(Forget { ids, until });
         let answer = link_calls::ask::<Forgotten>(&self.env, object, &ask);
         let limit = Delay::from(Duration::from_secs(FORGETS_WITHIN));
-        let problem = match future::select(pin!(answer), pin!(limit)).await {
+        match future::select(pin!(answer), pin!(limit)).await {
             Either::Left((Ok(Forgotten { ids, is_all }), _)) => {
                 let is_forgotten = |due: &&Due| Uuid::try_parse(&due.id).map_or(true, |id| ids.contains(&id));
-                return (commands.into_iter().filter(is_forgotten).collect(), is_all);
+                Ok((commands.into_iter().filter(is_forgotten).collect(), is_all))
             }
-            Either::Left((Err(error), _)) => error.detail.into_owned(),
-            Either::Right(_) => "no answer".to_owned(),
-        };
-        console_error!("retention: the object of server {server} did not forget its commands: {problem}");
-        (vec![], true)
+            Either::Left((Err(error), _)) => Err(error.detail.into_owned()),
+            Either::Right(_) => Err("no answer".to_owned()),
+        }
     }
 }

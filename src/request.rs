@@ -273,9 +273,10 @@ impl Call {
         self.content_length().is_none_or(|length| length > MAX_BODY)
     }
 
-    /// How long the body is, where that is told.
+    /// How long the body is, where that is told. A length beside a transfer encoding tells nothing.
     fn content_length(&self) -> Option<usize> {
-        self.header("Content-Length").and_then(|length| length.parse().ok())
+        let length = self.header("Content-Length").filter(|_| self.header("Transfer-Encoding").is_none());
+        length.and_then(|length| length.parse().ok())
     }
 
     /// The JSON body of an agent's report.

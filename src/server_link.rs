@@ -44,7 +44,9 @@ use crate::store::server_link::{self as d1, ServerFacts};
 const GATHER: i64 = 300;
 /// How long a command that is under way waits for its next report, to go to D1 together with it, in milliseconds: most are over
 /// within a moment. What remains of the second is for the way there.
-const GATHER_REPORTS: i64 = 900;
+const GATHER_REPORTS: i64 = 800;
+/// How late an alarm may be before it is set again, in milliseconds.
+const LATE_ALARM: i64 = 5_000;
 /// How long an agent may take to answer a ping, in seconds.
 const PONG_WITHIN: i64 = 60;
 /// How late `last_seen_at` may be in D1, in seconds.
@@ -215,6 +217,8 @@ impl DurableObject for ServerLink {
         if let Err(error) = woken {
             console_error!("server {:?}: the alarm failed: {error}", self.state.id().name());
             self.state.storage().set_alarm(Duration::from_secs(AFTER_FAILURE)).await?;
+            // That is later than what was armed before it.
+            self.disarmed();
         }
         Response::empty()
     }
@@ -298,17 +302,29 @@ impl ServerLink {
         let Some(due_at) = self.tables().next_due()? else { return Ok(()) };
         let due_at = woken_at(due_at, now());
         let due = i64::try_from(due_at.as_millis()).unwrap_or(i64::MAX);
-        if self.armed.get().is_some_and(|armed| armed <= due) {
+        // One that should have gone off long ago is not relied on.
+        let reliable = i64::try_from(now().as_millis()).unwrap_or(i64::MAX) - LATE_ALARM;
+        if self.armed.get().is_some_and(|armed| armed <= due && armed > reliable) {
             return Ok(());
         }
-        let (storage, alarms) = (self.state.storage(), self.alarms.get());
-        let armed = storage.get_alarm().await?;
-        if armed.is_none_or(|armed| armed > due) {
+        let alarms = self.alarms.get();
+        self.armed.set(Some(due));
+        let set = self.set_alarm(due).await;
+        if set.is_err() || self.alarms.get() != alarms {
+            self.armed.set(None);
+        }
+        set
+    }
+
+    /// Sets the alarm for a time in milliseconds, unless it is set for an earlier one.
+    async fn set_alarm(&self, due: i64) -> worker::Result<()> {
+        let storage = self.state.storage();
+        let set_for = storage.get_alarm().await?;
+        // Meanwhile somebody else may be at it for an earlier one.
+        let is_earliest = self.armed.get().is_none_or(|armed| armed >= due);
+        if is_earliest && set_for.is_none_or(|set_for| set_for > due) {
             let date = worker::js_sys::Date::new(&(due as f64).into());
             storage.set_alarm(ScheduledTime::new(date)).await?;
-        }
-        if self.alarms.get() == alarms {
-            self.armed.set(Some(due));
         }
         Ok(())
     }

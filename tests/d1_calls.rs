@@ -352,12 +352,12 @@ async fn a_command_that_ends_within_a_second_costs_three_round_trips() {
         for seq in 0..5 {
             agent.chunk(id_of(&command), seq, "line\n").await;
         }
-        tokio::time::sleep(Duration::from_millis(600)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
         agent.fin(id_of(&command), 0, &"line\n".repeat(5)).await;
         let done = workspace.admin.get(&path_of(&command)).await.expect(200);
         has_status(&done, "Success", "success", false);
         listed(&workspace, &command, "Success").await;
-        if moment(&done, "handled_at").seconds_since(moment(&done, "acked_at")) < 0.9 {
+        if moment(&done, "handled_at").seconds_since(moment(&done, "acked_at")) < 0.8 {
             made += 1;
             until_calls(&workspace, &server, (2 * made, before + made)).await;
         } else {

@@ -240,7 +240,12 @@ impl ServerLink {
     /// not answer, the alarm tries again.
     async fn withdraw(&self, workspace_id: i64, id: Uuid) -> worker::Result<()> {
         // One that was handed over stays, whatever failed after that.
-        let waiting = self.find(id)?.filter(|held| held.life.state() == Life::Waiting);
+        let found = self.find(id)?;
+        if found.is_none() {
+            // The alarm has taken it back already. What D1 has of it may have come there after that.
+            d1::send(&self.env, vec![d1::delete_command(workspace_id, id)]).await.ok();
+        }
+        let waiting = found.filter(|held| held.life.state() == Life::Waiting);
         let Some(mut held) = waiting else { return Ok(()) };
         held.phase = Phase::Withdrawing;
         self.save(&held)?;
@@ -357,7 +362,9 @@ impl ServerLink {
         // A connection that was made since then began after the forecast: what went out on it did so later.
         let connected_at = self.facts()?.connected_at;
         let forecast = self.allowed.borrow().get(&held.command.id).copied().flatten();
-        let forecast = forecast.filter(|at| connected_at.is_none_or(|since| since <= *at));
+        // One that D1 took long for is none: how long the agent has to acknowledge counts from what is noted here.
+        let forecast =
+            forecast.filter(|at| connected_at.is_none_or(|since| since <= *at) && at.plus_seconds(1) > now());
         if !held.life.deliver(forecast.unwrap_or_else(now)) {
             return Ok(true);
         }

@@ -76,6 +76,8 @@ pub struct Sql {
     /// The statement for a page's items: each as JSON in the column `body`. `?3` is the time, `?5` and `?6` are the page's
     /// size and offset. None stands alone after a LIMIT: SQLite would prepare the statement anew whenever one is bound.
     pub items: String,
+    /// The same two for those who reach all servers, where these are much shorter; for others `total` is null.
+    pub of_all: Option<(String, String)>,
     /// The values of `?7` and on.
     pub parameters: Vec<Value>,
 }
@@ -83,7 +85,11 @@ pub struct Sql {
 /// Makes the SQL of a list, for a page with that offset. `object` is a row of `commands c` as JSON.
 pub fn sql(list: &CommandList, offset: u64, object: &str) -> Sql {
     let builder = Builder { offset, ..Builder::new(list, object) };
-    Sql { tables: builder.tables(), items: builder.items(), parameters: builder.parameters }
+    let of_all = builder.words.is_none().then(|| {
+        let total = format!("iif({REACHES_ALL}, {}, NULL)", builder.count_of_all());
+        (format!(", total AS (SELECT {total} AS total FROM me)"), builder.items_of_all())
+    });
+    Sql { tables: builder.tables(), items: builder.items(), of_all, parameters: builder.parameters }
 }
 
 /// SQL for the users of the workspace who are gone while their ids still stand on commands.
@@ -629,16 +635,6 @@ impl<'a> Builder<'a> {
         if self.words.is_some() {
             return self.count_found();
         }
-        let of_all = match &self.server {
-            Some(server) => self.count_by_server(
-                &self.servers_of_all(server),
-                &format!(
-                    "commands c INDEXED BY commands_by_server
-                     WHERE c.workspace_id = me.workspace_id AND c.server_id = {server}"
-                ),
-            ),
-            None => self.tallied_of_all().unwrap_or_else(|| self.counted_of_all()),
-        };
         let of_some = if self.requester.is_some() && self.server.is_none() {
             let filters = self.filters("me.workspace_id", Index::Requester);
             format!(
@@ -653,7 +649,21 @@ impl<'a> Builder<'a> {
             let own = format!("NOT r.is_whole AND c.requested_by = me.user_id{of_server} AND {filters}");
             format!("({whole} + (SELECT count(*) FROM {rows} {own}))")
         };
-        format!("iif({REACHES_ALL}, {of_all}, {of_some})")
+        format!("iif({REACHES_ALL}, {}, {of_some})", self.count_of_all())
+    }
+
+    /// Counts without words, for those who reach all servers.
+    fn count_of_all(&self) -> String {
+        match &self.server {
+            Some(server) => self.count_by_server(
+                &self.servers_of_all(server),
+                &format!(
+                    "commands c INDEXED BY commands_by_server
+                     WHERE c.workspace_id = me.workspace_id AND c.server_id = {server}"
+                ),
+            ),
+            None => self.tallied_of_all().unwrap_or_else(|| self.counted_of_all()),
+        }
     }
 
     /// Counts by the index of lines.
@@ -891,7 +901,7 @@ mod tests {
     #[test]
     fn nothing_of_a_request_is_in_the_statement() {
         let odd = "search=Robert');-- \"%_* x' q&server=01936d3e-7a00-7000-8000-000000000000&requested_by=77";
-        let Sql { tables, items, parameters } = of(odd);
+        let Sql { tables, items, parameters, .. } = of(odd);
         for secret in ["Robert", "%_*", "x'", "01936d3e", "77"] {
             assert!(!items.contains(secret) && !tables.contains(secret), "{secret}");
         }
@@ -925,7 +935,7 @@ mod tests {
         let without_server = everything.replace("server=", "other=");
         let without_requester = without_server.replace("requested_by=", "other=");
         for text in [everything, without_server, without_requester] {
-            let Sql { tables, items, parameters } = of(&text);
+            let Sql { tables, items, parameters, .. } = of(&text);
             // What stands around them is some 5,000 bytes, and six parameters.
             assert!(tables.len() + items.len() < 90_000, "{} {}", tables.len(), items.len());
             assert!((32..=94).contains(&parameters.len()), "{}", parameters.len());

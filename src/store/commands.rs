@@ -67,6 +67,6 @@ impl From<Value> for Parameter {
 
 /// What a page of a list of commands with that offset is read with: those of servers that the caller reaches.
 pub fn list(list: &CommandList, offset: u64) -> Selection {
-    let command_list::Sql { tables, items, parameters } = command_list::sql(list, offset, &list_object());
-    Selection { tables, items, parameters: parameters.into_iter().map(Parameter::from).collect() }
+    let command_list::Sql { tables, items, of_all, parameters } = command_list::sql(list, offset, &list_object());
+    Selection { tables, items, of_all, parameters: parameters.into_iter().map(Parameter::from).collect() }
 }

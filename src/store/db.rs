@@ -111,6 +111,8 @@ pub struct Selection {
     pub tables: String,
     /// A statement for the page's items, one in a row, as JSON text in the column `body`.
     pub items: String,
+    /// The same two for those who reach all servers, where these are much shorter; for others `total` is null.
+    pub of_all: Option<(String, String)>,
     /// Their parameters, from `?7` on. The statement for the items has them all.
     pub parameters: Vec<Parameter>,
 }
@@ -144,6 +146,7 @@ impl Selection {
                  CROSS JOIN {table} ON {name}.rowid = page.value
                  ORDER BY page.key"
             ),
+            of_all: None,
             parameters,
         }
     }

@@ -671,7 +671,8 @@ async fn far_pages(instance: &Instance, workspace: &Workspace, query: &str, coun
 fn statement(query: &str, offset: u64) -> String {
     let pairs: Vec<(String, String)> =
         reqwest::Url::parse(&format!("http://x/?{query}")).unwrap().query_pairs().into_owned().collect();
-    let Sql { tables, items, parameters } = command_list_sql::sql(&CommandList::of(&pairs).unwrap(), offset, "c.line");
+    let Sql { tables, items, parameters, .. } =
+        command_list_sql::sql(&CommandList::of(&pairs).unwrap(), offset, "c.line");
     let me = "WITH me AS MATERIALIZED (SELECT 1 AS workspace_id, 1 AS user_id, 1 AS is_staff, 1 AS is_superuser,
         NULL AS acl_servers)";
     let mut sql = format!("EXPLAIN QUERY PLAN {me}{tables} {items}");
