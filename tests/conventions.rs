@@ -1,7 +1,9 @@
 //! Contract 3: conventions and error bodies.
 
-use farhand_tests::{Api, Workspace};
+use farhand_tests::{Api, PATIENCE, Workspace};
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 #[tokio::test]
 async fn a_path_without_its_slash_is_moved() {
@@ -176,6 +178,27 @@ async fn bodies_over_a_mebibyte_are_413() {
         assert_eq!(reply.status, status, "{}", reply.text);
     }
     workspace.admin.get("/api/status/").await.expect(200);
+}
+
+#[tokio::test]
+async fn a_length_beside_pieces_is_not_believed() {
+    let workspace = Workspace::new().await;
+    let status_of = async |length: usize, body: String| {
+        let address = workspace.admin.url.strip_prefix("http://").unwrap();
+        let (host, authorization) = (&workspace.admin.host, workspace.admin.authorization.as_deref().unwrap());
+        let head = format!(
+            "POST /api/auth/tokens/ HTTP/1.1\r\nHost: {host}\r\nAuthorization: {authorization}\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        );
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let piece = format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+        stream.write_all(piece.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        answer.split(' ').nth(1).unwrap_or_default().to_owned()
+    };
+    assert_eq!(status_of(10, " ".repeat((1 << 20) + 1)).await, "413");
+    assert_eq!(status_of(0, json!({"name": "x", "expires_at": null}).to_string()).await, "201");
 }
 
 #[tokio::test]
