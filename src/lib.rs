@@ -87,7 +87,7 @@ struct Line<'a> {
 /// What is open to everybody, cost nothing and went well leaves no line: the line would be most of the work.
 fn log(call: &Call, status: u16, cost: Cost) {
     let is_open = call.route.is_some_and(|route| route.access == Access::Open);
-    if is_open && status < 400 && cost == Cost::default() {
+    if is_open && status == 200 && cost == Cost::default() {
         return;
     }
     let line = Line {

@@ -38,6 +38,14 @@ async fn each_request_has_one_line_that_tells_what_it_cost_and_no_secret() {
         assert!(!text.contains("confidential"), "{text}");
         assert_eq!(line["d1_calls"], 0, "{path}");
     }
+    // What is open to everybody and cost nothing leaves no line; that of a later request is there without it.
+    let id = unique("log");
+    let api = &workspace.anonymous;
+    let open = api.request("GET", "/api/auth/is-authenticated/").header("X-Request-Id", &id);
+    api.send(open).await.expect(200);
+    logged(api, "GET", "/api/status/").await;
+    let log = Path::new(&setting("FARHAND_STATE_DIR")).join("worker.log");
+    assert!(!std::fs::read_to_string(log).unwrap().contains(&id));
     let (_, line) = logged(&workspace.anonymous, "GET", "/api/nothing-here/").await;
     assert_eq!((&line["route"], &line["status"]), (&json!(null), &json!(404)));
 }

@@ -422,7 +422,8 @@ async fn a_scheduled_command_whose_agent_was_away_is_checked_when_it_comes() {
     let server = workspace.server("web-1").await;
     let cases: Vec<Case> = cases().into_iter().take(8).collect();
     let people = people(&workspace, &cases).await;
-    let scheduled_at = now().plus_seconds(1);
+    // Later than the last of them is made, also on a slow machine.
+    let scheduled_at = now().plus_seconds(5);
     let made = post_all(&cases, &people, &json!({"server": "web-1", "scheduled_at": scheduled_at})).await;
     eventually("its time to come", || async {
         let command = workspace.admin.get(&path_of(made.last().unwrap())).await.expect(200);
