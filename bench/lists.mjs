@@ -70,7 +70,9 @@ async function people({ url, operatorToken }, slug) {
 async function start(folder, name) {
   const stateDir = join(folder, name);
   const factsFile = join(stateDir, "facts.json");
-  const serve = async () => startInstance({ stateDir, port: await freePort(), environment: { ...process.env, PBKDF2_ITERATIONS: "100000" } });
+  // However old the commands are, none goes.
+  const environment = { ...process.env, PBKDF2_ITERATIONS: "100000", COMMAND_RETENTION_DAYS: "0" };
+  const serve = async () => startInstance({ stateDir, port: await freePort(), environment });
   const madeOf = digest(["migrations", "bench/data.mjs"]);
   if (existsSync(factsFile)) {
     const facts = JSON.parse(readFileSync(factsFile, "utf8"));
