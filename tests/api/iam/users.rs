@@ -321,8 +321,8 @@ async fn a_deleted_users_credentials_are_gone_and_their_commands_stay() {
         .d1("INSERT INTO commands (id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname,
                 timeout, added_at, scheduled_at, expires_at, state, status_message)
              WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 450)
-             SELECT printf('%s%03d', substr(c.id, 1, 33), n.i), workspace_id, server_id, server_name, requested_by, shell,
-                line, username, groupname, timeout, added_at, scheduled_at, expires_at, state, status_message
+             SELECT printf('%s%s%03d', substr(c.id, 1, 32), iif(substr(c.id, 33, 1) = 'f', 'e', 'f'), n.i), workspace_id,
+                server_id, server_name, requested_by, shell, line, username, groupname, timeout, added_at, scheduled_at, expires_at, state, status_message
              FROM n, (SELECT * FROM commands LIMIT 1) c")
         .await;
     let deleted = workspace.admin.delete(&format!("{PATH}{id}/")).await;
