@@ -6,12 +6,13 @@ import { existsSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSyn
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
-import { Pool } from "undici";
 import { WebSocket } from "ws";
 import { build } from "../scripts/build.mjs";
 import { freePort, startInstance } from "../scripts/instance.mjs";
 import { fail, say } from "../scripts/lib.mjs";
+import { Client } from "./load.mjs";
 import { judged, publish, table } from "./report.mjs";
+import { makeWorkspace, userToken } from "./workspace.mjs";
 
 const { values } = parseArgs({ options: Object.fromEntries(["agents", "rate", "seconds"].map((name) => [name, { type: "string" }])) });
 const { agents, rate, seconds } = { agents: 1000, rate: 100, seconds: 60, ...Object.fromEntries(Object.entries(values).map(([name, value]) => [name, Number(value)])) };
@@ -23,9 +24,10 @@ const WARM_UP = 5;
 const AT_ONCE = 8;
 /** How long idle objects may be awake, in seconds: workerd lets them go after ten. */
 const SLEEPS_WITHIN = 60;
+/** Of the clients. workerd closes a connection after five idle seconds: one must not be taken for a request at that very moment. */
+const LIMITS = { keepAliveTimeout: 1000, headersTimeout: 2 * PATIENCE * 1000 };
 /** How much room the state of all takes at most, in bytes. */
 const ROOM = 6 * 2 ** 30;
-const PASSWORD = "correct horse battery";
 const COMMANDS = "/api/events/commands/";
 
 const pause = (milliseconds) => new Promise((go) => setTimeout(go, milliseconds));
@@ -40,30 +42,13 @@ async function each(things, work) {
   );
 }
 
-/** The clients of an instance: one for users, one for its agents. */
-function clients(url) {
-  // workerd closes a connection after five idle seconds: one must not be taken for a request at that very moment.
-  const limits = { keepAliveTimeout: 1000, headersTimeout: 2 * PATIENCE * 1000 };
-  const users = new Pool(url, { connections: 256, ...limits });
-  const reports = new Pool(url, { connections: 64, ...limits });
-  const call = async (pool, method, path, { headers, body, expected }) => {
-    const json = body === undefined ? "" : JSON.stringify(body);
-    const response = await pool.request({ method, path, body: json, headers: { "content-type": "application/json", ...headers } });
-    const text = await response.body.text();
-    if (response.statusCode !== expected) throw new Error(`${method} ${path}: ${response.statusCode} ${text}`);
-    return text === "" ? null : JSON.parse(text);
-  };
-  const close = () => Promise.all([users.close(), reports.close()]);
-  return { user: (...what) => call(users, ...what), agent: (...what) => call(reports, ...what), close };
-}
-
 /** Connects an agent. What it is sent is counted in `handed`, by the command's id, and what it had to report again. */
-function connect(url, { agent }, server, handed, failed) {
+function connect(url, reports, server, handed, failed) {
   const headers = { authorization: `id="${server.id}", key="${server.key}"` };
   const report = async (id, kind, body) => {
     for (const seconds of [1, 3, 7, null]) {
       try {
-        return await agent("POST", `${COMMANDS}${id}/${kind}/`, { headers, body, expected: 204 });
+        return await reports.call("POST", `${COMMANDS}${id}/${kind}/`, { headers, body, expected: 204 });
       } catch (error) {
         // As agent-protocol 4 has it, and told at the end.
         if (seconds === null) throw error;
@@ -164,22 +149,16 @@ const isRoomy = memory.bavail * memory.bsize > ROOM;
 const folder = mkdtempSync(join(isRoomy ? "/dev/shm" : tmpdir(), "farhand-fleet-"));
 say(`fleet: the state is in ${folder}`);
 const instance = await startInstance({ stateDir: folder, port: await freePort(), onExit: (how) => fail(`the service ended with ${how}`) });
-const api = clients(instance.url);
+const [users, reports] = [256, 64].map((connections) => new Client(instance.url, connections, {}, LIMITS));
 try {
-  const admin = { username: "boss", email: "boss@example.com", password: PASSWORD };
-  const operator = { authorization: `Bearer ${instance.operatorToken}` };
-  await api.user("POST", "/operator/workspaces/", { headers: operator, body: { slug: "demo", admin }, expected: 201 });
-  const { token } = await api.user("POST", "/api/auth/login/", { body: { username: "boss", password: PASSWORD }, expected: 200 });
-  const login = { authorization: `token="${token}"` };
-  const made = await api.user("POST", "/api/auth/tokens/", { headers: login, body: { name: "fleet", expires_at: null }, expected: 201 });
-  const headers = { authorization: `token="${made.key}"` };
+  const headers = userToken((await makeWorkspace(users, instance.operatorToken, "demo")).apiToken);
 
   const runtime = workerd(folder);
   const fresh = runtime.memory();
   say(`fleet: making ${agents} servers`);
   const servers = [];
   await each([...Array(agents).keys()], async (number) => {
-    servers.push(await api.user("POST", "/api/servers/", { headers, body: { name: `server-${number}` }, expected: 201 }));
+    servers.push(await users.json("POST", "/api/servers/", { headers, body: { name: `server-${number}` }, expected: 201 }));
   });
   await sleep(runtime);
   const before = runtime.memory();
@@ -189,14 +168,14 @@ try {
   const sockets = [];
   const failures = [];
   const failed = (error) => failures.push(error);
-  await each(servers, async (server) => sockets.push(await connect(instance.url, api, server, handed, failed)));
+  await each(servers, async (server) => sockets.push(await connect(instance.url, reports, server, handed, failed)));
   const connected = runtime.memory();
   const stillAwake = await sleep(runtime);
   const hibernated = runtime.memory();
   say(`fleet: ${fresh} KB fresh, ${before} KB before, ${connected} KB connected, ${hibernated} KB with ${stillAwake} objects awake`);
 
   const post = (server) =>
-    api.user("POST", COMMANDS, {
+    users.json("POST", COMMANDS, {
       headers: { ...headers, prefer: `wait=${PATIENCE}` },
       body: { server: server.id, line: "true", username: "worker" },
       expected: 201,
@@ -238,7 +217,7 @@ try {
   );
   sockets.forEach((socket) => socket.close());
 } finally {
-  await api.close();
+  await Promise.all([users.close(), reports.close()]);
   await instance.stop();
   rmSync(folder, { recursive: true, force: true });
 }

@@ -3,20 +3,20 @@
 // and one of 1,000, and `alone` with one of 1,000. What they hold is made once and stays in FOLDER, if one is named; it takes
 // 2 GB and a minute or two, and is all that is done with `made`. Loopback only.
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { Agent, request } from "node:http";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { build } from "../scripts/build.mjs";
 import { freePort, startInstance } from "../scripts/instance.mjs";
 import { digest, say } from "../scripts/lib.mjs";
 import { OFTEN, ONCE_OFTEN, SELDOM, d1File, fill, select, serverOf } from "./data.mjs";
+import { Client } from "./load.mjs";
 import { judged, median, publish, ratio, table } from "./report.mjs";
+import { makeWorkspace, person, tokensOf, userToken } from "./workspace.mjs";
 
 /** How many windows a figure is of, and how long one is for each of the two that are compared. */
 const WINDOWS = 7;
 const WINDOW_MS = 250;
 const PATH = "/api/events/commands/";
-const PASSWORD = "correct horse battery";
 const SIZE = 15;
 const [LARGE, SMALL] = [1_000_000, 1_000];
 /** The instances, with the workspaces of each: a slug, how many commands, and on how many servers. */
@@ -25,45 +25,16 @@ const INSTANCES = {
   alone: [{ slug: "small", count: SMALL, busy: 40 }],
 };
 
-const agent = new Agent({ keepAlive: true, maxSockets: 1 });
-
-/** Makes one request; gives its answer. Any status but success ends the run: a refusal is fast, and no figure. */
-const call = (url, method, path, { host = "127.0.0.1", authorization, id, body } = {}) =>
-  new Promise((answer, failed) => {
-    const headers = {
-      Host: host,
-      ...(authorization && { Authorization: authorization }),
-      ...(id && { "X-Request-Id": id }),
-      ...(body && { "Content-Type": "application/json" }),
-    };
-    const sent = request(`${url}${path}`, { method, headers, agent }, (response) => {
-      let text = "";
-      response.setEncoding("utf8");
-      response.on("data", (piece) => (text += piece));
-      response.on("end", () => {
-        if (response.statusCode < 300) answer(JSON.parse(text));
-        else failed(new Error(`${method} ${path}: ${response.statusCode} ${text}`));
-      });
-    });
-    sent.on("error", failed);
-    sent.end(body && JSON.stringify(body));
-  });
-
-const token = (key) => `token="${key}"`;
-
 /** Makes a workspace with a superuser and a user who is to reach some servers; gives their tokens. */
 async function people({ url, operatorToken }, slug) {
+  const client = new Client(url, 1);
   const host = `${slug}.local.localhost`;
-  const user = (username) => ({ username, email: `${username}@example.com`, password: PASSWORD });
-  await call(url, "POST", "/operator/workspaces/", { authorization: `Bearer ${operatorToken}`, body: { slug, name: slug, admin: user("boss") } });
-  const keyOf = async (username) => {
-    const login = await call(url, "POST", "/api/auth/login/", { host, body: { username, password: PASSWORD } });
-    const body = { name: "bench", expires_at: null };
-    return (await call(url, "POST", "/api/auth/tokens/", { host, authorization: token(login.token), body })).key;
-  };
-  const superuser = await keyOf("boss");
-  const made = await call(url, "POST", "/api/iam/users/", { host, authorization: token(superuser), body: user("restricted") });
-  return { host, superuser, restricted: await keyOf("restricted"), user: made.id };
+  const { apiToken: superuser } = await makeWorkspace(client, operatorToken, slug, { Host: host });
+  const headers = { Host: host, ...userToken(superuser) };
+  const { id: user } = await client.json("POST", "/api/iam/users/", { headers, body: person("restricted"), expected: 201 });
+  const { apiToken: restricted } = await tokensOf(client, "restricted", { Host: host });
+  await client.close();
+  return { host, superuser, restricted, user };
 }
 
 /** Starts an instance, which is made where it is not there. */
@@ -72,7 +43,10 @@ async function start(folder, name) {
   const factsFile = join(stateDir, "facts.json");
   // However old the commands are, none goes.
   const environment = { ...process.env, PBKDF2_ITERATIONS: "100000", COMMAND_RETENTION_DAYS: "0" };
-  const serve = async () => startInstance({ stateDir, port: await freePort(), environment });
+  const serve = async () => {
+    const instance = await startInstance({ stateDir, port: await freePort(), environment });
+    return { ...instance, client: new Client(instance.url, 1) };
+  };
   const madeOf = digest(["migrations", "bench/data.mjs"]);
   if (existsSync(factsFile)) {
     const facts = JSON.parse(readFileSync(factsFile, "utf8"));
@@ -82,6 +56,7 @@ async function start(folder, name) {
   const first = await serve();
   const workspaces = {};
   for (const { slug } of INSTANCES[name]) workspaces[slug] = await people(first, slug);
+  await first.client.close();
   await first.stop();
   const file = d1File(stateDir);
   const ids = new Map(select(file, "SELECT slug, id FROM workspaces").map(({ slug, id }) => [slug, id]));
@@ -94,17 +69,17 @@ async function start(folder, name) {
 }
 
 /** What somebody asks for: `query` may depend on the workspace's id. */
-const ask = ({ url, logFile, workspaces }, slug, who, query) => {
+const ask = ({ client, logFile, workspaces }, slug, who, query) => {
   const { host, id, [who]: key } = workspaces[slug];
   const path = `${PATH}?${typeof query === "function" ? query(id) : query}`;
-  const send = (more) => call(url, "GET", path, { host, authorization: token(key), ...more });
+  const send = (headers) => client.json("GET", path, { headers: { Host: host, ...userToken(key), ...headers } });
   return { send, logFile };
 };
 
 /** The rows that are read for it, and how many items there are of all. */
 async function rowsOf({ send, logFile }) {
   const id = `bench-${Math.random().toString(36).slice(2)}`;
-  const { count } = await send({ id });
+  const { count } = await send({ "X-Request-Id": id });
   for (;;) {
     const line = readFileSync(logFile, "utf8").split("\n").find((line) => line.includes(id) && line.includes("rows_read"));
     if (line) return { count, rows: JSON.parse(line.slice(line.indexOf("{"))).rows_read };
@@ -209,7 +184,9 @@ try {
     await farAndFound(...running);
   }
 } finally {
-  for (const instance of running) await instance.stop();
-  agent.destroy();
+  for (const { client, stop } of running) {
+    await client.close();
+    await stop();
+  }
   if (!named) rmSync(folder, { recursive: true, force: true });
 }

@@ -11,11 +11,12 @@ export class Client {
    * @param {string} url of the peer
    * @param {number} connections
    * @param {object} headers of each request
+   * @param {object} options of undici's pool
    */
-  constructor(url, connections, headers = {}) {
+  constructor(url, connections, headers = {}, options = {}) {
     if (new URL(url).hostname !== "127.0.0.1") throw new Error(`${url} is not on this machine`);
     this.headers = headers;
-    this.#pool = new Pool(url, { connections });
+    this.#pool = new Pool(url, { connections, ...options });
   }
 
   /** Makes one request; returns its body's text. Any status but `expected` ends the run: a refusal is fast, and no figure. */
@@ -30,6 +31,11 @@ export class Client {
     const text = await response.body.text();
     if (response.statusCode !== expected) throw new Error(`${method} ${path}: ${response.statusCode} ${text}`);
     return text;
+  }
+
+  /** The same, of which the body is JSON. */
+  async json(method, path, options) {
+    return JSON.parse(await this.call(method, path, options));
   }
 
   close() {

@@ -13,6 +13,7 @@ import { Client, alternate } from "./load.mjs";
 import { buildCrate, buildOther, copyDatabase, startOther, startPeer, startService, stopAll } from "./peers.mjs";
 import { judged, publish, ratio, table } from "./report.mjs";
 import { startUp } from "./startup.mjs";
+import { makeWorkspace, userToken } from "./workspace.mjs";
 
 const { values: options } = parseArgs({
   options: {
@@ -33,26 +34,19 @@ const STATUS = "/api/status/";
 const IS_AUTHENTICATED = "/api/auth/is-authenticated/";
 const LOGIN = "/api/auth/login/";
 
-const userToken = (token) => ({ Authorization: `token="${token}"` });
-
 /** Makes a workspace with a superuser, tokens and a server, whose agent has run commands. */
 async function fill({ url, operatorToken }) {
   const client = new Client(url, CONNECTIONS);
-  const post = async (path, headers, body, expected = 201) =>
-    JSON.parse(await client.call("POST", path, { headers, body, expected }));
-  const login = { username: "admin", password: "a long one, for the bench" };
-  const admin = { ...login, email: "admin@example.com" };
-  await post("/operator/workspaces/", { Authorization: `Bearer ${operatorToken}` }, { slug: "demo", admin });
-  const { token: loginToken } = await post(LOGIN, {}, login, 200);
-  const { key: apiToken } = await post("/api/auth/tokens/", userToken(loginToken), { name: "bench", expires_at: null });
-  const server = await post("/api/servers/", userToken(apiToken), { name: "bench" });
-  const facts = { login, loginToken, apiToken, server };
+  const tokens = await makeWorkspace(client, operatorToken, "demo");
+  const headers = userToken(tokens.apiToken);
+  const server = await client.json("POST", "/api/servers/", { headers, body: { name: "bench" }, expected: 201 });
+  const facts = { ...tokens, server };
 
   const agent = await connectAgent(url, server);
   const run = runsCommands(client, facts);
   for (let ran = 0; ran < COMMANDS; ran += 1) await run();
   // D1 is told of the last ones a little later.
-  const latest = async () => JSON.parse(await client.call("GET", LIST, { headers: userToken(apiToken) })).results;
+  const latest = async () => (await client.json("GET", LIST, { headers })).results;
   const until = Date.now() + SETTLES_WITHIN_MS;
   while (!(await latest()).every(({ success }) => success)) {
     if (Date.now() > until) throw new Error("D1 was not told of the last commands");
@@ -70,7 +64,7 @@ function runsCommands(client, { apiToken, server }) {
   return async () => {
     number += 1;
     const body = { server: server.name, line: `echo the bench runs its command ${number}`, username: "bench" };
-    const { success } = JSON.parse(await client.call("POST", LIST, { headers, body, expected: 201 }));
+    const { success } = await client.json("POST", LIST, { headers, body, expected: 201 });
     if (success !== true) throw new Error(`command ${number} did not succeed in time`);
   };
 }

@@ -1,6 +1,5 @@
 // npm run bench [-- NAME...] [-- --OPTION...]: measures the service and writes the tables of docs/performance.md. Without names,
 // everything; options go to each bench that is named, or else to `requests`.
-import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { root, run } from "../scripts/lib.mjs";
 
@@ -11,7 +10,4 @@ const given = process.argv.slice(2);
 const from = given.findIndex((argument) => argument.startsWith("--"));
 const [names, options] = from < 0 ? [given, []] : [given.slice(0, from), given.slice(from)];
 const byDefault = options.length > 0 ? ["requests"] : BENCHES;
-const script = (name) => join(root, "bench", `${name}.mjs`);
-for (const name of names.length > 0 ? names : byDefault.filter((name) => existsSync(script(name)))) {
-  run(process.execPath, [script(name), ...options]);
-}
+for (const name of names.length > 0 ? names : byDefault) run(process.execPath, [join(root, "bench", `${name}.mjs`), ...options]);

@@ -59,6 +59,7 @@ async function endToEnd() {
   const { chromium, chromedriver } = browser();
   // Another account has no networks of its own; there the test cuts in its own way.
   if (process.getuid() === 0) programs(["ip"], ["iproute2"], "the test of a cut network needs ip");
+  programs(["sqlite3"], ["sqlite3"], "the test of the benches' data needs sqlite3");
   environment.FARHAND_CHROMIUM = chromium;
   environment.FARHAND_CHROMEDRIVER = chromedriver;
   try {

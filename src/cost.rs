@@ -2,6 +2,7 @@
 //! but what goes on after it.
 
 use std::cell::Cell;
+use std::ops::Add;
 use std::pin::pin;
 
 use futures_util::future;
@@ -19,6 +20,19 @@ pub struct Cost {
     pub rows_written: u64,
     /// Entries of KV that were asked for.
     pub kv_reads: u32,
+}
+
+impl Add for Cost {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            d1_calls: self.d1_calls + more.d1_calls,
+            rows_read: self.rows_read + more.rows_read,
+            rows_written: self.rows_written + more.rows_written,
+            kv_reads: self.kv_reads + more.kv_reads,
+        }
+    }
 }
 
 thread_local! {
@@ -41,13 +55,7 @@ pub async fn of<T>(work: impl Future<Output = T>) -> (T, Cost) {
 
 /// Adds what somebody else did for the work at hand.
 pub fn add(more: Cost) {
-    let so_far = CURRENT.get();
-    CURRENT.set(Cost {
-        d1_calls: so_far.d1_calls + more.d1_calls,
-        rows_read: so_far.rows_read + more.rows_read,
-        rows_written: so_far.rows_written + more.rows_written,
-        kv_reads: so_far.kv_reads + more.kv_reads,
-    });
+    CURRENT.set(CURRENT.get() + more);
 }
 
 /// Counts a round trip to D1, which begins.

@@ -246,6 +246,7 @@ impl Janitor {
         let (forgotten, is_all) = self.forget(&due, until, &mut pass.silent).await;
         let deleted = retention::delete(&self.env, pass.workspace, &forgotten, until);
         let (deleted, cost) = cost::of(deleted).await;
+        let cost = looked + cost;
         pass.failures = if deleted.is_err() { pass.failures + 1 } else { 0 };
         if deleted.is_ok() {
             pass.deleted += forgotten.len() as u64;
@@ -259,8 +260,7 @@ impl Janitor {
             "{}",
             json!({
                 "event": "retention", "workspace_id": pass.workspace, "found": due.len(), "deleted": forgotten.len(),
-                "d1_calls": looked.d1_calls + cost.d1_calls, "rows_read": looked.rows_read + cost.rows_read,
-                "rows_written": looked.rows_written + cost.rows_written,
+                "d1_calls": cost.d1_calls, "rows_read": cost.rows_read, "rows_written": cost.rows_written,
             })
         );
         Ok(true)

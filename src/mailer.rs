@@ -104,7 +104,7 @@ impl Mailer {
     /// Sends what is due, and sets the alarm for what is not.
     async fn send_due(&self) -> worker::Result<()> {
         let now = platform::now();
-        let sql = "SELECT request, tries FROM mails WHERE due_at <= ? ORDER BY due_at LIMIT ?";
+        let sql = "SELECT request, tries FROM mails WHERE due_at <= ? ORDER BY due_at LIMIT ? + 0";
         let due = self.sql().exec(sql, vec![now.to_string().into(), AT_ONCE.into()])?.to_array::<Due>()?;
         for mail in &due {
             // Noted before the try: one that is cut off is made again, but not at once.

@@ -335,6 +335,7 @@ impl Tables {
         Ok(())
     }
 
+    /// As in D1, no parameter stands alone after a LIMIT (`db::Statement::new`).
     fn rows<T: DeserializeOwned>(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<Vec<T>> {
         self.sql.exec(sql, parameters)?.to_array()
     }
@@ -477,8 +478,6 @@ impl Tables {
     }
 
     /// Commands that wait to go out, in their order (contract 8, 5).
-    ///
-    /// `LIMIT ? + 0` and not `LIMIT ?`: by a bare parameter SQLite plans, and so prepares the statement anew each time.
     pub fn due_waiting(&self, now: Timestamp, limit: u64) -> Result<Vec<Held>> {
         let found = self.held(
             "stage = ? AND scheduled_at <= ? ORDER BY scheduled_at, id LIMIT ? + 0",
@@ -663,10 +662,10 @@ impl Tables {
     /// Removes chunks of a command, the first ones, and tells how many rows that were: at most so many, but for the pieces of
     /// the last.
     fn delete_chunks(&self, id: Uuid, most: u64) -> Result<u64> {
-        let sql = "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ?)";
+        let sql = "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ? + 0)";
         let number = self.count(sql, vec![text(id), integer(most)])?;
         let sql = "DELETE FROM chunks WHERE command = ?1
-            AND seq <= (SELECT max(seq) FROM (SELECT seq FROM chunks WHERE command = ?1 ORDER BY seq LIMIT ?2))";
+            AND seq <= (SELECT max(seq) FROM (SELECT seq FROM chunks WHERE command = ?1 ORDER BY seq LIMIT ?2 + 0))";
         self.exec(sql, vec![text(id), integer(most)])?;
         Ok(number)
     }

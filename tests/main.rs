@@ -5,6 +5,7 @@ mod access;
 mod acl;
 mod agent;
 mod api;
+mod bench;
 mod cloud;
 mod conventions;
 mod d1_calls;

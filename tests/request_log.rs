@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use farhand_tests::client::unique;
+use farhand_tests::people::Person;
 use farhand_tests::{Api, Workspace, eventually, setting};
 use serde_json::{Value, json};
 
@@ -48,4 +49,24 @@ async fn each_request_has_one_line_that_tells_what_it_cost_and_no_secret() {
     assert!(!std::fs::read_to_string(log).unwrap().contains(&id));
     let (_, line) = logged(&workspace.anonymous, "GET", "/api/nothing-here/").await;
     assert_eq!((&line["route"], &line["status"]), (&json!(null), &json!(404)));
+}
+
+#[tokio::test]
+async fn the_shorter_statement_of_a_list_is_given_up_where_it_does_not_do_any_more() {
+    let workspace = Workspace::new().await;
+    workspace.server("web-1").await;
+    let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
+    workspace.admin.post("/api/events/commands/", &body).await.expect(201);
+    let alice = Person::staff(&workspace, "alice").await;
+    let list = async || {
+        let (_, line) = logged(&alice.api, "GET", "/api/events/commands/").await;
+        let count = alice.api.get("/api/events/commands/").await.expect(200)["count"].clone();
+        (line["d1_calls"].clone(), count)
+    };
+    assert_eq!(list().await, (json!(1), json!(1)));
+    alice.set(&workspace, json!({"is_staff": false})).await;
+    assert_eq!(list().await, (json!(2), json!(0)));
+    assert_eq!(list().await, (json!(1), json!(0)));
+    alice.set(&workspace, json!({"is_staff": true})).await;
+    assert_eq!(list().await, (json!(1), json!(1)));
 }

@@ -88,7 +88,8 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// A statement without parameters yet. No text of a request may be in `sql`.
+    /// A statement without parameters yet. No text of a request may be in `sql`, and no parameter alone after a LIMIT: SQLite
+    /// plans by its value, and so prepares the statement anew each time. `LIMIT ?1 + 0` it keeps.
     pub fn new(sql: impl Into<String>) -> Self {
         Self { sql: sql.into(), parameters: Vec::new() }
     }
@@ -274,4 +275,30 @@ pub fn returned_id(result: &D1Result) -> Result<Option<i64>, Error> {
 /// Rows of another form: our own fault.
 pub fn first<T: DeserializeOwned>(result: &D1Result) -> Result<Option<T>, Error> {
     Ok(rows(result)?.into_iter().next())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    fn sources(folder: &Path) -> Vec<PathBuf> {
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+    }
+
+    #[test]
+    fn no_parameter_stands_alone_after_a_limit() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut limits = 0;
+        for file in sources(&folder) {
+            let text = fs::read_to_string(&file).unwrap();
+            for (at, name) in text.match_indices(concat!("LIMIT", " ?")) {
+                let rest = text[at + name.len()..].trim_start_matches(|c: char| c.is_ascii_digit());
+                assert!(rest.starts_with(" + "), "{}, before {:?}", file.display(), rest.lines().next());
+                limits += 1;
+            }
+        }
+        assert!(limits > 10, "{limits}");
+    }
 }

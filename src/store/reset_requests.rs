@@ -41,7 +41,7 @@ pub async fn insert(
     let cleared = Statement::new(
         "DELETE FROM reset_requests WHERE id IN (SELECT r.id FROM workspaces w
             JOIN reset_requests r ON r.workspace_id = w.id AND r.expires_at <= ?2
-            WHERE w.slug = ?1 AND w.deleted_at IS NULL LIMIT ?3)",
+            WHERE w.slug = ?1 AND w.deleted_at IS NULL LIMIT ?3 + 0)",
     );
     let cleared = cleared.bind(workspace).bind(now).bind(CLEARED);
     let insert = Statement::new(

@@ -95,8 +95,8 @@ pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp,
 ///
 /// - the counters that are 0;
 /// - that a server is gone: its object has wiped itself;
-/// - that a requester had commands on a server, once the server or the requester has no command left, or so few that all
-///   of them can be looked at. What stays for now is a row that nobody finds anything by.
+/// - that a requester had commands on a server, where that is seen: the server or the requester has no command left, or so
+///   few that all of them can be looked at. Else the row stays until the server has none, and nobody finds anything by it.
 ///
 /// A command that is made at the same time is there before or after all of this, and is counted anew.
 ///

@@ -213,13 +213,13 @@ pub fn list(list: &ServerList) -> Selection {
 
 /// Ids of a workspace's servers in their order, after one of them.
 pub async fn ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
-    let sql = "SELECT id FROM servers WHERE workspace_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3";
+    let sql = "SELECT id FROM servers WHERE workspace_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3 + 0";
     db::column(&db::run(env, Statement::new(sql).bind(workspace_id).bind(after).bind(limit)).await?)
 }
 
 /// The same of servers that are gone, while their objects are there.
 pub async fn gone_ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
-    let sql = "SELECT id FROM gone_servers WHERE workspace_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3";
+    let sql = "SELECT id FROM gone_servers WHERE workspace_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3 + 0";
     db::column(&db::run(env, Statement::new(sql).bind(workspace_id).bind(after).bind(limit)).await?)
 }
 

@@ -262,7 +262,7 @@ pub async fn depart_some(env: &Env, most: u64) -> Result<bool, Error> {
     let bound = |sql: &str| Statement::new(sql).bind(row.workspace_id).bind(row.user_id);
     let commands = bound(
         "UPDATE commands SET requested_by = NULL WHERE seq IN (
-            SELECT seq FROM commands WHERE workspace_id = ?1 AND requested_by = ?2 LIMIT ?3)",
+            SELECT seq FROM commands WHERE workspace_id = ?1 AND requested_by = ?2 LIMIT ?3 + 0)",
     );
     let done = bound(
         "DELETE FROM departed_users WHERE workspace_id = ?1 AND user_id = ?2

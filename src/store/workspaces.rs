@@ -86,7 +86,7 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<i6
 pub async fn list(env: &Env, region: &str, page: Page) -> Result<(String, u64), Error> {
     let sql = "SELECT
         (SELECT json_group_array(json_object('slug', slug, 'name', name, 'region', ?1, 'added_at', added_at))
-         FROM (SELECT * FROM workspaces WHERE deleted_at IS NULL ORDER BY id LIMIT ?2 OFFSET ?3)) AS body,
+         FROM (SELECT * FROM workspaces WHERE deleted_at IS NULL ORDER BY id LIMIT ?2 + 0 OFFSET ?3)) AS body,
         (SELECT count(*) FROM workspaces WHERE deleted_at IS NULL) AS total";
     #[derive(Deserialize)]
     struct Row {
