@@ -19,10 +19,11 @@ use futures_util::future::{self, Either};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
-use worker::{Delay, DurableObject, Env, Request, Response, State, console_error, console_log, durable_object};
+use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
 use crate::cost;
 use crate::link_calls::{self, Forget, Forgotten};
+use crate::log;
 use crate::objects;
 use crate::platform::{self, internal};
 use crate::store::retention::{self, Due, Place};
@@ -147,7 +148,7 @@ impl DurableObject for Janitor {
         let steps = [self.depart().await, self.purge().await, self.go_on_with_pass().await];
         let mut next = steps.iter().any(|step| matches!(step, Ok(true))).then_some(STEP);
         for error in steps.into_iter().filter_map(Result::err) {
-            console_error!("janitor: {}", error.detail);
+            log::trouble("janitor_failed", json!({}), &error.detail);
             next = Some(RETRY);
         }
         if let Some(delay) = next {
@@ -256,12 +257,12 @@ impl Janitor {
         }
         storage.put(PASS, &pass).await.map_err(internal)?;
         deleted?;
-        console_log!(
-            "{}",
+        log::event(
+            "retention",
             json!({
-                "event": "retention", "workspace_id": pass.workspace, "found": due.len(), "deleted": forgotten.len(),
+                "workspace_id": pass.workspace, "found": due.len(), "deleted": forgotten.len(),
                 "d1_calls": cost.d1_calls, "rows_read": cost.rows_read, "rows_written": cost.rows_written,
-            })
+            }),
         );
         Ok(true)
     }
@@ -269,7 +270,7 @@ impl Janitor {
     /// Ends the pass.
     async fn end_pass(&self, pass: &Pass) -> Result<(), Error> {
         self.state.storage().delete(PASS).await.map_err(internal)?;
-        console_log!("{}", json!({"event": "retention_over", "deleted": pass.deleted}));
+        log::event("retention_over", json!({"deleted": pass.deleted}));
         Ok(())
     }
 
@@ -297,7 +298,7 @@ impl Janitor {
                     is_all &= is_all_of_server;
                 }
                 Err(problem) => {
-                    console_error!("retention: the object of server {server} did not forget its commands: {problem}");
+                    log::trouble("commands_not_forgotten", json!({"server": server}), &problem);
                     silent.insert(server.to_owned());
                 }
             }

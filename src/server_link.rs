@@ -28,13 +28,14 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{
     DurableObject, Env, Request, Response, ScheduledTime, State, WebSocket, WebSocketIncomingMessage, WebSocketPair,
-    console_error, console_log, durable_object,
+    durable_object,
 };
 
 use self::identity::Known;
 use self::waiting::Waiting;
 use crate::cost::{self, Cost};
 use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, OfServer, Refusal, Remove, Report};
+use crate::log;
 use crate::objects;
 use crate::platform;
 use crate::server_link_sql::{Held, Phase, Tables, Unflushed};
@@ -205,17 +206,17 @@ impl DurableObject for ServerLink {
         // What the agents' reports cost is seen here only: their requests ask nothing of D1.
         if cost != Cost::default() {
             let Cost { d1_calls, rows_read, rows_written, .. } = cost;
-            console_log!(
-                "{}",
+            log::event(
+                "alarm",
                 json!({
-                    "event": "alarm", "server": self.state.id().name(),
+                    "server": self.state.id().name(),
                     "d1_calls": d1_calls, "rows_read": rows_read, "rows_written": rows_written,
-                })
+                }),
             );
         }
         // The runtime gives an alarm up that fails again and again; what is due would then wait for somebody to call.
         if let Err(error) = woken {
-            console_error!("server {:?}: the alarm failed: {error}", self.state.id().name());
+            log::trouble("alarm_failed", json!({"server": self.state.id().name()}), &error);
             self.state.storage().set_alarm(Duration::from_secs(AFTER_FAILURE)).await?;
             // That is later than what was armed before it.
             self.disarmed();
@@ -667,7 +668,7 @@ impl ServerLink {
             }
         }
         if let Some(error) = failure {
-            console_error!("server {:?}: D1 was not told, try {}: {error}", self.state.id().name(), failures + 1);
+            log::trouble("d1_not_told", json!({"server": self.state.id().name(), "try": failures + 1}), &error);
             tables.set_fact(fact::FAILURES, &(failures + 1))?;
             let delay = (1 << (failures + 1).min(6)).min(SLOWEST_RETRY);
             return tables.set_wake(wake::FLUSH, Some(now().plus_seconds(delay)));

@@ -12,10 +12,10 @@ use farhand_domain::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
-use worker::console_error;
 
 use super::{ServerLink, fact, now, wake};
 use crate::link_calls::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
+use crate::log;
 use crate::server_link_sql::Phase;
 use crate::store::db::Statement;
 use crate::store::server_link::{self as d1, Found, ServerFacts};
@@ -184,7 +184,7 @@ impl ServerLink {
             && let Err(error) = self.change(&of, vec![]).await
         {
             // The next look is set. What else is due does not wait for it.
-            console_error!("server {}: what became of a change is not known: {error}", of.server);
+            log::trouble("change_not_known", json!({"server": of.server}), &error);
         }
         Ok(())
     }
