@@ -37,6 +37,8 @@ pub enum Endpoint {
     WorkspaceList,
     /// Deletes a workspace and all that is in it.
     WorkspaceDelete,
+    /// Has the objects of a workspace's servers tell D1 everything again.
+    WorkspaceResync,
     /// Liveness, for users.
     Status,
     /// Trades a username and a password for a login token.
@@ -243,6 +245,7 @@ pub const TABLE: &[Route] = &[
         &[("GET", Endpoint::WorkspaceList), ("POST", Endpoint::WorkspaceCreate)],
     ),
     route("/operator/workspaces/{slug}/", Access::Operator, &[("DELETE", Endpoint::WorkspaceDelete)]),
+    route("/operator/workspaces/{slug}/resync/", Access::Operator, &[("POST", Endpoint::WorkspaceResync)]),
     route("/api/status/", Access::User, &[("GET", Endpoint::Status)]),
     on_prem(&["POST"], route("/api/auth/login/", Access::Open, &[("POST", Endpoint::Login)])),
     route("/api/auth/is-authenticated/", Access::Open, &[("GET", Endpoint::IsAuthenticated)]),

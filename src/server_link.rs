@@ -11,6 +11,7 @@
 
 mod commands;
 mod identity;
+mod resync;
 mod retention;
 mod waiting;
 
@@ -93,6 +94,8 @@ mod fact {
     pub const STARTED: &str = "started";
     /// How often flushing failed in a row.
     pub const FAILURES: &str = "failures";
+    /// The last command that D1 was given again, while there are more.
+    pub const RESYNCED: &str = "resynced";
 }
 
 /// Names of wakes.
@@ -107,6 +110,8 @@ mod wake {
     pub const HAND_OUT: &str = "hand_out";
     /// Somebody who was telling D1 of a change of the server may have died over it.
     pub const LOOK: &str = "look";
+    /// D1 is being given all commands again.
+    pub const RESYNC: &str = "resync";
 }
 
 /// Something that D1 lacks.
@@ -268,6 +273,7 @@ impl ServerLink {
             Ask::Rename(rename) => self.rename(rename),
             Ask::Rotate(rotate) => self.rotate(rotate).await,
             Ask::Remove(remove) => self.remove(remove).await,
+            Ask::Resync(server) => self.resync(server).await,
             Ask::Agent(call) => self.agent(call).await,
             Ask::Forget(forget) => self.forget(forget).await,
             Ask::Sever => self.sever().await,
@@ -582,6 +588,12 @@ impl ServerLink {
             self.ping(now)?;
         }
         self.look_at_due_commands(now)?;
+        if is_due(wake::RESYNC)? {
+            self.resync_some().await?;
+            if !self.is_used()? {
+                return Ok(());
+            }
+        }
         // Also notices a connection that the runtime lost.
         self.open_socket()?;
         tables.set_wake(wake::HAND_OUT, None)?;

@@ -1,8 +1,9 @@
-//! Backup and restore (docs/operations.md): what `npm run export` writes makes the same service in an empty cell.
+//! Backup and restore (docs/operations.md): what `npm run export` writes makes the same service in an empty cell, and a D1 that
+//! was taken back to an earlier moment gets its commands again.
 
 use std::path::Path;
 
-use farhand_tests::agents::{ScriptedAgent, credential};
+use farhand_tests::agents::{ScriptedAgent, credential, dial};
 use farhand_tests::people::Person;
 use farhand_tests::{Api, Instance, Workspace, eventually};
 use serde_json::{Value, json};
@@ -11,6 +12,7 @@ use tokio::process::Command;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const COMMANDS: &str = "/api/events/commands/";
+const BACKHAUL: &str = "/ws/servers/backhaul/";
 const PEPPER: &[(&str, &str)] = &[("TOKEN_PEPPER", "the-pepper-of-both-cells")];
 /// What is compared: all that a list can show.
 const LISTS: &[&str] = &[
@@ -71,6 +73,32 @@ async fn derived(instance: &Instance) -> Vec<Value> {
     all
 }
 
+/// Waits until D1 has what the objects have, and ends the instance.
+async fn stop(instance: Instance) {
+    eventually("D1 to know everything", || async {
+        let behind = instance.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
+        behind.is_empty().then_some(())
+    })
+    .await;
+    instance.stop().await;
+}
+
+/// Replaces a folder by a copy of another one.
+fn copy(from: &Path, to: &Path) {
+    std::fs::remove_dir_all(to).ok();
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// A client at another instance.
+fn at(instance: &Instance, api: &Api) -> Api {
+    let mut api = api.clone();
+    api.url.clone_from(&instance.url);
+    api
+}
+
 async fn run(api: &Api, line: &str, more: Value) -> Value {
     let mut body = json!({"server": "web-1", "line": line});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -119,7 +147,7 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     })
     .await;
     let (before, kept) = (lists(&workspace.admin).await, derived(&instance).await);
-    instance.stop().await;
+    stop(instance).await;
 
     let files = TempDir::new().unwrap();
     let file = files.path().join("export.sql");
@@ -129,11 +157,7 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
 
     let (cell, _state) = Instance::new_with(PEPPER).await;
     cell.d1_file(&sql).await;
-    let here = |api: &Api| {
-        let mut api = api.clone();
-        api.url.clone_from(&cell.url);
-        api
-    };
+    let here = |api: &Api| at(&cell, api);
     let (admin, alice) = (here(&workspace.admin), here(&alice.api));
     for ((list, found), expected) in LISTS.iter().zip(lists(&admin).await).zip(&before) {
         assert_eq!(&found, expected, "{list}");
@@ -151,7 +175,7 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     }
     // And it goes on: agents with their keys, new commands, new users with numbers of their own.
     let agent = here(&workspace.anonymous.with(&credential(&server)));
-    let mut agent = ScriptedAgent::over(&agent, "/ws/servers/backhaul/").await;
+    let mut agent = ScriptedAgent::over(&agent, BACKHAUL).await;
     let new = run(&alice, "backup goes on", json!({})).await;
     assert_eq!(agent.next_command().await["id"], new["id"]);
     let highest = before[0]["results"].as_array().unwrap().iter().map(|user| user["id"].as_i64().unwrap()).max();
@@ -159,4 +183,99 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     let carol = admin.post("/api/iam/users/", &body).await.expect(201);
     // The one who was deleted had a number, too.
     assert!(carol["id"].as_i64() > highest.map(|id| id.max(leaving.id)), "{carol}");
+}
+
+#[tokio::test]
+async fn a_database_taken_back_gets_its_commands_again() {
+    let (instance, folder) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let (server, other) = (workspace.server("web-1").await, workspace.server("web-2").await);
+    let gone = workspace.server("web-3").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let path = |command: &Value| format!("{COMMANDS}{}/", command["id"].as_str().unwrap());
+    let end = async |agent: &ScriptedAgent, command: &Value, result: &str| {
+        let fin = json!({"success": true, "result": result, "elapsed_time": 0.5});
+        agent.api.post(&format!("{}fin/", path(command)), &fin).await.expect(204);
+    };
+    let ended = run(&workspace.admin, "ended before", json!({})).await;
+    agent.next_command().await;
+    end(&agent, &ended, "early").await;
+    let under_way = run(&workspace.admin, "under way then", json!({})).await;
+    agent.next_command().await;
+    stop(instance).await;
+    let (d1, copied) = (folder.path().join("v3/d1/miniflare-D1DatabaseObject"), TempDir::new().unwrap());
+    copy(&d1, copied.path());
+
+    // What happens after the moment to which D1 is taken back.
+    let instance = Instance::restart(folder.path()).await;
+    let here = |api: &Api| at(&instance, api);
+    let admin = here(&workspace.admin);
+    let mut agent = ScriptedAgent::over(&here(&agent.api), BACKHAUL).await;
+    end(&agent, &under_way, "late").await;
+    let later = run(&admin, "ended after", json!({})).await;
+    agent.next_command().await;
+    end(&agent, &later, &"x".repeat(20_000)).await;
+    for line in ["planned", "planned, and cancelled"] {
+        run(&admin, line, json!({"scheduled_at": "2099-01-01T00:00:00Z"})).await;
+    }
+    run(&admin, "queued", json!({"server": "web-2", "on_offline": "queue"})).await;
+    run(&admin, "queued", json!({"server": "web-3", "on_offline": "queue"})).await;
+    let rotate = format!("/api/servers/servers/{}/rotate-key/", other["id"].as_str().unwrap());
+    let new_key = admin.post(&rotate, &json!({})).await.expect(200);
+    drop(agent);
+    let before = eventually("the end of the connection", || async {
+        let list = admin.get("/api/servers/").await.expect(200);
+        let is_over = list["results"].as_array().unwrap().iter().all(|server| server["is_connected"] == false);
+        if is_over { Some(admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200)) } else { None }
+    })
+    .await;
+    assert_eq!(before["count"], 7);
+    let kept = derived(&instance).await;
+    stop(instance).await;
+    copy(copied.path(), &d1);
+
+    let instance = Instance::restart(folder.path()).await;
+    let here = |api: &Api| at(&instance, api);
+    let admin = here(&workspace.admin);
+    assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 2);
+    admin.get(&path(&later)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    let operator = instance.operator();
+    operator.post("/operator/workspaces/nobody/resync/", &json!({})).await.expect_detail(404, None);
+    let begun = operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
+    assert_eq!(begun, json!({"slug": "acme"}));
+    eventually("all commands", || async {
+        let list = admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200);
+        (list == before).then_some(())
+    })
+    .await;
+    assert_eq!(derived(&instance).await, kept);
+    let whole = admin.get(&path(&later)).await.expect(200);
+    assert_eq!(whole["result"].as_str().unwrap().len(), 20_000);
+    // Twice does no harm.
+    operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
+    // What waits still does, and can be cancelled.
+    let planned = before["results"].as_array().unwrap().iter().find(|c| c["line"] == "planned, and cancelled").unwrap();
+    admin.post(&format!("{}cancel/", path(planned)), &json!({})).await.expect(200);
+    // The key that D1 has is the one that counts.
+    let mut replaced = other.clone();
+    replaced["key"] = new_key["key"].clone();
+    let dialed = dial(&here(&workspace.anonymous.with(&credential(&replaced))), BACKHAUL).await;
+    assert_eq!(dialed.err(), Some(403));
+    let mut agent = ScriptedAgent::over(&here(&workspace.anonymous.with(&credential(&other))), BACKHAUL).await;
+    assert_eq!(agent.next_command().await["line"], "queued");
+    eventually("the log's line", || async {
+        let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
+        let lines = log.lines().filter(|line| line.contains("\"event\":\"resync_over\"")).count();
+        (lines == 2 && log.contains("\"servers\":3")).then_some(())
+    })
+    .await;
+    // One that was deleted since keeps its history; it has no agent here, so what waits there is cancelled with it.
+    admin.delete(&format!("/api/servers/servers/{}/", gone["id"].as_str().unwrap())).await.expect(204);
+    operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
+    eventually("the end of what waited", || async {
+        let list = admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200);
+        let is_over = |command: &Value| command["server_name"] != "web-3" || command["status"]["text"] == "Cancelled";
+        list["results"].as_array().unwrap().iter().all(is_over).then_some(())
+    })
+    .await;
 }

@@ -16,6 +16,7 @@ pub const ALL: &[(&str, &str, Access)] = &[
     ("GET", "/operator/workspaces/", Access::Operator),
     ("POST", "/operator/workspaces/", Access::Operator),
     ("DELETE", "/operator/workspaces/{slug}/", Access::Operator),
+    ("POST", "/operator/workspaces/{slug}/resync/", Access::Operator),
     ("GET", "/api/status/", Access::User),
     ("POST", "/api/auth/login/", Access::Open),
     ("GET", "/api/auth/is-authenticated/", Access::Open),

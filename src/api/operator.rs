@@ -90,3 +90,14 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     workspaces::forget(slug);
     if existed { Ok(Reply::no_content()) } else { Err(Error::new(Kind::NotFound, "No such workspace.")) }
 }
+
+/// `POST /operator/workspaces/<slug>/resync/`: begins to have all objects of servers tell D1 everything again, for when D1 was
+/// taken back to an earlier moment (docs/operations.md, Restore).
+pub async fn resync(call: &Call) -> Result<Reply, Error> {
+    authorize(call)?;
+    let slug = call.parameter("slug");
+    if !janitor::resync(&call.env, slug).await? {
+        return Err(Error::new(Kind::NotFound, "No such workspace."));
+    }
+    Reply::accepted(&json!({"slug": slug}))
+}

@@ -130,7 +130,7 @@ impl ServerLink {
 
     /// Tells D1 of a change, and takes over what it says then: the hash of the agent's key, or `None` where there is no server.
     /// One change after the other.
-    async fn change(&self, of: &OfServer, changes: Vec<Statement>) -> worker::Result<Option<String>> {
+    pub(super) async fn change(&self, of: &OfServer, changes: Vec<Statement>) -> worker::Result<Option<String>> {
         while self.changing_since.get().is_some_and(|since| since.plus_seconds(CHANGE_WITHIN) > now()) {
             self.changed.wait((), Duration::from_secs(1)).await;
         }
