@@ -22,8 +22,8 @@ function wranglerEnvironment(stateDir) {
 }
 const READY_WITHIN_MS = 60_000;
 const SECRETS = ["OPERATOR_TOKEN", "TOKEN_PEPPER"];
-/** Secrets of others, which cannot be made here: they come from the environment each time, or there are none. */
-const GIVEN_SECRETS = ["SMTP_PASSWORD"];
+/** Secrets of others, and those before a rotation, which cannot be made here: from the environment each time, or there are none. */
+const GIVEN_SECRETS = ["SMTP_PASSWORD", "TOKEN_PEPPER_PREVIOUS", "OPERATOR_TOKEN_PREVIOUS"];
 
 /** A port of this machine that nobody listens on now. */
 export const freePort = () =>

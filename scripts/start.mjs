@@ -1,7 +1,7 @@
 // `npm start`: the service on this machine, with a workspace to try and an agent that runs commands here.
 //
-// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent), OPERATOR_TOKEN, TOKEN_PEPPER, SMTP_PASSWORD, and
-// any var of wrangler.toml. Ctrl-C or SIGTERM ends everything that it started.
+// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent), OPERATOR_TOKEN, TOKEN_PEPPER, their _PREVIOUS,
+// SMTP_PASSWORD, and any var of wrangler.toml. Ctrl-C or SIGTERM ends everything that it started.
 import { randomBytes } from "node:crypto";
 import { chmodSync, existsSync, openSync, readFileSync, writeFileSync } from "node:fs";
 import { userInfo } from "node:os";

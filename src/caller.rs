@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use farhand_domain::acl::Acl;
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
-use farhand_domain::secret::Purpose;
+use farhand_domain::secret::{Hashes, Purpose};
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::Rank;
@@ -27,28 +27,34 @@ use crate::store::db::{self, Failure, Parameter, Selection, Statement};
 use crate::store::login_tokens::{self, Entry};
 use crate::store::{api_tokens, sessions, workspaces};
 
-/// The parameters of `me`: `?1` the workspace's slug, `?2` the token's hash, `?3` now, `?4` now less the time that a
+/// The parameters of `me`: `?1` the workspace's slug, `?2` the token's hash or hashes, `?3` now, `?4` now less the time that a
 /// login token is taken past its expiry. A handler's own parameters begin at `?5`.
 ///
 /// `credential` is who calls. `me` is the same, but empty for an API token with an access control list where the endpoint
 /// is not on the list of what such a token may reach: what a handler writes is then refused in the same statement.
-const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
+fn credential_sql(hashes: &Hashes) -> String {
+    let is_session = db::has_hash("s.token_hash", "?2", hashes);
+    let is_api_token = db::has_hash("t.key_hash", "?2", hashes);
+    format!(
+        "WITH credential AS MATERIALIZED (
     SELECT w.id AS workspace_id, u.id AS user_id, u.username, u.email, u.is_staff, u.is_superuser,
-        'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at,
+        'session' AS kind, s.id AS credential_id, s.token_hash AS hash, s.refreshed_at AS moved_at, s.expires_at,
         NULL AS acl, NULL AS acl_servers
     FROM workspaces w
-    JOIN sessions s ON s.workspace_id = w.id AND s.token_hash = ?2 AND s.expires_at > ?4
+    JOIN sessions s ON s.workspace_id = w.id AND {is_session} AND s.expires_at > ?4
     JOIN users u ON u.id = s.user_id AND u.workspace_id = w.id AND u.is_active = 1
     WHERE w.slug = ?1 AND w.deleted_at IS NULL
     UNION ALL
     SELECT w.id, u.id, u.username, u.email, u.is_staff, u.is_superuser,
-        'api_token', t.id, t.last_used_at, t.expires_at, t.acl, json_extract(t.acl, '$.servers')
+        'api_token', t.id, t.key_hash, t.last_used_at, t.expires_at, t.acl, json_extract(t.acl, '$.servers')
     FROM workspaces w
-    JOIN api_tokens t ON t.workspace_id = w.id AND t.key_hash = ?2 AND t.enabled = 1
+    JOIN api_tokens t ON t.workspace_id = w.id AND {is_api_token} AND t.enabled = 1
         AND (t.expires_at IS NULL OR t.expires_at > ?3)
     JOIN users u ON u.id = t.user_id AND u.workspace_id = w.id AND u.is_active = 1
     WHERE w.slug = ?1 AND w.deleted_at IS NULL
-)";
+)"
+    )
+}
 
 /// `me` where the endpoint takes API tokens with an access control list. Such an endpoint writes nothing in the round trip
 /// that tells who calls.
@@ -60,7 +66,8 @@ const ME_UNLIMITED: &str = "me AS (SELECT * FROM credential WHERE acl IS NULL)";
 const WHO: &str = "(SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL) AS workspace,
     (SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
         'is_staff', json(iif(is_staff, 'true', 'false')), 'is_superuser', json(iif(is_superuser, 'true', 'false')),
-        'kind', kind, 'credential_id', credential_id, 'moved_at', moved_at, 'expires_at', expires_at, 'acl', json(acl))
+        'kind', kind, 'credential_id', credential_id, 'hash', hash, 'moved_at', moved_at, 'expires_at', expires_at,
+        'acl', json(acl))
      FROM credential) AS me";
 
 /// How many hashes an isolate remembers at most, of each kind.
@@ -116,6 +123,8 @@ pub struct Caller {
     pub kind: Kind,
     /// The session's or the API token's id.
     pub credential_id: Uuid,
+    /// By which of the token's hashes it is stored.
+    hash: String,
     /// When the session's expiry was moved, or the token's use was noted.
     moved_at: Option<Timestamp>,
     expires_at: Option<Timestamp>,
@@ -144,7 +153,7 @@ impl Caller {
 pub struct Credential<'a> {
     call: &'a Call,
     workspace: &'a str,
-    hash: String,
+    hashes: Hashes,
 }
 
 #[derive(Deserialize)]
@@ -164,11 +173,11 @@ struct Listed {
     body: Option<String>,
 }
 
-/// A statement on the common tables [`CREDENTIAL`] and `me`, whose own parameters begin at `?5`.
-fn statement_of(workspace: &str, hash: &str, now: Timestamp, me: &str, sql: &str) -> Statement {
-    Statement::new(format!("{CREDENTIAL}, {me}\n{sql}"))
+/// A statement on the common tables of [`credential_sql`] and `me`, whose own parameters begin at `?5`.
+fn statement_of(workspace: &str, hashes: &Hashes, now: Timestamp, me: &str, sql: &str) -> Statement {
+    Statement::new(format!("{}, {me}\n{sql}", credential_sql(hashes)))
         .bind(workspace)
-        .bind(hash)
+        .bind(hashes)
         .bind(now)
         .bind(session::dead_until(now))
 }
@@ -180,23 +189,23 @@ impl<'a> Credential<'a> {
     /// 401 without one, 403 where it has another form.
     pub fn of(call: &'a Call) -> Result<Self, Error> {
         let token = call.user_token()?;
-        let hash = platform::pepper(&call.env)?.hash(Purpose::Token, &token);
-        Ok(Self { call, workspace: call.workspace()?, hash })
+        let hashes = platform::pepper(&call.env)?.hashes(Purpose::Token, &token);
+        Ok(Self { call, workspace: call.workspace()?, hashes })
     }
 
     /// A statement on the common table `me`, whose own parameters begin at `?5`.
     pub fn statement(&self, sql: &str) -> Statement {
         let me = if self.call.takes_limited_tokens { ME_OR_LIMITED } else { ME_UNLIMITED };
-        statement_of(self.workspace, &self.hash, self.call.now, me, sql)
+        statement_of(self.workspace, &self.hashes, self.call.now, me, sql)
     }
 
     /// Runs statements in one round trip: the first must select [`WHO`]. A failure is told only to a caller who is
     /// alive: for another one no statement does anything that could fail.
     async fn resolve(&self, statements: Vec<Statement>) -> Result<(Caller, Vec<D1Result>), Failure> {
-        let is_api_token = API_TOKENS.with_borrow(|known| known.contains(&self.hash));
-        let entry = async {
-            if is_api_token { None } else { login_tokens::get(&self.call.env, self.workspace, &self.hash).await }
-        };
+        let hash = &self.hashes.current;
+        let is_api_token = API_TOKENS.with_borrow(|known| known.contains(hash));
+        let entry =
+            async { if is_api_token { None } else { login_tokens::get(&self.call.env, self.workspace, hash).await } };
         let (results, entry) = future::join(db::batch(&self.call.env, statements), entry).await;
         let results = results?;
         let first = results.first().ok_or_else(|| Failure::Other("no result".to_owned()))?;
@@ -214,7 +223,7 @@ impl<'a> Credential<'a> {
         workspaces::remember(self.workspace, workspace_id as i64, self.call.now);
         self.call.workspace_proven.set(true);
         let Some(me) = who.me else {
-            API_TOKENS.with_borrow_mut(|known| known.remove(&self.hash));
+            API_TOKENS.with_borrow_mut(|known| known.remove(&self.hashes.current));
             if entry.is_some() {
                 self.forget_login_token();
             }
@@ -234,18 +243,21 @@ impl<'a> Credential<'a> {
     }
 
     /// After the response: moves a session's expiry and repairs its KV entry, or notes an API token's use; each at
-    /// most every ten minutes.
+    /// most every ten minutes, and at once where the token is stored by its hash under the previous pepper. With the same
+    /// statement it is then stored by its hash under the current one: so whatever was used since a rotation outlives it.
     fn keep_up(&self, caller: &Caller, entry: Option<Entry>) {
         let (env, now) = (self.call.env.clone(), self.call.now);
-        let (workspace_id, id) = (caller.workspace_id, caller.credential_id);
-        let is_due = caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
+        let (workspace_id, id, hash) = (caller.workspace_id, caller.credential_id, self.hashes.current.clone());
+        let outdated = Some(caller.hash.clone()).filter(|stored| *stored != hash);
+        let is_due = outdated.is_some() || caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
         match caller.kind {
             Kind::ApiToken => {
-                API_TOKENS.with_borrow_mut(|known| remember(known, &self.hash));
+                API_TOKENS.with_borrow_mut(|known| remember(known, &hash));
                 if is_due {
-                    self.call
-                        .context
-                        .wait_until(logged(async move { api_tokens::touch(&env, workspace_id, id, now).await }));
+                    let new_hash = outdated.map(|_| hash);
+                    self.call.context.wait_until(logged(async move {
+                        api_tokens::touch(&env, workspace_id, id, new_hash.as_deref(), now).await
+                    }));
                 }
             }
             Kind::Session => {
@@ -255,9 +267,12 @@ impl<'a> Credential<'a> {
                 if entry == Some(wanted) || (!is_due && !self.may_write_entry()) {
                     return;
                 }
-                let (workspace, hash) = (self.workspace.to_owned(), self.hash.clone());
+                let workspace = self.workspace.to_owned();
                 self.call.context.wait_until(logged(async move {
-                    if is_due {
+                    if let Some(outdated) = outdated {
+                        sessions::rehash(&env, workspace_id, id, &hash, now, expires_at).await?;
+                        login_tokens::delete(&env, &workspace, &outdated).await?;
+                    } else if is_due {
                         sessions::refresh(&env, workspace_id, id, now, expires_at).await?;
                     }
                     login_tokens::put(&env, &workspace, &hash, wanted).await
@@ -273,14 +288,15 @@ impl<'a> Credential<'a> {
             if written.len() >= REMEMBERED {
                 written.clear();
             }
-            let lately = written.insert(self.hash.clone(), now.plus_seconds(KV_SETTLES_WITHIN));
+            let lately = written.insert(self.hashes.current.clone(), now.plus_seconds(KV_SETTLES_WITHIN));
             lately.is_none_or(|until| until <= now)
         })
     }
 
     /// After the response: removes the token's KV entry, as D1 has no such session any more.
     pub fn forget_login_token(&self) {
-        forget_login_tokens(self.call, self.workspace, vec![self.hash.clone()]);
+        let Hashes { current, previous } = self.hashes.clone();
+        forget_login_tokens(self.call, self.workspace, [Some(current), previous].into_iter().flatten().collect());
     }
 
     /// Looks the credential up, and does nothing else.
@@ -326,7 +342,8 @@ impl<'a> Credential<'a> {
     /// # Errors
     /// The credential is not alive.
     pub async fn list(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
-        let reached_all = REACHING_ALL.with_borrow(|known| known.contains(&self.hash));
+        let hash = &self.hashes.current;
+        let reached_all = REACHING_ALL.with_borrow(|known| known.contains(hash));
         if let (Some((tables, items)), true) = (&selection.of_all, reached_all)
             && let (caller, items, Some(total)) = self.list_with(tables, items, selection, page).await?
         {
@@ -334,8 +351,8 @@ impl<'a> Credential<'a> {
         }
         let (caller, items, total) = self.list_with(&selection.tables, &selection.items, selection, page).await?;
         REACHING_ALL.with_borrow_mut(|known| match caller.reaches_all() {
-            true => remember(known, &self.hash),
-            false => drop(known.remove(&self.hash)),
+            true => remember(known, hash),
+            false => drop(known.remove(hash)),
         });
         Ok((caller, items, total.unwrap_or(0)))
     }
@@ -369,7 +386,7 @@ impl<'a> Credential<'a> {
         Watch {
             env: self.call.env.clone(),
             workspace: self.workspace.to_owned(),
-            hash: self.hash.clone(),
+            hashes: self.hashes.clone(),
             remote_ip: self.call.remote_ip(),
             sql,
             parameters,
@@ -395,7 +412,7 @@ impl<'a> Credential<'a> {
 pub struct Watch {
     env: Env,
     workspace: String,
-    hash: String,
+    hashes: Hashes,
     remote_ip: String,
     sql: String,
     parameters: Vec<Parameter>,
@@ -408,7 +425,7 @@ impl Watch {
     /// D1 did not answer.
     pub async fn still_reads(&self, now: Timestamp) -> Result<bool, Error> {
         let sql = format!("SELECT {WHO}, (SELECT {} FROM me) AS body", self.sql);
-        let statement = statement_of(&self.workspace, &self.hash, now, ME_OR_LIMITED, &sql);
+        let statement = statement_of(&self.workspace, &self.hashes, now, ME_OR_LIMITED, &sql);
         let statement = self.parameters.iter().cloned().fold(statement, Statement::bind);
         let result = db::run(&self.env, statement).await?;
         let who = db::first::<Who>(&result)?.and_then(|who| who.me);

@@ -126,6 +126,19 @@ pub struct Key {
     pub hash: String,
     /// The body.
     pub body: String,
+    /// The same, hashed under the pepper before this one, where that is still good.
+    #[serde(default)]
+    pub previous: Option<Box<Key>>,
+}
+
+impl Key {
+    /// The form of it that is stored with a hash: it may have been used before the pepper was rotated.
+    pub fn stored_as(self, hash: &str) -> Self {
+        match self.previous {
+            Some(previous) if previous.hash == hash => *previous,
+            previous => Self { previous, ..self },
+        }
+    }
 }
 
 /// A command that was taken.
@@ -228,6 +241,9 @@ pub struct Identity {
     pub server: Uuid,
     /// The hash of its key.
     pub key_hash: String,
+    /// The same under the pepper before this one, where that is still good.
+    #[serde(default)]
+    pub previous_key_hash: Option<String>,
     /// Its address.
     pub remote_ip: String,
     /// Whether it announced that it kills commands (agent-protocol 6).

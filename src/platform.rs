@@ -161,7 +161,7 @@ pub fn kept_until(env: &Env) -> Result<Option<Timestamp>, Error> {
     until.map_err(|error| Error::internal(format!("COMMAND_RETENTION_DAYS is {error}")))
 }
 
-/// The key for hashing credentials.
+/// The key for hashing credentials, with the one before it while it is being rotated.
 ///
 /// # Errors
 /// Without the secret `TOKEN_PEPPER` nothing that takes a credential works.
@@ -171,13 +171,18 @@ pub fn pepper(env: &Env) -> Result<Pepper, Error> {
     }
     match var(env, "TOKEN_PEPPER") {
         unset if unset.is_empty() => Err(Error::internal("the secret TOKEN_PEPPER is not set")),
-        text => Ok(PEPPER.with(|pepper| pepper.get_or_init(|| Pepper::new(text.as_bytes())).clone())),
+        text => {
+            let made = Pepper::new(text.as_bytes()).with_previous(var(env, "TOKEN_PEPPER_PREVIOUS").as_bytes());
+            Ok(PEPPER.with(|pepper| pepper.get_or_init(|| made).clone()))
+        }
     }
 }
 
-/// The operator's token, where there is an operator API.
-pub fn operator_token(env: &Env) -> Option<Secret> {
-    Some(var(env, "OPERATOR_TOKEN")).filter(|token| !token.is_empty()).map(Secret::new)
+/// The operator's tokens, where there is an operator API: the one of now, and while it is being rotated the one before it.
+pub fn operator_tokens(env: &Env) -> Option<Vec<Secret>> {
+    let token = |name| Some(var(env, name)).filter(|token| !token.is_empty()).map(Secret::new);
+    let current = token("OPERATOR_TOKEN")?;
+    Some([Some(current), token("OPERATOR_TOKEN_PREVIOUS")].into_iter().flatten().collect())
 }
 
 /// The sender's address of every mail.

@@ -40,7 +40,7 @@ use crate::log;
 use crate::objects;
 use crate::platform;
 use crate::server_link_sql::{Held, Phase, Tables, Unflushed};
-use crate::store::server_link::{self as d1, ServerFacts};
+use crate::store::server_link::{self as d1, Rehash, ServerFacts};
 
 /// How long changes gather before they go to D1 together, in milliseconds. Lists follow within a second (contract 8).
 const GATHER: i64 = 300;
@@ -81,6 +81,8 @@ mod fact {
     pub const UNSURE: &str = "unsure";
     /// Of which server that is: `OfServer`.
     pub const ASKED: &str = "asked";
+    /// That D1 has the agent's key by an older hash still: `Rehash`.
+    pub const REHASH: &str = "rehash";
     /// True when the server was deleted. What went out to it stays.
     pub const GONE: &str = "gone";
     /// What is known of its host: `ServerFacts`.
@@ -122,6 +124,8 @@ enum Lacking {
     Removal(Held),
     /// What is known of the host, by its revision.
     Facts(i64),
+    /// By which hash the agent's key is stored.
+    KeyHash(Rehash),
 }
 
 /// What a socket carries through hibernation.
@@ -663,6 +667,9 @@ impl ServerLink {
             let update = d1::update_server(known.workspace_id, known.server, &facts);
             lacking.push((update, Lacking::Facts(facts.revision)));
         }
+        if let (Some(known), Some(rehash)) = (&known, tables.fact::<Rehash>(fact::REHASH)?) {
+            lacking.push((d1::rehash_key(known.workspace_id, known.server, &rehash), Lacking::KeyHash(rehash)));
+        }
         let failures = tables.fact::<u32>(fact::FAILURES)?.unwrap_or(0);
         let groups: Vec<Vec<_>> =
             if failures < TOGETHER { vec![lacking] } else { lacking.into_iter().map(|one| vec![one]).collect() };
@@ -690,8 +697,9 @@ impl ServerLink {
         }
         let facts = self.facts()?;
         let lacks_facts = known.is_some() && facts.revision > facts.flushed;
+        let lacks_hash = known.is_some() && tables.fact::<Rehash>(fact::REHASH)?.is_some();
         let next = match tables.next_unflushed()? {
-            _ if lacks_facts => Some(now()),
+            _ if lacks_facts || lacks_hash => Some(now()),
             Some(Unflushed::Now) => Some(now()),
             Some(Unflushed::After(report)) => Some(report.plus_millis(GATHER_REPORTS)),
             None => None,
@@ -710,6 +718,9 @@ impl ServerLink {
                 facts.flushed = *revision;
                 tables.set_fact(fact::SERVER, &facts)
             }
+            // Meanwhile there may be a newer one.
+            Lacking::KeyHash(told) if tables.fact::<Rehash>(fact::REHASH)?.as_ref() != Some(told) => Ok(()),
+            Lacking::KeyHash(_) => tables.delete_fact(fact::REHASH),
         }
     }
 

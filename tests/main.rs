@@ -19,6 +19,7 @@ mod operator;
 mod request_log;
 mod reset_page;
 mod retention;
+mod rotation;
 mod secrets;
 mod start;
 

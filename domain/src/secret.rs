@@ -45,8 +45,8 @@ impl Secret {
     /// Compares in time that does not depend on where the texts differ.
     pub fn equals(&self, other: &Self) -> bool {
         // Hashes are of one length, and a hash that matches in part says nothing of the text.
-        let key = Pepper::new(b"comparison");
-        key.mac("compare", self).ct_eq(&key.mac("compare", other)).into()
+        let of = |secret| mac(b"comparison", "compare", secret);
+        of(self).ct_eq(&of(other)).into()
     }
 }
 
@@ -75,30 +75,76 @@ pub enum Purpose {
     CommandBody,
 }
 
+/// By what a credential may be found: its keyed hash, and while the pepper is being rotated also the one under the previous.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hashes {
+    /// Under the pepper of now, by which it is stored from now on.
+    pub current: String,
+    /// Under the pepper before it, where that is still good.
+    pub previous: Option<String>,
+}
+
+impl Hashes {
+    /// Tells whether a stored hash is one of them.
+    ///
+    /// ```
+    /// # use farhand_domain::secret::{Pepper, Purpose, Secret};
+    /// let secret = Secret::new("s3cret");
+    /// let old = Pepper::new(b"old").hash(Purpose::Token, &secret);
+    /// let rotating = Pepper::new(b"new").with_previous(b"old");
+    /// assert!(rotating.hashes(Purpose::Token, &secret).include(&old));
+    /// assert!(!Pepper::new(b"new").hashes(Purpose::Token, &secret).include(&old));
+    /// ```
+    pub fn include(&self, stored: &str) -> bool {
+        self.current == stored || self.previous.as_deref() == Some(stored)
+    }
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The key under which credentials are hashed: the Worker secret `TOKEN_PEPPER`.
+fn mac(key: &[u8], label: &str, secret: &Secret) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    mac.update(label.as_bytes());
+    mac.update(&[0]);
+    mac.update(secret.expose().as_bytes());
+    mac.finalize().into_bytes().into()
+}
+
+/// The key under which credentials are hashed: the Worker secret `TOKEN_PEPPER`. While it is being rotated, what was hashed
+/// under the one before it, `TOKEN_PEPPER_PREVIOUS`, is found as well.
 #[derive(Clone)]
-pub struct Pepper(Vec<u8>);
+pub struct Pepper {
+    current: Vec<u8>,
+    previous: Option<Vec<u8>>,
+}
 
 impl Pepper {
     /// Takes the secret's bytes.
     pub fn new(bytes: &[u8]) -> Self {
-        Self(bytes.to_vec())
+        Self { current: bytes.to_vec(), previous: None }
     }
 
-    fn mac(&self, label: &str, secret: &Secret) -> [u8; 32] {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
-        mac.update(label.as_bytes());
-        mac.update(&[0]);
-        mac.update(secret.expose().as_bytes());
-        mac.finalize().into_bytes().into()
+    /// The same beside the one before it. An empty one is none, and the same one once more is none either.
+    #[must_use]
+    pub fn with_previous(self, bytes: &[u8]) -> Self {
+        let previous = Some(bytes).filter(|bytes| !bytes.is_empty() && *bytes != self.current);
+        Self { previous: previous.map(<[u8]>::to_vec), ..self }
     }
 
     /// The keyed hash of a credential, in hexadecimal: what D1, KV and the objects hold in its place.
     pub fn hash(&self, purpose: Purpose, secret: &Secret) -> String {
+        Self::hash_under(&self.current, purpose, secret)
+    }
+
+    /// The keyed hashes by which a credential may be found.
+    pub fn hashes(&self, purpose: Purpose, secret: &Secret) -> Hashes {
+        let previous = self.previous.as_ref().map(|key| Self::hash_under(key, purpose, secret));
+        Hashes { current: self.hash(purpose, secret), previous }
+    }
+
+    fn hash_under(key: &[u8], purpose: Purpose, secret: &Secret) -> String {
         let label = match purpose {
             Purpose::Token => "token",
             Purpose::AgentKey => "agent-key",
@@ -108,21 +154,26 @@ impl Pepper {
             Purpose::IdempotencyKey => "idempotency-key",
             Purpose::CommandBody => "command-body",
         };
-        hex(&self.mac(label, secret))
+        hex(&mac(key, label, secret))
     }
 
     /// The key of the link that resets a password: the request's id, and a keyed hash of it. So nothing of the key needs to
     /// be stored, be it where the request is kept or where its mail waits to be sent.
     pub fn reset_key(&self, request: Uuid) -> Secret {
+        Self::reset_key_under(&self.current, request)
+    }
+
+    fn reset_key_under(key: &[u8], request: Uuid) -> Secret {
         let id = request.simple().to_string();
-        let mac = self.mac("reset-key", &Secret::new(&id));
+        let mac = mac(key, "reset-key", &Secret::new(&id));
         Secret::new(format!("{id}{}", hex(&mac)))
     }
 
-    /// The request that a key of such a link is for; `None` where it was not made with this pepper.
+    /// The request that a key of such a link is for; `None` where it was made with neither pepper.
     pub fn reset_request(&self, key: &Secret) -> Option<Uuid> {
         let request = Uuid::try_parse(key.expose().get(..32)?).ok()?;
-        self.reset_key(request).equals(key).then_some(request)
+        let mut peppers = [Some(&self.current), self.previous.as_ref()].into_iter().flatten();
+        peppers.any(|pepper| Self::reset_key_under(pepper, request).equals(key)).then_some(request)
     }
 }
 
@@ -195,8 +246,29 @@ mod tests {
     }
 
     #[test]
+    fn what_was_made_before_a_rotation_is_found_during_it() {
+        let secret = Secret::new("s3cret");
+        let (old, new) = (Pepper::new(b"old"), Pepper::new(b"new"));
+        let rotating = new.clone().with_previous(b"old");
+        let hashes = rotating.hashes(Purpose::Token, &secret);
+        assert_eq!(hashes.current, new.hash(Purpose::Token, &secret));
+        assert_eq!(hashes.previous, Some(old.hash(Purpose::Token, &secret)));
+        assert!(hashes.include(&hashes.current) && !hashes.include("") && !hashes.include(&hashes.current[1..]));
+        assert!(!hashes.include(&Pepper::new(b"other").hash(Purpose::Token, &secret)));
+        let request = Uuid::from_u128(7);
+        assert_eq!(rotating.reset_key(request), new.reset_key(request));
+        for (pepper, found) in [(&old, Some(request)), (&new, Some(request)), (&Pepper::new(b"other"), None)] {
+            assert_eq!(rotating.reset_request(&pepper.reset_key(request)), found);
+        }
+        // An unset secret is an empty one, and the same one twice makes no second hash.
+        for none in [&b""[..], b"new"] {
+            assert_eq!(new.clone().with_previous(none).hashes(Purpose::Token, &secret).previous, None);
+        }
+    }
+
+    #[test]
     fn debug_shows_nothing() {
-        let shown = format!("{:?} {:?}", Secret::new("hunter2"), Pepper::new(b"hunter2"));
+        let shown = format!("{:?} {:?}", Secret::new("hunter2"), Pepper::new(b"hunter2").with_previous(b"hunter22"));
         assert!(!shown.contains("hunter2"), "{shown}");
     }
 

@@ -18,10 +18,12 @@ use crate::response::Reply;
 /// Reads the agent's id and key.
 fn read_identity(call: &Call) -> Result<Identity, Error> {
     let credential = call.agent_credential()?;
+    let hashes = platform::pepper(&call.env)?.hashes(Purpose::AgentKey, &credential.key);
     Ok(Identity {
         workspace: call.workspace()?.to_owned(),
         server: credential.server,
-        key_hash: platform::pepper(&call.env)?.hash(Purpose::AgentKey, &credential.key),
+        key_hash: hashes.current,
+        previous_key_hash: hashes.previous,
         remote_ip: call.remote_ip(),
         can_kill: call.header(FEATURES_HEADER).is_some_and(|features| {
             features.split(',').any(|feature| feature.trim().eq_ignore_ascii_case(FEATURE_KILL))

@@ -7,7 +7,7 @@ use farhand_domain::command_list::CommandList;
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::lifecycle::Denial;
 use farhand_domain::page::parameter;
-use farhand_domain::secret::{Purpose, Secret};
+use farhand_domain::secret::{Hashes, Purpose, Secret};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -46,6 +46,7 @@ struct Target {
 struct Used {
     id: Uuid,
     server: Uuid,
+    key: String,
     body: String,
 }
 
@@ -80,18 +81,18 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     });
     let (new, key, body) = credential.checked(input).await?;
     let pepper = platform::pepper(&call.env)?;
-    let key = key.map(|key| (pepper.hash(Purpose::IdempotencyKey, &key), pepper.hash(Purpose::CommandBody, &body)));
+    let key = key.map(|key| (pepper.hashes(Purpose::IdempotencyKey, &key), pepper.hashes(Purpose::CommandBody, &body)));
 
     for _ in 0..LOOKS_FOR_KEY {
         let (sql, server) = servers::for_command(&new.server);
-        let sql = format!("json_object('target', json({sql}), 'used', json({})) AS found", commands::MADE_WITH_KEY);
-        let hash = key.as_ref().map(|(hash, _)| hash);
-        let parameters = vec![server, hash.into(), call.now.plus_seconds(-KEY_LASTS).into()];
+        let hashes = key.as_ref().map(|(hashes, _)| hashes);
+        let sql =
+            format!("json_object('target', json({sql}), 'used', json({})) AS found", commands::made_with_key(hashes));
+        let parameters = vec![server, hashes.into(), call.now.plus_seconds(-KEY_LASTS).into()];
         let (caller, found) = credential.read(&sql, parameters).await?;
         let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
         let Found { target, used } = serde_json::from_str(&found).map_err(internal)?;
-        let key =
-            key.as_ref().map(|(hash, body)| Key { hash: format!("{}/{hash}", caller.user_id), body: body.clone() });
+        let key = key.as_ref().map(|(hashes, body)| key_of(&caller, hashes, body));
         let create = match target {
             Some(target) => Some(authorize(call, &new, &caller, target, key.clone(), wait)?),
             // What a token's list does not name is refused alike, whether or not there is such a server.
@@ -115,6 +116,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     Err(Refusal::KeyTaken.into())
 }
 
+/// A caller's Idempotency-Key with the body that it came with.
+fn key_of(caller: &Caller, hashes: &Hashes, body: &Hashes) -> Key {
+    let of = |hash: &str| format!("{}/{hash}", caller.user_id);
+    let previous = hashes.previous.as_deref().zip(body.previous.as_ref());
+    let previous = previous.map(|(hash, body)| Key { hash: of(hash), body: body.clone(), previous: None });
+    Key { hash: of(&hashes.current), body: body.current.clone(), previous: previous.map(Box::new) }
+}
+
 /// The first answer to an Idempotency-Key that was used, for those whom the command itself is still for; `None` where nothing
 /// came of its request.
 async fn replay(
@@ -124,6 +133,7 @@ async fn replay(
     key: Key,
     reaches_server: bool,
 ) -> Result<Option<Reply>, Error> {
+    let key = key.stored_as(&used.key);
     let is_same = used.body == key.body;
     let shown = if reaches_server {
         None

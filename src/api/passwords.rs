@@ -103,9 +103,9 @@ async fn try_to_request(call: &mut Call) -> Result<(), Error> {
     throttle::count_reset(call).await?;
     let address = fields?.value("email").and_then(Value::as_str).and_then(user::normalized_email);
     let Some(address) = address else { return Ok(()) };
-    let address_hash = platform::pepper(&call.env)?.hash(Purpose::Address, &Secret::new(address.clone()));
+    let address_hashes = platform::pepper(&call.env)?.hashes(Purpose::Address, &Secret::new(address.clone()));
     let id = platform::new_id(call.now)?;
-    match reset_requests::insert(&call.env, call.workspace()?, id, &address, &address_hash, call.now).await? {
+    match reset_requests::insert(&call.env, call.workspace()?, id, &address, &address_hashes, call.now).await? {
         Requested::Stored => mailer::send_reset(&call.env, id).await,
         Requested::TooMany => Err(Error::new(Kind::Forbidden, "Too many requests are pending.")),
         Requested::NoWorkspace => Err(Error::not_found()),

@@ -67,20 +67,20 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 /// The server belongs to whoever made the token, and comes into the token's groups. A name that is taken gets a number.
 pub async fn register(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let token_hash = platform::pepper(&call.env)?.hash(Purpose::RegistrationToken, &call.user_token()?);
+    let token = platform::pepper(&call.env)?.hashes(Purpose::RegistrationToken, &call.user_token()?);
     let workspace = call.workspace()?.to_owned();
     let registration = match fields.and_then(Registration::read) {
         Ok(registration) => registration,
         Err(error) => {
-            registration_tokens::refusal(&call.env, &workspace, &token_hash, call.now).await?;
+            registration_tokens::refusal(&call.env, &workspace, &token, call.now).await?;
             return Err(error);
         }
     };
     let (id, (key, key_hash)) = (platform::new_id(call.now)?, api_servers::new_key(call)?);
     let new = NewServer { id, key_hash: &key_hash, registration: &registration };
-    let registered = registration_tokens::register(&call.env, &workspace, &token_hash, new, call.now).await?;
+    let registered = registration_tokens::register(&call.env, &workspace, &token, new, call.now).await?;
     let Some(registered) = registered else {
-        registration_tokens::refusal(&call.env, &workspace, &token_hash, call.now).await?;
+        registration_tokens::refusal(&call.env, &workspace, &token, call.now).await?;
         return Err(Error::field("name", "Servers of this name have all the numbers that there are."));
     };
     api_servers::adopt(call, registered.workspace_id as i64, id).await?;

@@ -54,6 +54,12 @@ impl ServerLink {
     /// Takes a command, or answers once more what was answered to the same request before.
     pub(super) async fn create(&self, create: Create) -> worker::Result<Answer> {
         let Some(key) = create.key.clone() else { return self.take(create).await };
+        if let Some(previous) = &key.previous
+            && let Some(answer) = self.replayed(previous).await?
+        {
+            return Ok(answer);
+        }
+        // Last, as nothing may come in between this and the note that the key is taken.
         if let Some(answer) = self.replayed(&key).await? {
             return Ok(answer);
         }

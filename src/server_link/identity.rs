@@ -4,6 +4,9 @@
 //! changes the key or deletes the server does so here, and one after the other: first it is noted that what is known may not
 //! be true any more, then D1 is told, and then what D1 says is taken over. Until that is done, and also when it is cut off in
 //! between, D1 is asked about every call of an agent.
+//!
+//! While the pepper is being rotated, an agent's key is told by two hashes. One that is known by the previous is known by the
+//! current from then on, and D1 is told with the next report: it is the same key, so nothing is unsure meanwhile.
 
 use std::time::Duration;
 
@@ -18,7 +21,7 @@ use crate::link_calls::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rot
 use crate::log;
 use crate::server_link_sql::Phase;
 use crate::store::db::Statement;
-use crate::store::server_link::{self as d1, Found, ServerFacts};
+use crate::store::server_link::{self as d1, Found, Rehash, ServerFacts};
 
 /// Who a server is, and the hash of its agent's key: the proof of every call of an agent, without a look into D1.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -39,12 +42,11 @@ const CHANGE_WITHIN: i64 = 30;
 impl ServerLink {
     /// Tells whether an agent is this server's own. The first time D1 is asked, and its answer kept.
     pub(super) async fn authenticate(&self, identity: &Identity) -> worker::Result<Option<Known>> {
-        let matches = |known: &Known| known.workspace == identity.workspace && known.key_hash == identity.key_hash;
         if self.is_gone()? {
             return Ok(None);
         }
         if let Some(known) = self.sure()? {
-            return Ok(Some(known).filter(matches));
+            return self.proven(known, identity);
         }
         let epoch = self.epoch.get();
         let found = d1::find_server(&self.env, &identity.workspace, identity.server).await?;
@@ -53,19 +55,37 @@ impl ServerLink {
         }
         // Another call may have been first, and what that told is not to be forgotten.
         if let Some(known) = self.sure()? {
-            return Ok(Some(known).filter(matches));
+            return self.proven(known, identity);
         }
         let Some(found) = found else { return Ok(None) };
         let revision = ServerFacts::beginning(found.commissioned, found.revision);
         let known = known_of(&identity.workspace, identity.server, found);
-        if !matches(&known) {
+        if !is_of(identity, &known) {
             return Ok(None);
         }
         // While D1 is being told of a change, this may be what it said before: it is good for this call, and no other.
-        if !self.is_unsure()? {
-            self.begin_use()?;
-            self.tables().set_fact(fact::KNOWN, &known)?;
-            self.tables().set_fact(fact::SERVER, &revision)?;
+        if self.is_unsure()? {
+            return Ok(Some(known));
+        }
+        self.begin_use()?;
+        self.tables().set_fact(fact::KNOWN, &known)?;
+        self.tables().set_fact(fact::SERVER, &revision)?;
+        self.proven(known, identity)
+    }
+
+    /// What is known, if an agent is this server's own. A key that is known by its hash under the previous pepper is known by
+    /// the current one from now on.
+    fn proven(&self, mut known: Known, identity: &Identity) -> worker::Result<Option<Known>> {
+        if !is_of(identity, &known) {
+            return Ok(None);
+        }
+        if known.key_hash != identity.key_hash {
+            let to = identity.key_hash.clone();
+            let from = std::mem::replace(&mut known.key_hash, to.clone());
+            let tables = self.tables();
+            tables.set_fact(fact::KNOWN, &known)?;
+            tables.set_fact(fact::REHASH, &Rehash { from, to, at: now() })?;
+            self.flush_soon()?;
         }
         Ok(Some(known))
     }
@@ -194,12 +214,18 @@ impl ServerLink {
         let tables = self.tables();
         tables.set_fact(fact::UNSURE, &false)?;
         tables.set_wake(wake::LOOK, None)?;
-        let Some(found) = found else {
+        let Some(mut found) = found else {
             self.end_server().await?;
             return Ok(None);
         };
         let before = self.known()?;
         let facts = ServerFacts::beginning(found.commissioned, found.revision);
+        // D1 may have the same key by its older hash: that it is told still.
+        if let Some(rehash) = tables.fact::<Rehash>(fact::REHASH)?
+            && rehash.from == found.key_hash
+        {
+            found.key_hash = rehash.to;
+        }
         let known = Known {
             named_at: before.as_ref().and_then(|before| before.named_at),
             ..known_of(&of.workspace, of.server, found)
@@ -252,6 +278,12 @@ impl ServerLink {
         let commissioned = self.facts()?.commissioned;
         Ok(Answer::Done(json!({"id": known.server, "name": known.name, "commissioned": commissioned})))
     }
+}
+
+/// Tells whether an agent is a server's own.
+fn is_of(identity: &Identity, known: &Known) -> bool {
+    let is_key = identity.key_hash == known.key_hash || identity.previous_key_hash.as_ref() == Some(&known.key_hash);
+    identity.workspace == known.workspace && is_key
 }
 
 /// What is known of a server that D1 has.

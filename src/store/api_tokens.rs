@@ -87,9 +87,18 @@ pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
         .bind(id)
 }
 
-/// Notes that a token was used.
-pub async fn touch(env: &Env, workspace_id: i64, id: Uuid, now: Timestamp) -> Result<(), Error> {
-    let sql = "UPDATE api_tokens SET last_used_at = ?3 WHERE workspace_id = ?1 AND id = ?2";
-    db::run(env, Statement::new(sql).bind(workspace_id).bind(id).bind(now)).await?;
+/// Notes that a token was used, and stores it by another hash of it where there is one.
+pub async fn touch(
+    env: &Env,
+    workspace_id: i64,
+    id: Uuid,
+    new_hash: Option<&str>,
+    now: Timestamp,
+) -> Result<(), Error> {
+    // Without one the index is not written.
+    let hash = new_hash.map_or("", |_| ", key_hash = ?4");
+    let sql = format!("UPDATE api_tokens SET last_used_at = ?3{hash} WHERE workspace_id = ?1 AND id = ?2");
+    let statement = Statement::new(sql).bind(workspace_id).bind(id).bind(now);
+    db::run(env, new_hash.into_iter().fold(statement, Statement::bind)).await?;
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use farhand_domain::command;
 use farhand_domain::command_list::CommandList;
+use farhand_domain::secret::Hashes;
 
 use super::command_list::{self, Value};
 use super::db::{Parameter, Selection};
@@ -51,10 +52,19 @@ pub fn reachable() -> String {
     )
 }
 
-/// SQL for the caller's command that was made with the Idempotency-Key of hash `?6` after `?7`, as `{id, server, body}`.
-pub const MADE_WITH_KEY: &str = "(SELECT json_object('id', c.id, 'server', c.server_id, 'body', c.idempotency_body)
+/// SQL for the caller's command that was made after `?7` with the Idempotency-Key of the hash `?6`, or of one of the hashes, as
+/// `{id, server, key, body}`.
+pub fn made_with_key(hashes: Option<&Hashes>) -> String {
+    let key = match hashes.and_then(|hashes| hashes.previous.as_ref()) {
+        None => "c.idempotency_key = me.user_id || '/' || ?6",
+        Some(_) => "c.idempotency_key IN (me.user_id || '/' || (?6 ->> 0), me.user_id || '/' || (?6 ->> 1))",
+    };
+    format!(
+        "(SELECT json_object('id', c.id, 'server', c.server_id, 'key', c.idempotency_key, 'body', c.idempotency_body)
     FROM commands c WHERE c.workspace_id = me.workspace_id AND c.requested_by = me.user_id
-    AND c.idempotency_key = me.user_id || '/' || ?6 AND c.added_at > ?7)";
+    AND {key} AND c.added_at > ?7)"
+    )
+}
 
 impl From<Value> for Parameter {
     fn from(value: Value) -> Self {

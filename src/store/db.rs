@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 
 use farhand_domain::error::Error;
+use farhand_domain::secret::Hashes;
 use farhand_domain::time::Timestamp;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 use uuid::Uuid;
 use wasm_bindgen::JsValue;
 use worker::{D1PreparedStatement, D1Result, Env};
@@ -77,6 +79,24 @@ impl From<u64> for Parameter {
 impl<T: Into<Parameter>> From<Option<T>> for Parameter {
     fn from(value: Option<T>) -> Self {
         value.map_or(Self(JsValue::NULL), Into::into)
+    }
+}
+
+impl From<&Hashes> for Parameter {
+    fn from(hashes: &Hashes) -> Self {
+        match &hashes.previous {
+            None => (&hashes.current).into(),
+            Some(previous) => json!([hashes.current, previous]).to_string().into(),
+        }
+    }
+}
+
+/// SQL for the condition that a column has one of some hashes, which are bound as one parameter. Unless the pepper is being
+/// rotated there is one, and no more is read than for one.
+pub fn has_hash(column: &str, parameter: &str, hashes: &Hashes) -> String {
+    match hashes.previous {
+        None => format!("{column} = {parameter}"),
+        Some(_) => format!("{column} IN ({parameter} ->> 0, {parameter} ->> 1)"),
     }
 }
 

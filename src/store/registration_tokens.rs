@@ -2,6 +2,7 @@
 
 use farhand_domain::error::{Error, NON_FIELD};
 use farhand_domain::registration_token::{NewRegistrationToken, Registration};
+use farhand_domain::secret::Hashes;
 use farhand_domain::server::numbered_sql;
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
@@ -64,12 +65,17 @@ pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
         .bind(id)
 }
 
-/// The condition that a row of `registration_tokens t` is alive at `?3` and is the one of the hash `?2` in the workspace of
+/// The condition that a row of `registration_tokens t` is alive at `?3` and has one of the hashes `?2` in the workspace of
 /// the slug `?1`: what it allows is done in its creator's name, who must still be allowed it.
-const ALIVE: &str = "t.key_hash = ?2 AND (t.expires_at IS NULL OR t.expires_at > ?3) AND (t.uses IS NULL OR t.uses > 0)
-    AND t.workspace_id = (SELECT w.id FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL)
-    AND EXISTS (SELECT 1 FROM users u WHERE u.id = t.creator_id AND u.workspace_id = t.workspace_id
-        AND u.is_active = 1 AND (u.is_staff = 1 OR u.is_superuser = 1))";
+fn alive(hashes: &Hashes) -> String {
+    format!(
+        "{} AND (t.expires_at IS NULL OR t.expires_at > ?3) AND (t.uses IS NULL OR t.uses > 0)
+        AND t.workspace_id = (SELECT w.id FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL)
+        AND EXISTS (SELECT 1 FROM users u WHERE u.id = t.creator_id AND u.workspace_id = t.workspace_id
+            AND u.is_active = 1 AND (u.is_staff = 1 OR u.is_superuser = 1))",
+        db::has_hash("t.key_hash", "?2", hashes)
+    )
+}
 
 /// How many servers may have a name with a number behind it.
 const MOST_NUMBERS: u32 = 10_000;
@@ -98,9 +104,9 @@ pub struct Registered {
 ///
 /// # Errors
 /// The token is not alive; one of its groups is full.
-pub async fn refusal(env: &Env, workspace: &str, token_hash: &str, now: Timestamp) -> Result<(), Error> {
-    let sql = format!("SELECT {} AS is_full FROM registration_tokens t WHERE {ALIVE}", has_full_group());
-    let result = db::run(env, Statement::new(sql).bind(workspace).bind(token_hash).bind(now)).await?;
+pub async fn refusal(env: &Env, workspace: &str, token: &Hashes, now: Timestamp) -> Result<(), Error> {
+    let sql = format!("SELECT {} AS is_full FROM registration_tokens t WHERE {}", has_full_group(), alive(token));
+    let result = db::run(env, Statement::new(sql).bind(workspace).bind(token).bind(now)).await?;
     match db::column::<f64>(&result)?.first() {
         None => Err(Error::invalid_token()),
         Some(0.0) => Ok(()),
@@ -118,22 +124,25 @@ fn has_full_group() -> String {
     )
 }
 
-/// Registers a server with a token, and uses the token once; `None` where there is a [`refusal`], or no name is left.
+/// Registers a server with a token, and uses the token once; `None` where there is a [`refusal`], or no name is left. A token
+/// that is stored by its hash under the previous pepper is stored by the current one then.
 ///
 /// # Errors
 /// D1 did not do it.
 pub async fn register(
     env: &Env,
     workspace: &str,
-    token_hash: &str,
+    token: &Hashes,
     new: NewServer<'_>,
     now: Timestamp,
 ) -> Result<Option<Registered>, Failure> {
-    let statement = |sql: String| Statement::new(sql).bind(workspace).bind(token_hash).bind(now).bind(new.id);
+    let alive = alive(token);
+    let rehash = token.previous.as_ref().map_or("", |_| ", key_hash = ?5, key_hashed_at = ?3");
+    let statement = |sql: String| Statement::new(sql).bind(workspace).bind(token).bind(now).bind(new.id);
     let name = numbered_sql("?5", "number");
     let insert = statement(format!(
         "WITH RECURSIVE free (workspace_id, creator_id, number) AS (
-            SELECT t.workspace_id, t.creator_id, 1 FROM registration_tokens t WHERE {ALIVE} AND NOT {}
+            SELECT t.workspace_id, t.creator_id, 1 FROM registration_tokens t WHERE {alive} AND NOT {}
             UNION ALL
             SELECT workspace_id, creator_id, number + 1 FROM free WHERE number < {MOST_NUMBERS} AND EXISTS (
                 SELECT 1 FROM servers s WHERE s.workspace_id = free.workspace_id AND s.name = {name})
@@ -150,14 +159,16 @@ pub async fn register(
     let join = statement(format!(
         "INSERT INTO server_groups (workspace_id, group_id, server_id)
          SELECT s.workspace_id, i.group_id, s.id FROM servers s
-         CROSS JOIN registration_tokens t ON {ALIVE} AND t.workspace_id = s.workspace_id
+         CROSS JOIN registration_tokens t ON {alive} AND t.workspace_id = s.workspace_id
          CROSS JOIN registration_token_groups i ON i.workspace_id = t.workspace_id AND i.token_id = t.id
          WHERE s.id = ?4"
     ));
     let spend = statement(format!(
-        "UPDATE registration_tokens AS t SET uses = uses - 1
-         WHERE {ALIVE} AND EXISTS (SELECT 1 FROM servers s WHERE s.id = ?4)"
+        "UPDATE registration_tokens AS t SET uses = uses - 1{rehash}
+         WHERE {alive} AND EXISTS (SELECT 1 FROM servers s WHERE s.id = ?4)"
     ));
+    // Unless the pepper is being rotated, the index is not written.
+    let spend = token.previous.iter().fold(spend, |spend, _| spend.bind(&token.current));
     let results = db::batch(env, vec![insert, join, spend]).await?;
     Ok(results.first().map(db::first::<Registered>).transpose()?.flatten())
 }

@@ -1,6 +1,7 @@
 //! The table of requests for a password reset.
 
 use farhand_domain::error::Error;
+use farhand_domain::secret::Hashes;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::Account;
 use serde::Deserialize;
@@ -34,7 +35,7 @@ pub async fn insert(
     workspace: &str,
     id: Uuid,
     address: &str,
-    address_hash: &str,
+    address_hashes: &Hashes,
     now: Timestamp,
 ) -> Result<Requested, Error> {
     let exists = Statement::new("SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL").bind(workspace);
@@ -44,22 +45,24 @@ pub async fn insert(
             WHERE w.slug = ?1 AND w.deleted_at IS NULL LIMIT ?3 + 0)",
     );
     let cleared = cleared.bind(workspace).bind(now).bind(CLEARED);
-    let insert = Statement::new(
+    let insert = Statement::new(format!(
         "INSERT INTO reset_requests (id, workspace_id, address_hash, user_id, requested_at, expires_at)
          SELECT ?2, w.id, ?3, (SELECT u.id FROM users u WHERE u.workspace_id = w.id AND u.email = ?4 AND u.is_active = 1),
             ?5, ?6
          FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL AND ?7 > (
             SELECT count(*) FROM reset_requests r
-            WHERE r.workspace_id = w.id AND r.address_hash = ?3 AND r.expires_at > ?5)
+            WHERE r.workspace_id = w.id AND {} AND r.expires_at > ?5)
          RETURNING id",
-    )
+        db::has_hash("r.address_hash", "?8", address_hashes)
+    ))
     .bind(workspace)
     .bind(id)
-    .bind(address_hash)
+    .bind(&address_hashes.current)
     .bind(address)
     .bind(now)
     .bind(now.plus_seconds(LIFETIME))
-    .bind(MOST_PENDING);
+    .bind(MOST_PENDING)
+    .bind(address_hashes);
     let results = db::batch(env, vec![exists, cleared, insert]).await?;
     let [exists, _, inserted] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
     if db::returned_id(exists)?.is_none() {

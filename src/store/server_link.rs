@@ -55,10 +55,28 @@ const PERMITTED: &str =
 /// The statements that give a server's agent another key, if a user still may.
 pub fn update_key(workspace_id: i64, server: Uuid, by: i64, key_hash: &str, now: Timestamp) -> Vec<Statement> {
     let sql = format!(
-        "UPDATE servers AS s SET agent_key_hash = ?4, updated_at = ?5
+        "UPDATE servers AS s SET agent_key_hash = ?4, key_hashed_at = ?5, updated_at = ?5
          WHERE s.id = ?2 AND s.workspace_id = ?1 AND {PERMITTED}"
     );
     vec![Statement::new(sql).bind(workspace_id).bind(server).bind(by).bind(key_hash).bind(now)]
+}
+
+/// Another hash of the same key of a server's agent: the pepper was rotated.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Rehash {
+    /// The one before.
+    pub from: String,
+    /// The one from now on.
+    pub to: String,
+    /// When it was made.
+    pub at: Timestamp,
+}
+
+/// The statement that stores a server's key by another hash. Where it has another key by now, it stays.
+pub fn rehash_key(workspace_id: i64, server: Uuid, rehash: &Rehash) -> Statement {
+    let sql = "UPDATE servers SET agent_key_hash = ?4, key_hashed_at = ?5
+        WHERE id = ?2 AND workspace_id = ?1 AND agent_key_hash = ?3";
+    Statement::new(sql).bind(workspace_id).bind(server).bind(&rehash.from).bind(&rehash.to).bind(rehash.at)
 }
 
 /// The statements that delete a server, if a user still may; without one, for its own agent. While there are commands of it,

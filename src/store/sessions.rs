@@ -129,3 +129,19 @@ pub async fn refresh(
     db::run(env, Statement::new(sql).bind(workspace_id).bind(id).bind(now).bind(expires_at)).await?;
     Ok(())
 }
+
+/// Moves a session's expiry, and stores it by another hash of its token. A session that was revoked meanwhile stays so.
+pub async fn rehash(
+    env: &Env,
+    workspace_id: i64,
+    id: Uuid,
+    token_hash: &str,
+    now: Timestamp,
+    expires_at: Timestamp,
+) -> Result<(), Error> {
+    let sql = "UPDATE sessions SET refreshed_at = ?3, expires_at = max(expires_at, ?4), token_hash = ?5
+        WHERE workspace_id = ?1 AND id = ?2";
+    let statement = Statement::new(sql).bind(workspace_id).bind(id).bind(now).bind(expires_at).bind(token_hash);
+    db::run(env, statement).await?;
+    Ok(())
+}
