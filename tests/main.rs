@@ -5,6 +5,7 @@ mod access;
 mod acl;
 mod agent;
 mod api;
+mod audit;
 mod bench;
 mod cloud;
 mod conventions;
