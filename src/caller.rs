@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use farhand_domain::acl::Acl;
+use farhand_domain::audit::{ActorType, CredentialType, Event};
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 use farhand_domain::secret::{Hashes, Purpose};
@@ -143,6 +144,16 @@ impl Caller {
         self.is_staff_or_superuser() && self.acl.as_ref().is_none_or(|acl| acl.servers.is_none())
     }
 
+    /// The caller's event.
+    pub fn sign(&self, event: Event) -> Event {
+        let kind = match self.kind {
+            Kind::Session => CredentialType::Session,
+            Kind::ApiToken => CredentialType::ApiToken,
+        };
+        let event = event.by(ActorType::User, Some(self.user_id.to_string()), Some(self.username.clone()));
+        event.with(kind, Some(self.credential_id.to_string()))
+    }
+
     /// The caller's rank.
     pub fn rank(&self) -> Rank {
         Rank { is_staff: self.is_staff, is_superuser: self.is_superuser }
@@ -230,6 +241,7 @@ impl<'a> Credential<'a> {
             return Err(Error::invalid_token());
         };
         let caller: Caller = serde_json::from_str(&me).map_err(platform::internal)?;
+        self.call.caller.replace(Some(caller.clone()));
         if let Some(acl) = &caller.acl {
             let is_allowed = self.call.takes_limited_tokens
                 && acl.allows_method(&self.call.method)
@@ -404,6 +416,23 @@ impl<'a> Credential<'a> {
         let (caller, results) = self.resolve(all).await?;
         let body = |result: &D1Result| Ok(db::first::<Body>(result)?.and_then(|row| row.body));
         let bodies = results[1..].iter().map(body).collect::<Result<_, Error>>()?;
+        Ok((caller, bodies))
+    }
+
+    /// The same with the statement for an audit event, which comes at a `place` among them and has no `body` of its own.
+    ///
+    /// # Errors
+    /// As [`Credential::write`].
+    pub async fn write_audited(
+        &self,
+        mut statements: Vec<Statement>,
+        place: usize,
+        event: Statement,
+    ) -> Result<(Caller, Vec<Option<String>>), Failure> {
+        statements.insert(place, event);
+        let (caller, mut bodies) = self.write(statements).await?;
+        bodies.remove(place);
+        self.call.audited.borrow_mut().push(caller.workspace_id);
         Ok((caller, bodies))
     }
 }

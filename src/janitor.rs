@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::time::Duration;
 
+use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use futures_util::future::{self, Either};
@@ -27,6 +28,7 @@ use crate::link_calls::{self, Forget, Forgotten, OfServer};
 use crate::log;
 use crate::objects;
 use crate::platform::{self, internal};
+use crate::sealer;
 use crate::store::retention::{self, Due, Place};
 use crate::store::workspaces::{self, Deleted};
 use crate::store::{login_tokens, servers, users};
@@ -62,8 +64,8 @@ const BEGINS_WITHIN: u64 = 20;
 /// What the object can be asked.
 #[derive(Serialize, Deserialize)]
 enum Ask {
-    /// Delete the workspace with that slug. Answers whether there was one.
-    DeleteWorkspace(String),
+    /// Delete the workspace with that slug, and note the audit event. Answers whether there was one.
+    DeleteWorkspace(String, Box<Event>),
     /// Look for what is to be done.
     Look,
     /// Look for old commands.
@@ -110,8 +112,8 @@ struct Pass {
 ///
 /// # Errors
 /// The object could not be reached, or D1 not be told. The workspace may be deleted all the same.
-pub async fn delete_workspace(env: &Env, slug: &str) -> Result<bool, Error> {
-    ask(env, &Ask::DeleteWorkspace(slug.to_owned())).await
+pub async fn delete_workspace(env: &Env, slug: &str, event: Event) -> Result<bool, Error> {
+    ask(env, &Ask::DeleteWorkspace(slug.to_owned(), Box::new(event))).await
 }
 
 /// Has the object look for what is to be done.
@@ -159,7 +161,7 @@ impl DurableObject for Janitor {
             let storage = self.state.storage();
             storage.set_alarm(RETRY).await.map_err(internal)?;
             match ask {
-                Ask::DeleteWorkspace(slug) => self.delete(&slug).await,
+                Ask::DeleteWorkspace(slug, event) => self.delete(&slug, &event).await,
                 Ask::Look => Ok(true),
                 Ask::BeginPass => {
                     if storage.get::<Pass>(PASS).await.map_err(internal)?.is_none() {
@@ -190,8 +192,9 @@ impl DurableObject for Janitor {
 
 impl Janitor {
     /// Marks a workspace as deleted and cuts its agents off.
-    async fn delete(&self, slug: &str) -> Result<bool, Error> {
-        let Some(id) = workspaces::mark_deleted(&self.env, slug, platform::now()).await? else { return Ok(false) };
+    async fn delete(&self, slug: &str, event: &Event) -> Result<bool, Error> {
+        let marked = workspaces::mark_deleted(&self.env, slug, event, platform::now()).await?;
+        let Some(id) = marked else { return Ok(false) };
         let mut after = String::new();
         // Those that are gone have no agent, and can wait.
         for _ in 0..SERVERS_AT_ONCE / SERVERS {
@@ -246,6 +249,7 @@ impl Janitor {
         } else if !login_tokens::purge_some(&self.env, &deleted.slug).await? {
             return Ok(());
         }
+        sealer::wipe(&self.env, deleted.id).await?;
         workspaces::purge_some(&self.env, deleted.id).await
     }
 

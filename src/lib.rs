@@ -1,6 +1,7 @@
 //! The Worker of Farhand. `ARCHITECTURE.md` draws the map; this file holds the entry points only.
 
 mod api;
+mod audit;
 mod caller;
 mod cost;
 mod janitor;
@@ -13,6 +14,7 @@ mod platform;
 mod request;
 mod response;
 mod routes;
+mod sealer;
 mod server_link;
 mod server_link_sql;
 mod smtp;
@@ -50,6 +52,10 @@ async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker:
         }
     })
     .await;
+    if let Err(error) = &outcome {
+        audit::note_refusal(&call, error);
+    }
+    audit::seal_later(&call);
     let reply = outcome.unwrap_or_else(|error| {
         let reply = Reply::refusal(&error, &call.id);
         match (error.kind, routes::find(&call.path)) {
@@ -63,9 +69,12 @@ async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker:
     Ok(response)
 }
 
-/// Runs when the clock says so (wrangler.toml, triggers): has old commands deleted.
+/// Runs when the clock says so (wrangler.toml, triggers): has old commands deleted, and audit events sealed that are not.
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
+    if let Err(error) = sealer::tell_all(&env).await {
+        log::trouble("sealers_not_told", json!({}), &error.detail);
+    }
     if let Err(error) = janitor::delete_old_commands(&env).await {
         log::trouble("retention_not_begun", json!({}), &error.detail);
     }

@@ -1,5 +1,6 @@
 //! Every call into a server's object, typed, in one place. The platform carries it as JSON over `fetch`.
 
+use farhand_domain::audit::Event;
 use farhand_domain::command::{Command, Environment, OnOffline, Origin};
 use farhand_domain::error::{Code, Error, Kind};
 use farhand_domain::time::Timestamp;
@@ -83,6 +84,8 @@ pub struct Rotate {
     pub key_hash: String,
     /// When that was asked for.
     pub at: Timestamp,
+    /// What the audit log tells of it.
+    pub event: Event,
 }
 
 /// The end of a server.
@@ -92,6 +95,8 @@ pub struct Remove {
     pub of: OfServer,
     /// The user who asks for it; `None`: its own agent.
     pub by: Option<i64>,
+    /// What the audit log tells of it.
+    pub event: Event,
 }
 
 /// A command to be run.
@@ -117,6 +122,8 @@ pub struct Create {
     pub wait: Option<u32>,
     /// The Idempotency-Key.
     pub key: Option<Key>,
+    /// What the audit log tells of it.
+    pub event: Event,
 }
 
 /// A user's Idempotency-Key and the body that it came with, both hashed.
@@ -166,6 +173,8 @@ pub struct ByUser {
     pub id: Uuid,
     /// The user's name.
     pub username: String,
+    /// What the audit log tells of it.
+    pub event: Event,
 }
 
 /// A question for a page of a command's output.
@@ -258,6 +267,9 @@ pub struct AgentCall {
     pub identity: Identity,
     /// What it says.
     pub report: Report,
+    /// The request's id.
+    #[serde(default)]
+    pub request_id: String,
 }
 
 /// What an agent can report.

@@ -30,6 +30,8 @@ pub const JANITOR: &str = "JANITOR";
 pub const THROTTLE: &str = "THROTTLE";
 /// The Durable Object that sends mails, [`crate::mailer::Mailer`].
 pub const MAILER: &str = "MAILER";
+/// The Durable Objects that seal audit events, [`crate::sealer::Sealer`].
+pub const SEALER: &str = "SEALER";
 /// Cloudflare's binding for sending mail.
 pub const EMAIL: &str = "EMAIL";
 

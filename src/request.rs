@@ -1,9 +1,10 @@
 //! A request as the handlers see it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::rc::Rc;
 
+use farhand_domain::audit::{Event, Source};
 use farhand_domain::authorization::{self, AgentCredential};
 use farhand_domain::error::{Error, Kind, NON_FIELD};
 use farhand_domain::fields::Fields;
@@ -17,6 +18,8 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 
+use crate::audit::Refused;
+use crate::caller::Caller;
 use crate::platform::{self, Config, internal};
 use crate::routes::Route;
 
@@ -59,6 +62,12 @@ pub struct Call {
     pub route: Option<&'static Route>,
     /// Whether the endpoint takes API tokens with an access control list.
     pub takes_limited_tokens: bool,
+    /// Who calls, once that is known.
+    pub caller: RefCell<Option<Caller>>,
+    /// What is refused, for the audit log.
+    pub refused: Cell<Option<Refused>>,
+    /// The chains that the request wrote audit events for.
+    pub audited: RefCell<Vec<i64>>,
     /// As the runtime has it: the crate's own form of it asks for more than is needed, `cf` among it, of each request.
     request: web_sys::Request,
 }
@@ -104,6 +113,9 @@ impl Call {
             workspace_proven: Cell::new(false),
             route: None,
             takes_limited_tokens: false,
+            caller: RefCell::default(),
+            refused: Cell::default(),
+            audited: RefCell::default(),
             env,
             context,
             config,
@@ -156,6 +168,19 @@ impl Call {
     /// The client's address. On this machine the header comes from the caller, and may be of any length.
     pub fn remote_ip(&self) -> String {
         self.header("CF-Connecting-IP").unwrap_or_default().chars().take(MAX_ADDRESS).collect()
+    }
+
+    /// Where the request came from, for the audit log.
+    pub fn source(&self) -> Source {
+        Source { remote_ip: Some(self.remote_ip()).filter(|ip| !ip.is_empty()), request_id: Some(self.id.clone()) }
+    }
+
+    /// An event of this request's for the audit log, of nobody yet.
+    ///
+    /// # Errors
+    /// There are no random bytes for its id.
+    pub fn event(&self, action: &str) -> Result<Event, Error> {
+        Ok(Event::new(platform::new_id(self.now)?, self.now, self.source(), action))
     }
 
     fn authorization(&self) -> Option<String> {

@@ -187,6 +187,14 @@ pub enum Endpoint {
     AgentBackhaul,
     /// The WebSocket on which nothing goes out.
     AgentControl,
+    /// Lists the workspace's audit events.
+    AuditList,
+    /// Looks along the chain of the workspace's audit events.
+    AuditVerify,
+    /// Lists the region cell's own audit events.
+    CellAuditList,
+    /// Looks along their chain.
+    CellAuditVerify,
 }
 
 impl Endpoint {
@@ -209,6 +217,45 @@ impl Endpoint {
                 | Self::CommandChunks
                 | Self::CommandStream
         )
+    }
+
+    /// What the audit log calls it (`docs/audit.md`), where it changes something that the log tells of.
+    pub fn action(self) -> Option<&'static str> {
+        Some(match self {
+            Self::WorkspaceCreate => "workspace.create",
+            Self::WorkspaceDelete => "workspace.delete",
+            Self::Login => "session.login",
+            Self::Logout => "session.logout",
+            Self::SessionDelete => "session.delete",
+            Self::TokenCreate => "api_token.create",
+            Self::TokenReplace | Self::TokenUpdate => "api_token.update",
+            Self::TokenDelete => "api_token.delete",
+            Self::PasswordChange => "user.change_password",
+            Self::PasswordSet => "user.set_password",
+            Self::ResetRequest => "user.request_reset",
+            Self::ResetConfirm => "user.reset_password",
+            Self::UserCreate => "user.create",
+            Self::UserReplace | Self::UserUpdate => "user.update",
+            Self::UserDelete => "user.delete",
+            Self::ServerCreate => "server.create",
+            Self::ServerReplace | Self::ServerUpdate => "server.update",
+            Self::ServerDelete => "server.delete",
+            Self::ServerRotateKey => "server.rotate_key",
+            Self::AgentRegister => "server.register",
+            Self::AgentUnregister => "server.unregister",
+            Self::RegistrationTokenCreate => "registration_token.create",
+            Self::RegistrationTokenDelete => "registration_token.delete",
+            Self::GroupCreate => "group.create",
+            Self::GroupReplace | Self::GroupUpdate => "group.update",
+            Self::GroupDelete => "group.delete",
+            Self::MembershipCreate => "membership.create",
+            Self::MembershipReplace | Self::MembershipUpdate => "membership.update",
+            Self::MembershipDelete => "membership.delete",
+            Self::CommandCreate => "command.create",
+            Self::CommandCancel | Self::CommandDelete => "command.cancel",
+            Self::CommandKill => "command.kill",
+            _ => return None,
+        })
     }
 }
 
@@ -246,6 +293,8 @@ pub const TABLE: &[Route] = &[
     ),
     route("/operator/workspaces/{slug}/", Access::Operator, &[("DELETE", Endpoint::WorkspaceDelete)]),
     route("/operator/workspaces/{slug}/resync/", Access::Operator, &[("POST", Endpoint::WorkspaceResync)]),
+    route("/operator/audit/events/", Access::Operator, &[("GET", Endpoint::CellAuditList)]),
+    route("/operator/audit/verify/", Access::Operator, &[("POST", Endpoint::CellAuditVerify)]),
     route("/api/status/", Access::User, &[("GET", Endpoint::Status)]),
     on_prem(&["POST"], route("/api/auth/login/", Access::Open, &[("POST", Endpoint::Login)])),
     route("/api/auth/is-authenticated/", Access::Open, &[("GET", Endpoint::IsAuthenticated)]),
@@ -369,6 +418,8 @@ pub const TABLE: &[Route] = &[
     route("/api/events/commands/{id}/kill/", Access::User, &[("POST", Endpoint::CommandKill)]),
     route("/api/events/commands/{id}/chunks/", Access::User, &[("GET", Endpoint::CommandChunks)]),
     route("/api/events/commands/{id}/stream/", Access::User, &[("GET", Endpoint::CommandStream)]),
+    route("/api/audit/events/", Access::User, &[("GET", Endpoint::AuditList)]),
+    route("/api/audit/verify/", Access::User, &[("POST", Endpoint::AuditVerify)]),
     route("/api/events/commands/{id}/ack/", Access::Agent, &[("POST", Endpoint::AgentAck)]),
     route("/api/events/commands/{id}/chunk/", Access::Agent, &[("POST", Endpoint::AgentChunk)]),
     route("/api/events/commands/{id}/fin/", Access::Agent, &[("POST", Endpoint::AgentFin)]),

@@ -19,6 +19,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use farhand_domain::audit::{ActorType, CredentialType, Event, Source};
 use farhand_domain::lifecycle::{Outcome, State as Life};
 use farhand_domain::output;
 use farhand_domain::time::Timestamp;
@@ -32,13 +33,16 @@ use worker::{
     durable_object,
 };
 
+use self::commands::{note_end, note_end_by_agent};
 use self::identity::Known;
 use self::waiting::Waiting;
+use crate::audit::of_service;
 use crate::cost::{self, Cost};
 use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, OfServer, Refusal, Remove, Report};
 use crate::log;
 use crate::objects;
 use crate::platform;
+use crate::sealer;
 use crate::server_link_sql::{Held, Phase, Tables, Unflushed};
 use crate::store::server_link::{self as d1, Rehash, ServerFacts};
 
@@ -285,6 +289,12 @@ impl ServerLink {
         Response::from_json(&answer.unwrap_or_else(|error| Answer::Failed(error.to_string())))
     }
 
+    /// Has audit events sealed that D1 was told of. Nothing waits for that.
+    fn seal_later(&self, workspace: i64) {
+        let env = self.env.clone();
+        self.state.wait_until(async move { sealer::tell(&env, workspace).await });
+    }
+
     fn tables(&self) -> &Tables {
         &self.tables
     }
@@ -509,7 +519,11 @@ impl ServerLink {
     // The agent's reports.
 
     async fn agent(&self, call: AgentCall) -> worker::Result<Answer> {
-        let AgentCall { identity, report } = call;
+        let AgentCall { identity, report, request_id } = call;
+        let source = Source {
+            remote_ip: Some(identity.remote_ip.clone()).filter(|ip| !ip.is_empty()),
+            request_id: Some(request_id).filter(|id| !id.is_empty()),
+        };
         let Some(known) = self.authenticate(&identity).await? else {
             return Ok(Answer::Refused(Refusal::InvalidAgent));
         };
@@ -523,7 +537,7 @@ impl ServerLink {
                 self.started()?;
                 Answer::Done(Value::Null)
             }
-            Report::Ack { command } => self.on_command(&known, command, |held| Ok(held.life.ack(now())))?,
+            Report::Ack { command } => self.on_command(&known, command, source, |held| Ok(held.life.ack(now())))?,
             Report::Chunk { command, chunk } => match self.tables().command(command)? {
                 None => Self::unknown(&known, command),
                 Some(held) => {
@@ -537,7 +551,7 @@ impl ServerLink {
                 }
             },
             Report::Fin { command, fin } => {
-                let answer = self.on_command(&known, command, |held| Ok(finish(held, fin)))?;
+                let answer = self.on_command(&known, command, source, |held| Ok(finish(held, fin)))?;
                 // There may be room for another one now.
                 self.hand_out_soon()?;
                 answer
@@ -547,8 +561,13 @@ impl ServerLink {
                 Answer::Done(Value::Null)
             }
             Report::Unregister => {
-                let Known { workspace, workspace_id, server, .. } = known;
-                return self.remove(Remove { of: OfServer { workspace, workspace_id, server }, by: None }).await;
+                let Known { workspace, workspace_id, server, name, .. } = known;
+                let id = Some(server.to_string());
+                let event = of_service("server.unregister").map_err(|error| error.detail.into_owned())?;
+                let event = event.by(ActorType::Agent, id.clone(), Some(name.clone()));
+                let event = event.with(CredentialType::AgentKey, id.clone()).on(id, Some(&name));
+                let event = Event { source, ..event };
+                return self.remove(Remove { of: OfServer { workspace, workspace_id, server }, by: None, event }).await;
             }
         };
         self.arm().await?;
@@ -560,10 +579,16 @@ impl ServerLink {
         &self,
         known: &Known,
         id: Uuid,
+        source: Source,
         change: impl FnOnce(&mut Held) -> worker::Result<bool>,
     ) -> worker::Result<Answer> {
         let Some(mut held) = self.find(id)? else { return Ok(Self::unknown(known, id)) };
+        let before = held.life.state();
         if change(&mut held)? {
+            let state = held.life.state();
+            if state.is_final() && state != before {
+                note_end_by_agent(&mut held, known, source)?;
+            }
             self.save(&held)?;
         }
         Ok(Answer::Done(Value::Null))
@@ -639,6 +664,7 @@ impl ServerLink {
                         tables.postpone(id, held.life.deadline(now))?;
                         continue;
                     }
+                    note_end(&mut held)?;
                 }
             }
             self.save(&held)?;
@@ -654,10 +680,13 @@ impl ServerLink {
     async fn flush(&self) -> worker::Result<()> {
         let tables = self.tables();
         let (facts, known) = (self.facts()?, self.known()?);
-        let mut lacking = Vec::new();
+        let (mut lacking, mut workspaces) = (Vec::new(), HashSet::new());
         for held in tables.unflushed_commands(now().plus_millis(-GATHER_REPORTS), BATCH)? {
+            if held.phase == Phase::Withdrawing || !held.events.is_empty() {
+                workspaces.insert(held.workspace_id);
+            }
             lacking.push(match held.phase {
-                Phase::Withdrawing => (d1::delete_command(held.workspace_id, held.command.id), Lacking::Removal(held)),
+                Phase::Withdrawing => (d1::delete_command(held.workspace_id, held.command.id)?, Lacking::Removal(held)),
                 _ => (d1::update_command(&held, &tables.output(&held)?), Lacking::Change(held)),
             });
         }
@@ -665,10 +694,11 @@ impl ServerLink {
             && facts.revision > facts.flushed
         {
             let update = d1::update_server(known.workspace_id, known.server, &facts);
-            lacking.push((update, Lacking::Facts(facts.revision)));
+            lacking.push((vec![update], Lacking::Facts(facts.revision)));
         }
         if let (Some(known), Some(rehash)) = (&known, tables.fact::<Rehash>(fact::REHASH)?) {
-            lacking.push((d1::rehash_key(known.workspace_id, known.server, &rehash), Lacking::KeyHash(rehash)));
+            let update = d1::rehash_key(known.workspace_id, known.server, &rehash);
+            lacking.push((vec![update], Lacking::KeyHash(rehash)));
         }
         let failures = tables.fact::<u32>(fact::FAILURES)?.unwrap_or(0);
         let groups: Vec<Vec<_>> =
@@ -676,7 +706,7 @@ impl ServerLink {
         let mut failure = None;
         for group in groups {
             let (statements, told): (Vec<_>, Vec<_>) = group.into_iter().unzip();
-            let sent = d1::send(&self.env, statements).await;
+            let sent = d1::send(&self.env, statements.concat()).await;
             // Meanwhile the object may have been wiped.
             if !self.is_used()? {
                 return Ok(());
@@ -685,6 +715,9 @@ impl ServerLink {
                 Ok(()) => told.iter().try_for_each(|lacking| self.d1_knows(lacking))?,
                 Err(error) => failure = Some(error),
             }
+        }
+        for workspace in workspaces {
+            self.seal_later(workspace);
         }
         if let Some(error) = failure {
             log::trouble("d1_not_told", json!({"server": self.state.id().name(), "try": failures + 1}), &error);

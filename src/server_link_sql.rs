@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use farhand_domain::audit::Event;
 use farhand_domain::command::{Command, Environment, Origin, Output};
 use farhand_domain::lifecycle::{End, Lifecycle, State};
 use farhand_domain::output;
@@ -53,7 +54,7 @@ const INDEXES: [&str; 2] = [
 ];
 
 /// What came after the first version, by the number of the version that it makes.
-const CHANGES: [(i64, &[&str]); 2] = [
+const CHANGES: [(i64, &[&str]); 3] = [
     (
         2,
         &[
@@ -97,6 +98,13 @@ const CHANGES: [(i64, &[&str]); 2] = [
             "ALTER TABLE chunks DROP COLUMN kept",
             // Serves: the end of a command that was withdrawn.
             "CREATE INDEX answers_by_command ON answers (command)",
+        ],
+    ),
+    (
+        4,
+        &[
+            // What happened to the command that D1 has no audit event of, as a JSON array; null: nothing.
+            "ALTER TABLE commands ADD COLUMN events TEXT",
         ],
     ),
 ];
@@ -163,6 +171,17 @@ pub struct Held {
     kept_bytes: u64,
     /// The lowest `seq` that is not kept, as what comes before is all that is.
     cut_at: Option<u64>,
+    /// What happened to it that D1 has no audit event of.
+    pub events: Vec<Happened>,
+}
+
+/// Something that happened to a command, for the audit log.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Happened {
+    /// The command's revision that came of it. D1 has the event if it has that revision.
+    pub revision: i64,
+    /// The event.
+    pub event: Event,
 }
 
 impl Held {
@@ -183,6 +202,11 @@ impl Held {
     /// The `seq` at which the chunks that came and are kept end.
     fn kept_end(&self) -> u64 {
         self.cut_at.map_or(self.chunk_top, |cut_at| cut_at.min(self.chunk_top))
+    }
+
+    /// Notes something for the audit log that happened to it, and is saved with it.
+    pub fn note(&mut self, event: Event) {
+        self.events.push(Happened { revision: self.revision + 1, event });
     }
 
     /// Where it is in the queue's eyes.
@@ -269,6 +293,7 @@ struct HeldRow {
     output_at: Option<Timestamp>,
     kept_bytes: f64,
     cut_at: Option<f64>,
+    events: Option<String>,
 }
 
 impl TryFrom<HeldRow> for Held {
@@ -293,12 +318,13 @@ impl TryFrom<HeldRow> for Held {
             output_at: row.output_at,
             kept_bytes: row.kept_bytes as u64,
             cut_at: row.cut_at.map(|seq| seq as u64),
+            events: row.events.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default(),
         })
     }
 }
 
 const HELD: &str = "SELECT workspace_id, phase, command, life, revision, result, result_cut, result_bytes, chunk_bytes,
-    origin, env, chunk_count, chunk_top, chunk_total, output_at, kept_bytes, cut_at FROM commands";
+    origin, env, chunk_count, chunk_top, chunk_total, output_at, kept_bytes, cut_at, events FROM commands";
 
 /// The object's tables. Nobody else writes them, and where a write does not become durable the platform ends the object: so
 /// what was read of the facts and wakes is true as long as the object is in memory.
@@ -586,9 +612,10 @@ impl Tables {
         // It went out, or never will: nobody needs it any more.
         let is_waiting = held.life.state() == State::Waiting;
         let env = held.env.as_ref().filter(|_| is_waiting).map(serde_json::to_string).transpose()?;
+        let events = (!held.events.is_empty()).then(|| serde_json::to_string(&held.events)).transpose()?;
         let sql = "UPDATE commands SET phase = ?2, life = ?3, due_at = ?4, revision = revision + 1,
             result = ?5, result_cut = ?6, result_bytes = ?7, env = ?8, stage = ?9, chunk_total = ?10, output_at = ?11,
-            flushed = flushed + ?12
+            flushed = flushed + ?12, events = ?13
             WHERE id = ?1";
         let parameters = vec![
             text(held.command.id),
@@ -603,6 +630,7 @@ impl Tables {
             held.chunk_total.map_or(SqlStorageValue::Null, integer),
             held.output_at.map_or(SqlStorageValue::Null, text),
             integer(u64::from(is_told)),
+            events.into(),
         ];
         self.exec(sql, parameters)
     }
@@ -624,9 +652,10 @@ impl Tables {
         self.exec("UPDATE commands SET flushed = 0 WHERE id = ?", vec![text(id)])
     }
 
-    /// Notes that D1 has a revision of a command.
+    /// Notes that D1 has a revision of a command, and with it the events up to that.
     pub fn mark_flushed(&self, held: &Held) -> Result<()> {
-        let sql = "UPDATE commands SET flushed = max(flushed, ?2) WHERE id = ?1";
+        let sql = "UPDATE commands SET flushed = max(flushed, ?2), events = (SELECT nullif(json_group_array(json(value)), '[]')
+            FROM json_each(events) WHERE value ->> 'revision' > ?2) WHERE id = ?1";
         self.exec(sql, vec![text(held.command.id), SqlStorageValue::Integer(held.revision)])
     }
 

@@ -19,6 +19,7 @@ use serde_json::json;
 use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
+use crate::audit::note_wrong_password;
 use crate::log;
 use crate::objects;
 use crate::platform::{self, internal};
@@ -141,6 +142,9 @@ pub fn check(call: &Call, password: &str, stored: Option<&str>) -> Checked {
 pub async fn is_current(call: &Call, username: &str, password: &str, stored: &str) -> Result<bool, Error> {
     let checked =
         guess(call, username, async || Ok(check(call, password, Some(stored)).is_right.then_some(()))).await?;
+    if checked.is_none() {
+        note_wrong_password(call);
+    }
     Ok(checked.is_some())
 }
 

@@ -5,6 +5,7 @@ mod access;
 mod acl;
 mod agent;
 mod api;
+mod audit;
 mod backup;
 mod bench;
 mod cloud;

@@ -9,6 +9,7 @@
 
 pub mod acl;
 pub mod api_token;
+pub mod audit;
 pub mod authorization;
 pub mod command;
 pub mod command_list;

@@ -46,7 +46,8 @@ async fn identity(call: &mut Call) -> Result<Identity, Error> {
 /// Tells the agent's object something.
 async fn tell(call: &Call, identity: Identity, report: Report) -> Result<Value, Error> {
     let server = identity.server;
-    let answer = link_calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report })).await?;
+    let request_id = call.id.clone();
+    let answer = link_calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report, request_id })).await?;
     // The key was right, and its object knows whose it is: so there is that workspace, and D1 need not be asked.
     call.workspace_proven.set(true);
     Ok(answer)

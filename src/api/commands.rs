@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use farhand_domain::audit::{Object, shown_line};
 use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester, Rights};
 use farhand_domain::command_list::CommandList;
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
@@ -14,6 +15,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::{anybody, page_of};
+use crate::audit::Refused;
 use crate::caller::{self, Caller, Credential};
 use crate::link_calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
 use crate::log;
@@ -231,9 +233,15 @@ fn authorize(
         any_account: target.any_account,
         acl: caller.acl.clone(),
     };
-    rights.allow(&command, &origin).map_err(|denial| match denial {
-        Denial::Acl => Error::acl_not_allowed(),
-        _ => Error::permission_denied(),
+    let event = caller.sign(call.event("command.create")?).on(Some(command.id.to_string()), None);
+    let event = event.details(told(&command, new));
+    rights.allow(&command, &origin).map_err(|denial| {
+        let object = Object::new("command", None, None);
+        call.refused.set(Some(Refused { object: Some(object), details: event.details.clone() }));
+        match denial {
+            Denial::Acl => Error::acl_not_allowed(),
+            _ => Error::permission_denied(),
+        }
     })?;
     Ok(Create {
         workspace_id: caller.workspace_id,
@@ -246,6 +254,19 @@ fn authorize(
         on_offline: new.on_offline,
         wait,
         key,
+        event,
+    })
+}
+
+/// What an audit event tells of a command: neither its environment nor, later, its output.
+fn told(command: &Command, new: &NewCommand) -> Value {
+    json!({
+        "server": {"id": command.server, "name": command.server_name},
+        "shell": command.shell.as_str(),
+        "line": shown_line(&command.line),
+        "username": command.username,
+        "groupname": command.groupname,
+        "scheduled_at": new.scheduled_at,
     })
 }
 
@@ -339,13 +360,14 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 }
 
 /// Asks the object of a command's server to end it, and returns the command object that comes of it.
-async fn end(call: &Call, ask: fn(ByUser) -> Ask) -> Result<Map<String, Value>, Error> {
+async fn end(call: &Call, action: &str, ask: fn(ByUser) -> Ask) -> Result<Map<String, Value>, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(command_not_found)).await?;
     let (caller, body) = find(&credential, id).await?;
     let known: Known = serde_json::from_str(&body).map_err(internal)?;
     may_be_ended(&serde_json::from_str(&body).map_err(internal)?, &caller)?;
-    let ask = ask(ByUser { id, username: caller.username });
+    let event = caller.sign(call.event(action)?).on(Some(id.to_string()), None);
+    let ask = ask(ByUser { id, username: caller.username, event });
     match link_calls::try_ask(&call.env, known.server, &ask).await? {
         Ok(live) => updated(&body, live),
         // The server's object was wiped: what D1 knows is all there is.
@@ -360,20 +382,20 @@ async fn end(call: &Call, ask: fn(ByUser) -> Ask) -> Result<Map<String, Value>, 
 /// `POST /api/events/commands/<id>/cancel/`.
 pub async fn cancel(call: &mut Call) -> Result<Reply, Error> {
     call.discard().await;
-    Reply::ok(&end(call, Ask::Cancel).await?)
+    Reply::ok(&end(call, "command.cancel", Ask::Cancel).await?)
 }
 
 /// `DELETE /api/events/commands/<id>/`: the same as cancelling.
 pub async fn delete(call: &mut Call) -> Result<Reply, Error> {
     call.discard().await;
-    end(call, Ask::Cancel).await?;
+    end(call, "command.cancel", Ask::Cancel).await?;
     Ok(Reply::no_content())
 }
 
 /// `POST /api/events/commands/<id>/kill/`: 202 where the agent was asked, 200 where it never went out.
 pub async fn kill(call: &mut Call) -> Result<Reply, Error> {
     call.discard().await;
-    let command = end(call, Ask::Kill).await?;
+    let command = end(call, "command.kill", Ask::Kill).await?;
     if command.get("delivered_at").is_some_and(Value::is_null) {
         Reply::ok(&command)
     } else {

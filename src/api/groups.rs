@@ -3,16 +3,17 @@
 use farhand_domain::error::Error;
 use farhand_domain::fields::Fields;
 use farhand_domain::group::{
-    self, GroupChanges, GroupFilter, MembershipChange, MembershipFilter, NewMembership, Role, Standing,
+    self, GroupChanges, GroupFilter, Membership, MembershipChange, MembershipFilter, NewMembership, Role, Standing,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{TRIES, anybody, conflict, find, page_of, staff};
+use super::{TRIES, anybody, changed, conflict, find, page_of, staff};
 use crate::caller::{Caller, Credential};
 use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
+use crate::store::audit::{after_change_by, after_insert_by};
 use crate::store::db::Failure;
 use crate::store::groups::{self, ForChange, ForJoining, MembershipForChange};
 
@@ -58,9 +59,30 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         return Err(no_such_server());
     }
     let statements = groups::insert(&credential, &new, platform::new_id(call.now)?);
-    let (_, bodies) = credential.write(statements).await.map_err(taken)?;
+    let event = call.event("group.create")?.on(None, new.name.as_deref());
+    let event = after_insert_by(&credential, &event.details(json!({"servers": new.servers})))?;
+    let (_, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
     let group = bodies.into_iter().next_back().flatten().ok_or_else(Error::permission_denied)?;
     Ok(Reply::created_text(group))
+}
+
+/// What an audit event tells of a change: the fields, and the servers, as they decide who reaches what.
+fn told(changes: &GroupChanges) -> Value {
+    let mut told = changed(&[
+        ("name", changes.name.is_some()),
+        ("display_name", changes.display_name.is_some()),
+        ("description", changes.description.is_some()),
+        ("servers", changes.servers.is_some()),
+    ]);
+    if let Some(servers) = &changes.servers {
+        told["servers"] = json!(servers);
+    }
+    told
+}
+
+/// What an audit event tells of a membership, with its role after it.
+fn told_of(membership: Membership, role: Role) -> Value {
+    json!({"group": membership.group, "user": membership.user, "role": role.as_str()})
 }
 
 /// `PUT /api/iam/groups/<id>/`: everything.
@@ -107,7 +129,10 @@ async fn change(
         if found.has_unknown_server {
             return Err(no_such_server());
         }
-        let (_, bodies) = credential.write(groups::update(&credential, id, &changes)).await.map_err(taken)?;
+        let event = call.event("group.update")?.on(Some(id.to_string()), Some(&found.name));
+        let event = after_change_by(&credential, &event.details(told(&changes)))?;
+        let statements = groups::update(&credential, id, &changes);
+        let (_, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
         let done = bodies.first().is_some_and(Option::is_some);
         if let (true, Some(group)) = (done, bodies.into_iter().next_back().flatten()) {
             return Ok(Reply::ok_text(group));
@@ -126,7 +151,9 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         if !(Standing { is_staff: caller.is_staff_or_superuser(), role: found.role }).owns() {
             return Err(Error::permission_denied());
         }
-        let (_, bodies) = credential.write(vec![groups::delete(&credential, id)]).await?;
+        let event = call.event("group.delete")?.on(Some(id.to_string()), Some(&found.name));
+        let event = after_change_by(&credential, &event)?;
+        let (_, bodies) = credential.write_audited(vec![groups::delete(&credential, id)], 1, event).await?;
         if bodies.into_iter().flatten().next().is_some() {
             return Ok(Reply::no_content());
         }
@@ -173,8 +200,10 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
             return Err(Error::field("user", "No such user."));
         }
         let id = platform::new_id(call.now)?;
-        let (_, bodies) =
-            credential.write(vec![groups::insert_membership(&credential, id, new)]).await.map_err(joined)?;
+        let event = call.event("membership.create")?.on(Some(id.to_string()), None);
+        let event = event.details(json!({"group": new.group, "user": new.user, "role": new.role.as_str()}));
+        let (insert, event) = (groups::insert_membership(&credential, id, new), after_change_by(&credential, &event)?);
+        let (_, bodies) = credential.write_audited(vec![insert], 1, event).await.map_err(joined)?;
         if let Some(membership) = bodies.into_iter().flatten().next() {
             return Ok(Reply::created_text(membership));
         }
@@ -229,7 +258,9 @@ async fn change_membership(
         let role = input.clone()?.of(membership)?;
         group::may_change(standing, membership, role, found.has_other_owner)?;
         let update = groups::update_membership(&credential, membership, role);
-        let (_, bodies) = credential.write(vec![update]).await?;
+        let event = call.event("membership.update")?.on(Some(id.to_string()), None);
+        let event = after_change_by(&credential, &event.details(told_of(membership, role)))?;
+        let (_, bodies) = credential.write_audited(vec![update], 1, event).await?;
         if let Some(membership) = bodies.into_iter().flatten().next() {
             return Ok(Reply::ok_text(membership));
         }
@@ -244,7 +275,11 @@ pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
     for _ in 0..TRIES {
         let (caller, standing, found) = find_membership(&credential, id).await?;
         group::may_end(standing, caller.user_id, found.membership, found.has_other_owner)?;
-        let (_, bodies) = credential.write(vec![groups::delete_membership(&credential, found.membership)]).await?;
+        let event = call.event("membership.delete")?.on(Some(id.to_string()), None);
+        let event = event.details(told_of(found.membership, found.membership.role));
+        let (delete, event) =
+            (groups::delete_membership(&credential, found.membership), after_change_by(&credential, &event)?);
+        let (_, bodies) = credential.write_audited(vec![delete], 1, event).await?;
         if bodies.into_iter().flatten().next().is_some() {
             return Ok(Reply::no_content());
         }

@@ -1,6 +1,7 @@
 //! The handlers, one file per resource: each reads its input, makes one call into the store or an object, and answers.
 
 pub mod agent;
+pub mod audit;
 pub mod command_output;
 pub mod commands;
 pub mod groups;
@@ -17,7 +18,7 @@ pub mod users;
 use farhand_domain::error::{self, Error, Kind};
 use farhand_domain::page::{Page, Query};
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::caller::{Caller, Credential};
 use crate::request::Call;
@@ -106,11 +107,21 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::AgentUnknown => agent::unknown(call).await,
         Endpoint::AgentBackhaul => agent::web_socket(call, "/backhaul").await,
         Endpoint::AgentControl => agent::web_socket(call, "/control").await,
+        Endpoint::AuditList => audit::list(call).await,
+        Endpoint::AuditVerify => audit::verify(call).await,
+        Endpoint::CellAuditList => audit::list_of_cell(call).await,
+        Endpoint::CellAuditVerify => audit::verify_cell(call).await,
     }
 }
 
 /// How often a change is tried where another request changes the same thing, or the caller's right to it, at the same time.
 const TRIES: usize = 8;
+
+/// Which fields a change names, as an audit event tells it.
+fn changed(fields: &[(&str, bool)]) -> Value {
+    let named: Vec<_> = fields.iter().filter(|(_, is_named)| *is_named).map(|(name, _)| name).collect();
+    json!({"fields": named})
+}
 
 /// Others change it all the time.
 fn conflict(what: &str) -> Error {

@@ -1,5 +1,6 @@
 //! The operator API (contract 2): workspaces, on the bare service domain only.
 
+use farhand_domain::audit::{ActorType, CELL, CredentialType, Event};
 use farhand_domain::error::{Error, Kind};
 use farhand_domain::fields::Fields;
 use farhand_domain::host::Host;
@@ -20,7 +21,7 @@ use crate::store::workspaces;
 ///
 /// # Errors
 /// 404 on a workspace's own name or without the secret `OPERATOR_TOKEN`, 401 without a header, 403 with a wrong one.
-fn authorize(call: &Call) -> Result<(), Error> {
+pub fn authorize(call: &Call) -> Result<(), Error> {
     let expected = platform::operator_tokens(&call.env).filter(|_| matches!(call.host, Host::Bare(_)));
     let expected = expected.ok_or_else(Error::not_found)?;
     let token = call.operator_token()?;
@@ -30,6 +31,12 @@ fn authorize(call: &Call) -> Result<(), Error> {
 /// Tells whether the operator API can be seen at all by this request.
 pub fn is_visible(call: &Call) -> bool {
     !matches!(authorize(call), Err(Error { kind: Kind::NotFound, .. }))
+}
+
+/// The operator's event about a workspace, which is known by its slug.
+fn event_of(call: &Call, action: &str, slug: &str) -> Result<Event, Error> {
+    let event = call.event(action)?.by(ActorType::Operator, None, None).with(CredentialType::OperatorToken, None);
+    Ok(event.on(None, Some(slug)))
 }
 
 struct NewWorkspace {
@@ -62,15 +69,26 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
     let NewWorkspace { slug, name, admin } = call.fields().await.and_then(read)?;
     let hash = password::hash(&admin.password, platform::random()?, call.config.pbkdf2_rounds);
-    let new = workspaces::New { slug: &slug, name: &name, admin: &admin, password: &hash };
-    let id = workspaces::insert(&call.env, new, call.now).await?;
-    let id = id.ok_or_else(|| Error::field("slug", "A workspace with this slug already exists."))?;
+    let (event, own_event) = (event_of(call, "workspace.create", &slug)?, event_of(call, "workspace.create", &slug)?);
+    let details = json!({"name": name, "admin": admin.username});
+    let (event, own_event) = (event.details(details.clone()), own_event.details(details));
+    let new = workspaces::New {
+        slug: &slug,
+        name: &name,
+        admin: &admin,
+        password: &hash,
+        event: &event,
+        own_event: &own_event,
+    };
+    let made = workspaces::insert(&call.env, new, call.now).await?;
+    let made = made.ok_or_else(|| Error::field("slug", "A workspace with this slug already exists."))?;
+    call.audited.borrow_mut().extend([CELL, made.workspace]);
     Reply::created(&json!({
         "slug": slug,
         "name": name,
         "region": call.config.names().region,
         "base_url": call.config.base_url_of(&slug),
-        "admin": {"id": id, "username": admin.username, "email": admin.email},
+        "admin": {"id": made.admin, "username": admin.username, "email": admin.email},
     }))
 }
 
@@ -87,7 +105,9 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     authorize(call)?;
     let slug = call.parameter("slug");
-    let existed = janitor::delete_workspace(&call.env, slug).await?;
+    let event = event_of(call, "workspace.delete", slug)?;
+    let existed = janitor::delete_workspace(&call.env, slug, event).await?;
+    call.audited.borrow_mut().push(CELL);
     workspaces::forget(slug);
     if existed { Ok(Reply::no_content()) } else { Err(Error::new(Kind::NotFound, "No such workspace.")) }
 }

@@ -1,5 +1,6 @@
 //! Passwords: changing one's own, setting another's, and resets by mail (spec.md, Password rules; contract 4).
 
+use farhand_domain::audit::{ActorType, CredentialType};
 use farhand_domain::error::{Code, Error, Kind};
 use farhand_domain::fields::Fields;
 use farhand_domain::password::{self, Personal};
@@ -13,8 +14,10 @@ use crate::caller::{self, Credential};
 use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
+use crate::store::audit::after_change;
 use crate::store::reset_requests::{self, Requested};
 use crate::store::users::{self, Found, Target};
+use crate::store::workspaces;
 use crate::{mailer, throttle};
 
 /// 403 in place of 401, for endpoints of which spec.md says so: logout and change-password.
@@ -64,7 +67,10 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
 
     let hash = password::hash(&new, platform::random()?, call.config.pbkdf2_rounds);
     let statements = users::set_password(&credential, caller.user_id, Some(&stored), &hash, call.now);
-    let (_, bodies) = credential.write(statements).await?;
+    let event =
+        caller.sign(call.event("user.change_password")?).on(Some(account.id.to_string()), Some(&account.username));
+    let event = after_change(caller.workspace_id, &event)?;
+    let (_, bodies) = credential.write_audited(statements, 2, event).await?;
     end_sessions(call, bodies)?.ok_or_else(|| Error::field("password", throttle::WRONG_PASSWORD))?;
     Reply::ok(&Value::Null)
 }
@@ -80,7 +86,10 @@ pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let Found { account, .. } = found.ok_or_else(Error::not_found)?;
     let new = new_password(fields?, "password", account.personal())?;
     let hash = password::hash(&new, platform::random()?, call.config.pbkdf2_rounds);
-    let (_, bodies) = credential.write(users::set_password(&credential, account.id, None, &hash, call.now)).await?;
+    let event = caller.sign(call.event("user.set_password")?).on(Some(account.id.to_string()), Some(&account.username));
+    let event = after_change(caller.workspace_id, &event)?;
+    let statements = users::set_password(&credential, account.id, None, &hash, call.now);
+    let (_, bodies) = credential.write_audited(statements, 2, event).await?;
     end_sessions(call, bodies)?.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
@@ -105,8 +114,13 @@ async fn try_to_request(call: &mut Call) -> Result<(), Error> {
     let Some(address) = address else { return Ok(()) };
     let address_hashes = platform::pepper(&call.env)?.hashes(Purpose::Address, &Secret::new(address.clone()));
     let id = platform::new_id(call.now)?;
-    match reset_requests::insert(&call.env, call.workspace()?, id, &address, &address_hashes, call.now).await? {
-        Requested::Stored => mailer::send_reset(&call.env, id).await,
+    let event = call.event("user.request_reset")?.on(None, None);
+    let new = reset_requests::New { id, address: &address, address_hashes: &address_hashes, event: &event };
+    match reset_requests::insert(&call.env, call.workspace()?, new, call.now).await? {
+        Requested::Stored(workspace_id) => {
+            call.audited.borrow_mut().push(workspace_id);
+            mailer::send_reset(&call.env, id).await
+        }
         Requested::TooMany => Err(Error::new(Kind::Forbidden, "Too many requests are pending.")),
         Requested::NoWorkspace => Err(Error::not_found()),
     }
@@ -143,7 +157,13 @@ pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let account = reset_requests::find(&call.env, workspace, id, call.now).await?.ok_or_else(Error::not_found)?;
     let new = new_password(fields?, "new_password", account.personal())?;
     let hash = password::hash(&new, platform::random()?, call.config.pbkdf2_rounds);
-    let hashes = reset_requests::consume(&call.env, workspace, id, &hash, call.now).await?;
+    let event = call.event("user.reset_password")?.on(Some(account.id.to_string()), Some(&account.username));
+    let event = event.by(ActorType::User, Some(account.id.to_string()), Some(account.username));
+    let event = event.with(CredentialType::ResetKey, Some(id.to_string()));
+    let workspace_id = workspaces::id_of(&call.env, workspace, call.now).await?.ok_or_else(Error::not_found)?;
+    let event = after_change(workspace_id, &event)?;
+    let hashes = reset_requests::consume(&call.env, workspace, id, &hash, event, call.now).await?;
+    call.audited.borrow_mut().push(workspace_id);
     caller::forget_login_tokens(call, workspace, hashes.ok_or_else(Error::not_found)?);
     Reply::ok(&Value::Null)
 }

@@ -10,6 +10,7 @@ use crate::caller::Credential;
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
+use crate::store::audit::after_change_by;
 use crate::store::registration_tokens::{self, LISTED, NewServer, OBJECT};
 use crate::store::servers;
 
@@ -44,8 +45,11 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
     let key = platform::new_secret()?;
     let key_hash = platform::pepper(&call.env)?.hash(Purpose::RegistrationToken, &key);
-    let statements = registration_tokens::insert(&credential, platform::new_id(now)?, &new, &key_hash);
-    let (_, bodies) = credential.write(statements).await?;
+    let id = platform::new_id(now)?;
+    let event = call.event("registration_token.create")?.on(Some(id.to_string()), Some(&new.name));
+    let event = event.details(json!({"groups": new.groups, "expires_at": new.expires_at, "uses": new.uses}));
+    let statements = registration_tokens::insert(&credential, id, &new, &key_hash);
+    let (_, bodies) = credential.write_audited(statements, 1, after_change_by(&credential, &event)?).await?;
     let body = bodies.into_iter().next_back().flatten().ok_or_else(Error::permission_denied)?;
     let mut token: Value = serde_json::from_str(&body).map_err(internal)?;
     token["key"] = json!(key.expose());
@@ -56,7 +60,10 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (caller, bodies) = credential.write(vec![registration_tokens::delete(&credential, id)]).await?;
+    let event = call.event("registration_token.delete")?.on(Some(id.to_string()), None);
+    let event = registration_tokens::before_delete(&credential, &event)?;
+    let delete = registration_tokens::delete(&credential, id);
+    let (caller, bodies) = credential.write_audited(vec![delete], 0, event).await?;
     staff(&caller)?;
     let deleted = bodies.into_iter().flatten().next().is_some();
     if deleted { Ok(Reply::no_content()) } else { Err(Error::not_found()) }
@@ -77,12 +84,14 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         }
     };
     let (id, (key, key_hash)) = (platform::new_id(call.now)?, api_servers::new_key(call)?);
-    let new = NewServer { id, key_hash: &key_hash, registration: &registration };
+    let event = call.event("server.register")?.on(Some(id.to_string()), None);
+    let new = NewServer { id, key_hash: &key_hash, registration: &registration, event: &event };
     let registered = registration_tokens::register(&call.env, &workspace, &token, new, call.now).await?;
     let Some(registered) = registered else {
         registration_tokens::refusal(&call.env, &workspace, &token, call.now).await?;
         return Err(Error::field("name", "Servers of this name have all the numbers that there are."));
     };
+    call.audited.borrow_mut().push(registered.workspace_id as i64);
     api_servers::adopt(call, registered.workspace_id as i64, id).await?;
     Reply::created(&json!({"id": id, "key": key.expose(), "name": registered.name}))
 }

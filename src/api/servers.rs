@@ -8,13 +8,14 @@ use farhand_domain::server::{self, ServerChanges, ServerList};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{TRIES, agent, anybody, conflict, find, page_of, staff};
+use super::{TRIES, agent, anybody, changed, conflict, find, page_of, staff};
 use crate::caller::{Caller, Credential};
 use crate::link_calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
 use crate::log;
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
+use crate::store::audit::after_change_by;
 use crate::store::db::Failure;
 use crate::store::servers::{self, ForChange, OBJECT, REACHABLE};
 
@@ -78,7 +79,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let (name, groups) = (new.name.unwrap_or_default(), new.groups.unwrap_or_default());
     let (id, (key, key_hash)) = (platform::new_id(call.now)?, new_key(call)?);
     let new = servers::New { id, name: &name, key_hash: &key_hash, groups: &groups };
-    let (caller, bodies) = credential.write(servers::insert(&credential, &new)).await.map_err(taken)?;
+    let event = call.event("server.create")?.on(Some(id.to_string()), Some(&name)).details(json!({"groups": groups}));
+    let (statements, event) = (servers::insert(&credential, &new), after_change_by(&credential, &event)?);
+    let (caller, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
     let Some(body) = bodies.into_iter().next_back().flatten() else {
         staff(&caller)?;
         let (_, problem) =
@@ -160,7 +163,10 @@ async fn change(
         if let Some(error) = bad_groups(found.group_problem.as_deref()) {
             return Err(error);
         }
-        let (_, bodies) = credential.write(servers::update(&credential, id, &changes)).await.map_err(taken)?;
+        let event = call.event("server.update")?.on(Some(id.to_string()), found.server["name"].as_str());
+        let event = after_change_by(&credential, &event.details(told(&changes)))?;
+        let statements = servers::update(&credential, id, &changes);
+        let (_, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
         let done = bodies.first().is_some_and(Option::is_some);
         if let (true, Some(server)) = (done, bodies.into_iter().next_back().flatten()) {
             if let Some(name) = changes.name {
@@ -170,6 +176,18 @@ async fn change(
         }
     }
     Err(conflict("server"))
+}
+
+/// What an audit event tells of a change: the fields, and what they are after it.
+fn told(changes: &ServerChanges) -> Value {
+    let mut told = changed(&[("name", changes.name.is_some()), ("groups", changes.groups.is_some())]);
+    if let Some(name) = &changes.name {
+        told["name"] = json!(name);
+    }
+    if let Some(groups) = &changes.groups {
+        told["groups"] = json!(groups);
+    }
+    told
 }
 
 /// After the response: tells the object of a server its new name, which its agent is told when it asks.
@@ -191,7 +209,9 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let (caller, found) = for_change(&credential, id, &[]).await?;
     let of = of_server(call, found.workspace_id, id)?;
-    link_calls::ask::<Value>(&call.env, id, &Ask::Remove(Remove { of, by: Some(caller.user_id) })).await?;
+    let event = caller.sign(call.event("server.delete")?).on(Some(id.to_string()), found.server["name"].as_str());
+    let remove = Remove { of, by: Some(caller.user_id), event };
+    link_calls::ask::<Value>(&call.env, id, &Ask::Remove(remove)).await?;
     Ok(Reply::no_content())
 }
 
@@ -204,7 +224,8 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     let (caller, mut found) = for_change(&credential, id, &[]).await?;
     let of = of_server(call, found.workspace_id, id)?;
     let (key, key_hash) = new_key(call)?;
-    let rotate = Rotate { of, by: caller.user_id, key_hash, at: call.now };
+    let event = caller.sign(call.event("server.rotate_key")?).on(Some(id.to_string()), found.server["name"].as_str());
+    let rotate = Rotate { of, by: caller.user_id, key_hash, at: call.now, event };
     let rotated = link_calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;
     rotated.map_err(|refusal| match refusal {
         Refusal::NoServer => Error::not_found(),

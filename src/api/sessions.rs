@@ -1,22 +1,27 @@
 //! Login sessions: logging in and out, and the list of them (spec.md, Authentication endpoints; contract 4).
 
+use farhand_domain::audit::{ActorType, CredentialType};
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::fields::Fields;
 use farhand_domain::password::{self, Checked};
 use farhand_domain::secret::Purpose;
 use farhand_domain::session;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use super::passwords::forbidden_without_header;
 use super::{Listing, anybody, list_of};
+use crate::audit::note_failed_login;
 use crate::caller::{self, Credential};
 use crate::log;
 use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
+use crate::store::audit::after_change;
+use crate::store::db::Statement;
 use crate::store::login_tokens::{self, Entry};
 use crate::store::sessions::{OBJECT, OWN};
-use crate::store::{sessions, users};
+use crate::store::{sessions, users, workspaces};
 use crate::throttle;
 
 /// The one answer to an unknown username, a wrong password and a user who may not log in.
@@ -40,8 +45,15 @@ pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     reply.ok_or_else(|| Error { kind: Kind::Forbidden, ..Error::field(NON_FIELD, WRONG_CREDENTIALS) })
 }
 
+/// The name of the user whom a login's name means: users' names are in lower case.
+fn name_of_user(username: &str) -> String {
+    username.to_lowercase()
+}
+
 /// Logs a user in, if that is their password.
 async fn log_in(call: &Call, workspace: &str, username: &str, password: &str) -> Result<Option<Reply>, Error> {
+    let workspace_id = workspaces::id_of(&call.env, workspace, call.now).await?.ok_or_else(Error::not_found)?;
+    let mut user = None;
     // Another login of the same user may renew the hash between the look and the session: then all is done once more.
     for _ in 0..2 {
         let found = users::for_login(&call.env, workspace, username).await?;
@@ -50,11 +62,18 @@ async fn log_in(call: &Call, workspace: &str, username: &str, password: &str) ->
         }
         let stored = found.user.as_ref().map(|(_, password)| password.as_str());
         let checked = throttle::check(call, password, stored);
-        let (Some((user_id, stored)), true) = (&found.user, checked.is_right) else { return Ok(None) };
-        if let Some(reply) = begin_session(call, workspace, *user_id, password, stored, checked).await? {
+        user = found.user.as_ref().map(|(id, _)| (*id, name_of_user(username)));
+        let (Some((user_id, stored)), true) = (&found.user, checked.is_right) else { break };
+        let id = platform::new_id(call.now)?;
+        let event = call.event("session.login")?.on(Some(id.to_string()), None);
+        let event = event.by(ActorType::User, Some(user_id.to_string()), Some(name_of_user(username)));
+        let event = after_change(workspace_id, &event.with(CredentialType::Session, Some(id.to_string())))?;
+        if let Some(reply) = begin_session(call, workspace, (id, *user_id), password, stored, checked, event).await? {
+            call.audited.borrow_mut().push(workspace_id);
             return Ok(Some(reply));
         }
     }
+    note_failed_login(call, workspace_id, user)?;
     Ok(None)
 }
 
@@ -62,10 +81,11 @@ async fn log_in(call: &Call, workspace: &str, username: &str, password: &str) ->
 async fn begin_session(
     call: &Call,
     workspace: &str,
-    user_id: i64,
+    (id, user_id): (Uuid, i64),
     password: &str,
     stored: &str,
     checked: Checked,
+    event: Statement,
 ) -> Result<Option<Reply>, Error> {
     let token = platform::new_secret()?;
     let token_hash = platform::pepper(&call.env)?.hash(Purpose::Token, &token);
@@ -73,7 +93,7 @@ async fn begin_session(
     let renewed = if checked.is_outdated { Some(password::hash(password, platform::random()?, rounds)) } else { None };
     let user_agent: String = call.header("User-Agent").unwrap_or_default().chars().take(MAX_USER_AGENT).collect();
     let new = sessions::New {
-        id: platform::new_id(call.now)?,
+        id,
         user_id,
         checked_password: stored,
         password: renewed.as_deref().unwrap_or(stored),
@@ -83,7 +103,7 @@ async fn begin_session(
         expires_at: session::expires_at(call.now),
     };
     let entry = Entry { session: new.id, expires_at: new.expires_at };
-    if !sessions::insert(&call.env, workspace, new, call.now).await? {
+    if !sessions::insert(&call.env, workspace, new, event, call.now).await? {
         return Ok(None);
     }
     // Without the entry the token is as good: KV only remembers, and the next request writes it.
@@ -119,7 +139,9 @@ pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
 /// (spec.md); with an API token it is 403, and the token stays (contract 4).
 pub async fn logout(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call).map_err(forbidden_without_header)?;
-    let (caller, _) = credential.write(vec![sessions::delete_own(&credential)]).await?;
+    let event = call.event("session.logout")?.on(None, None);
+    let (event, delete) = (sessions::before_delete_own(&credential, &event)?, sessions::delete_own(&credential));
+    let (caller, _) = credential.write_audited(vec![delete], 0, event).await?;
     if caller.kind == caller::Kind::ApiToken {
         return Err(Error::new(Kind::Forbidden, "Only a login token can log out.").code(Code::PermissionDenied));
     }
@@ -146,7 +168,8 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (_, bodies) = credential.write(vec![sessions::delete(&credential, id)]).await?;
+    let event = sessions::before_delete(&credential, &call.event("session.delete")?.on(Some(id.to_string()), None))?;
+    let (_, bodies) = credential.write_audited(vec![sessions::delete(&credential, id)], 0, event).await?;
     let token_hash = bodies.into_iter().flatten().next().ok_or_else(Error::not_found)?;
     caller::forget_login_tokens(call, call.workspace()?, vec![token_hash]);
     Ok(Reply::no_content())

@@ -7,12 +7,13 @@ use farhand_domain::secret::Purpose;
 use farhand_domain::time::Timestamp;
 use serde_json::{Value, json};
 
-use super::{Listing, anybody, list_of};
+use super::{Listing, anybody, changed, list_of};
 use crate::caller::Credential;
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
 use crate::store::api_tokens::{self, FILTERS, OBJECT, OWN};
+use crate::store::audit::after_change_by;
 
 /// `POST /api/auth/tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
@@ -22,8 +23,11 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let new = credential.checked(fields.and_then(|fields| NewToken::read(fields, now))).await?;
     let key = platform::new_secret()?;
     let key_hash = platform::pepper(&call.env)?.hash(Purpose::Token, &key);
-    let insert = api_tokens::insert(&credential, platform::new_id(now)?, &new, &key_hash, now)?;
-    let (_, bodies) = credential.write(vec![insert]).await?;
+    let id = platform::new_id(now)?;
+    let event = call.event("api_token.create")?.on(Some(id.to_string()), Some(&new.name));
+    let event = event.details(json!({"expires_at": new.expires_at, "has_acl": new.acl.is_some()}));
+    let insert = api_tokens::insert(&credential, id, &new, &key_hash, now)?;
+    let (_, bodies) = credential.write_audited(vec![insert], 1, after_change_by(&credential, &event)?).await?;
     let body = bodies.into_iter().flatten().next().ok_or_else(Error::invalid_token)?;
     let mut token: Value = serde_json::from_str(&body).map_err(internal)?;
     token["key"] = json!(key.expose());
@@ -80,7 +84,15 @@ async fn change(
             return Err(error);
         }
     };
-    let (_, bodies) = credential.write(vec![api_tokens::update(&credential, id, &changes, now)?]).await?;
+    let update = api_tokens::update(&credential, id, &changes, now)?;
+    let event = call.event("api_token.update")?.on(Some(id.to_string()), None).details(changed(&[
+        ("name", changes.name.is_some()),
+        ("enabled", changes.enabled.is_some()),
+        ("expires_at", changes.expires_at.is_some()),
+        ("acl", changes.acl.is_some()),
+    ]));
+    let event = api_tokens::after_update(&credential, &event)?;
+    let (_, bodies) = credential.write_audited(vec![update], 1, event).await?;
     bodies.into_iter().flatten().next().map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
@@ -88,7 +100,9 @@ async fn change(
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (_, bodies) = credential.write(vec![api_tokens::delete(&credential, id)]).await?;
+    let event = call.event("api_token.delete")?.on(Some(id.to_string()), None);
+    let event = api_tokens::before_delete(&credential, &event)?;
+    let (_, bodies) = credential.write_audited(vec![api_tokens::delete(&credential, id)], 0, event).await?;
     let deleted = bodies.into_iter().flatten().next().is_some();
     if deleted { Ok(Reply::no_content()) } else { Err(Error::not_found()) }
 }

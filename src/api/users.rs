@@ -4,14 +4,15 @@ use farhand_domain::error::{Error, FieldErrors};
 use farhand_domain::fields::Fields;
 use farhand_domain::password;
 use farhand_domain::user::{self, Changes, Filter, Proof};
-use serde_json::from_str;
+use serde_json::{Value, from_str, json};
 
-use super::{Listing, TRIES, anybody, conflict, list_of};
+use super::{Listing, TRIES, anybody, changed, conflict, list_of};
 use crate::caller::{self, Caller, Credential};
 use crate::janitor;
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
+use crate::store::audit::{after_change, after_insert_by};
 use crate::store::db::Failure;
 use crate::store::sessions::read_token_hashes;
 use crate::store::users::{self, Found, Target};
@@ -62,7 +63,11 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
     let hash = password::hash(&new.password, platform::random()?, call.config.pbkdf2_rounds);
     let insert = users::insert(&credential, rank, &new, &rest, &hash, call.now);
-    match credential.write(vec![insert]).await {
+    let event = call.event("user.create")?.on(None, Some(&new.username)).details(json!({
+        "is_staff": rest.is_staff.unwrap_or(false),
+        "is_superuser": rest.is_superuser.unwrap_or(false),
+    }));
+    match credential.write_audited(vec![insert], 1, after_insert_by(&credential, &event)?).await {
         Ok((_, bodies)) => {
             let body = bodies.into_iter().flatten().next().ok_or_else(Error::permission_denied)?;
             Ok(Reply::created_text(body))
@@ -116,6 +121,25 @@ pub fn end_sessions(call: &Call, bodies: Vec<Option<String>>) -> Result<Option<S
     Ok(changed)
 }
 
+/// What an audit event tells of a change: the fields, and what the user may do after it.
+fn told(changes: &Changes) -> Value {
+    let mut told = changed(&[
+        ("username", changes.username.is_some()),
+        ("email", changes.email.is_some()),
+        ("first_name", changes.first_name.is_some()),
+        ("last_name", changes.last_name.is_some()),
+        ("is_active", changes.is_active.is_some()),
+        ("is_staff", changes.is_staff.is_some()),
+        ("is_superuser", changes.is_superuser.is_some()),
+    ]);
+    let rights =
+        [("is_active", changes.is_active), ("is_staff", changes.is_staff), ("is_superuser", changes.is_superuser)];
+    for (name, value) in rights.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        told[name] = json!(value);
+    }
+    told
+}
+
 /// `PUT`: everything but the password.
 pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
     change(call, Changes::read_all).await
@@ -152,7 +176,10 @@ async fn change(call: &mut Call, read: impl FnOnce(Fields) -> Result<Changes, Er
             }
             _ => None,
         };
-        match credential.write(users::update(&credential, rank, account, &changes, proved)).await {
+        let event = caller.sign(call.event("user.update")?).on(Some(account.id.to_string()), Some(&account.username));
+        let event = after_change(caller.workspace_id, &event.details(told(&changes)))?;
+        let statements = users::update(&credential, rank, account, &changes, proved);
+        match credential.write_audited(statements, 2, event).await {
             Ok((_, bodies)) => {
                 if let Some(user) = end_sessions(call, bodies)? {
                     return Ok(Reply::ok_text(user));
@@ -177,7 +204,11 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         user::may_delete(caller.rank(), &found.account, found.has_other, found.is_only_owner)?;
         // It looks after the commands; asked before, so that nothing that is cut off can be forgotten.
         janitor::wake(&call.env).await?;
-        let (_, bodies) = credential.write(users::delete(&credential, caller.rank(), &found.account)).await?;
+        let account = &found.account;
+        let event = caller.sign(call.event("user.delete")?).on(Some(account.id.to_string()), Some(&account.username));
+        let statements = users::delete(&credential, caller.rank(), account);
+        let event = after_change(caller.workspace_id, &event)?;
+        let (_, bodies) = credential.write_audited(statements, 3, event).await?;
         if end_sessions(call, bodies)?.is_some() {
             // That look may have come before the deletion.
             janitor::wake(&call.env).await?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use farhand_domain::audit::{ActorType, CredentialType, Event, Source};
 use farhand_domain::command::{self, KEY_LASTS, OnOffline, Rights};
 use farhand_domain::lifecycle::{Cancellation, End, Lifecycle, State as Life};
 use farhand_domain::time::Timestamp;
@@ -11,7 +12,9 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 use worker::WebSocket;
 
+use super::identity::Known;
 use super::{GATHER, GATHER_REPORTS, ServerLink, now, wake};
+use crate::audit::of_service;
 use crate::link_calls::{Answer, ByUser, ChunkPage, Chunks, Create, Created, Follow, Followed, Key, Live, Refusal};
 use crate::log;
 use crate::server_link_sql::{Held, Most, NewHeld, Phase};
@@ -38,6 +41,42 @@ const TOLD_AT_ONCE: (u64, usize) = (1_000, 256 * 1024);
 const SETTLES_WITHIN: i64 = 2;
 /// The same where some is known to be missing.
 const COMPLETES_WITHIN: i64 = 10;
+
+/// The audit log's name for a command that is taken back.
+const CANCEL: &str = "command.cancel";
+/// Its name for a command that ended in another way.
+const FINISH: &str = "command.finish";
+
+/// An audit event of a command that no request is the cause of.
+fn service_event(held: &Held, action: &str) -> worker::Result<Event> {
+    let event = of_service(action).map_err(|error| worker::Error::RustError(error.detail.into_owned()))?;
+    Ok(event.on(Some(held.command.id.to_string()), None))
+}
+
+/// What an audit event tells of a command's end: not its output.
+fn told_of_end(held: &Held) -> Value {
+    json!({
+        "state": held.life.state().as_str(),
+        "exit_code": held.life.outcome().and_then(|outcome| outcome.exit_code),
+        "server": {"id": held.command.server, "name": held.command.server_name},
+    })
+}
+
+/// Notes for the audit log how a command ended, which its time or nobody's answer ended.
+pub(super) fn note_end(held: &mut Held) -> worker::Result<()> {
+    let event = service_event(held, FINISH)?.details(told_of_end(held));
+    held.note(event);
+    Ok(())
+}
+
+/// The same where its agent did. The agent's key is known by its server's id.
+pub(super) fn note_end_by_agent(held: &mut Held, known: &Known, source: Source) -> worker::Result<()> {
+    let server = Some(known.server.to_string());
+    let event = service_event(held, FINISH)?.by(ActorType::Agent, server.clone(), Some(known.name.clone()));
+    let event = Event { source, ..event.with(CredentialType::AgentKey, server) };
+    held.note(event.details(told_of_end(held)));
+    Ok(())
+}
 
 /// A way to say that it will not be done.
 fn refused(refusal: Refusal) -> worker::Result<Answer> {
@@ -225,7 +264,11 @@ impl ServerLink {
         }
         self.arm().await?;
         let told = forecast.unwrap_or(life);
-        d1::insert_command(&self.env, create.workspace_id, &create.command, told, create.key.as_ref()).await
+        let (workspace, command) = (create.workspace_id, &create.command);
+        let recorded =
+            d1::insert_command(&self.env, workspace, command, told, create.key.as_ref(), &create.event).await;
+        self.seal_later(workspace);
+        recorded
     }
 
     /// Accepts a recorded command, and hands it out if its time has come. `forecast` is when D1 was told that it would go
@@ -250,14 +293,14 @@ impl ServerLink {
         let found = self.find(id)?;
         if found.is_none() {
             // The alarm has taken it back already. What D1 has of it may have come there after that.
-            d1::send(&self.env, vec![d1::delete_command(workspace_id, id)]).await.ok();
+            d1::send(&self.env, d1::delete_command(workspace_id, id)?).await.ok();
         }
         let waiting = found.filter(|held| held.life.state() == Life::Waiting);
         let Some(mut held) = waiting else { return Ok(()) };
         held.phase = Phase::Withdrawing;
         self.save(&held)?;
         self.arm().await?;
-        if d1::send(&self.env, vec![d1::delete_command(workspace_id, id)]).await.is_ok() && self.is_used()? {
+        if d1::send(&self.env, d1::delete_command(workspace_id, id)?).await.is_ok() && self.is_used()? {
             self.tables().delete_command(id)?;
         }
         Ok(())
@@ -321,7 +364,7 @@ impl ServerLink {
                     |rights: Rights| held.origin.as_ref().map_or(Ok(()), |origin| rights.allow(&held.command, origin));
                 match rights.and_then(allowed) {
                     Ok(()) => fresh.push(held.command.id),
-                    Err(denial) => self.cancel_as(held.command.id, Cancellation::NotAllowed(denial))?,
+                    Err(denial) => self.cancel_as(held.command.id, Cancellation::NotAllowed(denial), None)?,
                 }
             }
             self.allowed.borrow_mut().extend(fresh.iter().map(|id| (*id, None)));
@@ -401,11 +444,17 @@ impl ServerLink {
 
     // Taking back and killing.
 
-    pub(super) fn cancel_as(&self, id: Uuid, why: Cancellation) -> worker::Result<()> {
+    /// Cancels a command that waits; `event` is that of the user's who does.
+    pub(super) fn cancel_as(&self, id: Uuid, why: Cancellation, event: Option<Event>) -> worker::Result<()> {
         if let Some(mut held) = self.find(id)?
             && held.phase == Phase::Accepted
-            && held.life.cancel(now(), why)
+            && held.life.cancel(now(), why.clone())
         {
+            let event = match event {
+                Some(event) => Event { action: CANCEL.to_owned(), ..event },
+                None => service_event(&held, CANCEL)?.details(json!({"reason": why.to_string()})),
+            };
+            held.note(event);
             self.save(&held)?;
         }
         Ok(())
@@ -421,7 +470,7 @@ impl ServerLink {
             Phase::Accepted => {}
         }
         match held.life.state() {
-            Life::Waiting => self.cancel_as(by.id, Cancellation::By(by.username))?,
+            Life::Waiting => self.cancel_as(by.id, Cancellation::By(by.username), Some(by.event))?,
             Life::Cancelled => {}
             Life::Expired => return refused(Refusal::AlreadyHandled),
             _ => return refused(Refusal::AlreadySent),
@@ -441,6 +490,7 @@ impl ServerLink {
         }
         let Some(socket) = self.open_socket()?.filter(Self::can_kill) else { return refused(Refusal::CannotKill) };
         held.life.kill(&by.username);
+        held.note(by.event);
         self.save(&held)?;
         Self::send_kill(&socket, by.id)?;
         self.arm().await?;

@@ -130,8 +130,8 @@ impl ServerLink {
 
     /// Gives the agent another key. The old one is refused, and whoever is connected with it cut off, before this answers.
     pub(super) async fn rotate(&self, rotate: Rotate) -> worker::Result<Answer> {
-        let Rotate { of, by, key_hash, at } = rotate;
-        let changes = d1::update_key(of.workspace_id, of.server, by, &key_hash, at);
+        let Rotate { of, by, key_hash, at, event } = rotate;
+        let changes = d1::update_key(of.workspace_id, of.server, by, (&key_hash, at), &event)?;
         Ok(match self.change(&of, changes).await? {
             None => Answer::Refused(Refusal::NoServer),
             Some(key) if key == key_hash => Answer::Done(Value::Null),
@@ -141,8 +141,8 @@ impl ServerLink {
 
     /// Deletes the server. Doing it again does no harm.
     pub(super) async fn remove(&self, remove: Remove) -> worker::Result<Answer> {
-        let Remove { of, by } = remove;
-        Ok(match self.change(&of, d1::delete_server(of.workspace_id, of.server, by)).await? {
+        let Remove { of, by, event } = remove;
+        Ok(match self.change(&of, d1::delete_server(of.workspace_id, of.server, by, &event)?).await? {
             None => Answer::Done(Value::Null),
             Some(_) => Answer::Refused(Refusal::NotPermitted),
         })
@@ -169,6 +169,7 @@ impl ServerLink {
             d1::change_server(&self.env, &of.workspace, of.server, changes).await
         }
         .await;
+        self.seal_later(of.workspace_id);
         let is_latest = self.changes.get() == turn;
         if is_latest {
             self.changing_since.set(None);
@@ -255,7 +256,7 @@ impl ServerLink {
         }
         for held in tables.waiting_commands()? {
             if held.phase == Phase::Accepted {
-                self.cancel_as(held.command.id, Cancellation::ServerDeleted)?;
+                self.cancel_as(held.command.id, Cancellation::ServerDeleted, None)?;
             }
         }
         self.doubt(now.plus_millis(1))?;

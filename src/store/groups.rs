@@ -76,6 +76,8 @@ pub fn has_unknown_server(parameter: &str) -> String {
 /// A group as somebody who wants to change it sees it.
 #[derive(Debug, Deserialize)]
 pub struct ForChange {
+    /// Its name.
+    pub name: String,
     /// What the caller is in it.
     pub role: Option<Role>,
     /// Its servers, sorted.
@@ -87,7 +89,7 @@ pub struct ForChange {
 /// SQL for [`ForChange`] as JSON of the group `?5`, where servers are asked for as `?6`.
 pub fn for_change() -> String {
     format!(
-        "(SELECT json_object('role', {},
+        "(SELECT json_object('name', g.name, 'role', {},
             'servers', json((SELECT json_group_array(i.server_id) FROM (SELECT server_id FROM server_groups
                 WHERE workspace_id = g.workspace_id AND group_id = g.id ORDER BY server_id) i)),
             'has_unknown_server', {})

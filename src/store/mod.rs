@@ -1,6 +1,7 @@
 //! All SQL and KV of the Worker, one file per table. Functions are named noun_verb in the modules' own terms.
 
 pub mod api_tokens;
+pub mod audit;
 pub mod command_list;
 pub mod commands;
 pub mod db;

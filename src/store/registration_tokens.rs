@@ -1,5 +1,6 @@
 //! The table of registration tokens, and the servers that are registered with them.
 
+use farhand_domain::audit::Event;
 use farhand_domain::error::{Error, NON_FIELD};
 use farhand_domain::registration_token::{NewRegistrationToken, Registration};
 use farhand_domain::secret::Hashes;
@@ -10,6 +11,7 @@ use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
+use super::audit::{self, Insert};
 use super::db::{self, Failure, Statement};
 use super::servers;
 use crate::caller::Credential;
@@ -65,6 +67,14 @@ pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
         .bind(id)
 }
 
+/// The statement for the audit event of [`delete`], before it, while the token has its name.
+pub fn before_delete(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
+    let rest = "FROM me CROSS JOIN registration_tokens t ON t.id = ?5 ->> '$.object.id'
+        AND t.workspace_id = me.workspace_id WHERE me.is_staff OR me.is_superuser";
+    let insert = Insert { object_name: Some("t.name"), rest, ..Insert::by_me() };
+    Ok(credential.statement(&insert.sql()).bind(audit::text(event)?))
+}
+
 /// The condition that a row of `registration_tokens t` is alive at `?3` and has one of the hashes `?2` in the workspace of
 /// the slug `?1`: what it allows is done in its creator's name, who must still be allowed it.
 fn alive(hashes: &Hashes) -> String {
@@ -89,6 +99,8 @@ pub struct NewServer<'a> {
     pub key_hash: &'a str,
     /// What its agent told.
     pub registration: &'a Registration,
+    /// What the audit log tells of it. The actor is the agent of the new server.
+    pub event: &'a Event,
 }
 
 /// A server that was registered.
@@ -169,6 +181,20 @@ pub async fn register(
     ));
     // Unless the pepper is being rotated, the index is not written.
     let spend = token.previous.iter().fold(spend, |spend, _| spend.bind(&token.current));
-    let results = db::batch(env, vec![insert, join, spend]).await?;
+    // The token is still alive here: it is used after this.
+    let rest = format!(
+        "FROM servers s CROSS JOIN registration_tokens t ON {alive} AND t.workspace_id = s.workspace_id
+         WHERE s.id = ?4 AND changes() > 0"
+    );
+    let told = Insert {
+        workspace: "s.workspace_id",
+        event: "?5",
+        by: Some(["'agent'", "s.id", "s.name", "'registration_token'", "t.id"]),
+        object_id: None,
+        object_name: Some("s.name"),
+        rest: &rest,
+    };
+    let told = statement(told.sql()).bind(audit::text(new.event)?);
+    let results = db::batch(env, vec![insert, told, join, spend]).await?;
     Ok(results.first().map(db::first::<Registered>).transpose()?.flatten())
 }

@@ -1,5 +1,6 @@
 //! The table of requests for a password reset.
 
+use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
 use farhand_domain::secret::Hashes;
 use farhand_domain::time::Timestamp;
@@ -8,6 +9,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 use worker::Env;
 
+use super::audit::{self, Insert};
 use super::db::{self, Statement};
 use super::{sessions, users};
 
@@ -25,19 +27,26 @@ pub enum Requested {
     NoWorkspace,
     /// As many are pending as may be.
     TooMany,
-    /// It is stored, whether or not the address is anybody's.
-    Stored,
+    /// It is stored, whether or not the address is anybody's, in the workspace of that id.
+    Stored(i64),
+}
+
+/// A request to be stored.
+#[derive(Debug)]
+pub struct New<'a> {
+    /// Its id.
+    pub id: Uuid,
+    /// The address that it is for.
+    pub address: &'a str,
+    /// The keyed hashes of that.
+    pub address_hashes: &'a Hashes,
+    /// What the audit log tells of it, whose object is the address's user, if there is one.
+    pub event: &'a Event,
 }
 
 /// Stores a request for an address, unless too many are pending. The work does not tell whether the address is anybody's.
-pub async fn insert(
-    env: &Env,
-    workspace: &str,
-    id: Uuid,
-    address: &str,
-    address_hashes: &Hashes,
-    now: Timestamp,
-) -> Result<Requested, Error> {
+pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) -> Result<Requested, Error> {
+    let New { id, address, address_hashes, event } = new;
     let exists = Statement::new("SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL").bind(workspace);
     let cleared = Statement::new(
         "DELETE FROM reset_requests WHERE id IN (SELECT r.id FROM workspaces w
@@ -63,13 +72,16 @@ pub async fn insert(
     .bind(now.plus_seconds(LIFETIME))
     .bind(MOST_PENDING)
     .bind(address_hashes);
-    let results = db::batch(env, vec![exists, cleared, insert]).await?;
-    let [exists, _, inserted] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
-    if db::returned_id(exists)?.is_none() {
-        return Ok(Requested::NoWorkspace);
-    }
+    // By the id alone: looking the name up would be work for who is registered.
+    let user = Some("CAST(r.user_id AS TEXT)");
+    let rest = "FROM reset_requests r WHERE r.id = ?1 AND changes() > 0";
+    let told = Insert { object_id: user, ..Insert::whole("r.workspace_id", "?2", rest) };
+    let told = Statement::new(told.sql()).bind(id).bind(audit::text(event)?);
+    let results = db::batch(env, vec![exists, cleared, insert, told]).await?;
+    let [exists, _, inserted, _] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
+    let Some(workspace_id) = db::returned_id(exists)? else { return Ok(Requested::NoWorkspace) };
     let is_stored = !db::column::<String>(inserted)?.is_empty();
-    Ok(if is_stored { Requested::Stored } else { Requested::TooMany })
+    Ok(if is_stored { Requested::Stored(workspace_id) } else { Requested::TooMany })
 }
 
 /// SQL for the rows of requests that may still set a password, as `r`, with their users as `u` and workspaces as `w`; `?1`
@@ -113,13 +125,14 @@ pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Rec
     db::first(&db::run(env, Statement::new(sql).bind(id).bind(now)).await?)
 }
 
-/// Sets the password of a request's user. Their sessions end, and so do all of their requests: two that use one at the same
+/// Sets the password of a request's user, and has the log told by a statement after that. Their sessions end, and so do all of their requests: two that use one at the same
 /// time have one that finds it used. Returns the hashes of the login tokens that it ended; `None`: the request is not open.
 pub async fn consume(
     env: &Env,
     workspace: &str,
     id: Uuid,
     password: &str,
+    event: Statement,
     now: Timestamp,
 ) -> Result<Option<Vec<String>>, Error> {
     let hashes = sessions::token_hashes("u.workspace_id", "u.id");
@@ -128,10 +141,10 @@ pub async fn consume(
         "UPDATE users SET password = ?4, password_changed_at = ?2
          WHERE id = (SELECT u.id {OPEN} AND w.slug = ?3) RETURNING id"
     ));
-    let statements =
-        vec![hashes.bind(id).bind(now).bind(workspace), update.bind(id).bind(now).bind(workspace).bind(password)];
+    let (hashes, update) = (hashes.bind(id).bind(now).bind(workspace), update.bind(id).bind(now).bind(workspace));
+    let statements = vec![hashes, update.bind(password), event];
     let results = db::batch(env, statements).await?;
-    let [hashes, updated] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
+    let [hashes, updated, _] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
     if db::returned_id(updated)?.is_none() {
         return Ok(None);
     }

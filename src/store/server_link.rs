@@ -2,6 +2,7 @@
 //! and an older one changes nothing.
 
 use farhand_domain::acl::Acl;
+use farhand_domain::audit::Event;
 use farhand_domain::command::{self, Command, Output, Rights, split_result};
 use farhand_domain::lifecycle::{Denial, Lifecycle};
 use farhand_domain::time::Timestamp;
@@ -11,8 +12,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{Env, Error, Result};
 
+use super::audit;
 use super::db::{self, Failure, Statement};
 use super::servers;
+use crate::audit::of_service;
 use crate::link_calls::Key;
 use crate::server_link_sql::Held;
 
@@ -53,12 +56,19 @@ const PERMITTED: &str =
     AND (u.is_superuser = 1 OR u.is_staff = 1 OR s.owner_id = u.id))";
 
 /// The statements that give a server's agent another key, if a user still may.
-pub fn update_key(workspace_id: i64, server: Uuid, by: i64, key_hash: &str, now: Timestamp) -> Vec<Statement> {
+pub fn update_key(
+    workspace_id: i64,
+    server: Uuid,
+    by: i64,
+    (key_hash, now): (&str, Timestamp),
+    event: &Event,
+) -> Result<Vec<Statement>> {
     let sql = format!(
         "UPDATE servers AS s SET agent_key_hash = ?4, key_hashed_at = ?5, updated_at = ?5
          WHERE s.id = ?2 AND s.workspace_id = ?1 AND {PERMITTED}"
     );
-    vec![Statement::new(sql).bind(workspace_id).bind(server).bind(by).bind(key_hash).bind(now)]
+    let update = Statement::new(sql).bind(workspace_id).bind(server).bind(by).bind(key_hash).bind(now);
+    Ok(vec![update, audit::after_change(workspace_id, event).map_err(|error| own(&error))?])
 }
 
 /// Another hash of the same key of a server's agent: the pepper was rotated.
@@ -81,10 +91,10 @@ pub fn rehash_key(workspace_id: i64, server: Uuid, rehash: &Rehash) -> Statement
 
 /// The statements that delete a server, if a user still may; without one, for its own agent. While there are commands of it,
 /// their output stays in its object, which is noted.
-pub fn delete_server(workspace_id: i64, server: Uuid, by: Option<i64>) -> Vec<Statement> {
+pub fn delete_server(workspace_id: i64, server: Uuid, by: Option<i64>, event: &Event) -> Result<Vec<Statement>> {
     let is_due = format!("s.id = ?2 AND s.workspace_id = ?1 AND (?3 IS NULL OR {PERMITTED})");
     let statement = |sql: String| Statement::new(sql).bind(workspace_id).bind(server).bind(by);
-    vec![
+    Ok(vec![
         statement(format!(
             "INSERT INTO gone_servers (workspace_id, id)
              SELECT s.workspace_id, s.id FROM servers s WHERE {is_due}
@@ -92,7 +102,8 @@ pub fn delete_server(workspace_id: i64, server: Uuid, by: Option<i64>) -> Vec<St
              ON CONFLICT (workspace_id, id) DO NOTHING"
         )),
         statement(format!("DELETE FROM servers AS s WHERE {is_due}")),
-    ]
+        audit::after_change(workspace_id, event).map_err(|error| own(&error))?,
+    ])
 }
 
 /// Changes a server in a workspace that exists, and finds what it is then, in one round trip.
@@ -271,6 +282,7 @@ pub async fn insert_command(
     command: &Command,
     life: &Lifecycle,
     key: Option<&Key>,
+    event: &Event,
 ) -> Result<Recorded> {
     let requester = command.requested_by.as_ref().map(|requester| requester.id);
     let sql = format!(
@@ -291,10 +303,12 @@ pub async fn insert_command(
         let release = Statement::new(release).bind(workspace_id).bind(requester).bind(&key.hash);
         statements.push(release.bind(life.added_at.plus_seconds(-command::KEY_LASTS)));
     }
+    let place = statements.len();
     statements.push(insert);
+    statements.push(audit::after_change(workspace_id, event).map_err(|error| own(&error))?);
     match db::batch(env, statements).await {
         Ok(results) => {
-            let made = results.last().map(db::column::<String>).transpose().map_err(|error| own(&error))?;
+            let made = results.get(place).map(db::column::<String>).transpose().map_err(|error| own(&error))?;
             Ok(if made.is_some_and(|made| !made.is_empty()) { Recorded::Yes } else { Recorded::NoServer })
         }
         Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => Ok(Recorded::KeyTaken),
@@ -367,12 +381,12 @@ pub async fn find_rights(
     rows.iter().map(verdict).collect()
 }
 
-/// The statement that tells the latest of a command.
-pub fn update_command(held: &Held, output: &Output) -> Statement {
+/// The statements that tell the latest of a command, and before that what happened to it that the audit log does not know.
+pub fn update_command(held: &Held, output: &Output) -> Vec<Statement> {
     let life = &held.life;
     let outcome = life.outcome();
     let (head, whole) = split_result(output.result.as_deref());
-    Statement::new(
+    let update = Statement::new(
         "UPDATE commands SET delivered_at = ?4, acked_at = ?5, handled_at = ?6, state = ?7, status_message = ?8,
             success = ?9, exit_code = ?10, response_delay = ?11, elapsed_time = ?12, output_bytes = ?13,
             result_truncated = ?14, result = ?15, full_result = ?16, revision = ?3
@@ -393,14 +407,17 @@ pub fn update_command(held: &Held, output: &Output) -> Statement {
     .bind(output.bytes)
     .bind(output.truncated)
     .bind(head)
-    .bind(whole)
+    .bind(whole);
+    audit::of_command(held).into_iter().chain([update]).collect()
 }
 
-/// The statement that removes a command that was never delivered; D1 may have been told that it would be.
-pub fn delete_command(workspace_id: i64, id: Uuid) -> Statement {
-    Statement::new("DELETE FROM commands WHERE workspace_id = ?1 AND id = ?2 AND acked_at IS NULL")
-        .bind(workspace_id)
-        .bind(id)
+/// The statements that remove a command that was never delivered; D1 may have been told that it would be. Where there is one,
+/// the audit log is told so.
+pub fn delete_command(workspace_id: i64, id: Uuid) -> Result<Vec<Statement>> {
+    let event = of_service("command.withdraw").map_err(|error| own(&error))?.on(Some(id.to_string()), None);
+    let delete = "DELETE FROM commands WHERE workspace_id = ?1 AND id = ?2 AND acked_at IS NULL";
+    let event = audit::after_change(workspace_id, &event).map_err(|error| own(&error))?;
+    Ok(vec![Statement::new(delete).bind(workspace_id).bind(id), event])
 }
 
 /// Carries statements out in one round trip.

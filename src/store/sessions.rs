@@ -1,11 +1,13 @@
 //! The table of login sessions, which decides whether a login token is alive.
 
+use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
 use uuid::Uuid;
 use worker::Env;
 
+use super::audit::{self, Insert};
 use super::db::{self, Statement};
 use crate::caller::Credential;
 use crate::platform::internal;
@@ -39,8 +41,8 @@ pub struct New<'a> {
     pub expires_at: Timestamp,
 }
 
-/// Makes a session. False: the user may not log in any more, and nothing was made.
-pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) -> Result<bool, Error> {
+/// Makes a session, and with it the audit event of the login. False: the user may not log in any more, and nothing was made.
+pub async fn insert(env: &Env, workspace: &str, new: New<'_>, event: Statement, now: Timestamp) -> Result<bool, Error> {
     let insert = Statement::new(
         "INSERT INTO sessions (id, workspace_id, user_id, token_hash, user_agent, remote_ip, added_at, refreshed_at, expires_at)
          SELECT ?4, w.id, u.id, ?5, ?6, ?7, ?8, ?8, ?9
@@ -75,7 +77,7 @@ pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) ->
     .bind(workspace)
     .bind(new.user_id)
     .bind(session::dead_until(now));
-    let results = db::batch(env, vec![insert, user, expired]).await?;
+    let results = db::batch(env, vec![insert, event, user, expired]).await?;
     let made = results.first().map(db::column::<String>).transpose()?;
     Ok(made.is_some_and(|ids| !ids.is_empty()))
 }
@@ -85,6 +87,21 @@ pub fn delete_own(credential: &Credential<'_>) -> Statement {
     credential.statement(
         "DELETE FROM sessions WHERE (workspace_id, id) IN (SELECT workspace_id, credential_id FROM me WHERE kind = 'session')",
     )
+}
+
+/// The statement for the audit event of [`delete_own`], before it: the caller is nobody after it.
+pub fn before_delete_own(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
+    let id = Some("me.credential_id");
+    let insert = Insert { object_id: id, rest: "FROM me WHERE me.kind = 'session'", ..Insert::by_me() };
+    Ok(credential.statement(&insert.sql()).bind(audit::text(event)?))
+}
+
+/// The statement for the audit event of [`delete`], before it: the session may be the one that calls.
+pub fn before_delete(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
+    let rest = "FROM me CROSS JOIN sessions s ON s.id = ?5 ->> '$.object.id' AND s.expires_at > ?4
+        AND s.workspace_id = me.workspace_id AND s.user_id = me.user_id";
+    let insert = Insert { rest, ..Insert::by_me() };
+    Ok(credential.statement(&insert.sql()).bind(audit::text(event)?))
 }
 
 /// The statement that ends a live session of the caller's, and returns the hash of its token as `body`.

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 use farhand_domain::time::Timestamp;
@@ -10,6 +11,7 @@ use farhand_domain::user::NewUser;
 use serde::Deserialize;
 use worker::Env;
 
+use super::audit::{self, Insert};
 use super::db::{self, Failure, Statement};
 
 /// How long it may be remembered that a workspace exists, in seconds (contract 1).
@@ -57,10 +59,33 @@ pub struct New<'a> {
     pub admin: &'a NewUser,
     /// The PHC string of the admin's password.
     pub password: &'a str,
+    /// What the region cell's audit log tells of it.
+    pub event: &'a Event,
+    /// What the workspace's own does.
+    pub own_event: &'a Event,
 }
 
-/// Makes a workspace with its superuser, whose id it returns; `None` where the slug is taken.
-pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<i64>, Error> {
+/// The ids of a workspace that was made.
+#[derive(Debug, Deserialize)]
+struct MadeRow {
+    workspace_id: f64,
+    id: f64,
+}
+
+/// A workspace that was made.
+#[derive(Clone, Copy, Debug)]
+pub struct Made {
+    /// Its id.
+    pub workspace: i64,
+    /// The id of its superuser.
+    pub admin: i64,
+}
+
+/// SQL for the id of a workspace, whose slug is the name of the object of an audit event, as a text.
+const OBJECT_ID: &str = "CAST(w.id AS TEXT)";
+
+/// Makes a workspace with its superuser; `None` where the slug is taken.
+pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Made>, Error> {
     let workspace = Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (?1, ?2, ?3)")
         .bind(new.slug)
         .bind(new.name)
@@ -68,15 +93,26 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<i6
     let admin = Statement::new(
         "INSERT INTO users (workspace_id, username, email, password, is_staff, is_superuser, date_joined)
          SELECT id, ?2, ?3, ?4, 1, 1, ?5 FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL
-         RETURNING id",
+         RETURNING workspace_id, id",
     )
     .bind(new.slug)
     .bind(&new.admin.username)
     .bind(&new.admin.email)
     .bind(new.password)
     .bind(now);
-    match db::batch(env, vec![workspace, admin]).await {
-        Ok(results) => db::returned_id(results.last().ok_or_else(|| Error::internal("D1 gave no result"))?),
+    let told = |workspace: &'static str, event: &Event| {
+        let rest = "FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL";
+        let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole(workspace, "?2", rest) };
+        Ok::<_, Error>(Statement::new(insert.sql()).bind(new.slug).bind(audit::text(event)?))
+    };
+    // All of it is done or nothing is, as a slug that is taken breaks a rule.
+    let events = [told("0", new.event)?, told("w.id", new.own_event)?];
+    let statements = [workspace, admin].into_iter().chain(events).collect();
+    match db::batch(env, statements).await {
+        Ok(results) => {
+            let made = results.get(1).map(db::first::<MadeRow>).transpose()?.flatten();
+            Ok(made.map(|row| Made { workspace: row.workspace_id as i64, admin: row.id as i64 }))
+        }
         Err(Failure::NotUnique(_)) => Ok(None),
         Err(failure) => Err(failure.into()),
     }
@@ -98,10 +134,18 @@ pub async fn list(env: &Env, region: &str, page: Page) -> Result<(String, u64), 
     Ok((row.body, row.total as u64))
 }
 
-/// Marks a workspace as deleted, which refuses every credential in it at once; its id, or `None` where there is none.
-pub async fn mark_deleted(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
+/// Marks a workspace as deleted, which refuses every credential in it at once, and has the region cell's audit log tell of it;
+/// its id, or `None` where there is none.
+pub async fn mark_deleted(env: &Env, slug: &str, event: &Event, now: Timestamp) -> Result<Option<i64>, Error> {
     let sql = "UPDATE workspaces SET deleted_at = ?2 WHERE slug = ?1 AND deleted_at IS NULL RETURNING id";
-    db::returned_id(&db::run(env, Statement::new(sql).bind(slug).bind(now)).await?)
+    let mark = Statement::new(sql).bind(slug).bind(now);
+    // Of those that had the slug, the last.
+    let rest =
+        "FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NOT NULL AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
+    let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole("0", "?2", rest) };
+    let told = Statement::new(insert.sql()).bind(slug).bind(audit::text(event)?);
+    let results = db::batch(env, vec![mark, told]).await?;
+    db::returned_id(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
 }
 
 /// A deleted workspace of which something is left.
@@ -145,6 +189,7 @@ pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, E
 /// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
 pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
     let tables = [
+        "audit_events",
         "commands",
         "sessions",
         "api_tokens",

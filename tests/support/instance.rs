@@ -234,6 +234,22 @@ impl Instance {
 }
 
 impl Instance {
+    /// Changes what D1 stores behind the running service's back, as whoever gets at the database could.
+    pub fn tamper_with_d1(&self, sql: &str) {
+        let connection = Connection::open(databases(&self.state.join(D1)).next().unwrap()).unwrap();
+        connection.busy_timeout(PATIENCE).unwrap();
+        connection.execute_batch(sql).unwrap();
+    }
+
+    /// Reads a column of text of D1, as it is now.
+    pub fn read_d1(&self, sql: &str) -> Vec<String> {
+        let file = databases(&self.state.join(D1)).next().unwrap();
+        let connection = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+        connection.busy_timeout(PATIENCE).unwrap();
+        let mut statement = connection.prepare(sql).unwrap();
+        statement.query_map((), |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+    }
+
     /// Reads a column of text of all objects of a class, as it is now. In one that was wiped there is no table.
     pub fn read_objects(&self, class: &str, sql: &str) -> Vec<String> {
         let mut found = Vec::new();

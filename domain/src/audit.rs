@@ -1,0 +1,645 @@
+//! The audit log: what an event is, and the chain of hashes that shows whether events were changed, taken away or put in
+//! between afterwards (`docs/audit.md`).
+//!
+//! Each sealed event is a *link*: it has a number, from 1 on in its workspace, and the SHA-256 of the link before it, that
+//! number and all of its own columns. So whoever changes one must make all later links anew; and the hash of the latest is
+//! kept elsewhere.
+
+use std::fmt::{self, Write};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use crate::error::{Error, FieldErrors};
+use crate::fields::Fields;
+use crate::page::parameter;
+use crate::time::Timestamp;
+
+/// The chain of the region cell's own, with what its operator does; workspaces have ids from 1 on.
+pub const CELL: i64 = 0;
+/// How much of a command's line an event has, in characters.
+pub const MAX_LINE: usize = 1_024;
+/// The highest number that JSON is exact for.
+const MAX_LINK: i64 = 1 << 53;
+
+/// Who did something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActorType {
+    /// A user of the workspace.
+    User,
+    /// The agent of a server.
+    Agent,
+    /// Whoever has the operator's token.
+    Operator,
+    /// Nobody who is known.
+    Anonymous,
+    /// Farhand itself, when something came due.
+    Service,
+}
+
+/// With what somebody showed who they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CredentialType {
+    /// A login token.
+    Session,
+    /// An API token.
+    ApiToken,
+    /// An agent's id and key; the id is its server's.
+    AgentKey,
+    /// A registration token.
+    RegistrationToken,
+    /// The operator's token.
+    OperatorToken,
+    /// The key in a mail for a password reset.
+    ResetKey,
+}
+
+/// How it went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It was done.
+    Success,
+    /// It was tried with a wrong password.
+    Failure,
+    /// It was refused for want of a right to it.
+    Denied,
+}
+
+/// An actor.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Actor {
+    /// What kind.
+    #[serde(rename = "type")]
+    pub kind: ActorType,
+    /// The user's or the server's id.
+    pub id: Option<String>,
+    /// The user's or the server's name at that time.
+    pub name: Option<String>,
+}
+
+/// A credential, by its id: never by anything that it could be used with.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Credential {
+    /// What kind.
+    #[serde(rename = "type")]
+    pub kind: CredentialType,
+    /// Its id, where it has one.
+    pub id: Option<String>,
+}
+
+/// What something was done to.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Object {
+    /// What kind: the first part of the action.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Its id.
+    pub id: Option<String>,
+    /// Its name at that time.
+    pub name: Option<String>,
+}
+
+impl Object {
+    /// An object with what is known of it.
+    pub fn new(kind: &str, id: Option<String>, name: Option<String>) -> Self {
+        Self { kind: kind.to_owned(), id, name }
+    }
+}
+
+/// Where a request came from.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Source {
+    /// The client's address.
+    pub remote_ip: Option<String>,
+    /// The request's id.
+    pub request_id: Option<String>,
+}
+
+/// Something that happened, before it is stored.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Event {
+    /// Its id, version 7.
+    pub id: Uuid,
+    /// When.
+    pub occurred_at: Timestamp,
+    /// Who did it.
+    pub actor: Actor,
+    /// With what credential.
+    pub credential: Option<Credential>,
+    /// What was done: `<object type>.<verb>`.
+    pub action: String,
+    /// To what.
+    pub object: Option<Object>,
+    /// How it went.
+    pub outcome: Outcome,
+    /// From where.
+    pub source: Source,
+    /// What else is worth knowing: an object. Never a secret's value, a command's environment or its output.
+    pub details: Value,
+}
+
+impl Event {
+    /// An event that went well, of nobody who is known, with no object and no details.
+    pub fn new(id: Uuid, occurred_at: Timestamp, source: Source, action: &str) -> Self {
+        Self {
+            id,
+            occurred_at,
+            actor: Actor { kind: ActorType::Anonymous, id: None, name: None },
+            credential: None,
+            action: action.to_owned(),
+            object: None,
+            outcome: Outcome::Success,
+            source,
+            details: json!({}),
+        }
+    }
+
+    /// The same of an actor with a credential.
+    pub fn by(mut self, kind: ActorType, id: Option<String>, name: Option<String>) -> Self {
+        self.actor = Actor { kind, id, name };
+        self
+    }
+
+    /// The same with a credential.
+    pub fn with(mut self, kind: CredentialType, id: Option<String>) -> Self {
+        self.credential = Some(Credential { kind, id });
+        self
+    }
+
+    /// The same on an object, whose type is the action's.
+    pub fn on(mut self, id: Option<String>, name: Option<&str>) -> Self {
+        let kind = self.action.split('.').next().unwrap_or_default();
+        self.object = Some(Object::new(kind, id, name.map(str::to_owned)));
+        self
+    }
+
+    /// The same with another outcome.
+    pub fn that(mut self, outcome: Outcome) -> Self {
+        self.outcome = outcome;
+        self
+    }
+
+    /// The same with details.
+    pub fn details(mut self, details: Value) -> Self {
+        self.details = details;
+        self
+    }
+}
+
+/// The beginning of a command's line that an event has.
+pub fn shown_line(line: &str) -> String {
+    line.chars().take(MAX_LINE).collect()
+}
+
+/// What a list of events is asked for with (`docs/audit.md`).
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct EventFilter {
+    /// The actor's name.
+    pub actor: Option<String>,
+    /// The action.
+    pub action: Option<String>,
+    /// The object's id.
+    pub object: Option<String>,
+    /// The earliest time.
+    pub from: Option<Timestamp>,
+    /// The time before which.
+    pub before: Option<Timestamp>,
+}
+
+impl EventFilter {
+    /// Reads a query.
+    ///
+    /// # Errors
+    /// All bad parameters together.
+    pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
+        let mut errors = FieldErrors::new();
+        let mut time = |name: &'static str| match parameter(query, name).map(Timestamp::parse) {
+            Some(Err(problem)) => {
+                errors.insert(name.into(), vec![problem.to_string().into()]);
+                None
+            }
+            read => read.and_then(Result::ok),
+        };
+        let (from, before) = (time("occurred_at__gte"), time("occurred_at__lt"));
+        let mut text = |name: &'static str| {
+            let text = parameter(query, name)?;
+            if text.contains('\0') {
+                errors.insert(name.into(), vec!["Null characters are not allowed.".into()]);
+            }
+            Some(text.to_owned())
+        };
+        let (actor, action, object) = (text("actor"), text("action"), text("object"));
+        if !errors.is_empty() {
+            return Err(Error::fields(errors));
+        }
+        Ok(Self { actor, action, object, from, before })
+    }
+
+    /// Whether nothing is filtered.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// From which link on a verification begins: the first, or where the last one told to go on.
+///
+/// # Errors
+/// It is no number of a link.
+pub fn read_first_link(mut fields: Fields) -> Result<i64, Error> {
+    let first = fields.optional_integer("first_link", 1..=MAX_LINK).unwrap_or(1);
+    fields.finish_with(Some(first))
+}
+
+/// An event as it is stored: its columns in their order, as the database's `json_array` tells them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// The row's number. It grows in the order in which the events were written.
+    pub seq: i64,
+    /// The number in the chain; `None` until it is sealed.
+    pub link: Option<i64>,
+    /// The hash, in hexadecimal.
+    pub hash: Option<String>,
+    /// The other columns, as texts.
+    pub columns: [Option<String>; COLUMNS.len()],
+}
+
+/// The columns that a hash covers, in its order, beside the workspace and the number of the link.
+pub const COLUMNS: [&str; 15] = [
+    "id",
+    "occurred_at",
+    "actor_type",
+    "actor_id",
+    "actor_name",
+    "credential_type",
+    "credential_id",
+    "action",
+    "object_type",
+    "object_id",
+    "object_name",
+    "outcome",
+    "remote_ip",
+    "request_id",
+    "details",
+];
+
+impl Row {
+    /// The event's id.
+    pub fn id(&self) -> Option<&str> {
+        self.columns[0].as_deref()
+    }
+}
+
+/// Where a chain is: its last link. The hash of number 0 is empty.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Head {
+    /// The number of links.
+    pub link: i64,
+    /// The hash of the last one.
+    pub hash: String,
+}
+
+/// What is hashed, so that no two different inputs make the same bytes: each text with its length before it, and a
+/// missing one told apart from an empty one.
+struct Encoder(Sha256);
+
+impl Encoder {
+    fn number(&mut self, number: i64) {
+        self.0.update(number.to_be_bytes());
+    }
+
+    fn text(&mut self, text: Option<&str>) {
+        self.0.update([u8::from(text.is_some())]);
+        let text = text.unwrap_or_default();
+        self.number(text.len() as i64);
+        self.0.update(text.as_bytes());
+    }
+}
+
+/// The hash of a link: of its workspace, the hash before it, its number and its columns.
+pub fn hash(workspace: i64, before: &str, link: i64, columns: &[Option<String>; COLUMNS.len()]) -> String {
+    let mut encoder = Encoder(Sha256::new());
+    encoder.text(Some("farhand audit link 1"));
+    encoder.text(Some(&workspace.to_string()));
+    encoder.text(Some(before));
+    encoder.number(link);
+    for column in columns {
+        encoder.text(column.as_deref());
+    }
+    encoder.0.finalize().iter().fold(String::with_capacity(64), |mut hex, byte| {
+        // Writing to a text cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+/// The number and the hash that a row gets.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Seal {
+    /// The row.
+    pub seq: i64,
+    /// Its event.
+    pub id: String,
+    /// Its number.
+    pub link: i64,
+    /// Its hash.
+    pub hash: String,
+}
+
+/// Puts rows at the end of a chain, in their order.
+pub fn seal(workspace: i64, head: &Head, rows: &[Row]) -> (Vec<Seal>, Head) {
+    let mut head = head.clone();
+    let seals = rows.iter().map(|row| {
+        let link = head.link + 1;
+        let hash = hash(workspace, &head.hash, link, &row.columns);
+        head = Head { link, hash: hash.clone() };
+        Seal { seq: row.seq, id: row.id().unwrap_or_default().to_owned(), link, hash }
+    });
+    let seals = seals.collect();
+    (seals, head)
+}
+
+/// What is wrong with a chain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Problem {
+    /// There is no event with that number.
+    Missing,
+    /// The event is not what was sealed.
+    Altered,
+    /// An event has a number that another one was given, or that none was given yet.
+    Foreign,
+    /// The event stands in another place than it was written to.
+    Moved,
+    /// The events up to this one fit together, but are not those that were sealed.
+    Rewritten,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Missing => "missing",
+            Self::Altered => "altered",
+            Self::Foreign => "foreign",
+            Self::Moved => "moved",
+            Self::Rewritten => "rewritten",
+        })
+    }
+}
+
+/// The first link that is not as it should be.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Broken {
+    /// Its number.
+    pub link: i64,
+    /// The event that stands there, if there is one.
+    pub event: Option<String>,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+/// Looks along a chain, link by link.
+#[derive(Clone, Debug)]
+pub struct Verifier {
+    workspace: i64,
+    last: Head,
+    seq: i64,
+}
+
+impl Verifier {
+    /// Begins at the first link.
+    pub fn new(workspace: i64) -> Self {
+        Self { workspace, last: Head::default(), seq: i64::MIN }
+    }
+
+    /// Begins behind a link that was looked at before.
+    pub fn behind(workspace: i64, link: i64, row: &Row) -> Self {
+        Self { workspace, last: Head { link, hash: row.hash.clone().unwrap_or_default() }, seq: row.seq }
+    }
+
+    /// The last link that was found good.
+    pub fn last(&self) -> &Head {
+        &self.last
+    }
+
+    /// There is no next link, though there should be.
+    pub fn missing(&self) -> Broken {
+        Broken { link: self.last.link + 1, event: None, problem: Problem::Missing }
+    }
+
+    /// Looks at the row with the next higher number, or the same one again. `anchor` is the hash that is kept elsewhere of
+    /// that link, if there is one.
+    ///
+    /// # Errors
+    /// It is not the next link of the chain.
+    pub fn take(&mut self, row: &Row, anchor: Option<&str>) -> Result<(), Broken> {
+        let expected = self.last.link + 1;
+        let link = row.link.unwrap_or(0);
+        let event = row.id().map(str::to_owned);
+        let broken = |problem| Err(Broken { link, event, problem });
+        if link > expected {
+            return Err(self.missing());
+        }
+        if link < expected {
+            return broken(Problem::Foreign);
+        }
+        let hash = hash(self.workspace, &self.last.hash, link, &row.columns);
+        if row.hash.as_deref() != Some(hash.as_str()) {
+            return broken(Problem::Altered);
+        }
+        if row.seq <= self.seq {
+            return broken(Problem::Moved);
+        }
+        if anchor.is_some_and(|anchor| anchor != hash) {
+            return broken(Problem::Rewritten);
+        }
+        (self.last, self.seq) = (Head { link, hash }, row.seq);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WORKSPACE: i64 = 7;
+
+    type Columns = [Option<String>; COLUMNS.len()];
+
+    fn columns() -> impl Strategy<Value = Columns> {
+        proptest::array::uniform15(proptest::option::of("[ab\"\\\\\0,]{0,3}"))
+    }
+
+    fn rows(most: usize) -> impl Strategy<Value = Vec<Row>> {
+        proptest::collection::vec(columns(), 1..=most).prop_map(|all| {
+            let row = |(place, columns)| Row { seq: 10 + 2 * place as i64, link: None, hash: None, columns };
+            all.into_iter().enumerate().map(row).collect()
+        })
+    }
+
+    /// Seals rows as they would be stored.
+    fn sealed(mut rows: Vec<Row>) -> (Vec<Row>, Head) {
+        let (seals, head) = seal(WORKSPACE, &Head::default(), &rows);
+        for (row, seal) in rows.iter_mut().zip(seals) {
+            assert_eq!(row.seq, seal.seq);
+            (row.link, row.hash) = (Some(seal.link), Some(seal.hash));
+        }
+        (rows, head)
+    }
+
+    /// Looks along rows as they are read: by their numbers.
+    fn verify(rows: &[Row], head: &Head) -> Result<(), Broken> {
+        let mut rows = rows.to_vec();
+        rows.sort_by_key(|row| (row.link, row.seq));
+        let mut verifier = Verifier::new(WORKSPACE);
+        for row in &rows {
+            let anchor = (row.link == Some(head.link)).then_some(head.hash.as_str());
+            if verifier.last().link == head.link {
+                return Err(Broken { link: row.link.unwrap(), event: None, problem: Problem::Foreign });
+            }
+            verifier.take(row, anchor)?;
+        }
+        if verifier.last().link < head.link { Err(verifier.missing()) } else { Ok(()) }
+    }
+
+    proptest! {
+        #[test]
+        fn a_chain_is_good_whatever_is_in_it(rows in rows(12), cut in 0_usize..12) {
+            let (whole, head) = sealed(rows.clone());
+            prop_assert_eq!(verify(&whole, &head), Ok(()));
+            // Sealed in two goes it is the same.
+            let (first, rest) = rows.split_at(cut.min(rows.len()));
+            let (mut seals, middle) = seal(WORKSPACE, &Head::default(), first);
+            let (more, end) = seal(WORKSPACE, &middle, rest);
+            seals.extend(more);
+            prop_assert_eq!(&end, &head);
+            prop_assert!(seals.iter().zip(&whole).all(|(seal, row)| Some(&seal.hash) == row.hash.as_ref()));
+        }
+
+        #[test]
+        fn different_columns_have_different_hashes(one in columns(), other in columns()) {
+            let of = |columns: &Columns| hash(WORKSPACE, "", 1, columns);
+            prop_assert_eq!(one == other, of(&one) == of(&other));
+        }
+
+        #[test]
+        fn what_was_changed_is_named(rows in rows(12), at in 0_usize..12, column in 0..COLUMNS.len(), text in proptest::option::of("[a-c]{0,2}")) {
+            let (mut rows, head) = sealed(rows);
+            let at = at % rows.len();
+            prop_assume!(rows[at].columns[column] != text);
+            rows[at].columns[column] = text;
+            let broken = verify(&rows, &head).unwrap_err();
+            prop_assert_eq!((broken.link, broken.problem), (at as i64 + 1, Problem::Altered));
+        }
+
+        #[test]
+        fn what_was_taken_away_is_named(rows in rows(12), at in 0_usize..12) {
+            let (mut rows, head) = sealed(rows);
+            let at = at % rows.len();
+            rows.remove(at);
+            let expected = Broken { link: at as i64 + 1, event: None, problem: Problem::Missing };
+            prop_assert_eq!(verify(&rows, &head), Err(expected));
+        }
+
+        #[test]
+        fn what_changed_places_is_found(rows in rows(12), one in 0_usize..12, other in 0_usize..12) {
+            let (mut rows, head) = sealed(rows);
+            let (one, other) = (one % rows.len(), other % rows.len());
+            prop_assume!(one != other);
+            let (first, second) = (rows[one].seq, rows[other].seq);
+            (rows[one].seq, rows[other].seq) = (second, first);
+            prop_assert!(verify(&rows, &head).is_err());
+        }
+
+        #[test]
+        fn what_was_put_in_is_found(rows in rows(12), stranger in columns(), at in 1_i64..14) {
+            let (mut rows, head) = sealed(rows);
+            let at = at.min(head.link + 1);
+            let before = usize::try_from(at - 2).ok().and_then(|place| rows[place].hash.clone()).unwrap_or_default();
+            let hash = hash(WORKSPACE, &before, at, &stranger);
+            rows.push(Row { seq: 1_000, link: Some(at), hash: Some(hash), columns: stranger });
+            prop_assert!(verify(&rows, &head).is_err());
+        }
+
+        #[test]
+        fn what_was_written_anew_is_found(rows in rows(12), at in 0_usize..12) {
+            let (whole, head) = sealed(rows.clone());
+            let mut rows = rows;
+            let at = at % rows.len();
+            rows[at].columns[0] = Some("another".to_owned());
+            let (forged, _) = sealed(rows);
+            let broken = verify(&forged, &head).unwrap_err();
+            prop_assert_eq!((broken.link, broken.problem), (whole.len() as i64, Problem::Rewritten));
+        }
+    }
+
+    #[test]
+    fn a_hash_is_what_the_documentation_says() {
+        let mut columns: Columns = Default::default();
+        columns[0] = Some("x".to_owned());
+        // Put together by hand: a flag and a length before each text.
+        let mut bytes = Vec::new();
+        let mut text = |text: Option<&str>| {
+            bytes.push(u8::from(text.is_some()));
+            bytes.extend((text.unwrap_or("").len() as u64).to_be_bytes());
+            bytes.extend(text.unwrap_or("").bytes());
+        };
+        text(Some("farhand audit link 1"));
+        text(Some("7"));
+        text(Some("before"));
+        bytes.extend(3_i64.to_be_bytes());
+        for column in &columns {
+            bytes.push(u8::from(column.is_some()));
+            bytes.extend((column.as_deref().unwrap_or("").len() as u64).to_be_bytes());
+            bytes.extend(column.as_deref().unwrap_or("").bytes());
+        }
+        let expected: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hash(7, "before", 3, &columns), expected);
+        assert_ne!(hash(8, "before", 3, &columns), expected);
+        assert_ne!(hash(7, "before", 4, &columns), expected);
+        assert_ne!(hash(7, "", 3, &columns), expected);
+    }
+
+    #[test]
+    fn filters() {
+        let query = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        assert!(EventFilter::of(&query(&[("page", "2")])).unwrap().is_empty());
+        let all = query(&[
+            ("actor", "boss"),
+            ("action", "command.create"),
+            ("object", "7"),
+            ("occurred_at__gte", "2026-11-21T00:00:00Z"),
+            ("occurred_at__lt", "2026-11-22T00:00:00Z"),
+        ]);
+        let filter = EventFilter::of(&all).unwrap();
+        assert_eq!((filter.actor.as_deref(), filter.object.as_deref()), (Some("boss"), Some("7")));
+        assert!(filter.from < filter.before);
+        let bad = query(&[("occurred_at__gte", "today"), ("occurred_at__lt", "2026-11-22"), ("object", "\0")]);
+        let wrong = EventFilter::of(&bad).unwrap_err();
+        assert_eq!(wrong.fields.keys().collect::<Vec<_>>(), ["object", "occurred_at__gte", "occurred_at__lt"]);
+    }
+
+    #[test]
+    fn where_to_begin() {
+        let read = |body: &str| read_first_link(Fields::from_json(body.as_bytes()).unwrap());
+        assert_eq!(read("{}"), Ok(1));
+        assert_eq!(read("{\"first_link\": 1001}"), Ok(1001));
+        for bad in ["0", "-1", "1.5", "\"x\"", "99999999999999999999"] {
+            assert!(read(&format!("{{\"first_link\": {bad}}}")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn lines_are_cut_by_characters() {
+        assert_eq!(shown_line("id"), "id");
+        assert_eq!(shown_line(&"ä".repeat(2_000)).chars().count(), MAX_LINE);
+    }
+}

@@ -1,0 +1,46 @@
+//! The audit log (`docs/audit.md`): for staff that of their workspace, for the operator that of the region cell.
+
+use farhand_domain::audit::{CELL, EventFilter, read_first_link};
+use farhand_domain::error::Error;
+use farhand_domain::page::Page;
+
+use super::{envelope, operator, page_of, staff};
+use crate::caller::Credential;
+use crate::request::Call;
+use crate::response::Reply;
+use crate::sealer;
+use crate::store::audit;
+
+/// `GET /api/audit/events/`: the workspace's, newest first.
+pub async fn list(call: &Call) -> Result<Reply, Error> {
+    page_of(call, staff, |query, _| EventFilter::of(query).map(audit::list)).await
+}
+
+/// `POST /api/audit/verify/`: looks along the chain of the workspace's events, from `first_link` on.
+pub async fn verify(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let caller = Credential::of(call)?.check().await?;
+    // The caller's right comes before the input (contract 3, order of refusals).
+    staff(&caller)?;
+    let first = fields.and_then(read_first_link)?;
+    Reply::ok(&sealer::verify(&call.env, caller.workspace_id, first).await?)
+}
+
+/// `GET /operator/audit/events/`: what the operator did, newest first.
+pub async fn list_of_cell(call: &Call) -> Result<Reply, Error> {
+    operator::authorize(call)?;
+    let query = call.query();
+    let (page, filter) = farhand_domain::error::both(Page::of(&query), EventFilter::of(&query))?;
+    let (items, count) = audit::list_of_cell(&call.env, CELL, filter, page).await?;
+    envelope(call, &query, page, items, count)
+}
+
+/// `POST /operator/audit/verify/`: looks along the chain of those events.
+pub async fn verify_cell(call: &mut Call) -> Result<Reply, Error> {
+    if let Err(error) = operator::authorize(call) {
+        call.discard().await;
+        return Err(error);
+    }
+    let first = call.fields().await.and_then(read_first_link)?;
+    Reply::ok(&sealer::verify(&call.env, CELL, first).await?)
+}

@@ -1,0 +1,397 @@
+//! The Durable Object that puts a workspace's audit events into a chain of hashes, and looks along it (`docs/audit.md`). Each
+//! workspace has one, under its id; the region cell's own events have that of 0.
+//!
+//! Events are written by whoever makes a change, in its transaction, and not linked then: D1 has no hash function, and writers
+//! would race for the last hash. The object alone gives numbers and hashes, in the order in which the rows were written:
+//!
+//! 1. It reads the next rows that have none.
+//! 2. It notes where the chain ends with them, and which row gets what, in its own storage.
+//! 3. It tells D1, and then forgets what the rows got.
+//!
+//! Whatever is cut off in between, the note is carried out by the next alarm; a row that has its hash keeps it. So the end of
+//! the chain and some of its hashes are known outside of D1, and whoever writes all of D1 anew is found out.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::time::Duration;
+
+use farhand_domain::audit::{self, Broken, Head, Problem, Seal, Verifier};
+use farhand_domain::error::Error;
+use farhand_domain::time::Timestamp;
+use futures_util::future;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
+
+use crate::cost;
+use crate::log;
+use crate::objects;
+use crate::platform::{self, internal};
+use crate::store::audit as store;
+
+/// How often an isolate tells the object of a workspace that there are events, in milliseconds.
+const TELL_EVERY: i64 = 1_000;
+/// How long the object waits after it was told, in milliseconds: longer, so that what comes untold meanwhile is there.
+const SEAL_AFTER: i64 = 2_000;
+/// How many rows are sealed in one go.
+const AT_ONCE: u64 = 200;
+/// How many goes an alarm takes before it makes room for another one.
+const GOES: u32 = 10;
+/// When an alarm that failed tries again.
+const RETRY: Duration = Duration::from_secs(5);
+/// Of how many links one's hash is kept for good.
+const ANCHOR_EVERY: i64 = 100;
+/// How many links are looked at with one question, and for one answer.
+const PAGE: i64 = 1_000;
+const LOOKED_AT: i64 = 20_000;
+/// How many workspaces an isolate remembers to have told of.
+const REMEMBERED: usize = 10_000;
+/// How many workspaces the clock looks up at a time, and tells of.
+const BY_CLOCK: u64 = 50;
+
+thread_local! {
+    /// When the object of a workspace was last told by this isolate.
+    static TOLD: RefCell<HashMap<i64, Timestamp>> = RefCell::default();
+}
+
+/// What the object can be asked.
+#[derive(Serialize, Deserialize)]
+enum Ask {
+    /// Seal what there is, soon.
+    Seal(i64),
+    /// Look along the workspace's chain, from a link on. Answers with [`Verification`].
+    Verify(i64, i64),
+    /// Forget everything: the workspace is gone.
+    Wipe,
+}
+
+/// What a look along a chain found.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Verification {
+    /// Whether all that was looked at is as it was sealed.
+    pub valid: bool,
+    /// How many links were found good.
+    pub links: i64,
+    /// How many events are not sealed yet.
+    pub unsealed: u64,
+    /// The first link that is not as it should be.
+    pub first_broken: Option<Broken>,
+    /// Where there is more to look at.
+    pub next_link: Option<i64>,
+}
+
+fn name_of(workspace: i64) -> String {
+    workspace.to_string()
+}
+
+/// Tells the object of a workspace that there are events, unless this isolate has done so within the last second. Where it does
+/// not hear of it, the clock tells it within the hour.
+pub async fn tell(env: &Env, workspace: i64) {
+    let now = platform::now();
+    let is_told = TOLD.with_borrow_mut(|told| {
+        if told.len() >= REMEMBERED {
+            told.clear();
+        }
+        let lately = told.get(&workspace).is_some_and(|at| at.plus_millis(TELL_EVERY) > now);
+        if !lately {
+            told.insert(workspace, now);
+        }
+        lately
+    });
+    if is_told {
+        return;
+    }
+    let asked: Result<Option<Verification>, Error> = ask(env, workspace, &Ask::Seal(workspace)).await;
+    if let Err(error) = asked {
+        TOLD.with_borrow_mut(|told| told.remove(&workspace));
+        log::trouble("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
+    }
+}
+
+/// Has the events of all workspaces sealed that are not.
+///
+/// # Errors
+/// D1 did not answer.
+pub async fn tell_all(env: &Env) -> Result<(), Error> {
+    let mut after = -1;
+    loop {
+        let workspaces = store::unsealed_workspaces(env, after, BY_CLOCK).await?;
+        let Some(last) = workspaces.last() else { return Ok(()) };
+        after = *last;
+        future::join_all(workspaces.iter().map(|workspace| tell(env, *workspace))).await;
+    }
+}
+
+/// Looks along the chain of a workspace, from a link on.
+///
+/// # Errors
+/// D1 or the object did not answer.
+pub async fn verify(env: &Env, workspace: i64, first: i64) -> Result<Verification, Error> {
+    let found: Option<Verification> = ask(env, workspace, &Ask::Verify(workspace, first)).await?;
+    found.ok_or_else(|| Error::internal("the sealer told nothing"))
+}
+
+/// Has the object of a workspace that is gone forget everything.
+///
+/// # Errors
+/// It could not be reached.
+pub async fn wipe(env: &Env, workspace: i64) -> Result<(), Error> {
+    ask(env, workspace, &Ask::Wipe).await.map(drop)
+}
+
+async fn ask(env: &Env, workspace: i64, ask: &Ask) -> Result<Option<Verification>, Error> {
+    objects::ask(env, platform::SEALER, &name_of(workspace), ask).await
+}
+
+const SCHEMA: [&str; 2] = [
+    // The one row: of which workspace it is, where its chain ends, and what D1 may not have been told of that.
+    "CREATE TABLE IF NOT EXISTS chains (workspace INTEGER PRIMARY KEY, head TEXT NOT NULL, pending TEXT NOT NULL)",
+    // Hashes of links.
+    "CREATE TABLE IF NOT EXISTS anchors (link INTEGER PRIMARY KEY, hash TEXT NOT NULL)",
+];
+
+/// What the object knows of its chain.
+struct Chain {
+    workspace: i64,
+    head: Head,
+    pending: Vec<Seal>,
+}
+
+/// The object.
+#[durable_object]
+pub struct Sealer {
+    state: State,
+    env: Env,
+    /// When it was last told that there are events.
+    told_at: Cell<Option<Timestamp>>,
+}
+
+impl DurableObject for Sealer {
+    fn new(state: State, env: Env) -> Self {
+        Self { state, env, told_at: Cell::new(None) }
+    }
+
+    async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
+        let answer = objects::answer(&mut request, async |ask| match ask {
+            Ask::Seal(workspace) => self.begin(workspace).await.map(|()| None).map_err(internal),
+            Ask::Verify(workspace, first) => self.verify(workspace, first).await.map(Some),
+            Ask::Wipe => self.wipe().await.map(|()| None).map_err(internal),
+        });
+        objects::costed(answer).await
+    }
+
+    async fn alarm(&self) -> worker::Result<Response> {
+        let next = match self.seal_all().await {
+            Ok(true) => Some(Duration::ZERO),
+            // What was told of while this went on may have come behind it.
+            Ok(false) => self.told_at.get().map(|told| {
+                Duration::from_secs_f64(told.plus_millis(SEAL_AFTER).seconds_since(platform::now()).max(0.0))
+            }),
+            Err(error) => {
+                log::trouble("not_sealed", json!({"sealer": self.state.id().name()}), &error.detail);
+                Some(RETRY)
+            }
+        };
+        if let Some(next) = next {
+            self.state.storage().set_alarm(next).await?;
+        }
+        Response::empty()
+    }
+}
+
+impl Sealer {
+    fn sql(&self) -> SqlStorage {
+        self.state.storage().sql()
+    }
+
+    /// Sets the alarm, and where it was never used, notes of which workspace it is.
+    async fn begin(&self, workspace: i64) -> worker::Result<()> {
+        for statement in SCHEMA {
+            self.sql().exec(statement, None)?;
+        }
+        let sql = "INSERT OR IGNORE INTO chains (workspace, head, pending) VALUES (?, ?, '[]')";
+        let head = serde_json::to_string(&Head::default())?;
+        self.sql().exec(sql, vec![workspace.into(), head.into()])?;
+        self.told_at.set(Some(platform::now()));
+        let storage = self.state.storage();
+        if storage.get_alarm().await?.is_none() {
+            storage.set_alarm(Duration::from_millis(SEAL_AFTER.unsigned_abs())).await?;
+        }
+        Ok(())
+    }
+
+    async fn wipe(&self) -> worker::Result<()> {
+        let storage = self.state.storage();
+        storage.delete_alarm().await?;
+        storage.delete_all().await
+    }
+
+    /// What is known of the chain; `None` where nothing was ever sealed.
+    fn chain(&self) -> Result<Option<Chain>, Error> {
+        #[derive(Deserialize)]
+        struct Stored {
+            workspace: f64,
+            head: String,
+            pending: String,
+        }
+        let tables = self.sql().exec("SELECT name FROM sqlite_master WHERE name = 'chains'", None).map_err(internal)?;
+        if tables.to_array::<serde_json::Value>().map_err(internal)?.is_empty() {
+            return Ok(None);
+        }
+        let rows = self.sql().exec("SELECT workspace, head, pending FROM chains", None).map_err(internal)?;
+        let Some(stored) = rows.to_array::<Stored>().map_err(internal)?.into_iter().next() else { return Ok(None) };
+        Ok(Some(Chain {
+            workspace: stored.workspace as i64,
+            head: serde_json::from_str(&stored.head).map_err(internal)?,
+            pending: serde_json::from_str(&stored.pending).map_err(internal)?,
+        }))
+    }
+
+    /// Notes where the chain ends, and what D1 is to be told, all at once.
+    fn note(&self, head: &Head, pending: &[Seal]) -> worker::Result<()> {
+        for seal in pending.iter().filter(|seal| seal.link % ANCHOR_EVERY == 0) {
+            let values = vec![seal.link.into(), seal.hash.as_str().into()];
+            self.sql().exec("INSERT OR IGNORE INTO anchors (link, hash) VALUES (?, ?)", values)?;
+        }
+        let values = vec![serde_json::to_string(head)?.into(), serde_json::to_string(pending)?.into()];
+        self.sql().exec("UPDATE chains SET head = ?, pending = ?", values)?;
+        Ok(())
+    }
+
+    /// Seals what there is. True: there may be more.
+    async fn seal_all(&self) -> Result<bool, Error> {
+        self.told_at.set(None);
+        for _ in 0..GOES {
+            let (sealed, cost) = cost::of(self.seal_some()).await;
+            let Some((workspace, sealed)) = sealed? else { return Ok(false) };
+            log::event(
+                "sealed",
+                json!({
+                    "workspace_id": workspace, "links": sealed,
+                    "d1_calls": cost.d1_calls, "rows_read": cost.rows_read, "rows_written": cost.rows_written,
+                }),
+            );
+            if sealed < AT_ONCE {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Seals the next events; returns whose and how many. `None`: there are none.
+    async fn seal_some(&self) -> Result<Option<(i64, u64)>, Error> {
+        let Some(Chain { workspace, head, pending }) = self.chain()? else { return Ok(None) };
+        if !pending.is_empty() {
+            self.tell_d1(workspace, &head, &pending).await?;
+        }
+        let rows = store::unsealed(&self.env, workspace, AT_ONCE).await?;
+        if rows.is_empty() {
+            if head.link == 0 {
+                // Told of a workspace that is gone.
+                self.wipe().await.map_err(internal)?;
+            }
+            return Ok(None);
+        }
+        // Meanwhile it may have been wiped.
+        if self.chain()?.is_none_or(|chain| chain.head != head) {
+            return Ok(None);
+        }
+        let (seals, head) = audit::seal(workspace, &head, &rows);
+        self.note(&head, &seals).map_err(internal)?;
+        self.tell_d1(workspace, &head, &seals).await?;
+        Ok(Some((workspace, seals.len() as u64)))
+    }
+
+    /// Tells D1 what its rows get, and notes that it knows.
+    async fn tell_d1(&self, workspace: i64, head: &Head, seals: &[Seal]) -> Result<(), Error> {
+        store::write_seals(&self.env, workspace, seals).await?;
+        if self.chain()?.is_some_and(|chain| chain.head == *head) {
+            self.note(head, &[]).map_err(internal)?;
+        }
+        Ok(())
+    }
+
+    /// The hashes that are known of the links from the `first` to the `last`.
+    fn anchors(&self, head: &Head, first: i64, last: i64) -> Result<HashMap<i64, String>, Error> {
+        #[derive(Deserialize)]
+        struct Anchor {
+            link: f64,
+            hash: String,
+        }
+        let sql = "SELECT link, hash FROM anchors WHERE link BETWEEN ? AND ?";
+        let rows = self.sql().exec(sql, vec![first.into(), last.into()]).map_err(internal)?;
+        let rows = rows.to_array::<Anchor>().map_err(internal)?;
+        let mut anchors: HashMap<_, _> = rows.into_iter().map(|row| (row.link as i64, row.hash)).collect();
+        anchors.insert(head.link, head.hash.clone());
+        Ok(anchors)
+    }
+
+    /// Looks along the chain from a link on, as far as one answer goes.
+    async fn verify(&self, workspace: i64, first: i64) -> Result<Verification, Error> {
+        let chain = self.chain()?;
+        let head = chain.as_ref().map(|chain| chain.head.clone()).unwrap_or_default();
+        if let Some(chain) = chain.filter(|chain| !chain.pending.is_empty()) {
+            store::write_seals(&self.env, workspace, &chain.pending).await?;
+        }
+        let mut found = Verification { valid: true, links: 0, unsealed: 0, first_broken: None, next_link: None };
+        let mut next = first.min(head.link + 1);
+        loop {
+            let last = head.link.min(next + PAGE - 1);
+            let links = store::links(&self.env, workspace, (next, last), head.link).await?;
+            found.unsealed = links.unsealed;
+            let looked = self.look_at(workspace, &head, (next, last), &links, &mut found.links);
+            if let Err(broken) = looked? {
+                (found.valid, found.first_broken) = (false, Some(broken));
+                return Ok(found);
+            }
+            if last >= head.link {
+                return Ok(found);
+            }
+            next = last + 1;
+            if found.links >= LOOKED_AT {
+                found.next_link = Some(next);
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Looks at the links from the `first` to the `last`, and counts the good ones.
+    fn look_at(
+        &self,
+        workspace: i64,
+        head: &Head,
+        (first, last): (i64, i64),
+        links: &store::Links,
+        good: &mut i64,
+    ) -> Result<Result<(), Broken>, Error> {
+        let foreign = |row: &audit::Row| Broken {
+            link: row.link.unwrap_or(0),
+            event: row.id().map(str::to_owned),
+            problem: Problem::Foreign,
+        };
+        let mut verifier = match links.before.as_slice() {
+            [] if first == 1 => Verifier::new(workspace),
+            [row, ..] if first == 1 => return Ok(Err(foreign(row))),
+            [row, twin] if twin.link == row.link && row.link == Some(first - 1) => return Ok(Err(foreign(row))),
+            [row, ..] if row.link == Some(first - 1) => Verifier::behind(workspace, first - 1, row),
+            _ => return Ok(Err(Broken { link: first - 1, event: None, problem: Problem::Missing })),
+        };
+        let anchors = if first <= last { self.anchors(head, first, last)? } else { HashMap::new() };
+        for row in &links.rows {
+            let anchor = row.link.and_then(|link| anchors.get(&link)).map(String::as_str);
+            if let Err(broken) = verifier.take(row, anchor) {
+                return Ok(Err(broken));
+            }
+            *good += 1;
+        }
+        if verifier.last().link < last {
+            return Ok(Err(verifier.missing()));
+        }
+        // What was sealed while this looked is as it should be.
+        let end = self.chain()?.map_or(0, |chain| chain.head.link);
+        match &links.beyond {
+            Some(row) if last >= head.link && row.link.unwrap_or(0) > end => Ok(Err(foreign(row))),
+            _ => Ok(Ok(())),
+        }
+    }
+}
