@@ -182,9 +182,10 @@ impl DurableObject for Sealer {
     async fn alarm(&self) -> worker::Result<Response> {
         let next = match self.seal_all().await {
             Ok(true) => Some(Duration::ZERO),
-            // What was told of while this went on may have come behind it.
-            Ok(false) => self.told_at.get().map(|told| {
-                Duration::from_secs_f64(told.plus_millis(SEAL_AFTER).seconds_since(platform::now()).max(0.0))
+            // What came shortly after it was last told of is told of with that.
+            Ok(false) => self.told_at.get().and_then(|told| {
+                let left = told.plus_millis(SEAL_AFTER).seconds_since(platform::now());
+                (left > 0.0).then(|| Duration::from_secs_f64(left))
             }),
             Err(error) => {
                 console_error!("sealer {:?}: {}", self.state.id().name(), error.detail);
@@ -259,7 +260,6 @@ impl Sealer {
 
     /// Seals what there is. True: there may be more.
     async fn seal_all(&self) -> Result<bool, Error> {
-        self.told_at.set(None);
         for _ in 0..GOES {
             let (sealed, cost) = cost::of(self.seal_some()).await;
             let Some((workspace, sealed)) = sealed? else { return Ok(false) };

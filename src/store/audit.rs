@@ -224,9 +224,10 @@ pub async fn unsealed(env: &Env, workspace_id: i64, limit: u64) -> Result<Vec<Ro
 /// # Errors
 /// D1 did not do it.
 pub async fn write_seals(env: &Env, workspace_id: i64, seals: &[Seal]) -> Result<(), Error> {
+    // With a plus no index is looked at: by its number is the way to each row.
     let sql = "UPDATE audit_events SET link = s.value ->> 'link', hash = s.value ->> 'hash' FROM json_each(?2) s
-        WHERE audit_events.seq = s.value ->> 'seq' AND audit_events.workspace_id = ?1
-        AND audit_events.id = s.value ->> 'id' AND audit_events.link IS NULL";
+        WHERE audit_events.seq = s.value ->> 'seq' AND +audit_events.workspace_id = ?1
+        AND audit_events.id = s.value ->> 'id' AND +audit_events.link IS NULL";
     db::run(env, Statement::new(sql).bind(workspace_id).bind(json!(seals).to_string())).await?;
     Ok(())
 }
