@@ -7,6 +7,7 @@
 use farhand_domain::audit::{COLUMNS, Event, EventFilter, Row, Seal};
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
+use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
 use worker::Env;
@@ -273,14 +274,32 @@ pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end:
     })
 }
 
-/// The next workspaces after one that have events which are not sealed, the cell's own chain among them.
+/// Deletes the sealed events of a workspace up to a link.
+///
+/// # Errors
+/// D1 did not do it.
+pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(), Error> {
+    let sql = "DELETE FROM audit_events WHERE workspace_id = ?1 AND link <= ?2";
+    db::run(env, Statement::new(sql).bind(workspace_id).bind(last)).await?;
+    Ok(())
+}
+
+/// The next workspaces after one that have events which are not sealed, the cell's own chain among them, or events of before
+/// a time.
 ///
 /// # Errors
 /// D1 did not answer.
-pub async fn unsealed_workspaces(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, Error> {
+pub async fn workspaces_to_seal(
+    env: &Env,
+    after: i64,
+    until: Option<Timestamp>,
+    limit: u64,
+) -> Result<Vec<i64>, Error> {
     let sql = "SELECT w.id FROM (SELECT 0 AS id UNION ALL SELECT id FROM workspaces WHERE deleted_at IS NULL) w
-        WHERE w.id > ?1 AND EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.link IS NULL)
-        ORDER BY w.id LIMIT ?2 + 0";
-    let ids = db::column::<f64>(&db::run(env, Statement::new(sql).bind(after).bind(limit)).await?)?;
+        WHERE w.id > ?1 AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.link IS NULL)
+            OR w.id > 0 AND EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.occurred_at < ?2))
+        ORDER BY w.id LIMIT ?3 + 0";
+    let statement = Statement::new(sql).bind(after).bind(until).bind(limit);
+    let ids = db::column::<f64>(&db::run(env, statement).await?)?;
     Ok(ids.into_iter().map(|id| id as i64).collect())
 }
