@@ -4,6 +4,7 @@
 //! credential is alive in the request's workspace and none otherwise. So a read finds nothing and a write changes
 //! nothing for a dead credential, and a revocation is effective at the very next request.
 
+use serde_json::json;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
@@ -18,8 +19,9 @@ use farhand_domain::user::Rank;
 use futures_util::future;
 use serde::Deserialize;
 use uuid::Uuid;
-use worker::{D1Result, Env, console_error};
+use worker::{D1Result, Env};
 
+use crate::log;
 use crate::platform;
 use crate::request::Call;
 use crate::store::db::{self, Failure, Parameter, Selection, Statement};
@@ -465,6 +467,6 @@ pub fn forget_login_tokens(call: &Call, workspace: &str, hashes: Vec<String>) {
 /// Work after the response, whose failure only the log hears of: the next request does it again.
 async fn logged(work: impl Future<Output = Result<(), Error>>) {
     if let Err(error) = work.await {
-        console_error!("after the response: {}", error.detail);
+        log::trouble("afterwork_failed", json!({}), &error.detail);
     }
 }

@@ -17,13 +17,15 @@ use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use futures_util::future::{self, Either};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
-use worker::{Delay, DurableObject, Env, Request, Response, State, console_error, console_log, durable_object};
+use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
 use crate::cost;
-use crate::link_calls::{self, Forget, Forgotten};
+use crate::link_calls::{self, Forget, Forgotten, OfServer};
+use crate::log;
 use crate::objects;
 use crate::platform::{self, internal};
 use crate::sealer;
@@ -54,6 +56,10 @@ const RETRY: Duration = Duration::from_secs(5);
 const LAST: &str = "last";
 /// The storage key of the pass over old commands that is under way.
 const PASS: &str = "pass";
+/// The storage key of the workspaces whose servers' objects are to tell D1 everything again.
+const RESYNCS: &str = "resyncs";
+/// How long an object may take to begin with that, in seconds.
+const BEGINS_WITHIN: u64 = 20;
 
 /// What the object can be asked.
 #[derive(Serialize, Deserialize)]
@@ -64,6 +70,22 @@ enum Ask {
     Look,
     /// Look for old commands.
     BeginPass,
+    /// Have the objects of the workspace with that slug tell D1 everything again. Answers whether there is one.
+    Resync(String),
+}
+
+/// How far the objects of a workspace's servers were told to tell D1 everything again.
+#[derive(Clone, Default, Serialize, Deserialize)]
+struct Resync {
+    /// The workspace's slug.
+    slug: String,
+    /// The last server that was told, first of those that are there, then of those that are gone.
+    after: String,
+    are_gone: bool,
+    /// How many servers were told.
+    told: u64,
+    /// How many could not be.
+    failed: u64,
 }
 
 /// Where a pass over old commands is.
@@ -110,6 +132,14 @@ pub async fn delete_old_commands(env: &Env) -> Result<(), Error> {
     ask(env, &Ask::BeginPass).await.map(drop)
 }
 
+/// Has the objects of a workspace's servers tell D1 everything again, in the background. False: there is no such workspace.
+///
+/// # Errors
+/// The object could not be reached, or D1 not be asked.
+pub async fn resync(env: &Env, slug: &str) -> Result<bool, Error> {
+    ask(env, &Ask::Resync(slug.to_owned())).await
+}
+
 async fn ask(env: &Env, ask: &Ask) -> Result<bool, Error> {
     objects::ask(env, platform::JANITOR, NAME, ask).await
 }
@@ -139,6 +169,7 @@ impl DurableObject for Janitor {
                     }
                     Ok(true)
                 }
+                Ask::Resync(slug) => self.begin_resync(slug).await,
             }
         })
         .await
@@ -146,10 +177,10 @@ impl DurableObject for Janitor {
 
     async fn alarm(&self) -> worker::Result<Response> {
         // None of them holds up another one.
-        let steps = [self.depart().await, self.purge().await, self.go_on_with_pass().await];
+        let steps = [self.depart().await, self.purge().await, self.go_on_with_pass().await, self.resync_some().await];
         let mut next = steps.iter().any(|step| matches!(step, Ok(true))).then_some(STEP);
         for error in steps.into_iter().filter_map(Result::err) {
-            console_error!("janitor: {}", error.detail);
+            log::trouble("janitor_failed", json!({}), &error.detail);
             next = Some(RETRY);
         }
         if let Some(delay) = next {
@@ -222,6 +253,69 @@ impl Janitor {
         workspaces::purge_some(&self.env, deleted.id).await
     }
 
+    async fn resyncs(&self) -> Result<BTreeMap<i64, Resync>, Error> {
+        Ok(self.state.storage().get(RESYNCS).await.map_err(internal)?.unwrap_or_default())
+    }
+
+    async fn begin_resync(&self, slug: String) -> Result<bool, Error> {
+        let Some(id) = workspaces::id_of(&self.env, &slug, platform::now()).await? else { return Ok(false) };
+        let mut resyncs = self.resyncs().await?;
+        resyncs.insert(id, Resync { slug, ..Resync::default() });
+        self.state.storage().put(RESYNCS, resyncs).await.map_err(internal)?;
+        Ok(true)
+    }
+
+    /// Tells the next objects of a workspace to tell D1 everything again. False: none are to be told.
+    async fn resync_some(&self) -> Result<bool, Error> {
+        let Some((id, resync)) = self.resyncs().await?.pop_first() else { return Ok(false) };
+        let servers = match resync.are_gone {
+            false => servers::ids_after(&self.env, id, &resync.after, SERVERS).await?,
+            true => servers::gone_ids_after(&self.env, id, &resync.after, SERVERS).await?,
+        };
+        let told = future::join_all(servers.iter().map(|server| self.resync_of(server, id, &resync.slug))).await;
+        let failed = told.into_iter().filter(|told| !told).count() as u64;
+        // Meanwhile it may have been asked for anew.
+        let mut resyncs = self.resyncs().await?;
+        let Some(current) = resyncs.get_mut(&id).filter(|current| current.after == resync.after) else {
+            return Ok(true);
+        };
+        current.told += servers.len() as u64 - failed;
+        current.failed += failed;
+        match servers.last() {
+            Some(last) => current.after.clone_from(last),
+            None if !current.are_gone => (current.are_gone, current.after) = (true, String::new()),
+            None => {
+                let fields = json!({"workspace_id": id, "servers": current.told, "failed": current.failed});
+                log::event("resync_over", fields);
+                resyncs.remove(&id);
+            }
+        }
+        self.state.storage().put(RESYNCS, resyncs).await.map_err(internal)?;
+        Ok(true)
+    }
+
+    /// Tells one object; false where it does not answer.
+    async fn resync_of(&self, server: &str, workspace_id: i64, workspace: &str) -> bool {
+        // Ids of another form no object ever had.
+        let Ok(object) = Uuid::try_parse(server) else { return true };
+        let of = OfServer { workspace: workspace.to_owned(), workspace_id, server: object };
+        let told = self.within::<Value>(BEGINS_WITHIN, object, link_calls::Ask::Resync(of)).await;
+        if let Err(cause) = &told {
+            log::trouble("object_not_told", json!({"server": server}), cause);
+        }
+        told.is_ok()
+    }
+
+    /// Asks a server's object something, which it must answer in time.
+    async fn within<T: DeserializeOwned>(&self, seconds: u64, object: Uuid, ask: link_calls::Ask) -> Result<T, String> {
+        let answer = link_calls::ask::<T>(&self.env, object, &ask);
+        let limit = Delay::from(Duration::from_secs(seconds));
+        match future::select(pin!(answer), pin!(limit)).await {
+            Either::Left((answer, _)) => answer.map_err(|error| error.detail.into_owned()),
+            Either::Right(_) => Err("no answer".to_owned()),
+        }
+    }
+
     /// Deletes the next old commands of the pass. False: there is no pass, or it is through.
     async fn go_on_with_pass(&self) -> Result<bool, Error> {
         let storage = self.state.storage();
@@ -260,12 +354,12 @@ impl Janitor {
         }
         storage.put(PASS, &pass).await.map_err(internal)?;
         deleted?;
-        console_log!(
-            "{}",
+        log::event(
+            "retention",
             json!({
-                "event": "retention", "workspace_id": pass.workspace, "found": due.len(), "deleted": forgotten.len(),
+                "workspace_id": pass.workspace, "found": due.len(), "deleted": forgotten.len(),
                 "d1_calls": cost.d1_calls, "rows_read": cost.rows_read, "rows_written": cost.rows_written,
-            })
+            }),
         );
         Ok(true)
     }
@@ -273,7 +367,7 @@ impl Janitor {
     /// Ends the pass.
     async fn end_pass(&self, pass: &Pass) -> Result<(), Error> {
         self.state.storage().delete(PASS).await.map_err(internal)?;
-        console_log!("{}", json!({"event": "retention_over", "deleted": pass.deleted}));
+        log::event("retention_over", json!({"deleted": pass.deleted}));
         Ok(())
     }
 
@@ -301,7 +395,7 @@ impl Janitor {
                     is_all &= is_all_of_server;
                 }
                 Err(problem) => {
-                    console_error!("retention: the object of server {server} did not forget its commands: {problem}");
+                    log::trouble("commands_not_forgotten", json!({"server": server}), &problem);
                     silent.insert(server.to_owned());
                 }
             }
@@ -320,15 +414,8 @@ impl Janitor {
         let Ok(object) = Uuid::try_parse(server) else { return Ok((commands, true)) };
         let ids = commands.iter().filter_map(|due| Uuid::try_parse(&due.id).ok()).collect();
         let ask = link_calls::Ask::Forget(Forget { ids, until });
-        let answer = link_calls::ask::<Forgotten>(&self.env, object, &ask);
-        let limit = Delay::from(Duration::from_secs(FORGETS_WITHIN));
-        match future::select(pin!(answer), pin!(limit)).await {
-            Either::Left((Ok(Forgotten { ids, is_all }), _)) => {
-                let is_forgotten = |due: &&Due| Uuid::try_parse(&due.id).map_or(true, |id| ids.contains(&id));
-                Ok((commands.into_iter().filter(is_forgotten).collect(), is_all))
-            }
-            Either::Left((Err(error), _)) => Err(error.detail.into_owned()),
-            Either::Right(_) => Err("no answer".to_owned()),
-        }
+        let Forgotten { ids, is_all } = self.within(FORGETS_WITHIN, object, ask).await?;
+        let is_forgotten = |due: &&Due| Uuid::try_parse(&due.id).map_or(true, |id| ids.contains(&id));
+        Ok((commands.into_iter().filter(is_forgotten).collect(), is_all))
     }
 }

@@ -6,6 +6,7 @@ mod caller;
 mod cost;
 mod janitor;
 mod link_calls;
+mod log;
 mod mail;
 mod mailer;
 mod objects;
@@ -23,7 +24,8 @@ mod throttle;
 use farhand_domain::cors;
 use farhand_domain::error::{Error, Kind};
 use serde::Serialize;
-use worker::{Context, Env, Response, ScheduleContext, ScheduledEvent, console_error, console_log, event, web_sys};
+use serde_json::json;
+use worker::{Context, Env, Response, ScheduleContext, ScheduledEvent, console_log, event, web_sys};
 
 use crate::cost::Cost;
 use crate::request::Call;
@@ -63,7 +65,7 @@ async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker:
         }
     });
     let response = with_cors(&call, reply).into_response(&call.id, call.method == "HEAD")?;
-    log(&call, response.status_code(), cost);
+    log_request(&call, response.status_code(), cost);
     Ok(response)
 }
 
@@ -71,10 +73,10 @@ async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker:
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     if let Err(error) = sealer::tell_all(&env).await {
-        console_error!("sealers: {}", error.detail);
+        log::trouble("sealers_not_told", json!({}), &error.detail);
     }
     if let Err(error) = janitor::delete_old_commands(&env).await {
-        console_error!("retention: {}", error.detail);
+        log::trouble("retention_not_begun", json!({}), &error.detail);
     }
 }
 
@@ -87,6 +89,9 @@ struct Line<'a> {
     route: Option<&'static str>,
     method: &'a str,
     status: u16,
+    /// From the request's arrival to its answer, without the body of one that streams. The clock stands still between calls
+    /// to anything else, so what the Worker itself computes is not in there.
+    duration_ms: u64,
     #[serde(flatten)]
     cost: Cost,
 }
@@ -94,7 +99,7 @@ struct Line<'a> {
 /// Tells the log of a request at its end: a JSON object in a line. Nothing of its path or its query is in there.
 ///
 /// What is open to everybody, cost nothing and went well leaves no line: the line would be most of the work.
-fn log(call: &Call, status: u16, cost: Cost) {
+fn log_request(call: &Call, status: u16, cost: Cost) {
     let is_open = call.route.is_some_and(|route| route.access == Access::Open);
     if is_open && status == 200 && cost == Cost::default() {
         return;
@@ -106,6 +111,7 @@ fn log(call: &Call, status: u16, cost: Cost) {
         route: call.route.map(|route| route.path),
         method: &call.method,
         status,
+        duration_ms: platform::now().as_millis().saturating_sub(call.now.as_millis()),
         cost,
     };
     console_log!("{}", serde_json::to_string(&line).unwrap_or_default());

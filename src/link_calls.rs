@@ -43,6 +43,8 @@ pub enum Ask {
     Rotate(Rotate),
     /// Delete the server: cut its agent off, and take back what waits. What went out and its output stay.
     Remove(Remove),
+    /// Tell D1 everything again: it was taken back to an earlier moment.
+    Resync(OfServer),
     /// Take an agent's report. Answers with what the agent is to be told.
     Agent(AgentCall),
     /// Forget commands that are over for long. Answers with [`Forgotten`].

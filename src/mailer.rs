@@ -12,8 +12,9 @@ use futures_util::future;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
-use worker::{DurableObject, Env, Request, Response, SqlStorage, State, console_error, durable_object};
+use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
+use crate::log;
 use crate::mail::{self, Failure, Message};
 use crate::objects;
 use crate::platform::{self, Config, internal};
@@ -135,11 +136,8 @@ impl Mailer {
     /// Makes one try. A mail that nobody is to get any more is dropped; what fails for now is tried again, as long as the link
     /// is good.
     async fn try_to_send(&self, mail: &Due) -> worker::Result<()> {
-        let log = |event: &str, cause: &str| {
-            console_error!(
-                "{}",
-                json!({"event": event, "request": mail.request, "try": mail.tries + 1, "cause": cause})
-            );
+        let log = |event: &'static str, cause: &str| {
+            log::trouble(event, json!({"request": mail.request, "try": mail.tries + 1}), &cause);
         };
         match self.send(mail.request).await {
             Ok(()) => self.forget(mail.request),

@@ -7,8 +7,9 @@ use farhand_domain::error::{Error, Kind};
 use futures_util::{Stream, TryStreamExt};
 use serde::Serialize;
 use serde_json::{Value, json};
-use worker::{Headers, Response, WebSocket, console_error};
+use worker::{Headers, Response, WebSocket};
 
+use crate::log;
 use crate::platform::internal;
 
 /// An answer, before it becomes the platform's.
@@ -124,7 +125,7 @@ impl Reply {
             body.insert("code", json!(code.as_str()));
         }
         if error.kind == Kind::Internal {
-            console_error!("{}", json!({"request_id": request_id, "error": error.detail}));
+            log::trouble("internal_error", json!({"request_id": request_id}), &error.detail);
             body.insert("detail", json!("Internal server error."));
             body.insert("request_id", json!(request_id));
         } else if error.fields.is_empty() || error.code.is_some() {

@@ -37,6 +37,8 @@ pub enum Endpoint {
     WorkspaceList,
     /// Deletes a workspace and all that is in it.
     WorkspaceDelete,
+    /// Has the objects of a workspace's servers tell D1 everything again.
+    WorkspaceResync,
     /// Liveness, for users.
     Status,
     /// Trades a username and a password for a login token.
@@ -222,6 +224,7 @@ impl Endpoint {
         Some(match self {
             Self::WorkspaceCreate => "workspace.create",
             Self::WorkspaceDelete => "workspace.delete",
+            Self::WorkspaceResync => "workspace.resync",
             Self::Login => "session.login",
             Self::Logout => "session.logout",
             Self::SessionDelete => "session.delete",
@@ -292,6 +295,7 @@ pub const TABLE: &[Route] = &[
     route("/operator/workspaces/{slug}/", Access::Operator, &[("DELETE", Endpoint::WorkspaceDelete)]),
     route("/operator/audit/events/", Access::Operator, &[("GET", Endpoint::CellAuditList)]),
     route("/operator/audit/verify/", Access::Operator, &[("POST", Endpoint::CellAuditVerify)]),
+    route("/operator/workspaces/{slug}/resync/", Access::Operator, &[("POST", Endpoint::WorkspaceResync)]),
     route("/api/status/", Access::User, &[("GET", Endpoint::Status)]),
     on_prem(&["POST"], route("/api/auth/login/", Access::Open, &[("POST", Endpoint::Login)])),
     route("/api/auth/is-authenticated/", Access::Open, &[("GET", Endpoint::IsAuthenticated)]),

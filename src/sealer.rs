@@ -21,9 +21,10 @@ use farhand_domain::time::Timestamp;
 use futures_util::future;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use worker::{DurableObject, Env, Request, Response, SqlStorage, State, console_error, console_log, durable_object};
+use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
 use crate::cost;
+use crate::log;
 use crate::objects;
 use crate::platform::{self, internal};
 use crate::store::audit as store;
@@ -103,7 +104,7 @@ pub async fn tell(env: &Env, workspace: i64) {
     let asked: Result<Option<Verification>, Error> = ask(env, workspace, &Ask::Seal(workspace)).await;
     if let Err(error) = asked {
         TOLD.with_borrow_mut(|told| told.remove(&workspace));
-        console_error!("the sealer of workspace {workspace} was not told: {}", error.detail);
+        log::trouble("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
     }
 }
 
@@ -199,7 +200,7 @@ impl DurableObject for Sealer {
                 (left > 0.0).then(|| Duration::from_secs_f64(left))
             }),
             Err(error) => {
-                console_error!("sealer {:?}: {}", self.state.id().name(), error.detail);
+                log::trouble("sealer_failed", json!({"workspace_id": self.state.id().name()}), &error.detail);
                 Some(RETRY)
             }
         };
@@ -282,12 +283,12 @@ impl Sealer {
         for _ in 0..GOES {
             let (sealed, cost) = cost::of(self.seal_some()).await;
             let Some((workspace, sealed)) = sealed? else { return Ok(false) };
-            console_log!(
-                "{}",
+            log::event(
+                "sealed",
                 json!({
-                    "event": "sealed", "workspace_id": workspace, "links": sealed,
+                    "workspace_id": workspace, "links": sealed,
                     "d1_calls": cost.d1_calls, "rows_read": cost.rows_read, "rows_written": cost.rows_written,
-                })
+                }),
             );
             if sealed < AT_ONCE {
                 return Ok(false);
@@ -352,7 +353,8 @@ impl Sealer {
             }
             let anchor = row.link.and_then(|link| anchors.get(&link)).map(String::as_str);
             if let Err(broken) = verifier.take(row, anchor) {
-                console_error!("workspace {workspace}: audit event {} is {}: it is kept", broken.link, broken.problem);
+                let fields = json!({"workspace_id": workspace, "link": broken.link});
+                log::trouble("audit_chain_broken", fields, &broken.problem);
                 break;
             }
         }
@@ -365,10 +367,7 @@ impl Sealer {
         self.sql().exec("UPDATE chains SET base = ?, is_deleting = 1", values).map_err(internal)?;
         self.sql().exec("DELETE FROM anchors WHERE link < ?", vec![gone.link.into()]).map_err(internal)?;
         self.delete_up_to(workspace, &gone).await?;
-        console_log!(
-            "{}",
-            json!({"event": "audit_retention", "workspace_id": workspace, "deleted": gone.link - base.link})
-        );
+        log::event("audit_retention", json!({"workspace_id": workspace, "deleted": gone.link - base.link}));
         Ok(gone.link == last)
     }
 

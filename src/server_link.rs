@@ -11,6 +11,7 @@
 
 mod commands;
 mod identity;
+mod resync;
 mod retention;
 mod waiting;
 
@@ -29,7 +30,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{
     DurableObject, Env, Request, Response, ScheduledTime, State, WebSocket, WebSocketIncomingMessage, WebSocketPair,
-    console_error, console_log, durable_object,
+    durable_object,
 };
 
 use self::commands::{note_end, note_end_by_agent};
@@ -38,6 +39,7 @@ use self::waiting::Waiting;
 use crate::audit::of_service;
 use crate::cost::{self, Cost};
 use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, OfServer, Refusal, Remove, Report};
+use crate::log;
 use crate::objects;
 use crate::platform;
 use crate::sealer;
@@ -96,6 +98,8 @@ mod fact {
     pub const STARTED: &str = "started";
     /// How often flushing failed in a row.
     pub const FAILURES: &str = "failures";
+    /// The last command that D1 was given again, while there are more.
+    pub const RESYNCED: &str = "resynced";
 }
 
 /// Names of wakes.
@@ -110,6 +114,8 @@ mod wake {
     pub const HAND_OUT: &str = "hand_out";
     /// Somebody who was telling D1 of a change of the server may have died over it.
     pub const LOOK: &str = "look";
+    /// D1 is being given all commands again.
+    pub const RESYNC: &str = "resync";
 }
 
 /// Something that D1 lacks.
@@ -209,17 +215,17 @@ impl DurableObject for ServerLink {
         // What the agents' reports cost is seen here only: their requests ask nothing of D1.
         if cost != Cost::default() {
             let Cost { d1_calls, rows_read, rows_written, .. } = cost;
-            console_log!(
-                "{}",
+            log::event(
+                "alarm",
                 json!({
-                    "event": "alarm", "server": self.state.id().name(),
+                    "server": self.state.id().name(),
                     "d1_calls": d1_calls, "rows_read": rows_read, "rows_written": rows_written,
-                })
+                }),
             );
         }
         // The runtime gives an alarm up that fails again and again; what is due would then wait for somebody to call.
         if let Err(error) = woken {
-            console_error!("server {:?}: the alarm failed: {error}", self.state.id().name());
+            log::trouble("alarm_failed", json!({"server": self.state.id().name()}), &error);
             self.state.storage().set_alarm(Duration::from_secs(AFTER_FAILURE)).await?;
             // That is later than what was armed before it.
             self.disarmed();
@@ -271,6 +277,7 @@ impl ServerLink {
             Ask::Rename(rename) => self.rename(rename),
             Ask::Rotate(rotate) => self.rotate(rotate).await,
             Ask::Remove(remove) => self.remove(remove).await,
+            Ask::Resync(server) => self.resync(server).await,
             Ask::Agent(call) => self.agent(call).await,
             Ask::Forget(forget) => self.forget(forget).await,
             Ask::Sever => self.sever().await,
@@ -606,6 +613,12 @@ impl ServerLink {
             self.ping(now)?;
         }
         self.look_at_due_commands(now)?;
+        if is_due(wake::RESYNC)? {
+            self.resync_some().await?;
+            if !self.is_used()? {
+                return Ok(());
+            }
+        }
         // Also notices a connection that the runtime lost.
         self.open_socket()?;
         tables.set_wake(wake::HAND_OUT, None)?;
@@ -699,7 +712,7 @@ impl ServerLink {
             self.seal_later(workspace);
         }
         if let Some(error) = failure {
-            console_error!("server {:?}: D1 was not told, try {}: {error}", self.state.id().name(), failures + 1);
+            log::trouble("d1_not_told", json!({"server": self.state.id().name(), "try": failures + 1}), &error);
             tables.set_fact(fact::FAILURES, &(failures + 1))?;
             let delay = (1 << (failures + 1).min(6)).min(SLOWEST_RETRY);
             return tables.set_wake(wake::FLUSH, Some(now().plus_seconds(delay)));

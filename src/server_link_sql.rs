@@ -641,6 +641,17 @@ impl Tables {
         self.exec("UPDATE commands SET due_at = ?2 WHERE id = ?1", vec![text(id), due_at])
     }
 
+    /// Accepted commands after one, by their ids.
+    pub fn accepted_after(&self, after: &str, limit: u32) -> Result<Vec<Held>> {
+        let parameters = vec![text(Phase::Accepted.as_str()), text(after), SqlStorageValue::Integer(limit.into())];
+        self.held("phase = ? AND id > ? ORDER BY id LIMIT ? + 0", parameters)
+    }
+
+    /// Notes that D1 may have an older revision of a command than it had.
+    pub fn mark_unflushed(&self, id: Uuid) -> Result<()> {
+        self.exec("UPDATE commands SET flushed = 0 WHERE id = ?", vec![text(id)])
+    }
+
     /// Notes that D1 has a revision of a command, and with it the events up to that.
     pub fn mark_flushed(&self, held: &Held) -> Result<()> {
         let sql = "UPDATE commands SET flushed = max(flushed, ?2), events = (SELECT nullif(json_group_array(json(value)), '[]')

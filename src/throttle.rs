@@ -17,11 +17,10 @@ use futures_util::future;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
-use worker::{
-    Delay, DurableObject, Env, Request, Response, SqlStorage, State, console_error, console_log, durable_object,
-};
+use worker::{Delay, DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
 use crate::audit::note_wrong_password;
+use crate::log;
 use crate::objects;
 use crate::platform::{self, internal};
 use crate::request::Call;
@@ -102,7 +101,7 @@ pub async fn guess<T>(
         let (env, attempts) = (call.env.clone(), attempts[..begun].to_vec());
         call.context.wait_until(async move {
             if let Err(error) = end(&env, id, &attempts, outcome).await {
-                console_error!("a throttle was not told of an attempt's end: {}", error.detail);
+                log::trouble("throttle_not_told", json!({}), &error.detail);
             }
         });
     };
@@ -132,7 +131,7 @@ async fn end(env: &Env, id: Uuid, attempts: &[Attempt], outcome: Outcome) -> Res
 /// Checks a password, and writes the work that it took to the log: it must be the same for those who may not log in.
 pub fn check(call: &Call, password: &str, stored: Option<&str>) -> Checked {
     let checked = password::check(password, stored, call.config.pbkdf2_rounds);
-    console_log!("{}", json!({"event": "password_checked", "request_id": call.id, "hash_rounds": checked.rounds}));
+    log::event("password_checked", json!({"request_id": call.id, "hash_rounds": checked.rounds}));
     checked
 }
 

@@ -643,7 +643,7 @@ async fn an_end_that_d1_hears_of_late_is_told_once() {
     agent.fin(id_of(&command), 0, "done").await;
     let log = instance.state.join("worker.log");
     eventually("a try in vain", || async {
-        std::fs::read_to_string(&log).unwrap().contains("D1 was not told, try 1").then_some(())
+        std::fs::read_to_string(&log).unwrap().contains("\"event\":\"d1_not_told\"").then_some(())
     })
     .await;
     drop(lock);

@@ -487,6 +487,7 @@ async fn the_operators_requests_ask_d1_twice_at_most() {
     for (method, path) in [
         ("POST", "/operator/workspaces/".to_owned()),
         ("GET", "/operator/workspaces/".to_owned()),
+        ("POST", format!("/operator/workspaces/{slug}/resync/")),
         ("DELETE", format!("/operator/workspaces/{slug}/")),
     ] {
         let id = unique("op");

@@ -18,6 +18,7 @@ pub const ALL: &[(&str, &str, Access)] = &[
     ("DELETE", "/operator/workspaces/{slug}/", Access::Operator),
     ("GET", "/operator/audit/events/", Access::Operator),
     ("POST", "/operator/audit/verify/", Access::Operator),
+    ("POST", "/operator/workspaces/{slug}/resync/", Access::Operator),
     ("GET", "/api/status/", Access::User),
     ("POST", "/api/auth/login/", Access::Open),
     ("GET", "/api/auth/is-authenticated/", Access::Open),

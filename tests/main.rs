@@ -6,6 +6,7 @@ mod acl;
 mod agent;
 mod api;
 mod audit;
+mod backup;
 mod bench;
 mod cloud;
 mod conventions;

@@ -10,12 +10,13 @@ use futures_util::{Stream, stream};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
-use worker::{Delay, Env, console_error};
+use worker::{Delay, Env};
 
 use super::commands::{command_not_found, find};
 use super::envelope;
 use crate::caller::{Credential, Watch};
 use crate::link_calls::{self, Ask, ChunkPage, Chunks, Follow, Followed, Refusal};
+use crate::log;
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
@@ -141,7 +142,7 @@ fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
             Ok(Some(text)) => Some((Ok(text), (follower, None))),
             Ok(None) => None,
             Err(error) => {
-                console_error!("the stream of command {} was cut off: {}", follower.id, error.detail);
+                log::trouble("stream_cut_off", json!({"command": follower.id}), &error.detail);
                 None
             }
         }

@@ -13,12 +13,12 @@ use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
-use worker::console_error;
 
 use super::{anybody, page_of};
 use crate::audit::Refused;
 use crate::caller::{self, Caller, Credential};
 use crate::link_calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
+use crate::log;
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
@@ -177,7 +177,7 @@ async fn take(call: &Call, create: Create) -> Result<Result<Created, Refusal>, E
     // Where it runs, an error would make the client send it again.
     let live = Ask::Live(Live { id: command.id, wait: None });
     let Ok(live) = link_calls::ask::<Map<String, Value>>(&call.env, server, &live).await else { return Err(error) };
-    console_error!("the answer to command {} was cut off: {}", command.id, error.detail);
+    log::trouble("answer_cut_off", json!({"command": command.id}), &error.detail);
     Ok(Ok(Created { command: farhand_domain::command::object(&command, live), replayed: false }))
 }
 
@@ -343,7 +343,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
         Ok(Err(_)) => Ok(Reply::ok_text(body)),
         // What D1 knows is true, if not the latest.
         Err(error) => {
-            console_error!("the object of server {} does not tell of command {id}: {}", known.server, error.detail);
+            log::trouble("object_silent", json!({"server": known.server, "command": id}), &error.detail);
             Ok(Reply::ok_text(body))
         }
     }

@@ -34,6 +34,7 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::WorkspaceCreate => operator::create(call).await,
         Endpoint::WorkspaceList => operator::list(call).await,
         Endpoint::WorkspaceDelete => operator::delete(call).await,
+        Endpoint::WorkspaceResync => operator::resync(call).await,
         Endpoint::Status => service::status(call).await,
         Endpoint::Login => sessions::login(call).await,
         Endpoint::IsAuthenticated => sessions::is_authenticated(call).await,

@@ -11,6 +11,7 @@ use farhand_domain::workspace;
 use serde_json::json;
 
 use super::envelope;
+use crate::audit::record_later;
 use crate::janitor;
 use crate::platform;
 use crate::request::Call;
@@ -109,4 +110,16 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     call.audited.borrow_mut().push(CELL);
     workspaces::forget(slug);
     if existed { Ok(Reply::no_content()) } else { Err(Error::new(Kind::NotFound, "No such workspace.")) }
+}
+
+/// `POST /operator/workspaces/<slug>/resync/`: begins to have all objects of servers tell D1 everything again, for when D1 was
+/// taken back to an earlier moment (docs/operations.md, Restore).
+pub async fn resync(call: &Call) -> Result<Reply, Error> {
+    authorize(call)?;
+    let slug = call.parameter("slug");
+    if !janitor::resync(&call.env, slug).await? {
+        return Err(Error::new(Kind::NotFound, "No such workspace."));
+    }
+    record_later(call, CELL, event_of(call, "workspace.resync", slug)?);
+    Reply::accepted(&json!({"slug": slug}))
 }

@@ -7,11 +7,11 @@ use farhand_domain::secret::{Purpose, Secret};
 use farhand_domain::server::{self, ServerChanges, ServerList};
 use serde_json::{Value, json};
 use uuid::Uuid;
-use worker::console_error;
 
 use super::{TRIES, agent, anybody, changed, conflict, find, page_of, staff};
 use crate::caller::{Caller, Credential};
 use crate::link_calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
+use crate::log;
 use crate::platform::{self, internal};
 use crate::request::Call;
 use crate::response::Reply;
@@ -105,7 +105,7 @@ fn of_server(call: &Call, workspace_id: i64, server: Uuid) -> Result<OfServer, E
 pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), Error> {
     let of = of_server(call, workspace_id, server)?;
     if let Err(error) = link_calls::ask::<Value>(&call.env, server, &Ask::Adopt(of)).await {
-        console_error!("server {server}: its object was not told: {}", error.detail);
+        log::trouble("object_not_told", json!({"server": server}), &error.detail);
     }
     Ok(())
 }
@@ -195,7 +195,7 @@ fn rename(call: &Call, id: Uuid, name: String) {
     let (env, rename) = (call.env.clone(), Rename { name, at: call.now });
     call.context.wait_until(async move {
         if let Err(error) = link_calls::ask::<Value>(&env, id, &Ask::Rename(rename)).await {
-            console_error!("server {id}: its object was not told its name: {}", error.detail);
+            log::trouble("object_not_told", json!({"server": id}), &error.detail);
         }
     });
 }

@@ -8,12 +8,12 @@ use farhand_domain::secret::Purpose;
 use farhand_domain::session;
 use serde_json::{Value, json};
 use uuid::Uuid;
-use worker::console_error;
 
 use super::passwords::forbidden_without_header;
 use super::{Listing, anybody, list_of};
 use crate::audit::note_failed_login;
 use crate::caller::{self, Credential};
+use crate::log;
 use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
@@ -108,7 +108,7 @@ async fn begin_session(
     }
     // Without the entry the token is as good: KV only remembers, and the next request writes it.
     if let Err(error) = login_tokens::put(&call.env, workspace, &token_hash, entry).await {
-        console_error!("KV did not take a login token: {}", error.detail);
+        log::trouble("kv_not_written", json!({"request_id": call.id}), &error.detail);
     }
     Reply::ok(&json!({"token": token.expose(), "expires_at": entry.expires_at})).map(Some)
 }

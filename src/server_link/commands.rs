@@ -10,12 +10,13 @@ use farhand_domain::wire::ToAgent;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
-use worker::{WebSocket, console_error};
+use worker::WebSocket;
 
 use super::identity::Known;
 use super::{GATHER, GATHER_REPORTS, ServerLink, now, wake};
 use crate::audit::of_service;
 use crate::link_calls::{Answer, ByUser, ChunkPage, Chunks, Create, Created, Follow, Followed, Key, Live, Refusal};
+use crate::log;
 use crate::server_link_sql::{Held, Most, NewHeld, Phase};
 use crate::store::server_link::{self as d1, Recorded};
 
@@ -185,7 +186,7 @@ impl ServerLink {
         }
         // It is accepted, so nothing that fails now may look as if it were not.
         if let Err(error) = self.arm().await {
-            console_error!("command {id}: the alarm was not set: {error}");
+            log::trouble("alarm_not_set", json!({"command": id}), &error);
         }
         if let Some(seconds) = wait {
             self.wait_for_end(&held, seconds).await;
@@ -347,7 +348,7 @@ impl ServerLink {
             let verdicts = match verdicts {
                 Ok(verdicts) => verdicts,
                 Err(error) => {
-                    console_error!("server {:?}: rights were not checked: {error}", self.state.id().name());
+                    log::trouble("rights_not_checked", json!({"server": self.state.id().name()}), &error);
                     return self.tables().set_wake(wake::HAND_OUT, Some(now().plus_seconds(CHECK_AGAIN)));
                 }
             };

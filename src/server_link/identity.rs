@@ -12,10 +12,10 @@ use farhand_domain::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
-use worker::console_error;
 
 use super::{ServerLink, fact, now, wake};
 use crate::link_calls::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
+use crate::log;
 use crate::server_link_sql::Phase;
 use crate::store::db::Statement;
 use crate::store::server_link::{self as d1, Found, ServerFacts};
@@ -130,7 +130,7 @@ impl ServerLink {
 
     /// Tells D1 of a change, and takes over what it says then: the hash of the agent's key, or `None` where there is no server.
     /// One change after the other.
-    async fn change(&self, of: &OfServer, changes: Vec<Statement>) -> worker::Result<Option<String>> {
+    pub(super) async fn change(&self, of: &OfServer, changes: Vec<Statement>) -> worker::Result<Option<String>> {
         while self.changing_since.get().is_some_and(|since| since.plus_seconds(CHANGE_WITHIN) > now()) {
             self.changed.wait((), Duration::from_secs(1)).await;
         }
@@ -185,7 +185,7 @@ impl ServerLink {
             && let Err(error) = self.change(&of, vec![]).await
         {
             // The next look is set. What else is due does not wait for it.
-            console_error!("server {}: what became of a change is not known: {error}", of.server);
+            log::trouble("change_not_known", json!({"server": of.server}), &error);
         }
         Ok(())
     }

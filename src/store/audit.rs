@@ -123,12 +123,13 @@ pub fn of_command(held: &Held) -> Option<Statement> {
     Some(statement.bind(json!(held.events).to_string()))
 }
 
-/// Stores an event of which there is nothing else in D1, of a workspace that exists.
+/// Stores an event of which there is nothing else in D1, of a workspace that exists, or of the region cell.
 ///
 /// # Errors
 /// D1 did not do it.
 pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), Error> {
-    let insert = Insert::whole("w.id", "?2", "FROM workspaces w WHERE w.id = ?1 AND w.deleted_at IS NULL");
+    let rest = "WHERE ?1 = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = ?1 AND w.deleted_at IS NULL)";
+    let insert = Insert::whole("?1", "?2", rest);
     db::run(env, Statement::new(insert.sql()).bind(workspace_id).bind(text(event)?)).await?;
     Ok(())
 }

@@ -218,6 +218,45 @@ pub enum Recorded {
     KeyTaken,
 }
 
+/// The columns of `commands` that never change, in the order of what [`command_row`] binds after the workspace.
+const COMMAND_COLUMNS: &str =
+    "workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
+    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at";
+
+/// A statement that inserts a command, whose `?1` to `?16` are [`COMMAND_COLUMNS`].
+fn command_row(sql: String, workspace_id: i64, command: &Command, life: &Lifecycle) -> Statement {
+    Statement::new(sql)
+        .bind(workspace_id)
+        .bind(command.id)
+        .bind(command.server)
+        .bind(&command.server_name)
+        .bind(command.requested_by.as_ref().map(|requester| requester.id))
+        .bind(command.shell.as_str())
+        .bind(&command.line)
+        .bind(&command.username)
+        .bind(&command.groupname)
+        .bind(life.timeout)
+        .bind(life.added_at)
+        .bind(life.scheduled_at)
+        .bind(life.expires_at)
+        .bind(life.state().as_str())
+        .bind(life.message())
+        .bind(life.delivered_at)
+}
+
+/// The statement that gives D1 a command that it had and may have lost; one that it has stays as it is. Its latest follows with
+/// [`update_command`].
+pub fn restore_command(held: &Held) -> Statement {
+    let sql = format!(
+        "INSERT INTO commands ({COMMAND_COLUMNS})
+         SELECT w.id, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16
+         FROM workspaces w
+         WHERE w.id = ?1 AND w.deleted_at IS NULL
+            AND NOT EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = ?1 AND c.id = ?2)"
+    );
+    command_row(sql, held.workspace_id, &held.command, &held.life)
+}
+
 /// Writes a new command. Where it is not written, nothing is.
 pub async fn insert_command(
     env: &Env,
@@ -228,33 +267,16 @@ pub async fn insert_command(
     event: &Event,
 ) -> Result<Recorded> {
     let requester = command.requested_by.as_ref().map(|requester| requester.id);
-    let insert = Statement::new(
-        "INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
-            timeout, added_at, scheduled_at, expires_at, state, status_message, idempotency_key, idempotency_body,
-            delivered_at)
+    let sql = format!(
+        "INSERT INTO commands ({COMMAND_COLUMNS}, idempotency_key, idempotency_body)
          SELECT w.id, ?2, s.id, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18
          FROM workspaces w JOIN servers s ON s.id = ?3 AND s.workspace_id = w.id
          WHERE w.id = ?1 AND w.deleted_at IS NULL
-         RETURNING id",
-    )
-    .bind(workspace_id)
-    .bind(command.id)
-    .bind(command.server)
-    .bind(&command.server_name)
-    .bind(requester)
-    .bind(command.shell.as_str())
-    .bind(&command.line)
-    .bind(&command.username)
-    .bind(&command.groupname)
-    .bind(life.timeout)
-    .bind(life.added_at)
-    .bind(life.scheduled_at)
-    .bind(life.expires_at)
-    .bind(life.state().as_str())
-    .bind(life.message())
-    .bind(key.map(|key| key.hash.as_str()))
-    .bind(key.map(|key| key.body.as_str()))
-    .bind(life.delivered_at);
+         RETURNING id"
+    );
+    let insert = command_row(sql, workspace_id, command, life)
+        .bind(key.map(|key| key.hash.as_str()))
+        .bind(key.map(|key| key.body.as_str()));
     let mut statements = vec![];
     if let Some(key) = key {
         // One that was used long ago is free again.

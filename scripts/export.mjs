@@ -1,0 +1,116 @@
+// `npm run export -- FILE [options of wrangler d1 execute]`: what D1 holds, as SQL for an empty D1 to which the migrations were
+// applied. Without options that of the remote database, as `npm run export -- FILE --env eu1`; for this machine
+// `--local --persist-to STATE_DIR`, of an instance that is stopped.
+//
+// D1's own export refuses a database with virtual tables, and the index of commands' lines is one. So the tables are read page by
+// page, and what triggers make of other tables is left out: they make it again. It is no snapshot of one moment
+// (docs/operations.md).
+import { closeSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
+import { join } from "node:path";
+import { fail, output, root, say } from "./lib.mjs";
+import { npmPackages } from "./toolchain.mjs";
+
+/** What the triggers of `commands` keep. */
+const DERIVED = ["command_counts", "command_servers", "command_horizons", "command_requesters", "command_texts"];
+/** The tables that are read after all others. */
+const LAST = ["users", "workspaces"];
+/** Rows of a page at the most, and bytes of texts after which a page ends. */
+const [ROWS, BYTES] = [2000, 4_000_000];
+/** D1 takes statements of 100 KB; a character may take four bytes, and each of them two as a hexadecimal number. */
+const PIECE = 10_000;
+
+const [file, ...given] = process.argv.slice(2);
+if (!file || file.startsWith("-")) fail("name the file to write: npm run export -- FILE [--env NAME]");
+const options = given.includes("--local") || given.includes("--remote") ? given : ["--remote", ...given];
+await npmPackages();
+const wrangler = join(root, "node_modules", ".bin", "wrangler");
+const environment = { ...process.env, WRANGLER_SEND_METRICS: "false", CI: "true", NO_UPDATE_NOTIFIER: "1", WRANGLER_LOG_PATH: "/dev/null" };
+
+/** The rows that a statement reads. */
+function read(sql) {
+  const args = ["d1", "execute", "DB", ...options, "--json", "--command", sql];
+  const text = output(wrangler, args, { env: environment, maxBuffer: 1 << 30 });
+  if (text === null) fail(`wrangler could not read ${sql}; try: wrangler ${args.join(" ")}`);
+  return JSON.parse(text.slice(text.indexOf("[")))[0].results;
+}
+
+/** A value as SQL has it. A NUL cannot stand in a literal. */
+function value(of) {
+  if (of === null) return "NULL";
+  if (typeof of === "number") return `${of}`;
+  if (of.includes("\0")) return `CAST(X'${Buffer.from(of).toString("hex")}' AS TEXT)`;
+  return `'${of.replaceAll("'", "''")}'`;
+}
+
+/** The pieces of a text that one statement can hold; a pair of surrogates stays together. */
+const pieces = (text) => text.match(new RegExp(`[^]{1,${PIECE}}`, "gu")) ?? [""];
+
+const isText = (of) => typeof of === "string" && of.length > PIECE;
+
+/** The statements that make a row; long texts are put together by further ones. */
+function* statements(table, keys, row) {
+  const columns = Object.keys(row);
+  const first = columns.map((column) => value(isText(row[column]) ? pieces(row[column])[0] : row[column]));
+  yield `INSERT INTO ${table} (${columns.join(", ")}) VALUES (${first.join(", ")});\n`;
+  const place = keys.map((key) => `${key} = ${value(row[key])}`).join(" AND ");
+  for (const column of columns.filter((name) => isText(row[name]))) {
+    for (const piece of pieces(row[column]).slice(1)) {
+      yield `UPDATE ${table} SET ${column} = ${column} || ${value(piece)} WHERE ${place};\n`;
+    }
+  }
+}
+
+/** A table's rows, page by page in the order of its primary key. */
+function* rows(table, keys, columns) {
+  const size = columns.map((name) => `coalesce(length(CAST(${name} AS BLOB)), 0)`).join(" + ");
+  let after = "";
+  for (;;) {
+    const page = `SELECT *, sum(${size}) OVER (ORDER BY ${keys} ROWS UNBOUNDED PRECEDING) - (${size}) AS before__
+      FROM (SELECT * FROM ${table} ${after} ORDER BY ${keys} LIMIT ${ROWS})`;
+    const found = read(`SELECT * FROM (${page}) WHERE before__ < ${BYTES} ORDER BY ${keys}`);
+    if (found.length === 0) return;
+    for (const { before__, ...row } of found) yield row;
+    const last = found.at(-1);
+    after = `WHERE (${keys}) > (${keys.map((key) => value(last[key])).join(", ")})`;
+  }
+}
+
+const tables = read(
+  `SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE '\\_cf\\_%' ESCAPE '\\'
+   AND name <> 'd1_migrations' AND name NOT LIKE 'command\\_texts%' ESCAPE '\\' ORDER BY name`,
+)
+  .map(({ name }) => name)
+  .filter((name) => !DERIVED.includes(name))
+  // What others refer to is read last, so that it is there for all of them, whatever is made meanwhile: users, then workspaces.
+  .sort((one, other) => LAST.indexOf(one) - LAST.indexOf(other));
+
+const partial = `${file}.partial`;
+for (const left of [partial, `${partial}.commands`]) rmSync(left, { force: true });
+const target = openSync(partial, "wx", 0o600);
+// The triggers of `commands` look for their users: in the file those come first. Which workspace a row is of is looked at in the end.
+const commands = openSync(`${partial}.commands`, "wx+", 0o600);
+writeSync(target, "PRAGMA defer_foreign_keys = true;\n");
+let total = 0;
+for (const table of tables) {
+  const columns = read(`SELECT name, pk FROM pragma_table_info('${table}')`);
+  const keys = columns.filter(({ pk }) => pk > 0).sort((one, other) => one.pk - other.pk).map(({ name }) => name);
+  let count = 0;
+  for (const row of rows(table, keys, columns.map(({ name }) => name))) {
+    for (const statement of statements(table, keys, row)) writeSync(table === "commands" ? commands : target, statement);
+    count += 1;
+  }
+  say(`${table}: ${count}`);
+  total += count;
+}
+// Numbers of workspaces, users and groups that were used before are not used again.
+for (const { name, seq } of read("SELECT name, seq FROM sqlite_sequence")) {
+  if (!tables.includes(name)) continue;
+  writeSync(target, `DELETE FROM sqlite_sequence WHERE name = '${name}';\nINSERT INTO sqlite_sequence (name, seq) VALUES ('${name}', ${seq});\n`);
+}
+const block = Buffer.alloc(1 << 20);
+for (let at = 0, length; (length = readSync(commands, block, 0, block.length, at)) > 0; at += length) writeSync(target, block, 0, length);
+closeSync(commands);
+closeSync(target);
+rmSync(`${partial}.commands`);
+renameSync(partial, file);
+say(`${total} rows in ${file}`);

@@ -1,0 +1,281 @@
+//! Backup and restore (docs/operations.md): what `npm run export` writes makes the same service in an empty cell, and a D1 that
+//! was taken back to an earlier moment gets its commands again.
+
+use std::path::Path;
+
+use farhand_tests::agents::{ScriptedAgent, credential, dial};
+use farhand_tests::people::Person;
+use farhand_tests::{Api, Instance, Workspace, eventually};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::process::Command;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+const COMMANDS: &str = "/api/events/commands/";
+const BACKHAUL: &str = "/ws/servers/backhaul/";
+const PEPPER: &[(&str, &str)] = &[("TOKEN_PEPPER", "the-pepper-of-both-cells")];
+/// What is compared: all that a list can show.
+const LISTS: &[&str] = &[
+    "/api/iam/users/",
+    "/api/iam/groups/",
+    "/api/iam/memberships/",
+    "/api/servers/",
+    "/api/servers/registration-tokens/",
+    "/api/auth/tokens/",
+    "/api/events/commands/",
+    "/api/events/commands/?search=backup",
+    "/api/events/commands/?requested_by_isnull=true",
+    "/api/events/commands/?is_scheduled=true",
+    "/api/events/commands/?ordering=handled_at",
+];
+/// What triggers keep, and an export leaves out.
+const DERIVED: &[&str] = &[
+    "SELECT * FROM command_counts WHERE total > 0 ORDER BY workspace_id, kind, key",
+    "SELECT workspace_id, server_id, name, total, internal, nobody FROM command_servers WHERE total > 0
+     ORDER BY workspace_id, server_id, name",
+    "SELECT * FROM command_requesters ORDER BY workspace_id, user_id, server_id",
+];
+
+async fn export(state: &Path, file: &Path) {
+    let options = ["--local", "--persist-to", state.to_str().unwrap()];
+    let mut command = Command::new("node");
+    command.arg("scripts/export.mjs").arg(file).args(options).current_dir(ROOT);
+    let output = command.output().await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The part of `docs/operations.md` that ends what cannot go on in another cell.
+fn ending() -> &'static str {
+    let (_, rest) = include_str!("../docs/operations.md").split_once("```sql end\n").unwrap();
+    rest.split_once("```").unwrap().0
+}
+
+async fn lists(api: &Api) -> Vec<Value> {
+    let mut all = Vec::new();
+    for list in LISTS {
+        let and = if list.contains('?') { '&' } else { '?' };
+        let mut page = api.get(&format!("{list}{and}page_size=100")).await.expect(200);
+        // The addresses of pages have the port; that of the last use of a token is of the moment.
+        page["next"].take();
+        for item in page["results"].as_array_mut().unwrap() {
+            item["last_used_at"].take();
+        }
+        all.push(page);
+    }
+    all
+}
+
+async fn derived(instance: &Instance) -> Vec<Value> {
+    let mut all = Vec::new();
+    for sql in DERIVED {
+        all.push(instance.d1(sql).await);
+    }
+    all
+}
+
+/// Waits until D1 has what the objects have, and ends the instance.
+async fn stop(instance: Instance) {
+    eventually("D1 to know everything", || async {
+        let behind = instance.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
+        behind.is_empty().then_some(())
+    })
+    .await;
+    instance.stop().await;
+}
+
+/// Replaces a folder by a copy of another one.
+fn copy(from: &Path, to: &Path) {
+    std::fs::remove_dir_all(to).ok();
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// A client at another instance.
+fn at(instance: &Instance, api: &Api) -> Api {
+    let mut api = api.clone();
+    api.url.clone_from(&instance.url);
+    api
+}
+
+async fn run(api: &Api, line: &str, more: Value) -> Value {
+    let mut body = json!({"server": "web-1", "line": line});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    api.post(COMMANDS, &body).await.expect(201)
+}
+
+#[tokio::test]
+async fn an_export_makes_the_same_service_in_an_empty_cell() {
+    let (instance, folder) = Instance::new_with(PEPPER).await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    Workspace::made_by(&instance.operator(), "other").await;
+    let server = workspace.server("web-1").await;
+    let alice = Person::staff(&workspace, "alice").await;
+    let leaving = Person::staff(&workspace, "leaving").await;
+    let group = workspace.group("operators", &[&server]).await;
+    workspace.enroll(&group, &Person::new(&workspace, "bob").await, "manager").await;
+    let body = json!({"name": "rack-1", "groups": [group["id"]], "expires_at": null, "uses": 3});
+    workspace.admin.post("/api/servers/registration-tokens/", &body).await.expect(201);
+
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    // More than one statement holds, and what SQL quotes, cuts or splits at.
+    let results = [
+        "plain",
+        "it's -- a; \"quote\"\n\nand\0more\u{1f980}",
+        &"\u{1f980}ü'\0;\n".repeat(20_000),
+        &"x".repeat(300_000),
+    ];
+    for (number, result) in results.iter().enumerate() {
+        let requester = if number == 0 { &leaving.api } else { &alice.api };
+        let command = run(requester, &format!("backup '{number}' \u{e4}; --"), json!({})).await;
+        let path = format!("{COMMANDS}{}/", command["id"].as_str().unwrap());
+        assert_eq!(agent.next_command().await["id"], command["id"]);
+        let fin = json!({"success": true, "result": result, "elapsed_time": 0.5});
+        agent.api.post(&format!("{path}fin/"), &fin).await.expect(204);
+    }
+    workspace.admin.delete(&leaving.path()).await.expect(204);
+    let sent = run(&alice.api, "backup of what is sent", json!({})).await;
+    agent.next_command().await;
+    let planned = run(&alice.api, "backup of what is planned", json!({"scheduled_at": "2099-01-01T00:00:00Z"})).await;
+    drop(agent);
+    eventually("D1 to know everything", || async {
+        let behind = instance.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
+        let gone = instance.d1("SELECT count(*) AS n FROM departed_users").await[0]["n"] == 0;
+        let server = workspace.admin.get("/api/servers/").await.expect(200);
+        (behind.is_empty() && gone && server["results"][0]["is_connected"] == false).then_some(())
+    })
+    .await;
+    let (before, kept) = (lists(&workspace.admin).await, derived(&instance).await);
+    stop(instance).await;
+
+    let files = TempDir::new().unwrap();
+    let file = files.path().join("export.sql");
+    export(folder.path(), &file).await;
+    let sql = std::fs::read_to_string(&file).unwrap();
+    assert!(sql.lines().all(|line| line.len() < 100_000), "D1 takes statements of 100 KB");
+
+    let (cell, _state) = Instance::new_with(PEPPER).await;
+    cell.d1_file(&sql).await;
+    let here = |api: &Api| at(&cell, api);
+    let (admin, alice) = (here(&workspace.admin), here(&alice.api));
+    for ((list, found), expected) in LISTS.iter().zip(lists(&admin).await).zip(&before) {
+        assert_eq!(&found, expected, "{list}");
+    }
+    assert_eq!(derived(&cell).await, kept);
+    // Login tokens are as good as before, though KV here knows none.
+    alice.get("/api/status/").await.expect(200);
+
+    // What had not ended does in the way that the document tells.
+    cell.d1_file(ending()).await;
+    for (command, text) in [(&sent, "Stuck"), (&planned, "Cancelled")] {
+        let found = admin.get(&format!("{COMMANDS}{}/", command["id"].as_str().unwrap())).await.expect(200);
+        assert_eq!((&found["status"]["text"], &found["success"]), (&json!(text), &json!(false)));
+        assert!(found["handled_at"].is_string(), "{found}");
+    }
+    // And it goes on: agents with their keys, new commands, new users with numbers of their own.
+    let agent = here(&workspace.anonymous.with(&credential(&server)));
+    let mut agent = ScriptedAgent::over(&agent, BACKHAUL).await;
+    let new = run(&alice, "backup goes on", json!({})).await;
+    assert_eq!(agent.next_command().await["id"], new["id"]);
+    let highest = before[0]["results"].as_array().unwrap().iter().map(|user| user["id"].as_i64().unwrap()).max();
+    let body = json!({"username": "carol", "email": "carol@example.com", "password": "correct horse battery"});
+    let carol = admin.post("/api/iam/users/", &body).await.expect(201);
+    // The one who was deleted had a number, too.
+    assert!(carol["id"].as_i64() > highest.map(|id| id.max(leaving.id)), "{carol}");
+}
+
+#[tokio::test]
+async fn a_database_taken_back_gets_its_commands_again() {
+    let (instance, folder) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let (server, other) = (workspace.server("web-1").await, workspace.server("web-2").await);
+    let gone = workspace.server("web-3").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let path = |command: &Value| format!("{COMMANDS}{}/", command["id"].as_str().unwrap());
+    let end = async |agent: &ScriptedAgent, command: &Value, result: &str| {
+        let fin = json!({"success": true, "result": result, "elapsed_time": 0.5});
+        agent.api.post(&format!("{}fin/", path(command)), &fin).await.expect(204);
+    };
+    let ended = run(&workspace.admin, "ended before", json!({})).await;
+    agent.next_command().await;
+    end(&agent, &ended, "early").await;
+    let under_way = run(&workspace.admin, "under way then", json!({})).await;
+    agent.next_command().await;
+    stop(instance).await;
+    let (d1, copied) = (folder.path().join("v3/d1/miniflare-D1DatabaseObject"), TempDir::new().unwrap());
+    copy(&d1, copied.path());
+
+    // What happens after the moment to which D1 is taken back.
+    let instance = Instance::restart(folder.path()).await;
+    let here = |api: &Api| at(&instance, api);
+    let admin = here(&workspace.admin);
+    let mut agent = ScriptedAgent::over(&here(&agent.api), BACKHAUL).await;
+    end(&agent, &under_way, "late").await;
+    let later = run(&admin, "ended after", json!({})).await;
+    agent.next_command().await;
+    end(&agent, &later, &"x".repeat(20_000)).await;
+    for line in ["planned", "planned, and cancelled"] {
+        run(&admin, line, json!({"scheduled_at": "2099-01-01T00:00:00Z"})).await;
+    }
+    run(&admin, "queued", json!({"server": "web-2", "on_offline": "queue"})).await;
+    run(&admin, "queued", json!({"server": "web-3", "on_offline": "queue"})).await;
+    let rotate = format!("/api/servers/servers/{}/rotate-key/", other["id"].as_str().unwrap());
+    let new_key = admin.post(&rotate, &json!({})).await.expect(200);
+    drop(agent);
+    let before = eventually("the end of the connection", || async {
+        let list = admin.get("/api/servers/").await.expect(200);
+        let is_over = list["results"].as_array().unwrap().iter().all(|server| server["is_connected"] == false);
+        if is_over { Some(admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200)) } else { None }
+    })
+    .await;
+    assert_eq!(before["count"], 7);
+    let kept = derived(&instance).await;
+    stop(instance).await;
+    copy(copied.path(), &d1);
+
+    let instance = Instance::restart(folder.path()).await;
+    let here = |api: &Api| at(&instance, api);
+    let admin = here(&workspace.admin);
+    assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 2);
+    admin.get(&path(&later)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    let operator = instance.operator();
+    operator.post("/operator/workspaces/nobody/resync/", &json!({})).await.expect_detail(404, None);
+    let begun = operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
+    assert_eq!(begun, json!({"slug": "acme"}));
+    eventually("all commands", || async {
+        let list = admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200);
+        (list == before).then_some(())
+    })
+    .await;
+    assert_eq!(derived(&instance).await, kept);
+    let whole = admin.get(&path(&later)).await.expect(200);
+    assert_eq!(whole["result"].as_str().unwrap().len(), 20_000);
+    // Twice does no harm.
+    operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
+    // What waits still does, and can be cancelled.
+    let planned = before["results"].as_array().unwrap().iter().find(|c| c["line"] == "planned, and cancelled").unwrap();
+    admin.post(&format!("{}cancel/", path(planned)), &json!({})).await.expect(200);
+    // The key that D1 has is the one that counts.
+    let mut replaced = other.clone();
+    replaced["key"] = new_key["key"].clone();
+    let dialed = dial(&here(&workspace.anonymous.with(&credential(&replaced))), BACKHAUL).await;
+    assert_eq!(dialed.err(), Some(403));
+    let mut agent = ScriptedAgent::over(&here(&workspace.anonymous.with(&credential(&other))), BACKHAUL).await;
+    assert_eq!(agent.next_command().await["line"], "queued");
+    eventually("the log's line", || async {
+        let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
+        let lines = log.lines().filter(|line| line.contains("\"event\":\"resync_over\"")).count();
+        (lines == 2 && log.contains("\"servers\":3")).then_some(())
+    })
+    .await;
+    // One that was deleted since keeps its history; it has no agent here, so what waits there is cancelled with it.
+    admin.delete(&format!("/api/servers/servers/{}/", gone["id"].as_str().unwrap())).await.expect(204);
+    operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
+    eventually("the end of what waited", || async {
+        let list = admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200);
+        let is_over = |command: &Value| command["server_name"] != "web-3" || command["status"]["text"] == "Cancelled";
+        list["results"].as_array().unwrap().iter().all(is_over).then_some(())
+    })
+    .await;
+}
