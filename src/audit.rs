@@ -39,7 +39,9 @@ pub fn record_later(call: &Call, workspace_id: i64, event: Event) {
     call.context.wait_until(async move {
         match store::record(&env, workspace_id, &event).await {
             Ok(()) => sealer::tell(&env, workspace_id).await,
-            Err(error) => log::trouble("audit_not_stored", json!({"action": event.action}), &error.detail),
+            Err(error) => {
+                log::trouble("audit_event_lost", json!({"action": event.action, "id": event.id}), &error.detail)
+            }
         }
     });
 }
@@ -61,7 +63,7 @@ pub fn note_refusal(call: &Call, error: &Error) {
     let (true, Some(workspace_id)) = (is_denial, workspace_id) else { return };
     match denied(call, error) {
         Ok(event) => record_later(call, workspace_id, event),
-        Err(error) => log::trouble("audit_not_made", json!({}), &error.detail),
+        Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),
     }
 }
 
@@ -96,7 +98,7 @@ pub fn note_wrong_password(call: &Call) {
     match noted() {
         Ok(Some((workspace_id, event))) => record_later(call, workspace_id, event),
         Ok(None) => {}
-        Err(error) => log::trouble("audit_not_made", json!({}), &error.detail),
+        Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),
     }
 }
 

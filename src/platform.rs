@@ -163,6 +163,15 @@ pub fn kept_until(env: &Env) -> Result<Option<Timestamp>, Error> {
     until.map_err(|error| Error::internal(format!("COMMAND_RETENTION_DAYS is {error}")))
 }
 
+/// Before when audit events happened that are deleted now; `None`: none are (`AUDIT_RETENTION_DAYS`).
+///
+/// # Errors
+/// The setting makes no sense.
+pub fn audit_kept_until(env: &Env) -> Result<Option<Timestamp>, Error> {
+    let until = retention::until(&var(env, "AUDIT_RETENTION_DAYS"), now());
+    until.map_err(|error| Error::internal(format!("AUDIT_RETENTION_DAYS is {error}")))
+}
+
 /// The key for hashing credentials, with the one before it while it is being rotated.
 ///
 /// # Errors

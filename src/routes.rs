@@ -224,6 +224,7 @@ impl Endpoint {
         Some(match self {
             Self::WorkspaceCreate => "workspace.create",
             Self::WorkspaceDelete => "workspace.delete",
+            Self::WorkspaceResync => "workspace.resync",
             Self::Login => "session.login",
             Self::Logout => "session.logout",
             Self::SessionDelete => "session.delete",
@@ -292,9 +293,9 @@ pub const TABLE: &[Route] = &[
         &[("GET", Endpoint::WorkspaceList), ("POST", Endpoint::WorkspaceCreate)],
     ),
     route("/operator/workspaces/{slug}/", Access::Operator, &[("DELETE", Endpoint::WorkspaceDelete)]),
-    route("/operator/workspaces/{slug}/resync/", Access::Operator, &[("POST", Endpoint::WorkspaceResync)]),
     route("/operator/audit/events/", Access::Operator, &[("GET", Endpoint::CellAuditList)]),
     route("/operator/audit/verify/", Access::Operator, &[("POST", Endpoint::CellAuditVerify)]),
+    route("/operator/workspaces/{slug}/resync/", Access::Operator, &[("POST", Endpoint::WorkspaceResync)]),
     route("/api/status/", Access::User, &[("GET", Endpoint::Status)]),
     on_prem(&["POST"], route("/api/auth/login/", Access::Open, &[("POST", Endpoint::Login)])),
     route("/api/auth/is-authenticated/", Access::Open, &[("GET", Endpoint::IsAuthenticated)]),

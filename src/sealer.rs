@@ -108,15 +108,17 @@ pub async fn tell(env: &Env, workspace: i64) {
     }
 }
 
-/// Has the events of all workspaces sealed that are not.
+/// Has the events of all workspaces sealed that are not, and those deleted that are old.
 ///
 /// # Errors
-/// D1 did not answer.
+/// D1 did not answer; how long events are kept makes no sense.
 pub async fn tell_all(env: &Env) -> Result<(), Error> {
+    let until = platform::audit_kept_until(env);
     let mut after = -1;
     loop {
-        let workspaces = store::unsealed_workspaces(env, after, BY_CLOCK).await?;
-        let Some(last) = workspaces.last() else { return Ok(()) };
+        let old = until.as_ref().ok().copied().flatten();
+        let workspaces = store::workspaces_to_seal(env, after, old, BY_CLOCK).await?;
+        let Some(last) = workspaces.last() else { return until.map(drop) };
         after = *last;
         future::join_all(workspaces.iter().map(|workspace| tell(env, *workspace))).await;
     }
@@ -144,8 +146,11 @@ async fn ask(env: &Env, workspace: i64, ask: &Ask) -> Result<Option<Verification
 }
 
 const SCHEMA: [&str; 2] = [
-    // The one row: of which workspace it is, where its chain ends, and what D1 may not have been told of that.
-    "CREATE TABLE IF NOT EXISTS chains (workspace INTEGER PRIMARY KEY, head TEXT NOT NULL, pending TEXT NOT NULL)",
+    // The one row: of which workspace it is, where its chain ends, and what D1 may not have been told of that; the last link of
+    // those that were deleted, and whether D1 may not have been told to.
+    "CREATE TABLE IF NOT EXISTS chains (
+        workspace INTEGER PRIMARY KEY, head TEXT NOT NULL, pending TEXT NOT NULL, base TEXT NOT NULL, is_deleting INTEGER NOT NULL
+    )",
     // Hashes of links.
     "CREATE TABLE IF NOT EXISTS anchors (link INTEGER PRIMARY KEY, hash TEXT NOT NULL)",
 ];
@@ -155,6 +160,8 @@ struct Chain {
     workspace: i64,
     head: Head,
     pending: Vec<Seal>,
+    base: Head,
+    is_deleting: bool,
 }
 
 /// The object.
@@ -181,14 +188,19 @@ impl DurableObject for Sealer {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        let next = match self.seal_all().await {
+        let worked = match self.seal_all().await {
+            Ok(false) => self.delete_old().await,
+            worked => worked,
+        };
+        let next = match worked {
             Ok(true) => Some(Duration::ZERO),
-            // What was told of while this went on may have come behind it.
-            Ok(false) => self.told_at.get().map(|told| {
-                Duration::from_secs_f64(told.plus_millis(SEAL_AFTER).seconds_since(platform::now()).max(0.0))
+            // What came shortly after it was last told of is told of with that.
+            Ok(false) => self.told_at.get().and_then(|told| {
+                let left = told.plus_millis(SEAL_AFTER).seconds_since(platform::now());
+                (left > 0.0).then(|| Duration::from_secs_f64(left))
             }),
             Err(error) => {
-                log::trouble("not_sealed", json!({"sealer": self.state.id().name()}), &error.detail);
+                log::trouble("sealer_failed", json!({"workspace_id": self.state.id().name()}), &error.detail);
                 Some(RETRY)
             }
         };
@@ -209,9 +221,10 @@ impl Sealer {
         for statement in SCHEMA {
             self.sql().exec(statement, None)?;
         }
-        let sql = "INSERT OR IGNORE INTO chains (workspace, head, pending) VALUES (?, ?, '[]')";
-        let head = serde_json::to_string(&Head::default())?;
-        self.sql().exec(sql, vec![workspace.into(), head.into()])?;
+        let sql =
+            "INSERT OR IGNORE INTO chains (workspace, head, pending, base, is_deleting) VALUES (?1, ?2, '[]', ?2, 0)";
+        let beginning = serde_json::to_string(&Head::default())?;
+        self.sql().exec(sql, vec![workspace.into(), beginning.into()])?;
         self.told_at.set(Some(platform::now()));
         let storage = self.state.storage();
         if storage.get_alarm().await?.is_none() {
@@ -233,17 +246,24 @@ impl Sealer {
             workspace: f64,
             head: String,
             pending: String,
+            base: String,
+            is_deleting: f64,
         }
         let tables = self.sql().exec("SELECT name FROM sqlite_master WHERE name = 'chains'", None).map_err(internal)?;
         if tables.to_array::<serde_json::Value>().map_err(internal)?.is_empty() {
             return Ok(None);
         }
-        let rows = self.sql().exec("SELECT workspace, head, pending FROM chains", None).map_err(internal)?;
+        let rows = self
+            .sql()
+            .exec("SELECT workspace, head, pending, base, is_deleting FROM chains", None)
+            .map_err(internal)?;
         let Some(stored) = rows.to_array::<Stored>().map_err(internal)?.into_iter().next() else { return Ok(None) };
         Ok(Some(Chain {
             workspace: stored.workspace as i64,
             head: serde_json::from_str(&stored.head).map_err(internal)?,
             pending: serde_json::from_str(&stored.pending).map_err(internal)?,
+            base: serde_json::from_str(&stored.base).map_err(internal)?,
+            is_deleting: stored.is_deleting != 0.0,
         }))
     }
 
@@ -260,7 +280,6 @@ impl Sealer {
 
     /// Seals what there is. True: there may be more.
     async fn seal_all(&self) -> Result<bool, Error> {
-        self.told_at.set(None);
         for _ in 0..GOES {
             let (sealed, cost) = cost::of(self.seal_some()).await;
             let Some((workspace, sealed)) = sealed? else { return Ok(false) };
@@ -280,7 +299,7 @@ impl Sealer {
 
     /// Seals the next events; returns whose and how many. `None`: there are none.
     async fn seal_some(&self) -> Result<Option<(i64, u64)>, Error> {
-        let Some(Chain { workspace, head, pending }) = self.chain()? else { return Ok(None) };
+        let Some(Chain { workspace, head, pending, .. }) = self.chain()? else { return Ok(None) };
         if !pending.is_empty() {
             self.tell_d1(workspace, &head, &pending).await?;
         }
@@ -311,6 +330,56 @@ impl Sealer {
         Ok(())
     }
 
+    /// Deletes the next events that are older than they are kept, from the first on. True: there may be more.
+    ///
+    /// Whatever is to go is looked at before: a break stays where it is, with all that comes after it.
+    async fn delete_old(&self) -> Result<bool, Error> {
+        let until = platform::audit_kept_until(&self.env)?;
+        let Some(Chain { workspace, head, base, is_deleting, .. }) = self.chain()? else { return Ok(false) };
+        if is_deleting {
+            self.delete_up_to(workspace, &base).await?;
+        }
+        let Some(until) = until.filter(|_| workspace != audit::CELL) else { return Ok(false) };
+        let (first, last) = (base.link + 1, head.link.min(base.link + AT_ONCE as i64));
+        if first > last {
+            return Ok(false);
+        }
+        let links = store::links(&self.env, workspace, (first, last), head.link).await?;
+        let mut verifier = Verifier::after(workspace, base.clone());
+        let anchors = self.anchors(&head, first, last)?;
+        for row in &links.rows {
+            if row.occurred_at().is_none_or(|at| at >= until) {
+                break;
+            }
+            let anchor = row.link.and_then(|link| anchors.get(&link)).map(String::as_str);
+            if let Err(broken) = verifier.take(row, anchor) {
+                let fields = json!({"workspace_id": workspace, "link": broken.link});
+                log::trouble("audit_chain_broken", fields, &broken.problem);
+                break;
+            }
+        }
+        let gone = verifier.last().clone();
+        // Meanwhile it may have been wiped.
+        if gone.link == base.link || self.chain()?.is_none_or(|chain| chain.base != base) {
+            return Ok(false);
+        }
+        let values = vec![serde_json::to_string(&gone).map_err(internal)?.into()];
+        self.sql().exec("UPDATE chains SET base = ?, is_deleting = 1", values).map_err(internal)?;
+        self.sql().exec("DELETE FROM anchors WHERE link < ?", vec![gone.link.into()]).map_err(internal)?;
+        self.delete_up_to(workspace, &gone).await?;
+        log::event("audit_retention", json!({"workspace_id": workspace, "deleted": gone.link - base.link}));
+        Ok(gone.link == last)
+    }
+
+    /// Has D1 delete what is behind the beginning of the chain, and notes that it did.
+    async fn delete_up_to(&self, workspace: i64, base: &Head) -> Result<(), Error> {
+        store::delete_links(&self.env, workspace, base.link).await?;
+        if self.chain()?.is_some_and(|chain| chain.base == *base) {
+            self.sql().exec("UPDATE chains SET is_deleting = 0", None).map_err(internal)?;
+        }
+        Ok(())
+    }
+
     /// The hashes that are known of the links from the `first` to the `last`.
     fn anchors(&self, head: &Head, first: i64, last: i64) -> Result<HashMap<i64, String>, Error> {
         #[derive(Deserialize)]
@@ -328,29 +397,47 @@ impl Sealer {
 
     /// Looks along the chain from a link on, as far as one answer goes.
     async fn verify(&self, workspace: i64, first: i64) -> Result<Verification, Error> {
+        loop {
+            if let Some(found) = self.try_to_verify(workspace, first).await? {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// The same; `None` where old events went meanwhile, and what was read may lack them.
+    async fn try_to_verify(&self, workspace: i64, first: i64) -> Result<Option<Verification>, Error> {
         let chain = self.chain()?;
-        let head = chain.as_ref().map(|chain| chain.head.clone()).unwrap_or_default();
-        if let Some(chain) = chain.filter(|chain| !chain.pending.is_empty()) {
-            store::write_seals(&self.env, workspace, &chain.pending).await?;
+        let ends = |chain: &Chain| (chain.base.clone(), chain.head.clone());
+        let (base, head) = chain.as_ref().map(ends).unwrap_or_default();
+        if let Some(chain) = &chain {
+            if !chain.pending.is_empty() {
+                store::write_seals(&self.env, workspace, &chain.pending).await?;
+            }
+            if chain.is_deleting {
+                self.delete_up_to(workspace, &base).await?;
+            }
         }
         let mut found = Verification { valid: true, links: 0, unsealed: 0, first_broken: None, next_link: None };
-        let mut next = first.min(head.link + 1);
+        let mut next = first.max(base.link + 1).min(head.link + 1);
         loop {
             let last = head.link.min(next + PAGE - 1);
             let links = store::links(&self.env, workspace, (next, last), head.link).await?;
+            if self.chain()?.is_some_and(|chain| chain.base != base) {
+                return Ok(None);
+            }
             found.unsealed = links.unsealed;
-            let looked = self.look_at(workspace, &head, (next, last), &links, &mut found.links);
+            let looked = self.look_at(workspace, (&base, &head), (next, last), &links, &mut found.links);
             if let Err(broken) = looked? {
                 (found.valid, found.first_broken) = (false, Some(broken));
-                return Ok(found);
+                return Ok(Some(found));
             }
             if last >= head.link {
-                return Ok(found);
+                return Ok(Some(found));
             }
             next = last + 1;
             if found.links >= LOOKED_AT {
                 found.next_link = Some(next);
-                return Ok(found);
+                return Ok(Some(found));
             }
         }
     }
@@ -359,7 +446,7 @@ impl Sealer {
     fn look_at(
         &self,
         workspace: i64,
-        head: &Head,
+        (base, head): (&Head, &Head),
         (first, last): (i64, i64),
         links: &store::Links,
         good: &mut i64,
@@ -370,8 +457,8 @@ impl Sealer {
             problem: Problem::Foreign,
         };
         let mut verifier = match links.before.as_slice() {
-            [] if first == 1 => Verifier::new(workspace),
-            [row, ..] if first == 1 => return Ok(Err(foreign(row))),
+            [] if first == base.link + 1 => Verifier::after(workspace, base.clone()),
+            [row, ..] if first == base.link + 1 => return Ok(Err(foreign(row))),
             [row, twin] if twin.link == row.link && row.link == Some(first - 1) => return Ok(Err(foreign(row))),
             [row, ..] if row.link == Some(first - 1) => Verifier::behind(workspace, first - 1, row),
             _ => return Ok(Err(Broken { link: first - 1, event: None, problem: Problem::Missing })),

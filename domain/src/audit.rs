@@ -292,6 +292,11 @@ impl Row {
     pub fn id(&self) -> Option<&str> {
         self.columns[0].as_deref()
     }
+
+    /// When it happened.
+    pub fn occurred_at(&self) -> Option<Timestamp> {
+        self.columns[1].as_deref().and_then(|time| Timestamp::parse(time).ok())
+    }
 }
 
 /// Where a chain is: its last link. The hash of number 0 is empty.
@@ -411,14 +416,14 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Begins at the first link.
-    pub fn new(workspace: i64) -> Self {
-        Self { workspace, last: Head::default(), seq: i64::MIN }
-    }
-
     /// Begins behind a link that was looked at before.
     pub fn behind(workspace: i64, link: i64, row: &Row) -> Self {
         Self { workspace, last: Head { link, hash: row.hash.clone().unwrap_or_default() }, seq: row.seq }
+    }
+
+    /// Begins behind a link that is known by its number and hash alone.
+    pub fn after(workspace: i64, last: Head) -> Self {
+        Self { workspace, last, seq: i64::MIN }
     }
 
     /// The last link that was found good.
@@ -497,7 +502,7 @@ mod tests {
     fn verify(rows: &[Row], head: &Head) -> Result<(), Broken> {
         let mut rows = rows.to_vec();
         rows.sort_by_key(|row| (row.link, row.seq));
-        let mut verifier = Verifier::new(WORKSPACE);
+        let mut verifier = Verifier::after(WORKSPACE, Head::default());
         for row in &rows {
             let anchor = (row.link == Some(head.link)).then_some(head.hash.as_str());
             if verifier.last().link == head.link {

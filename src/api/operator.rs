@@ -11,6 +11,7 @@ use farhand_domain::workspace;
 use serde_json::json;
 
 use super::envelope;
+use crate::audit::record_later;
 use crate::janitor;
 use crate::platform;
 use crate::request::Call;
@@ -120,5 +121,6 @@ pub async fn resync(call: &Call) -> Result<Reply, Error> {
     if !janitor::resync(&call.env, slug).await? {
         return Err(Error::new(Kind::NotFound, "No such workspace."));
     }
+    record_later(call, CELL, event_of(call, "workspace.resync", slug)?);
     Reply::accepted(&json!({"slug": slug}))
 }

@@ -7,6 +7,7 @@
 use farhand_domain::audit::{COLUMNS, Event, EventFilter, Row, Seal};
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
+use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
 use worker::Env;
@@ -122,12 +123,13 @@ pub fn of_command(held: &Held) -> Option<Statement> {
     Some(statement.bind(json!(held.events).to_string()))
 }
 
-/// Stores an event of which there is nothing else in D1, of a workspace that exists.
+/// Stores an event of which there is nothing else in D1, of a workspace that exists, or of the region cell.
 ///
 /// # Errors
 /// D1 did not do it.
 pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), Error> {
-    let insert = Insert::whole("w.id", "?2", "FROM workspaces w WHERE w.id = ?1 AND w.deleted_at IS NULL");
+    let rest = "WHERE ?1 = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = ?1 AND w.deleted_at IS NULL)";
+    let insert = Insert::whole("?1", "?2", rest);
     db::run(env, Statement::new(insert.sql()).bind(workspace_id).bind(text(event)?)).await?;
     Ok(())
 }
@@ -224,9 +226,10 @@ pub async fn unsealed(env: &Env, workspace_id: i64, limit: u64) -> Result<Vec<Ro
 /// # Errors
 /// D1 did not do it.
 pub async fn write_seals(env: &Env, workspace_id: i64, seals: &[Seal]) -> Result<(), Error> {
+    // With a plus no index is looked at: by its number is the way to each row.
     let sql = "UPDATE audit_events SET link = s.value ->> 'link', hash = s.value ->> 'hash' FROM json_each(?2) s
-        WHERE audit_events.seq = s.value ->> 'seq' AND audit_events.workspace_id = ?1
-        AND audit_events.id = s.value ->> 'id' AND audit_events.link IS NULL";
+        WHERE audit_events.seq = s.value ->> 'seq' AND +audit_events.workspace_id = ?1
+        AND audit_events.id = s.value ->> 'id' AND +audit_events.link IS NULL";
     db::run(env, Statement::new(sql).bind(workspace_id).bind(json!(seals).to_string())).await?;
     Ok(())
 }
@@ -272,14 +275,32 @@ pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end:
     })
 }
 
-/// The next workspaces after one that have events which are not sealed, the cell's own chain among them.
+/// Deletes the sealed events of a workspace up to a link.
+///
+/// # Errors
+/// D1 did not do it.
+pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(), Error> {
+    let sql = "DELETE FROM audit_events WHERE workspace_id = ?1 AND link <= ?2";
+    db::run(env, Statement::new(sql).bind(workspace_id).bind(last)).await?;
+    Ok(())
+}
+
+/// The next workspaces after one that have events which are not sealed, the cell's own chain among them, or events of before
+/// a time.
 ///
 /// # Errors
 /// D1 did not answer.
-pub async fn unsealed_workspaces(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, Error> {
+pub async fn workspaces_to_seal(
+    env: &Env,
+    after: i64,
+    until: Option<Timestamp>,
+    limit: u64,
+) -> Result<Vec<i64>, Error> {
     let sql = "SELECT w.id FROM (SELECT 0 AS id UNION ALL SELECT id FROM workspaces WHERE deleted_at IS NULL) w
-        WHERE w.id > ?1 AND EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.link IS NULL)
-        ORDER BY w.id LIMIT ?2 + 0";
-    let ids = db::column::<f64>(&db::run(env, Statement::new(sql).bind(after).bind(limit)).await?)?;
+        WHERE w.id > ?1 AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.link IS NULL)
+            OR w.id > 0 AND EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.occurred_at < ?2))
+        ORDER BY w.id LIMIT ?3 + 0";
+    let statement = Statement::new(sql).bind(after).bind(until).bind(limit);
+    let ids = db::column::<f64>(&db::run(env, statement).await?)?;
     Ok(ids.into_iter().map(|id| id as i64).collect())
 }
