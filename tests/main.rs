@@ -14,6 +14,7 @@ mod endpoints;
 mod fleet;
 mod hosts;
 mod mail;
+mod openapi;
 mod operator;
 mod request_log;
 mod reset_page;
