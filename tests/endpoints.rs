@@ -20,6 +20,7 @@ pub const ALL: &[(&str, &str, Access)] = &[
     ("POST", "/operator/audit/verify/", Access::Operator),
     ("POST", "/operator/workspaces/{slug}/resync/", Access::Operator),
     ("GET", "/api/status/", Access::User),
+    ("GET", "/api/schema/", Access::Open),
     ("POST", "/api/auth/login/", Access::Open),
     ("GET", "/api/auth/is-authenticated/", Access::Open),
     ("GET", "/api/auth/logout/", Access::User),

@@ -36,6 +36,7 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::WorkspaceDelete => operator::delete(call).await,
         Endpoint::WorkspaceResync => operator::resync(call).await,
         Endpoint::Status => service::status(call).await,
+        Endpoint::Schema => Ok(service::schema()),
         Endpoint::Login => sessions::login(call).await,
         Endpoint::IsAuthenticated => sessions::is_authenticated(call).await,
         Endpoint::Logout => sessions::logout(call).await,
