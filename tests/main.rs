@@ -5,6 +5,7 @@ mod access;
 mod acl;
 mod agent;
 mod api;
+mod bad_input;
 mod bench;
 mod cloud;
 mod conventions;
