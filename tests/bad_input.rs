@@ -532,15 +532,17 @@ async fn json_that_is_nested_too_deeply_wherever_json_is_taken() {
 async fn odd_queries() {
     let workspace = Workspace::new().await;
     let api = &workspace.admin;
+    // Two of them have two paths.
+    let again = ["/api/status/", "/api/users/users/", "/api/servers/servers/"];
     let lists = ALL.iter().filter(|(method, path, access)| {
         *method == "GET"
             && *access == Access::User
             && path.ends_with("s/")
             && !path.contains("{id}")
-            && *path != "/api/status/"
+            && !again.contains(path)
     });
     let lists: Vec<&str> = lists.map(|(_, path, _)| *path).collect();
-    assert!(lists.len() >= 9, "{lists:?}");
+    assert!(lists.len() >= 7, "{lists:?}");
     let names = [
         "name",
         "enabled",
@@ -560,7 +562,7 @@ async fn odd_queries() {
         "requested_by_isnull",
         "is_scheduled",
     ];
-    let mut values: Vec<String> = [
+    let values = [
         "%FF",
         "%00",
         "a%00b",
@@ -580,18 +582,13 @@ async fn odd_queries() {
         "NEAR(a",
         "%C4%B0%C3%9F",
     ]
-    .map(str::to_owned)
-    .to_vec();
-    values.extend([
-        "x".repeat(50_000),
-        "%22*".repeat(1_000),
-        "a+".repeat(2_000),
-        "%C3%9F".repeat(500),
-        ",".repeat(5_000),
-    ]);
+    .map(str::to_owned);
+    let long = ["x".repeat(50_000), "%22*".repeat(1_000), "a+".repeat(2_000), "%C3%9F".repeat(500), ",".repeat(5_000)];
     for list in &lists {
         for name in names {
-            let queries = values.iter().map(|value| format!("{list}?{name}={value}"));
+            let is_text = ["name", "search", "ordering"].contains(&name);
+            let values = values.iter().chain(long.iter().filter(|_| is_text));
+            let queries = values.map(|value| format!("{list}?{name}={value}"));
             let answers = join_all(queries.map(async |target| {
                 let answer = exchange(api, &request(api, "GET", target.as_bytes(), &[], b"")).await.unwrap();
                 (target, answer)

@@ -10,6 +10,7 @@ mod bench;
 mod cloud;
 mod conventions;
 mod d1_calls;
+mod dependencies;
 mod docs;
 mod endpoints;
 mod fleet;
