@@ -39,6 +39,8 @@ pub enum Endpoint {
     WorkspaceDelete,
     /// Liveness, for users.
     Status,
+    /// The OpenAPI document.
+    Schema,
     /// Trades a username and a password for a login token.
     Login,
     /// Tells whether the credential is good.
@@ -244,6 +246,7 @@ pub const TABLE: &[Route] = &[
     ),
     route("/operator/workspaces/{slug}/", Access::Operator, &[("DELETE", Endpoint::WorkspaceDelete)]),
     route("/api/status/", Access::User, &[("GET", Endpoint::Status)]),
+    route("/api/schema/", Access::Open, &[("GET", Endpoint::Schema)]),
     on_prem(&["POST"], route("/api/auth/login/", Access::Open, &[("POST", Endpoint::Login)])),
     route("/api/auth/is-authenticated/", Access::Open, &[("GET", Endpoint::IsAuthenticated)]),
     route("/api/auth/logout/", Access::User, &[("GET", Endpoint::Logout), ("POST", Endpoint::Logout)]),

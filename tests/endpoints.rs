@@ -17,6 +17,7 @@ pub const ALL: &[(&str, &str, Access)] = &[
     ("POST", "/operator/workspaces/", Access::Operator),
     ("DELETE", "/operator/workspaces/{slug}/", Access::Operator),
     ("GET", "/api/status/", Access::User),
+    ("GET", "/api/schema/", Access::Open),
     ("POST", "/api/auth/login/", Access::Open),
     ("GET", "/api/auth/is-authenticated/", Access::Open),
     ("GET", "/api/auth/logout/", Access::User),

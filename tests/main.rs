@@ -16,6 +16,7 @@ mod endpoints;
 mod fleet;
 mod hosts;
 mod mail;
+mod openapi;
 mod operator;
 mod request_log;
 mod reset_page;

@@ -12,56 +12,56 @@ pub type FieldErrors = BTreeMap<Cow<'static, str>, Vec<Cow<'static, str>>>;
 /// The key of messages that belong to no field.
 pub const NON_FIELD: &str = "non_field_errors";
 
-/// The codes that an error body can carry in `code` (contract 3): those of spec.md and this project's own, all here.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Code {
-    /// The line or the shell of a command cannot be run (spec.md).
-    InvalidCommand,
-    /// No such command, or none that the caller can see (spec.md).
-    CommandNotFound,
-    /// The command's server has no agent connected (spec.md).
-    ServerNotConnected,
-    /// The credential is not alive: unknown, expired, disabled, revoked, of another workspace; all alike.
-    InvalidToken,
-    /// The Authorization header does not have the form that the endpoint takes.
-    InvalidAuthorization,
-    /// The credential is right, its holder may not do this.
-    PermissionDenied,
-    /// The API token's access control list does not allow it (spec.md).
-    ApiTokenAclNotAllowed,
-    /// Too many tries; the header Retry-After says when to try again.
-    Throttled,
-    /// The command was delivered to the server, and cannot be cancelled any more (spec.md).
-    EventCommandAlreadySent,
-    /// The command has ended.
-    CommandAlreadyHandled,
-    /// The command's agent cannot kill it: it is of another kind, or not connected.
-    AgentCannotKill,
-    /// The Idempotency-Key was used with another body.
-    IdempotencyKeyReused,
-    /// The first request with the Idempotency-Key was cut off, and what became of it is not known yet.
-    IdempotencyKeyInUse,
+/// Makes the codes of names and texts, so that there is one list of them.
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// The codes that an error body can carry in `code` (contract 3): those of spec.md and this project's own, all here.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Code {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Code {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// The code as clients see it.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
 }
 
-impl Code {
-    /// The code as clients see it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::InvalidCommand => "INVALID_COMMAND",
-            Self::CommandNotFound => "COMMAND_NOT_FOUND",
-            Self::ServerNotConnected => "SERVER_NOT_CONNECTED",
-            Self::InvalidToken => "INVALID_TOKEN",
-            Self::InvalidAuthorization => "INVALID_AUTHORIZATION",
-            Self::PermissionDenied => "PERMISSION_DENIED",
-            Self::ApiTokenAclNotAllowed => "API_TOKEN_ACL_NOT_ALLOWED",
-            Self::Throttled => "THROTTLED",
-            Self::EventCommandAlreadySent => "EVENT_COMMAND_ALREADY_SENT",
-            Self::CommandAlreadyHandled => "COMMAND_ALREADY_HANDLED",
-            Self::AgentCannotKill => "AGENT_CANNOT_KILL",
-            Self::IdempotencyKeyReused => "IDEMPOTENCY_KEY_REUSED",
-            Self::IdempotencyKeyInUse => "IDEMPOTENCY_KEY_IN_USE",
-        }
-    }
+codes! {
+    /// The line or the shell of a command cannot be run (spec.md).
+    InvalidCommand = "INVALID_COMMAND",
+    /// No such command, or none that the caller can see (spec.md).
+    CommandNotFound = "COMMAND_NOT_FOUND",
+    /// The command's server has no agent connected (spec.md).
+    ServerNotConnected = "SERVER_NOT_CONNECTED",
+    /// The credential is not alive: unknown, expired, disabled, revoked, of another workspace; all alike.
+    InvalidToken = "INVALID_TOKEN",
+    /// The Authorization header does not have the form that the endpoint takes.
+    InvalidAuthorization = "INVALID_AUTHORIZATION",
+    /// The credential is right, its holder may not do this.
+    PermissionDenied = "PERMISSION_DENIED",
+    /// The API token's access control list does not allow it (spec.md).
+    ApiTokenAclNotAllowed = "API_TOKEN_ACL_NOT_ALLOWED",
+    /// Too many tries; the header Retry-After says when to try again.
+    Throttled = "THROTTLED",
+    /// The command was delivered to the server, and cannot be cancelled any more (spec.md).
+    EventCommandAlreadySent = "EVENT_COMMAND_ALREADY_SENT",
+    /// The command has ended.
+    CommandAlreadyHandled = "COMMAND_ALREADY_HANDLED",
+    /// The command's agent cannot kill it: it is of another kind, or not connected.
+    AgentCannotKill = "AGENT_CANNOT_KILL",
+    /// The Idempotency-Key was used with another body.
+    IdempotencyKeyReused = "IDEMPOTENCY_KEY_REUSED",
+    /// The first request with the Idempotency-Key was cut off, and what became of it is not known yet.
+    IdempotencyKeyInUse = "IDEMPOTENCY_KEY_IN_USE",
 }
 
 /// The kinds of refusal; each has one status.

@@ -34,6 +34,7 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::WorkspaceList => operator::list(call).await,
         Endpoint::WorkspaceDelete => operator::delete(call).await,
         Endpoint::Status => service::status(call).await,
+        Endpoint::Schema => Ok(service::schema()),
         Endpoint::Login => sessions::login(call).await,
         Endpoint::IsAuthenticated => sessions::is_authenticated(call).await,
         Endpoint::Logout => sessions::logout(call).await,

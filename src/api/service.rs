@@ -1,4 +1,4 @@
-//! Health.
+//! Health, and the document of the API.
 
 use farhand_domain::error::Error;
 use serde_json::json;
@@ -6,6 +6,14 @@ use serde_json::json;
 use crate::caller::Credential;
 use crate::request::Call;
 use crate::response::Reply;
+
+/// The OpenAPI document, which `build.rs` makes of `docs/openapi.yaml`.
+const SCHEMA: &str = include_str!(concat!(env!("OUT_DIR"), "/openapi.json"));
+
+/// `GET /api/schema/` (contract 9).
+pub fn schema() -> Reply {
+    Reply::file("application/json", SCHEMA)
+}
 
 /// `GET /healthz` (contract 9).
 pub fn health() -> Result<Reply, Error> {

@@ -12,7 +12,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
-use crate::client::{Api, Reply, Workspace};
+use crate::client::{Api, Asked, Reply, Workspace};
 use crate::processes::Process;
 use crate::{PATIENCE, eventually, setting};
 
@@ -50,9 +50,16 @@ async fn dial_announcing(api: &Api, path: &str, features: Option<&str>) -> Resul
         headers.insert("Authorization", authorization.parse().unwrap());
     }
     let stream = TcpStream::connect(address).await.unwrap();
+    let asked = Asked::to(path, request.headers());
     match client_async(request, stream).await {
-        Ok((socket, _)) => Ok(socket),
-        Err(tokio_tungstenite::tungstenite::Error::Http(response)) => Err(response.status().as_u16()),
+        Ok((socket, response)) => {
+            asked.check(response.status().as_u16(), response.headers(), None);
+            Ok(socket)
+        }
+        Err(tokio_tungstenite::tungstenite::Error::Http(response)) => {
+            asked.check(response.status().as_u16(), response.headers(), None);
+            Err(response.status().as_u16())
+        }
         Err(error) => panic!("{error}"),
     }
 }

@@ -19,7 +19,7 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use crate::agents::credential;
-use crate::client::{Api, Reply, Workspace};
+use crate::client::{Api, Asked, Reply, Workspace};
 use crate::{PATIENCE, eventually_within};
 
 /// The paths of its two WebSockets.
@@ -453,10 +453,14 @@ impl Inner {
         if let Some(body) = body {
             request = request.body(body);
         }
+        let request = request.build().unwrap();
+        let asked = Asked::of(&request);
         let answer = async {
-            let response = request.send().await.ok()?;
-            let status = response.status().as_u16();
-            Some((status, response.text().await.ok()?))
+            let response = self.client.execute(request).await.ok()?;
+            let (status, headers) = (response.status().as_u16(), response.headers().clone());
+            let text = response.text().await.ok()?;
+            asked.check(status, &headers, Some(&text));
+            Some((status, text))
         };
         let answer = timeout(self.habits.answer_within, answer).await.ok().flatten();
         let (status, text) = answer.map_or((None, String::new()), |(status, text)| (Some(status), text));
@@ -679,9 +683,16 @@ impl Inner {
         headers.insert("Authorization", self.api.authorization.as_deref().unwrap_or_default().parse().unwrap());
         let dial = async {
             let stream = TcpStream::connect(address).await.map_err(|_| None)?;
+            let asked = Asked::to(path, request.headers());
             match client_async(request, stream).await {
-                Ok((socket, _)) => Ok(socket),
-                Err(Error::Http(response)) => Err(Some(response.status().as_u16())),
+                Ok((socket, response)) => {
+                    asked.check(response.status().as_u16(), response.headers(), None);
+                    Ok(socket)
+                }
+                Err(Error::Http(response)) => {
+                    asked.check(response.status().as_u16(), response.headers(), None);
+                    Err(Some(response.status().as_u16()))
+                }
                 Err(_) => Err(None),
             }
         };

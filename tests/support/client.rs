@@ -1,10 +1,11 @@
 //! A client of the API, and workspaces made for one test each.
 
 use reqwest::header::{HeaderMap, HeaderValue};
-use reqwest::{Client, Method, RequestBuilder, redirect};
+use reqwest::{Body, Client, Method, Request, RequestBuilder, Url, redirect};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::openapi::Exchange;
 use crate::{secrets, setting};
 
 /// The password of every user that the tests make.
@@ -76,6 +77,49 @@ impl Reply {
     }
 }
 
+/// What was asked, for when the answer is there.
+pub struct Asked {
+    method: Method,
+    url: Url,
+    headers: HeaderMap,
+    body: Option<Vec<u8>>,
+}
+
+impl Asked {
+    /// Notes a request. The body of one that is sent as a stream is not known.
+    pub fn of(request: &Request) -> Self {
+        let body = request.body().map_or(Some(&[][..]), Body::as_bytes);
+        Self {
+            method: request.method().clone(),
+            url: request.url().clone(),
+            headers: request.headers().clone(),
+            body: body.map(<[u8]>::to_vec),
+        }
+    }
+
+    /// Notes a GET by its path and headers.
+    pub fn to(path: &str, headers: &HeaderMap) -> Self {
+        let url = Url::parse(&format!("http://x{path}")).unwrap();
+        Self { method: Method::GET, url, headers: headers.clone(), body: Some(Vec::new()) }
+    }
+
+    /// Asserts that the answer is as the OpenAPI document has it. `body` is `None` where it is not read to its end.
+    #[track_caller]
+    pub fn check(&self, status: u16, headers: &HeaderMap, body: Option<&str>) {
+        let exchange = Exchange {
+            method: self.method.as_str(),
+            path: self.url.path(),
+            query: self.url.query_pairs().into_owned().collect(),
+            request_headers: &self.headers,
+            request_body: self.body.as_deref(),
+            status,
+            headers,
+            body,
+        };
+        exchange.check();
+    }
+}
+
 impl Api {
     /// A client under a Host header.
     pub fn new(url: &str, host: &str) -> Self {
@@ -139,11 +183,15 @@ impl Api {
         request
     }
 
-    /// Sends a request as it is.
+    /// Sends a request as it is, and asserts that the answer is as the OpenAPI document has it.
     pub async fn send(&self, request: RequestBuilder) -> Reply {
-        let response = request.send().await.unwrap();
+        let (client, request) = request.build_split();
+        let request = request.unwrap();
+        let asked = Asked::of(&request);
+        let response = client.execute(request).await.unwrap();
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let reply = Reply { status, headers, text: response.text().await.unwrap() };
+        asked.check(status, &reply.headers, Some(&reply.text));
         secrets::note_in(serde_json::from_str(&reply.text).as_ref().unwrap_or(&Value::Null));
         reply
     }
@@ -198,7 +246,7 @@ impl Api {
 
 /// A query, encoded.
 pub fn encoded(query: &[(&str, String)]) -> String {
-    reqwest::Url::parse_with_params("http://x/", query).unwrap().query().unwrap_or("").to_owned()
+    Url::parse_with_params("http://x/", query).unwrap().query().unwrap_or("").to_owned()
 }
 
 /// A workspace made for one test, with its superuser.

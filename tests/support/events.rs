@@ -7,7 +7,8 @@ use reqwest::Response;
 use serde_json::Value;
 
 use crate::PATIENCE;
-use crate::client::{Api, Reply};
+use crate::client::{Api, Asked, Reply};
+use crate::openapi::check_event;
 
 /// Of what a stream is made.
 #[derive(Clone, PartialEq, Debug)]
@@ -55,11 +56,17 @@ impl Events {
             Some(id) => request.header("Last-Event-ID", id),
             None => request,
         };
-        let response = tokio::time::timeout(PATIENCE, request.send()).await.expect("no answer came").unwrap();
+        let (client, request) = request.build_split();
+        let request = request.unwrap();
+        let asked = Asked::of(&request);
+        let response = tokio::time::timeout(PATIENCE, client.execute(request)).await.expect("no answer came").unwrap();
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         if status != 200 {
-            return Err(Reply { status, headers, text: response.text().await.unwrap() });
+            let reply = Reply { status, headers, text: response.text().await.unwrap() };
+            asked.check(status, &reply.headers, Some(&reply.text));
+            return Err(reply);
         }
+        asked.check(status, &headers, None);
         Ok(Self { headers, response, rest: Vec::new() })
     }
 
@@ -138,11 +145,16 @@ fn parse(block: &str) -> Block {
         [("retry", millis)] => Block::Retry(millis.parse().unwrap()),
         [("id", id), ("event", "chunk"), ("data", data)] => {
             let chunk: Value = serde_json::from_str(data).unwrap();
+            check_event("chunk", &chunk);
             let (seq, content) = (chunk["seq"].to_string(), chunk["content"].as_str().unwrap());
             assert_eq!((*id, chunk.as_object().unwrap().len()), (seq.as_str(), 2), "{data}");
             Block::Chunk { seq: id.parse().unwrap(), content: content.to_owned() }
         }
-        [("event", "end"), ("data", data)] => Block::End(serde_json::from_str(data).unwrap()),
+        [("event", "end"), ("data", data)] => {
+            let command = serde_json::from_str(data).unwrap();
+            check_event("end", &command);
+            Block::End(command)
+        }
         other => panic!("no block of this stream: {other:?}"),
     }
 }

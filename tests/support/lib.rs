@@ -8,6 +8,7 @@ pub mod dice;
 pub mod events;
 pub mod instance;
 pub mod mail;
+pub mod openapi;
 pub mod people;
 pub mod processes;
 pub mod secrets;
