@@ -14,8 +14,8 @@ import { buildAgent } from "./agent.mjs";
 import { browser } from "./browser.mjs";
 import { build } from "./build.mjs";
 import { freePort, startInstance } from "./instance.mjs";
-import { root, run, say } from "./lib.mjs";
-import { prepare, programs } from "./toolchain.mjs";
+import { output, root, run, say } from "./lib.mjs";
+import { cargoDeny, prepare, programs } from "./toolchain.mjs";
 
 const [only, ...filter] = process.argv.slice(2);
 const counts = { passed: 0, failed: 0 };
@@ -48,6 +48,19 @@ async function lints() {
   run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
   say("> cargo clippy, for wasm");
   run("cargo", ["clippy", "--quiet", "-p", "farhand", "-p", "farhand-domain", "--target", "wasm32-unknown-unknown", "--", "-D", "warnings"], { env });
+}
+
+/** The licences and sources of all crates, and what is banned (deny.toml); and known vulnerabilities, where their list can be had. */
+async function supplyChain() {
+  const env = await cargoDeny();
+  const deny = ["deny", "--workspace", "--locked", "--log-level", "error"];
+  say("> cargo deny check licenses bans sources");
+  run("cargo", [...deny, "check", "licenses", "bans", "sources"], { env });
+  say("> cargo deny fetch");
+  // A network that only hangs must not hang us.
+  const isFetched = output("cargo", [...deny, "fetch", "db"], { env, timeout: 60_000 }) !== null;
+  if (!isFetched) return say("advisories: NOT CHECKED, as RustSec's database could not be had from GitHub");
+  run("cargo", [...deny, "--offline", "check", "advisories"], { env });
 }
 
 async function endToEnd() {
@@ -92,6 +105,7 @@ async function endToEnd() {
 try {
   if (only === undefined) {
     await lints();
+    await supplyChain();
     cargoTest(["-p", "farhand-domain"]);
     cargoTest(["-p", "farhand"]);
     cargoTest(["-p", "farhand-agent"]);

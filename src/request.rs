@@ -14,7 +14,7 @@ use farhand_domain::page::Query;
 use farhand_domain::secret::Secret;
 use farhand_domain::time::Timestamp;
 use futures_util::StreamExt;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
 use uuid::Uuid;
 use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 
@@ -309,7 +309,12 @@ impl Call {
     /// # Errors
     /// Too large, another media type, or not of the form.
     pub async fn report<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
-        self.report_with(|body| serde_json::from_str(body)).await
+        self.report_with(|body| {
+            // Of a list serde would take the items for the members' values.
+            let is_object = body.trim_ascii_start().starts_with('{');
+            if is_object { serde_json::from_str(body) } else { Err(serde_json::Error::custom("expected an object")) }
+        })
+        .await
     }
 
     /// The JSON body of an agent's report, read in a way of its own.

@@ -1,0 +1,30 @@
+//! The Authorization header: whatever is read from it, written down again, is what was sent.
+
+use farhand_domain::authorization::{agent, is_agent, operator, user};
+use farhand_domain::error::Kind;
+
+pub fn check(data: &[u8]) {
+    let header = String::from_utf8_lossy(data);
+    let (user, agent, operator) = (user(Some(&header)), agent(Some(&header)), operator(Some(&header)));
+    let read = [user.is_ok(), agent.is_ok(), operator.is_ok()];
+    assert!(read.iter().filter(|is_ok| **is_ok).count() <= 1, "one form at most: {header:?}");
+    assert!(header.len() <= 512 || read == [false; 3], "{} bytes", header.len());
+    for error in [user.as_ref().err(), agent.as_ref().err(), operator.as_ref().err()].into_iter().flatten() {
+        assert_eq!(error.kind, Kind::Forbidden);
+    }
+    if let Ok(token) = user {
+        assert_eq!(format!("token=\"{}\"", token.expose()), header);
+        assert!(!token.expose().contains(|c: char| c == '"' || c.is_control()));
+        let shown = format!("{token:?}");
+        assert!(token.expose().len() < 8 || !shown.contains(token.expose()), "{shown}");
+    }
+    if let Ok(credential) = agent {
+        assert!(is_agent(Some(&header)));
+        let written = format!("id=\"{}\", key=\"{}\"", credential.server, credential.key.expose());
+        assert_eq!(written.get(..42).map(str::to_lowercase), header.get(..42).map(str::to_lowercase));
+        assert_eq!(written.get(42..), header.get(42..));
+    }
+    if let Ok(token) = operator {
+        assert_eq!(format!("Bearer {}", token.expose()), header);
+    }
+}

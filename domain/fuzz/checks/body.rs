@@ -1,0 +1,69 @@
+//! Bodies of requests, by every form that a body can be asked for.
+
+use farhand_domain::api_token::{NewToken, TokenChanges, TokenReplacement};
+use farhand_domain::command::{MAX_LINE, NewCommand};
+use farhand_domain::error::{Error, Kind};
+use farhand_domain::fields::Fields;
+use farhand_domain::group::{GroupChanges, MembershipChange, NewMembership};
+use farhand_domain::registration_token::{NewRegistrationToken, Registration};
+use farhand_domain::server::ServerChanges;
+use farhand_domain::time::Timestamp;
+use farhand_domain::user::{Changes, read_creation};
+use serde_json::Value;
+
+pub fn check(data: &[u8]) {
+    let is_object = serde_json::from_slice::<Value>(data).is_ok_and(|value| value.is_object());
+    let is_blank = data.iter().all(u8::is_ascii_whitespace);
+    let fields = Fields::from_json(data);
+    assert_eq!(fields.is_ok(), is_object || is_blank);
+    let Some(fields) = told(fields) else { return };
+    let canonical = fields.canonical();
+    let again = Fields::from_json(canonical.expose().as_bytes()).expect("it was made of an object");
+    assert_eq!(again.canonical().expose(), canonical.expose());
+
+    let read = || Fields::from_json(data).expect("it was read before");
+    let now = Timestamp::from_millis(1_795_224_225_000);
+    if let Some(command) = told(NewCommand::read(read(), now)) {
+        let length = command.line.chars().count();
+        assert!((1..=MAX_LINE).contains(&length) && !command.line.contains('\0'));
+        assert!((1..=86_400).contains(&command.timeout));
+        assert!(command.expires_at.is_none_or(|expires| expires > now));
+        assert!(command.username.is_none_or(|name| !name.trim().is_empty() && !name.starts_with('-')));
+    }
+    if let Some(token) = told(NewToken::read(read(), now)) {
+        assert!((1..=128).contains(&token.name.chars().count()));
+        assert!(token.expires_at.is_none_or(|expires| expires > now));
+        if let Some(acl) = token.acl {
+            let stored = serde_json::to_string(&acl).expect("a list is JSON");
+            assert_eq!(serde_json::from_str::<farhand_domain::acl::Acl>(&stored).expect("can be read"), acl);
+        }
+    }
+    told(TokenReplacement::read(read(), now));
+    told(TokenChanges::read(read(), now));
+    told(read_creation(read()));
+    told(Changes::read(read()));
+    told(Changes::read_all(read()));
+    told(GroupChanges::read(read()));
+    told(GroupChanges::read_all(read()));
+    told(NewMembership::read(read()));
+    told(MembershipChange::read(read()));
+    told(MembershipChange::read_all(read()));
+    told(ServerChanges::read(read()));
+    told(ServerChanges::read_all(read()));
+    told(NewRegistrationToken::read(read(), now));
+    if let Some(registration) = told(Registration::read(read())) {
+        assert!((1..=64).contains(&registration.name.len()) && registration.name.is_ascii());
+    }
+}
+
+/// What was read; or else what is wrong is told field by field, in words.
+fn told<T>(result: Result<T, Error>) -> Option<T> {
+    let error = match result {
+        Ok(value) => return Some(value),
+        Err(error) => error,
+    };
+    assert_eq!(error.kind, Kind::Invalid, "{error:?}");
+    assert!(!error.fields.is_empty());
+    assert!(error.fields.values().flatten().all(|message| !message.is_empty()), "{error:?}");
+    None
+}

@@ -1,0 +1,50 @@
+//! Networks of an access control list, against arithmetic on 128 bits. The first line is the network, the second an address.
+
+use std::net::IpAddr;
+
+use farhand_domain::acl::Acl;
+use serde_json::json;
+
+pub fn check(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (network, address) = text.split_once('\n').unwrap_or((&text, ""));
+    let acl = Acl::read(&json!({"networks": [network]}));
+    let expected = read(network);
+    assert_eq!(acl.is_ok(), expected.is_some(), "{network:?}");
+    let (Ok(acl), Some((bits, length))) = (acl, expected) else { return };
+    let stored = serde_json::to_string(&acl).expect("a list is JSON");
+    assert_eq!(serde_json::from_str::<Acl>(&stored).expect("what is stored can be read"), acl);
+    let is_inside = address.parse().is_ok_and(|address: IpAddr| {
+        let (address, of_four) = (as_bits(address), is_mapped(as_bits(address)));
+        // A network of IPv6 that holds all of IPv4's addresses among others says nothing about IPv4.
+        let says_something = !of_four || length >= 96;
+        says_something && (length == 0 || address >> (128 - length) == bits >> (128 - length))
+    });
+    assert_eq!(acl.allows_address(address), is_inside, "{network:?} {address:?}");
+}
+
+/// An address as one of IPv6; those of IPv4 have a place there.
+fn as_bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+fn is_mapped(bits: u128) -> bool {
+    bits >> 32 == 0xffff
+}
+
+/// A network as bits and the length of its prefix, out of 128.
+fn read(network: &str) -> Option<(u128, u32)> {
+    let (address, length) = network.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    if length.is_empty() || !length.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let length: u32 =
+        length.trim_start_matches('0').parse().or(if length.contains('0') { Ok(0) } else { Err(()) }).ok()?;
+    let length =
+        if address.is_ipv4() { (length <= 32).then(|| length + 96) } else { (length <= 128).then_some(length) }?;
+    Some((as_bits(address), length))
+}

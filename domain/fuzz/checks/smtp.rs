@@ -1,0 +1,76 @@
+//! The answers of a mail server, whatever they be. The first byte says how the connection is encrypted and whether there is a
+//! login, each further line is an answer or a part of one.
+
+use farhand_domain::mail::Failure;
+use farhand_domain::secret::Secret;
+use farhand_domain::smtp::{Login, Mail, Next, Security, Session};
+
+/// Answers that are longer are refused.
+const LONGEST: usize = 8 * 1024;
+/// The password, and what AUTH sends of it.
+const SECRETS: [&str; 3] = ["open sesame", "b3BlbiBzZXNhbWU=", "AGZhcmhhbmQAb3BlbiBzZXNhbWU="];
+const TEXT: &str = "the text of the mail";
+
+fn session(kind: u8) -> Session {
+    let security = if kind & 1 == 0 { Security::StartTls } else { Security::Tls };
+    let login = Login { username: "farhand".to_owned(), password: Secret::new("open sesame") };
+    let mime = format!("Subject: x\r\n\r\n{TEXT}\r\n.\r\n..\r\n");
+    let mail = Mail { from: "farhand@example.com".to_owned(), to: "boss@example.com".to_owned(), mime };
+    Session::new(security, (kind & 2 == 0).then_some(login), mail)
+}
+
+/// All that a session does, answer by answer, but for reading on.
+fn run<'a>(kind: u8, pieces: impl Iterator<Item = &'a [u8]>) -> Vec<Result<Next, Failure>> {
+    let mut session = session(kind);
+    let mut steps = Vec::new();
+    for piece in pieces {
+        match session.receive(piece) {
+            Ok(Next::Read) => {}
+            step => {
+                let is_over = matches!(step, Ok(Next::Delivered) | Err(_));
+                steps.push(step);
+                if is_over {
+                    break;
+                }
+            }
+        }
+    }
+    steps
+}
+
+pub fn check(data: &[u8]) {
+    let Some((kind, answers)) = data.split_first().filter(|(_, answers)| answers.len() <= LONGEST) else { return };
+    let steps = run(*kind, answers.split_inclusive(|byte| *byte == b'\n'));
+    assert_eq!(run(*kind, answers.chunks(1)), steps, "answers mean the same in whatever pieces they come");
+
+    let mut is_encrypted = kind & 1 == 1;
+    let mut sends_text = false;
+    for step in &steps {
+        let sent = match step {
+            Ok(Next::StartTls(sent)) => {
+                assert!(!is_encrypted);
+                is_encrypted = true;
+                sent
+            }
+            Ok(Next::Send(sent)) => sent,
+            Ok(Next::Read | Next::Delivered) => continue,
+            Err(Failure::Temporary(why) | Failure::Permanent(why)) => {
+                assert!(SECRETS.iter().all(
+                    |secret| answers.windows(8).any(|w| secret.as_bytes().starts_with(w)) || !why.contains(secret)
+                ));
+                continue;
+            }
+        };
+        let says_something =
+            sent.contains(TEXT) || SECRETS.iter().any(|secret| sent.contains(secret)) || sent.contains('@');
+        assert!(is_encrypted || !says_something, "{sent:?} before TLS");
+        if sends_text {
+            assert!(sent.ends_with("\r\n.\r\n") && sent.matches("\r\n.\r\n").count() == 1, "{sent:?}");
+        } else {
+            assert!(sent.ends_with("\r\n") && sent.matches(['\r', '\n']).count() == 2, "one line: {sent:?}");
+        }
+        sends_text = sent == "DATA\r\n";
+    }
+    let delivered = steps.iter().any(|step| *step == Ok(Next::Delivered));
+    assert!(!delivered || is_encrypted);
+}

@@ -1,0 +1,54 @@
+// `npm run fuzz [SECONDS]`: every target of domain/fuzz under libFuzzer for so long (60), then requests made by chance from the
+// OpenAPI document for ten times that. The figures go into docs/fuzzing.md. `npm run fuzz SECONDS TARGET` runs one target, and
+// writes nothing down.
+//
+// libFuzzer needs no nightly compiler without a sanitizer: the parsers are safe Rust, where a bad access is a panic.
+import { spawnSync } from "node:child_process";
+import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { fail, output, root, run, say } from "./lib.mjs";
+import { cargoFuzz } from "./toolchain.mjs";
+
+const [seconds = "60", only] = process.argv.slice(2);
+if (!/^[1-9][0-9]*$/.test(seconds)) fail("usage: npm run fuzz [SECONDS [TARGET]]");
+const folder = join(root, "domain", "fuzz");
+const targets = readdirSync(join(folder, "checks")).map((name) => name.replace(/\.rs$/, "")).sort();
+if (only !== undefined && !targets.includes(only)) fail(`there is no target ${only}; there are ${targets.join(", ")}`);
+
+const env = await cargoFuzz();
+const options = ["--sanitizer", "none", "--fuzz-dir", folder];
+say("fuzz: building the targets");
+run("cargo", ["fuzz", "build", ...options], { env });
+
+/** Runs a target and returns a row of figures. */
+function fuzz(target) {
+  // What is found goes beside the corpus, which git has.
+  const found = join(folder, "found", target);
+  mkdirSync(found, { recursive: true });
+  say(`fuzz: ${target}, ${seconds} s`);
+  const args = ["fuzz", "run", ...options, target, found, join(folder, "corpus", target), "--"];
+  const limits = [`-max_total_time=${seconds}`, "-max_len=4096", "-timeout=10", "-print_final_stats=1"];
+  const done = spawnSync("cargo", [...args, ...limits], { cwd: root, env, encoding: "utf8", maxBuffer: 1 << 28 });
+  const figure = (pattern) => done.stderr.match(pattern)?.at(-1) ?? "?";
+  const runs = figure(/stat::number_of_executed_units: +(\d+)/);
+  const [features] = [...done.stderr.matchAll(/ ft: (\d+)/g)].at(-1)?.slice(1) ?? ["?"];
+  if (done.status !== 0) say(done.stderr.slice(-4000));
+  return { target, runs, features, inputs: readdirSync(join(folder, "corpus", target)).length, crashes: done.status === 0 ? 0 : 1 };
+}
+
+const rows = (only === undefined ? targets : [only]).map(fuzz);
+const count = (text) => Number(text).toLocaleString("en");
+const table = [
+  "| target | executions | features | inputs that are kept | failures |",
+  "|---|---|---|---|---|",
+  ...rows.map(({ target, runs, features, inputs, crashes }) => `| ${target} | ${count(runs)} | ${count(features)} | ${inputs} | ${crashes} |`),
+].join("\n");
+console.log(table);
+if (only === undefined) {
+  const file = join(root, "docs", "fuzzing.md");
+  const [before] = readFileSync(file, "utf8").split("<!-- figures -->");
+  const commit = output("git", ["rev-parse", "--short", "HEAD"]) ?? "?";
+  const day = new Date().toISOString().slice(0, 10);
+  writeFileSync(file, `${before}<!-- figures -->\n\n${seconds} s for each target, on ${day}, at ${commit}, with ${output("rustc", ["--version"])}.\n\n${table}\n`);
+}
+process.exit(rows.some(({ crashes }) => crashes > 0) ? 1 : 0);
