@@ -11,6 +11,7 @@ mod conventions;
 mod d1_calls;
 mod docs;
 mod endpoints;
+mod faults;
 mod fleet;
 mod hosts;
 mod mail;
