@@ -323,27 +323,29 @@ impl ServerLink {
         let Some(due_at) = self.tables().next_due()? else { return Ok(()) };
         let due_at = woken_at(due_at, now());
         let due = i64::try_from(due_at.as_millis()).unwrap_or(i64::MAX);
+        let now = i64::try_from(now().as_millis()).unwrap_or(i64::MAX);
         // One that should have gone off long ago is not relied on.
-        let reliable = i64::try_from(now().as_millis()).unwrap_or(i64::MAX) - LATE_ALARM;
+        let reliable = now - LATE_ALARM;
+        let due = if due > reliable { due } else { now };
         if self.armed.get().is_some_and(|armed| armed <= due && armed > reliable) {
             return Ok(());
         }
         let alarms = self.alarms.get();
         self.armed.set(Some(due));
-        let set = self.set_alarm(due).await;
+        let set = self.set_alarm(due, reliable).await;
         if set.is_err() || self.alarms.get() != alarms {
             self.armed.set(None);
         }
         set
     }
 
-    /// Sets the alarm for a time in milliseconds, unless it is set for an earlier one.
-    async fn set_alarm(&self, due: i64) -> worker::Result<()> {
+    /// Sets the alarm for a time in milliseconds, unless it is set for an earlier one that is after `reliable`.
+    async fn set_alarm(&self, due: i64, reliable: i64) -> worker::Result<()> {
         let storage = self.state.storage();
         let set_for = storage.get_alarm().await?;
         // Meanwhile somebody else may be at it for an earlier one.
         let is_earliest = self.armed.get().is_none_or(|armed| armed >= due);
-        if is_earliest && set_for.is_none_or(|set_for| set_for > due) {
+        if is_earliest && set_for.is_none_or(|set_for| set_for > due || set_for <= reliable) {
             let date = worker::js_sys::Date::new(&(due as f64).into());
             storage.set_alarm(ScheduledTime::new(date)).await?;
         }

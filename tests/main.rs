@@ -15,6 +15,7 @@ mod d1_calls;
 mod dependencies;
 mod docs;
 mod endpoints;
+mod faults;
 mod fleet;
 mod hosts;
 mod mail;

@@ -140,6 +140,14 @@ impl Instance {
         eventually("everything to end", || async { in_groups(&groups).is_empty().then_some(()) }).await;
     }
 
+    /// Stops all of it where it is, as when a machine is suspended, or lets it go on.
+    pub fn pause(&self, is_paused: bool) {
+        let signal = if is_paused { Signal::SIGSTOP } else { Signal::SIGCONT };
+        for pid in in_groups(&groups_of(&self.state)) {
+            kill(Pid::from_raw(pid), signal).unwrap();
+        }
+    }
+
     /// A client of the operator API of an instance that [`Instance::new`] started.
     pub fn operator(&self) -> Api {
         Api::new(&self.url, "127.0.0.1").with(&format!("Bearer {OPERATOR_TOKEN}"))
@@ -265,6 +273,15 @@ impl Instance {
         found
     }
 
+    /// Reads a column of text of D1, as it is now.
+    pub fn read_d1(&self, sql: &str) -> Vec<String> {
+        let file = databases(&self.state.join(D1)).next().unwrap();
+        let connection = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+        connection.busy_timeout(PATIENCE).unwrap();
+        let mut statement = connection.prepare(sql).unwrap();
+        statement.query_map((), |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+    }
+
     /// Whether the runtime has an object of a class in memory: it has its database open.
     pub fn has_objects_awake(&self, class: &str) -> bool {
         let folder = self.objects(class);
@@ -302,6 +319,34 @@ pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
         changed => changed.unwrap(),
     });
     changed.sum()
+}
+
+/// A time that no alarm was ever set for, in nanoseconds.
+const LONG_AGO: i64 = 1_000_000_000_000;
+/// Whether an object's alarm is set for that, as text. The platform keeps what the object knows of it in a table of its own.
+pub const ALARM_IS_LONG_AGO: &str = "SELECT 'yes' FROM _cf_METADATA WHERE key = 1 AND value = 1000000000000";
+
+/// Sets every object of a class an alarm that goes off as soon as their instance runs, whether it has one or not.
+pub fn set_off_alarms(state: &Path, class: &str) -> usize {
+    let folder = state.join("v3/do").join(format!("farhand-{class}"));
+    let all = Connection::open(folder.join("metadata.sqlite")).unwrap();
+    let mut set = 0;
+    for file in databases(&folder) {
+        let own = Connection::open(&file).unwrap();
+        if own.execute("INSERT OR REPLACE INTO _cf_METADATA (key, value) VALUES (1, ?1)", [LONG_AGO]).is_ok() {
+            let id = file.file_stem().unwrap().to_str().unwrap();
+            set += all.execute("INSERT OR REPLACE INTO _cf_ALARM VALUES (?1, ?2)", (id, LONG_AGO)).unwrap();
+        }
+    }
+    set
+}
+
+/// Has the alarms of a class's objects go off so many seconds late, of which the objects are not told: those that are set
+/// while their instance does not run.
+pub fn delay_alarms(state: &Path, class: &str, seconds: i64) -> usize {
+    let file = state.join("v3/do").join(format!("farhand-{class}")).join("metadata.sqlite");
+    let later = "UPDATE _cf_ALARM SET scheduled_time = scheduled_time + ?1 * 1000000000";
+    Connection::open(file).unwrap().execute(later, [seconds]).unwrap()
 }
 
 /// Changes what D1 stores, while its instance does not run: the rows that the last statement changed.
