@@ -24,3 +24,28 @@ fn line(name: &'static str, fields: Value) -> Value {
     }
     line
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use crate::store::db::tests::sources;
+
+    #[test]
+    fn every_event_has_its_line_in_the_document() {
+        let document = include_str!("../docs/operations.md");
+        let mut names = BTreeSet::new();
+        for file in sources("src") {
+            let text = std::fs::read_to_string(&file).unwrap();
+            for call in [concat!("log::", "event("), concat!("log::", "trouble("), concat!("log", "(\"mail")] {
+                for (at, _) in text.match_indices(call) {
+                    let name = text[at..].split_once('"').unwrap().1.split('"').next().unwrap();
+                    names.insert(name.to_owned());
+                }
+            }
+        }
+        assert!(names.len() > 20, "{names:?}");
+        let missing: Vec<_> = names.iter().filter(|name| !document.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+}

@@ -298,20 +298,23 @@ pub fn first<T: DeserializeOwned>(result: &D1Result) -> Result<Option<T>, Error>
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    fn sources(folder: &Path) -> Vec<PathBuf> {
-        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+    /// All files in a folder of the Worker's, and below it.
+    pub fn sources(folder: &str) -> Vec<PathBuf> {
+        fn below(folder: &Path) -> Vec<PathBuf> {
+            let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+            entries.flat_map(|path| if path.is_dir() { below(&path) } else { vec![path] }).collect()
+        }
+        below(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
     }
 
     #[test]
     fn no_parameter_stands_alone_after_a_limit() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let mut limits = 0;
-        for file in sources(&folder) {
+        for file in sources("src") {
             let text = fs::read_to_string(&file).unwrap();
             for (at, name) in text.match_indices(concat!("LIMIT", " ?")) {
                 let rest = text[at + name.len()..].trim_start_matches(|c: char| c.is_ascii_digit());
