@@ -13,6 +13,7 @@ mod docs;
 mod endpoints;
 mod fleet;
 mod hosts;
+mod isolation;
 mod mail;
 mod operator;
 mod request_log;
