@@ -18,6 +18,7 @@ mod endpoints;
 mod faults;
 mod fleet;
 mod hosts;
+mod isolation;
 mod mail;
 mod openapi;
 mod operator;

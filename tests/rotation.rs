@@ -163,9 +163,12 @@ async fn run_for_real(workspace: &Workspace, server: &Value) {
 async fn secrets_are_rotated_under_everybodys_feet() {
     let [old, new] = [unique("pepper-of-before"), unique("pepper-from-now-on")];
     let [old_operator, new_operator] = [unique("operator-of-before"), unique("operator-from-now-on")];
-    for (kind, secret) in
-        [("pepper", &old), ("pepper", &new), ("operator_token", &old_operator), ("operator_token", &new_operator)]
-    {
+    for (kind, secret) in [
+        ("TOKEN_PEPPER", &old),
+        ("TOKEN_PEPPER", &new),
+        ("OPERATOR_TOKEN", &old_operator),
+        ("OPERATOR_TOKEN", &new_operator),
+    ] {
         secrets::note(kind, secret);
     }
     let before = Secrets { pepper: [&old, ""], operator: [&old_operator, ""] };

@@ -1,0 +1,679 @@
+//! Nobody is let in, and nothing is told across users or workspaces: each endpoint with each kind of credential, and each id
+//! with those of somebody else (contract 1, 3, 4 and 5). What people of one workspace may do to each other's things is in
+//! `fleet.rs`, and what a token with an access control list may reach in `acl.rs`.
+
+use farhand_domain::time::Timestamp;
+use farhand_tests::agents::credential;
+use farhand_tests::client::{PASSWORD, unique};
+use farhand_tests::people::{
+    COMMANDS, GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, Person, SERVERS, USERS, at, group_path,
+};
+use farhand_tests::{Api, Instance, Reply, Workspace, now};
+use futures_util::future;
+use serde_json::{Value, json};
+
+use crate::acl::ALLOWED;
+use crate::endpoints::{ALL, path_of};
+use crate::routes::Access;
+
+const TOKENS: &str = "/api/auth/tokens/";
+const SESSIONS: &str = "/api/auth/sessions/";
+const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";
+const REGISTER: &str = "/api/servers/servers/register/";
+
+/// What an endpoint says to a credential.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Cell {
+    /// It is let in; what becomes of the request is for other tests.
+    In,
+    /// It is let in where a token with a list that only reads may go.
+    Reads,
+    /// The status and the code of a refusal.
+    Refused(u16, Option<&'static str>),
+}
+
+use Cell::{In, Reads};
+
+const MISSING: Cell = Cell::Refused(401, None);
+const MALFORMED: Cell = Cell::Refused(403, Some("INVALID_AUTHORIZATION"));
+const DEAD: Cell = Cell::Refused(403, Some("INVALID_TOKEN"));
+const LIMITED: Cell = Cell::Refused(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
+
+/// Kinds of credentials, and what endpoints say to them by whom they are for: users, users and agents, agents, whoever
+/// registers a server, the operator. An endpoint that is for nobody in particular looks at none of them.
+#[rustfmt::skip]
+const MATRIX: [(&str, [Cell; 5]); 12] = [
+    ("none",                    [MISSING,   MISSING,   MISSING,   MISSING,   MISSING]),
+    ("malformed",               [MALFORMED, MALFORMED, MALFORMED, MALFORMED, MALFORMED]),
+    ("dead token",              [DEAD,      DEAD,      MALFORMED, DEAD,      MALFORMED]),
+    ("token",                   [In,        In,        MALFORMED, DEAD,      MALFORMED]),
+    ("token kept from here",    [LIMITED,   LIMITED,   MALFORMED, DEAD,      MALFORMED]),
+    ("token that reads",        [Reads,     Reads,     MALFORMED, DEAD,      MALFORMED]),
+    ("dead agent",              [MALFORMED, DEAD,      DEAD,      MALFORMED, MALFORMED]),
+    ("agent",                   [MALFORMED, In,        In,        MALFORMED, MALFORMED]),
+    ("dead registration token", [DEAD,      DEAD,      MALFORMED, DEAD,      MALFORMED]),
+    ("registration token",      [DEAD,      DEAD,      MALFORMED, In,        MALFORMED]),
+    ("wrong operator",          [MALFORMED, MALFORMED, MALFORMED, MALFORMED, DEAD]),
+    ("operator",                [MALFORMED, MALFORMED, MALFORMED, MALFORMED, In]),
+];
+
+/// What the matrix has for an endpoint; `None`: it asks for no credential.
+fn cell(kind: &str, (method, path, access): (&str, &str, Access)) -> Option<Cell> {
+    let column = match access {
+        Access::Open => return None,
+        Access::User => 0,
+        Access::UserOrAgent => 1,
+        Access::Agent => 2,
+        Access::Registration => 3,
+        Access::Operator => 4,
+    };
+    let (_, row) = MATRIX.iter().find(|(name, _)| *name == kind).unwrap();
+    Some(match row[column] {
+        // spec.md: where it is not authenticated, logout and change-password are 403.
+        MISSING if ["/api/auth/logout/", "/api/auth/change-password/"].contains(&path) => MALFORMED,
+        Reads if method == "GET" && ALLOWED.contains(&(method, path)) => In,
+        Reads => LIMITED,
+        cell => cell,
+    })
+}
+
+/// A credential of a kind: what it is, and a client with it.
+struct Sent {
+    kind: &'static str,
+    what: &'static str,
+    api: Api,
+}
+
+/// A user's new API token, as the API tells of it.
+async fn new_token(api: &Api, more: &Value) -> Value {
+    let mut body = json!({"name": "token", "expires_at": null});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    api.post(TOKENS, &body).await.expect(201)
+}
+
+fn key(made: &Value) -> &str {
+    made["key"].as_str().unwrap()
+}
+
+/// The id of the session of a client.
+async fn session_of(api: &Api) -> Value {
+    let list = api.get(SESSIONS).await.expect(200);
+    list["results"].as_array().unwrap().iter().find(|session| session["current"] == true).unwrap().clone()
+}
+
+/// All kinds of users' tokens that are dead.
+async fn dead_tokens(instance: &Instance, here: &Workspace, elsewhere: &Workspace) -> Vec<(&'static str, String)> {
+    let token = |api: &Api| api.authorization.clone().unwrap();
+    let quoted = |key: &str| format!("token=\"{key}\"");
+    let boss = here.session();
+    let (disabled, deleted) = (new_token(&boss, &json!({})).await, new_token(&boss, &json!({})).await);
+    let soon = now().plus_seconds(3600);
+    let expired = new_token(&boss, &json!({"expires_at": soon})).await;
+    boss.patch(&at(TOKENS, &disabled), &json!({"enabled": false})).await.expect(200);
+    boss.delete(&at(TOKENS, &deleted)).await.expect(204);
+    let log_in = async || here.anonymous.logged_in("boss", PASSWORD).await;
+    let (revoked, logged_out, forgotten) = (log_in().await, log_in().await, log_in().await);
+    revoked.delete(&at(SESSIONS, &session_of(&revoked).await)).await.expect(204);
+    logged_out.call("POST", "/api/auth/logout/").await.expect(200);
+    let aged = session_of(&forgotten).await;
+    let then = now().plus_seconds(-15 * 24 * 3600);
+    instance
+        .d1_file(&format!(
+            "UPDATE sessions SET expires_at = '{then}' WHERE id = {};
+             UPDATE api_tokens SET expires_at = '{then}' WHERE id = {};",
+            aged["id"].to_string().replace('"', "'"),
+            expired["id"].to_string().replace('"', "'"),
+        ))
+        .await;
+    let (off, gone) = (Person::new(here, "off").await, Person::new(here, "gone").await);
+    let (off_token, gone_token) = (new_token(&off.api, &json!({})).await, new_token(&gone.api, &json!({})).await);
+    off.set(here, json!({"is_active": false})).await;
+    here.admin.delete(&gone.path()).await.expect(204);
+    let changed = here.user("changed").await;
+    let path = "/api/users/users/changed/";
+    here.admin.put(path, &json!({"password": "an entirely other one"})).await.expect(200);
+    vec![
+        ("unknown", quoted(&"A".repeat(128))),
+        ("short", quoted("x")),
+        ("expired API token", quoted(key(&expired))),
+        ("disabled API token", quoted(key(&disabled))),
+        ("deleted API token", quoted(key(&deleted))),
+        ("expired session", token(&forgotten)),
+        ("revoked session", token(&revoked)),
+        ("session after logout", token(&logged_out)),
+        ("session of before a new password", token(&changed)),
+        ("deactivated user's session", token(&off.api)),
+        ("deactivated user's API token", quoted(key(&off_token))),
+        ("deleted user's session", token(&gone.api)),
+        ("deleted user's API token", quoted(key(&gone_token))),
+        ("API token of another workspace", token(&elsewhere.admin)),
+        ("session of another workspace", token(&elsewhere.session())),
+    ]
+}
+
+/// All kinds of agents' keys that are dead.
+async fn dead_agents(here: &Workspace, elsewhere: &Workspace, own: &Value) -> Vec<(&'static str, String)> {
+    let with = |id: &Value, key: &Value| credential(&json!({"id": id, "key": key}));
+    let (rotated, deleted) = (here.server("rotated").await, here.server("deleted").await);
+    here.admin.call("POST", &format!("{}rotate-key/", at(SERVERS, &rotated))).await.expect(200);
+    here.admin.delete(&at(SERVERS, &deleted)).await.expect(204);
+    let (other, strange) = (here.server("other").await, elsewhere.server("strange").await);
+    let wrong = json!("A".repeat(128));
+    vec![
+        ("unknown agent", with(&json!(NO_UUID), &wrong)),
+        ("wrong key", with(&own["id"], &wrong)),
+        ("key of another server", with(&other["id"], &own["key"])),
+        ("key of before another", credential(&rotated)),
+        ("agent of a deleted server", credential(&deleted)),
+        ("agent of another workspace", credential(&strange)),
+        ("its key with an id from here", with(&own["id"], &strange["key"])),
+    ]
+}
+
+/// All kinds of registration tokens that are dead.
+async fn dead_registrations(
+    instance: &Instance,
+    here: &Workspace,
+    elsewhere: &Workspace,
+) -> Vec<(&'static str, String)> {
+    let make = async |api: &Api, more: Value| {
+        let mut body = json!({"name": "hosts"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        api.post(REGISTRATION_TOKENS, &body).await.expect(201)
+    };
+    let quoted = |made: &Value| format!("token=\"{}\"", key(made));
+    let soon = now().plus_seconds(3600);
+    let expired = make(&here.admin, json!({"expires_at": soon})).await;
+    let then: Timestamp = now().plus_seconds(-3600);
+    let id = expired["id"].to_string().replace('"', "'");
+    instance.d1_file(&format!("UPDATE registration_tokens SET expires_at = '{then}' WHERE id = {id};")).await;
+    let (used, deleted) = (make(&here.admin, json!({"uses": 1})).await, make(&here.admin, json!({})).await);
+    let body = json!({"name": "registered", "platform": "debian"});
+    here.anonymous.with(&quoted(&used)).post(REGISTER, &body).await.expect(201);
+    here.admin.delete(&at(REGISTRATION_TOKENS, &deleted)).await.expect(204);
+    let demoted = Person::staff(here, "demoted").await;
+    let by_demoted = make(&demoted.api, json!({})).await;
+    demoted.set(here, json!({"is_staff": false})).await;
+    let strange = make(&elsewhere.admin, json!({})).await;
+    vec![
+        ("expired registration token", quoted(&expired)),
+        ("registration token that was used up", quoted(&used)),
+        ("deleted registration token", quoted(&deleted)),
+        ("registration token of who is no staff any more", quoted(&by_demoted)),
+        ("registration token of another workspace", quoted(&strange)),
+    ]
+}
+
+/// What a superuser sees of a workspace, but for when a token was used.
+async fn all_of(workspace: &Workspace) -> Vec<String> {
+    let lists = [USERS, GROUPS, MEMBERSHIPS, SERVERS, REGISTRATION_TOKENS, COMMANDS, TOKENS, SESSIONS];
+    let seen = lists.map(|list| {
+        let session = workspace.session();
+        async move {
+            let mut list = session.get(&format!("{list}?page_size=100")).await.expect(200);
+            for item in list["results"].as_array_mut().unwrap() {
+                for noted in ["last_used_at", "expires_at", "last_seen_at"] {
+                    item.as_object_mut().unwrap().remove(noted);
+                }
+            }
+            list.to_string()
+        }
+    });
+    future::join_all(seen).await
+}
+
+#[tokio::test]
+async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
+    let (instance, _folder) = Instance::new().await;
+    let operator = instance.operator();
+    let here = Workspace::made_by(&operator, &unique("t")).await;
+    let elsewhere = Workspace::made_by(&operator, &unique("t")).await;
+    let (own, leaving) = (here.server("own").await, here.server("leaving").await);
+    let registration = here.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
+    let limited = async |acl: Value| new_token(&here.session(), &json!({"acl": acl})).await;
+    let (kept_away, reading) =
+        (limited(json!({"networks": ["192.0.2.0/24"]})).await, limited(json!({"read_only": true})).await);
+
+    let mut sent = vec![Sent { kind: "none", what: "none", api: here.anonymous.clone() }];
+    let mut add = |kind, credentials: Vec<(&'static str, String)>| {
+        sent.extend(credentials.into_iter().map(|(what, header)| Sent {
+            kind,
+            what,
+            api: here.anonymous.with(&header),
+        }));
+    };
+    let quoted = |key: &str| format!("token=\"{key}\"");
+    let bare = here.login_token.clone();
+    add(
+        "malformed",
+        vec![
+            ("nonsense", "nonsense".to_owned()),
+            ("unquoted", format!("token={bare}")),
+            ("in the wrong quotes", format!("token='{bare}'")),
+            ("without a scheme", format!("\"{bare}\"")),
+            ("empty", quoted("")),
+            ("too long", quoted(&"A".repeat(600))),
+            ("of another scheme", format!("Basic {bare}")),
+            ("agent whose id is none", "id=\"x\", key=\"y\"".to_owned()),
+            ("agent without a key", format!("id={}", own["id"])),
+        ],
+    );
+    add("dead token", dead_tokens(&instance, &here, &elsewhere).await);
+    add("token kept from here", vec![("API token of another network", quoted(key(&kept_away)))]);
+    add("token that reads", vec![("API token that only reads", quoted(key(&reading)))]);
+    add("dead agent", dead_agents(&here, &elsewhere, &own).await);
+    add("dead registration token", dead_registrations(&instance, &here, &elsewhere).await);
+    add("registration token", vec![("registration token", quoted(key(&registration)))]);
+    add("token", vec![("API token", quoted(here.admin.authorization.as_deref().unwrap().split('"').nth(1).unwrap()))]);
+    add("agent", vec![("agent", credential(&own))]);
+    add("wrong operator", vec![("wrong operator", "Bearer wrong".to_owned())]);
+    add("operator", vec![("operator", operator.authorization.clone().unwrap())]);
+    for (kind, _) in MATRIX {
+        assert!(sent.iter().any(|sent| sent.kind == kind), "{kind}");
+    }
+
+    let before = (all_of(&here).await, all_of(&elsewhere).await);
+    let mut dead_says = None;
+    for endpoint @ (method, pattern, access) in ALL.iter().copied() {
+        let let_in = |sent: &&Sent| cell(sent.kind, endpoint) == Some(In);
+        let request = |sent: &Sent| {
+            let path = path_of(pattern, &elsewhere.slug);
+            let api = if access == Access::Operator { sent.api.under("127.0.0.1") } else { sent.api.clone() };
+            async move { api.call(method, &path).await }
+        };
+        if access == Access::Open {
+            // Nothing is asked of the header, so whatever is in it changes nothing; a token that is alive may.
+            let plain = request(&sent[0]).await;
+            let others = sent.iter().filter(|sent| !["token", "token that reads"].contains(&sent.kind));
+            let others = others.enumerate().map(|(number, sent)| {
+                // Requests for resets are counted by their addresses.
+                let api = sent.api.from_address(&format!("198.51.100.{number}"));
+                Sent { api, ..*sent }
+            });
+            let others: Vec<Sent> = others.collect();
+            let replies = future::join_all(others.iter().map(async |sent| (sent.what, request(sent).await))).await;
+            for (what, reply) in replies {
+                assert_eq!((reply.status, &reply.text), (plain.status, &plain.text), "{method} {pattern} with {what}");
+            }
+            continue;
+        }
+        let refused = sent.iter().filter(|sent| !let_in(sent));
+        for (sent, reply) in future::join_all(refused.map(async |sent| (sent, request(sent).await))).await {
+            let Some(Cell::Refused(status, code)) = cell(sent.kind, endpoint) else { unreachable!("it is refused") };
+            let what = format!("{method} {pattern} with {}: {}", sent.what, reply.text);
+            assert_eq!((reply.status, reply.json()["code"].as_str()), (status, code), "{what}");
+            if status == 401 {
+                let scheme = match access {
+                    Access::Operator => "Bearer ",
+                    Access::Agent => "id ",
+                    _ => "token ",
+                };
+                assert!(reply.header("WWW-Authenticate").starts_with(scheme), "{what}");
+            }
+            if code == Some("INVALID_TOKEN") {
+                // Why it is dead is not told, and whether it ever lived.
+                assert_eq!(dead_says.get_or_insert_with(|| reply.text.clone()), &reply.text, "{what}");
+            }
+        }
+    }
+    assert_eq!((all_of(&here).await, all_of(&elsewhere).await), before, "a request that was refused did something");
+
+    // Those for whom it is are let in. What they then may do is for the tests of each.
+    for endpoint @ (method, pattern, access) in ALL.iter().copied() {
+        for sent in sent.iter().filter(|sent| cell(sent.kind, endpoint) == Some(In)) {
+            let path = path_of(pattern, "nowhere");
+            let api = match (sent.kind, pattern) {
+                // It is what all the other calls are made with.
+                ("token", "/api/auth/logout/") => continue,
+                ("agent", "/api/servers/servers/-/unregister/") => here.anonymous.with(&credential(&leaving)),
+                ("operator", _) => sent.api.under("127.0.0.1"),
+                // A boss who takes themselves away would be the end of it.
+                ("token", _) if path.contains("/boss/") || path.contains("/-/") || path.contains("/1/") => {
+                    if method != "GET" {
+                        continue;
+                    }
+                    sent.api.clone()
+                }
+                _ => sent.api.clone(),
+            };
+            let reply = api.call(method, &path).await;
+            let code = serde_json::from_str::<Value>(&reply.text)
+                .ok()
+                .and_then(|body| body["code"].as_str().map(str::to_owned));
+            let refusals = ["INVALID_AUTHORIZATION", "INVALID_TOKEN", "API_TOKEN_ACL_NOT_ALLOWED"];
+            let is_refused = reply.status == 401 || code.is_some_and(|code| refusals.contains(&code.as_str()));
+            assert!(
+                !is_refused && reply.status < 500,
+                "{method} {path} with {}: {} {}",
+                sent.what,
+                reply.status,
+                reply.text
+            );
+        }
+        // On a workspace's own name there is no operator.
+        if access == Access::Operator {
+            let api = operator.under(&here.anonymous.host);
+            api.call(method, &path_of(pattern, &elsewhere.slug)).await.expect_detail(404, None);
+        }
+    }
+    elsewhere.session().get("/api/status/").await.expect(200);
+}
+
+/// What an endpoint for users answers to two who have nothing to do with what is in its path: an ordinary user of the same
+/// workspace, and a superuser of another one, who asks there; that only where there is an id in it.
+type Row = (&'static str, &'static str, u16, Option<u16>);
+
+#[rustfmt::skip]
+const STRANGERS: &[Row] = &[
+    ("GET", "/api/status/", 200, None),
+    // With an API token.
+    ("GET", "/api/auth/logout/", 403, None),
+    ("POST", "/api/auth/logout/", 403, None),
+    ("GET", "/api/auth/sessions/", 200, None),
+    ("GET", "/api/auth/sessions/{id}/", 404, Some(404)),
+    ("DELETE", "/api/auth/sessions/{id}/", 404, Some(404)),
+    ("GET", "/api/auth/tokens/", 200, None),
+    ("POST", "/api/auth/tokens/", 201, None),
+    ("GET", "/api/auth/tokens/{id}/", 404, Some(404)),
+    ("PUT", "/api/auth/tokens/{id}/", 404, Some(404)),
+    ("PATCH", "/api/auth/tokens/{id}/", 404, Some(404)),
+    ("DELETE", "/api/auth/tokens/{id}/", 404, Some(404)),
+    // With somebody else's password.
+    ("POST", "/api/auth/change-password/", 400, None),
+    ("GET", "/api/iam/users/", 200, None),
+    ("POST", "/api/iam/users/", 403, None),
+    // Of themselves nobody changes what is staff's to change.
+    ("GET", "/api/iam/users/-/", 200, None),
+    ("PUT", "/api/iam/users/-/", 403, None),
+    ("PATCH", "/api/iam/users/-/", 403, None),
+    ("DELETE", "/api/iam/users/-/", 403, None),
+    ("GET", "/api/iam/users/{id}/", 200, Some(404)),
+    ("PUT", "/api/iam/users/{id}/", 403, Some(404)),
+    ("PATCH", "/api/iam/users/{id}/", 403, Some(404)),
+    ("DELETE", "/api/iam/users/{id}/", 403, Some(404)),
+    ("GET", "/api/iam/groups/", 200, None),
+    ("POST", "/api/iam/groups/", 403, None),
+    ("GET", "/api/iam/groups/{id}/", 404, Some(404)),
+    ("PUT", "/api/iam/groups/{id}/", 404, Some(404)),
+    ("PATCH", "/api/iam/groups/{id}/", 404, Some(404)),
+    ("DELETE", "/api/iam/groups/{id}/", 404, Some(404)),
+    ("GET", "/api/iam/memberships/", 200, None),
+    ("POST", "/api/iam/memberships/", 400, None),
+    ("GET", "/api/iam/memberships/{id}/", 404, Some(404)),
+    ("PUT", "/api/iam/memberships/{id}/", 404, Some(404)),
+    ("PATCH", "/api/iam/memberships/{id}/", 404, Some(404)),
+    ("DELETE", "/api/iam/memberships/{id}/", 404, Some(404)),
+    ("GET", "/api/users/users/", 200, None),
+    ("POST", "/api/users/users/", 403, None),
+    ("GET", "/api/users/users/{username}/", 200, Some(404)),
+    ("PUT", "/api/users/users/{username}/", 403, Some(404)),
+    ("PATCH", "/api/users/users/{username}/", 403, Some(404)),
+    ("DELETE", "/api/users/users/{username}/", 403, Some(404)),
+    ("GET", "/api/servers/", 200, None),
+    ("POST", "/api/servers/", 403, None),
+    ("GET", "/api/servers/servers/", 200, None),
+    ("POST", "/api/servers/servers/", 403, None),
+    ("GET", "/api/servers/servers/{id}/", 404, Some(404)),
+    ("PUT", "/api/servers/servers/{id}/", 404, Some(404)),
+    ("PATCH", "/api/servers/servers/{id}/", 404, Some(404)),
+    ("DELETE", "/api/servers/servers/{id}/", 404, Some(404)),
+    ("POST", "/api/servers/servers/{id}/rotate-key/", 404, Some(404)),
+    ("GET", "/api/servers/registration-tokens/", 403, None),
+    ("POST", "/api/servers/registration-tokens/", 403, None),
+    ("GET", "/api/servers/registration-tokens/{id}/", 403, Some(404)),
+    ("DELETE", "/api/servers/registration-tokens/{id}/", 403, Some(404)),
+    ("GET", "/api/events/commands/", 200, None),
+    ("POST", "/api/events/commands/", 400, None),
+    ("GET", "/api/events/commands/{id}/", 404, Some(404)),
+    ("DELETE", "/api/events/commands/{id}/", 404, Some(404)),
+    ("POST", "/api/events/commands/{id}/cancel/", 404, Some(404)),
+    ("POST", "/api/events/commands/{id}/kill/", 404, Some(404)),
+    ("GET", "/api/events/commands/{id}/chunks/", 404, Some(404)),
+    ("GET", "/api/events/commands/{id}/stream/", 404, Some(404)),
+];
+
+/// Things of a workspace by their ids; or ids of nothing.
+struct Things {
+    session: Value,
+    token: Value,
+    user: i64,
+    username: String,
+    group: i64,
+    group_name: String,
+    membership: Value,
+    server: Value,
+    server_name: String,
+    registration_token: Value,
+    command: Value,
+}
+
+impl Things {
+    /// One of each, which are the superuser's.
+    async fn of(workspace: &Workspace) -> Self {
+        let session = session_of(&workspace.session()).await;
+        let token = new_token(&workspace.session(), &json!({})).await;
+        // The superuser of each workspace has the same name.
+        let user = Person::new(workspace, &unique("u")).await;
+        let server = workspace.server(&unique("web")).await;
+        let group = workspace.group(&unique("group"), &[&server]).await;
+        let membership = workspace.enroll(&group, &user, "member").await;
+        let token_for_hosts = workspace.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
+        let body = json!({"server": server["id"], "line": "secret", "on_offline": "queue"});
+        let command = workspace.admin.post(COMMANDS, &body).await.expect(201);
+        Self {
+            session: session["id"].clone(),
+            token: token["id"].clone(),
+            user: user.id,
+            username: user.username,
+            group: group["id"].as_i64().unwrap(),
+            group_name: group["name"].as_str().unwrap().to_owned(),
+            membership: membership["id"].clone(),
+            server: server["id"].clone(),
+            server_name: server["name"].as_str().unwrap().to_owned(),
+            registration_token: token_for_hosts["id"].clone(),
+            command: command["id"].clone(),
+        }
+    }
+
+    fn nothing() -> Self {
+        let none = json!(NO_UUID);
+        Self {
+            session: none.clone(),
+            token: none.clone(),
+            user: NO_NUMBER,
+            username: "nobody-here".to_owned(),
+            group: NO_NUMBER,
+            group_name: "no-such-group".to_owned(),
+            membership: none.clone(),
+            server: none.clone(),
+            server_name: "no-such-server".to_owned(),
+            registration_token: none.clone(),
+            command: none,
+        }
+    }
+
+    /// A path with an id of these in it.
+    fn in_path(&self, pattern: &str) -> String {
+        let uuid = |id: &Value| id.as_str().unwrap().to_owned();
+        let id = match pattern.split('/').collect::<Vec<_>>()[2..4] {
+            ["auth", "sessions"] => uuid(&self.session),
+            ["auth", "tokens"] => uuid(&self.token),
+            ["iam", "users"] => self.user.to_string(),
+            ["iam", "groups"] => self.group.to_string(),
+            ["iam", "memberships"] => uuid(&self.membership),
+            ["servers", "servers"] => uuid(&self.server),
+            ["servers", "registration-tokens"] => uuid(&self.registration_token),
+            ["events", "commands"] => uuid(&self.command),
+            _ if !pattern.contains("{id}") => String::new(),
+            _ => panic!("{pattern} has an id of what is not known here"),
+        };
+        pattern.replace("{id}", &id).replace("{username}", &self.username)
+    }
+
+    /// A body that would do everywhere, if only it were allowed.
+    fn body(&self) -> Value {
+        let name = unique("n").replace('-', "");
+        json!({
+            "name": name, "expires_at": null, "enabled": true, "role": "member", "line": "id", "on_offline": "queue",
+            "username": name, "email": format!("{name}@example.com"), "password": "an entirely other one",
+            "new_password": "an entirely new one", "server": self.server, "group": self.group, "user": self.user,
+        })
+    }
+}
+
+/// The code of a refusal with a status, for whom a thing is not.
+fn code_of(pattern: &str, status: u16) -> Option<&'static str> {
+    match status {
+        403 => Some("PERMISSION_DENIED"),
+        404 if pattern.starts_with(COMMANDS) => Some("COMMAND_NOT_FOUND"),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn an_id_of_somebody_elses_is_as_good_as_none() {
+    let (here, elsewhere) = (Workspace::new().await, Workspace::new().await);
+    let (things, nothing) = (Things::of(&here).await, Things::nothing());
+    let ordinary = Person::new(&here, "ordinary").await;
+    let ordinary = here.anonymous.with_token(key(&new_token(&ordinary.api, &json!({})).await));
+    let stranger = elsewhere.admin.clone();
+    let for_users = ALL.iter().filter(|(_, _, access)| matches!(access, Access::User | Access::UserOrAgent));
+    let told: Vec<_> = STRANGERS.iter().map(|(method, pattern, ..)| (*method, *pattern)).collect();
+    assert_eq!(for_users.map(|(method, pattern, _)| (*method, *pattern)).collect::<Vec<_>>(), told);
+
+    let before = (all_of(&here).await, all_of(&elsewhere).await);
+    for (method, pattern, of_ordinary, of_stranger) in STRANGERS.iter().copied() {
+        assert_eq!(pattern.contains('{'), of_stranger.is_some(), "{method} {pattern}");
+        let send = async |api: &Api, things: &Things| {
+            let path = things.in_path(pattern);
+            if method == "GET" { api.get(&path).await } else { api.send_json(method, &path, &things.body()).await }
+        };
+        for (who, api, status) in [("ordinary", &ordinary, Some(of_ordinary)), ("stranger", &stranger, of_stranger)] {
+            let Some(status) = status else { continue };
+            let reply = send(api, &things).await;
+            let what = format!("{who}: {method} {pattern}: {}", reply.text);
+            assert_eq!(reply.status, status, "{what}");
+            if status >= 400 {
+                assert_eq!(reply.json()["code"].as_str(), code_of(pattern, status), "{what}");
+            }
+            // That there are users is for all of their workspace to know.
+            let is_seen = who == "ordinary" && pattern.contains("/users/");
+            if status >= 400 && !is_seen {
+                let of_nothing = send(api, &nothing).await;
+                assert_eq!((of_nothing.status, of_nothing.text), (status, reply.text), "{what}");
+            }
+        }
+    }
+    assert_eq!((all_of(&here).await, all_of(&elsewhere).await), before);
+}
+
+/// What asks for a thing by an id that is not in the path: how it ends, and the request.
+type Asked<'a> = (&'a str, u16, Box<dyn Fn(&Things) -> (&'static str, String, Value) + 'a>);
+
+fn asked<'a>(what: &'a str, status: u16, request: impl Fn(&Things) -> (&'static str, String, Value) + 'a) -> Asked<'a> {
+    (what, status, Box::new(request))
+}
+
+/// Asserts that requests with ids of things end as said, and alike with ids of nothing, and that no list has anything.
+async fn tell_nothing(who: &str, api: &Api, things: &Things, rows: &[Asked<'_>]) {
+    let send = async |things: &Things, request: &dyn Fn(&Things) -> (&'static str, String, Value)| -> Reply {
+        let (method, path, body) = request(things);
+        if body.is_null() { api.call(method, &path).await } else { api.send_json(method, &path, &body).await }
+    };
+    for (what, status, request) in rows {
+        let (reply, of_nothing) = (send(things, request).await, send(&Things::nothing(), request).await);
+        let what = format!("{who}: {what}: {}", reply.text);
+        assert_eq!((reply.status, of_nothing.status), (*status, *status), "{what}");
+        assert_eq!(reply.text, of_nothing.text, "{what}");
+        if *status == 200 {
+            assert_eq!(reply.json()["count"], 0, "{what}");
+        }
+    }
+}
+
+/// Requests by which anybody asks for servers, groups and commands that are not for them.
+fn asked_by_anybody<'a>() -> Vec<Asked<'a>> {
+    let get = |path: String| ("GET", path, Value::Null);
+    let text = |id: &Value| id.as_str().unwrap().to_owned();
+    vec![
+        asked("a command for its id", 400, |it| {
+            ("POST", COMMANDS.to_owned(), json!({"server": it.server, "line": "id", "on_offline": "queue"}))
+        }),
+        asked("a command for its name", 400, |it| {
+            ("POST", COMMANDS.to_owned(), json!({"server": it.server_name, "line": "id", "on_offline": "queue"}))
+        }),
+        asked("a membership in its group", 400, |it| {
+            ("POST", MEMBERSHIPS.to_owned(), json!({"group": it.group, "user": 1, "role": "member"}))
+        }),
+        asked("commands of its server", 200, move |it| get(format!("{COMMANDS}?server={}", text(&it.server)))),
+        asked("commands that name it", 200, move |it| get(format!("{COMMANDS}?search={}", it.server_name))),
+        asked("memberships of its group", 200, move |it| get(format!("{MEMBERSHIPS}?group={}", it.group))),
+        asked("memberships of its user", 200, move |it| get(format!("{MEMBERSHIPS}?user={}", it.user))),
+        asked("servers of its name", 200, move |it| get(format!("{SERVERS}?name={}", it.server_name))),
+        asked("servers like it", 200, move |it| get(format!("/api/servers/?search={}", it.server_name))),
+        asked("groups of its name", 200, move |it| get(format!("{GROUPS}?name={}", it.group_name))),
+        asked("groups like it", 200, move |it| get(format!("{GROUPS}?search={}", it.group_name))),
+    ]
+}
+
+#[tokio::test]
+async fn an_id_in_a_body_or_a_query_tells_no_more() {
+    let (here, elsewhere) = (Workspace::new().await, Workspace::new().await);
+    let (things, own) = (Things::of(&here).await, Things::of(&elsewhere).await);
+    let ordinary = Person::new(&here, "ordinary").await;
+    let stranger = &elsewhere.admin;
+    let before = (all_of(&here).await, all_of(&elsewhere).await);
+    let anybody = asked_by_anybody();
+    tell_nothing("ordinary", &ordinary.api, &things, &anybody).await;
+    tell_nothing("stranger", stranger, &things, &anybody).await;
+
+    let own_server = format!("{SERVERS}{}/", own.server.as_str().unwrap());
+    let own_group = group_path(&json!({"id": own.group}));
+    let get = |path: String| ("GET", path, Value::Null);
+    let of_another_workspace = [
+        asked("a server in its group", 400, |it| {
+            ("POST", SERVERS.to_owned(), json!({"name": "x", "groups": [it.group]}))
+        }),
+        asked("a server into its group", 400, |it| ("PATCH", own_server.clone(), json!({"groups": [it.group]}))),
+        asked("a server replaced in its group", 400, |it| {
+            ("PUT", own_server.clone(), json!({"name": "x", "groups": [own.group, it.group]}))
+        }),
+        asked("a group with its server", 400, |it| {
+            ("POST", GROUPS.to_owned(), json!({"name": "x", "servers": [it.server]}))
+        }),
+        asked("its server into a group", 400, |it| ("PATCH", own_group.clone(), json!({"servers": [it.server]}))),
+        asked("a group replaced with its server", 400, |it| {
+            ("PUT", own_group.clone(), json!({"name": "x", "servers": [own.server, it.server]}))
+        }),
+        asked("its user into a group", 400, |it| {
+            ("POST", MEMBERSHIPS.to_owned(), json!({"group": own.group, "user": it.user, "role": "member"}))
+        }),
+        asked("its hosts", 400, |it| {
+            ("POST", REGISTRATION_TOKENS.to_owned(), json!({"name": "x", "groups": [it.group]}))
+        }),
+        asked("commands of its user", 200, |it| get(format!("{COMMANDS}?requested_by={}", it.user))),
+        asked("users of its name", 200, |it| get(format!("{USERS}?username={}", it.username))),
+        asked("users like it", 200, |it| get(format!("/api/users/users/?search={}", it.username))),
+    ];
+    tell_nothing("stranger", stranger, &things, &of_another_workspace).await;
+    assert_eq!((all_of(&here).await, all_of(&elsewhere).await), before);
+
+    // A list that names a server gives nobody a way to it.
+    for (who, owner, anonymous) in
+        [("ordinary", &ordinary.api, &here.anonymous), ("stranger", &elsewhere.session(), &elsewhere.anonymous)]
+    {
+        let listed = async |server: &Value| {
+            let made = new_token(owner, &json!({"acl": {"servers": [server]}})).await;
+            let token = anonymous.with_token(key(&made));
+            let run = json!({"server": server, "line": "id", "on_offline": "queue"});
+            let path = format!("{SERVERS}{}/", server.as_str().unwrap());
+            let lists = [SERVERS.to_owned(), COMMANDS.to_owned(), path];
+            let mut told = future::join_all(lists.iter().map(|list| token.get(list))).await;
+            told.push(token.post(COMMANDS, &run).await);
+            told.into_iter().map(|reply| (reply.status, reply.text)).collect::<Vec<_>>()
+        };
+        let (of_thing, of_nothing) = (listed(&things.server).await, listed(&json!(NO_UUID)).await);
+        assert_eq!(of_thing.iter().map(|(status, _)| *status).collect::<Vec<_>>(), [200, 200, 404, 403], "{who}");
+        assert_eq!(of_thing, of_nothing, "{who}");
+    }
+}
