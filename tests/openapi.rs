@@ -4,10 +4,12 @@
 use std::collections::BTreeSet;
 
 use farhand_domain::error::Code;
-use farhand_tests::Workspace;
+use farhand_tests::client::PASSWORD;
 use farhand_tests::openapi::{DOCUMENT, Exchange, differences};
+use farhand_tests::{PATIENCE, ScriptedAgent, Workspace};
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
+use tokio::process::Command;
 
 use crate::routes::{Access, TABLE};
 
@@ -220,4 +222,42 @@ fn what_differs_from_the_document_is_found() {
     assert!(create(&json!({"name": "x"}), &made).contains("the request's body"));
     made["added_at"] = json!("2026-11-21T01:23:45+00:00");
     assert!(create(&token, &made).contains("/added_at"));
+}
+
+/// Runs a program of the tests with Node, in the project's folder.
+///
+/// # Panics
+/// When it fails, with what it says.
+async fn node(program: &str, args: &[&str]) -> String {
+    let mut command = Command::new("node");
+    command.arg(format!("tests/support/client/{program}")).args(args);
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).kill_on_drop(true);
+    let output = tokio::time::timeout(4 * PATIENCE, command.output()).await.expect("it ends").unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn a_client_made_from_the_document_runs_a_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    node("make.mjs", &[path]).await;
+
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let answers = tokio::spawn(async move {
+        let command = agent.next_command().await;
+        agent.ack(command["id"].as_str().unwrap()).await;
+        agent.fin(command["id"].as_str().unwrap(), 0, "up 4 days\n").await;
+        command
+    });
+    let port = workspace.anonymous.url.rsplit(':').next().unwrap();
+    let url = format!("http://{}:{port}", workspace.anonymous.host);
+    let told = node("run.mjs", &[path, "127.0.0.1", &url, "boss", PASSWORD, "web-1", "uptime"]).await;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let expected = json!({"authenticated": true, "result": "up 4 days\n", "status": "Success", "count": 1,
+        "code": "INVALID_COMMAND"});
+    assert_eq!(told, expected);
+    assert_eq!(answers.await.unwrap()["line"], "uptime");
 }

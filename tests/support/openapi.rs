@@ -118,6 +118,10 @@ fn percent_encoded(letter: char) -> String {
 fn typed(schema: &Value, text: &str) -> Value {
     let schema = schema["$ref"].as_str().map_or(schema, |reference| resolved(reference[1..].to_owned()).1);
     match schema["type"].as_str() {
+        // The service takes larger ones too, as numbers of nothing.
+        Some("integer") if text.parse::<i64>().is_err() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            text.parse::<f64>().map_or(Value::from(text), Value::from)
+        }
         Some("integer") => text.parse::<i64>().map_or(Value::from(text), Value::from),
         Some("boolean") => match text.to_ascii_lowercase().as_str() {
             "true" | "1" => true.into(),

@@ -1,0 +1,12 @@
+// Runs the program that make.mjs made: `node run.mjs FOLDER ADDRESS BASE_URL USERNAME PASSWORD SERVER LINE`. The host of the base
+// URL is at ADDRESS, as no resolver knows the names of the tests' workspaces.
+import { isIP } from "node:net";
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
+import { Agent, setGlobalDispatcher } from "undici";
+
+const [folder, address, ...args] = process.argv.slice(2);
+const lookup = (_host, { all }, callback) => (all ? callback(null, [{ address, family: isIP(address) }]) : callback(null, address, isIP(address)));
+setGlobalDispatcher(new Agent({ connect: { lookup } }));
+const { run } = await import(pathToFileURL(join(folder, "program.mjs")).href);
+console.log(JSON.stringify(await run(...args)));
