@@ -15,8 +15,7 @@ pub fn check(data: &[u8]) {
     if let Ok(token) = user {
         assert_eq!(format!("token=\"{}\"", token.expose()), header);
         assert!(!token.expose().contains(|c: char| c == '"' || c.is_control()));
-        let shown = format!("{token:?}");
-        assert!(token.expose().len() < 8 || !shown.contains(token.expose()), "{shown}");
+        assert_eq!(format!("{token:?}"), "Secret(…)");
     }
     if let Ok(credential) = agent {
         assert!(is_agent(Some(&header)));

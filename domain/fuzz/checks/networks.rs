@@ -42,8 +42,8 @@ fn read(network: &str) -> Option<(u128, u32)> {
     if length.is_empty() || !length.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    let length: u32 =
-        length.trim_start_matches('0').parse().or(if length.contains('0') { Ok(0) } else { Err(()) }).ok()?;
+    let digits = length.trim_start_matches('0');
+    let length: u32 = if digits.is_empty() { 0 } else { digits.parse().ok()? };
     let length =
         if address.is_ipv4() { (length <= 32).then(|| length + 96) } else { (length <= 128).then_some(length) }?;
     Some((as_bits(address), length))

@@ -55,9 +55,10 @@ pub fn check(data: &[u8]) {
             Ok(Next::Send(sent)) => sent,
             Ok(Next::Read | Next::Delivered) => continue,
             Err(Failure::Temporary(why) | Failure::Permanent(why)) => {
-                assert!(SECRETS.iter().all(
-                    |secret| answers.windows(8).any(|w| secret.as_bytes().starts_with(w)) || !why.contains(secret)
-                ));
+                // A failure quotes the server, which may say anything, and nothing else.
+                let letters = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
+                let said = letters(&String::from_utf8_lossy(answers));
+                assert!(SECRETS.iter().all(|secret| said.contains(&letters(secret)) || !why.contains(secret)), "{why}");
                 continue;
             }
         };
