@@ -430,6 +430,8 @@ const STRANGERS: &[Row] = &[
     ("POST", "/api/events/commands/{id}/kill/", 404, Some(404)),
     ("GET", "/api/events/commands/{id}/chunks/", 404, Some(404)),
     ("GET", "/api/events/commands/{id}/stream/", 404, Some(404)),
+    ("GET", "/api/audit/events/", 403, None),
+    ("POST", "/api/audit/verify/", 403, None),
 ];
 
 /// Things of a workspace by their ids; or ids of nothing.

@@ -273,15 +273,6 @@ impl Instance {
         found
     }
 
-    /// Reads a column of text of D1, as it is now.
-    pub fn read_d1(&self, sql: &str) -> Vec<String> {
-        let file = databases(&self.state.join(D1)).next().unwrap();
-        let connection = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
-        connection.busy_timeout(PATIENCE).unwrap();
-        let mut statement = connection.prepare(sql).unwrap();
-        statement.query_map((), |row| row.get(0)).unwrap().map(Result::unwrap).collect()
-    }
-
     /// Whether the runtime has an object of a class in memory: it has its database open.
     pub fn has_objects_awake(&self, class: &str) -> bool {
         let folder = self.objects(class);
