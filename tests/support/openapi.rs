@@ -118,11 +118,13 @@ fn percent_encoded(letter: char) -> String {
 fn typed(schema: &Value, text: &str) -> Value {
     let schema = schema["$ref"].as_str().map_or(schema, |reference| resolved(reference[1..].to_owned()).1);
     match schema["type"].as_str() {
-        // The service takes larger ones too, as numbers of nothing.
-        Some("integer") if text.parse::<i64>().is_err() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
-            text.parse::<f64>().map_or(Value::from(text), Value::from)
+        Some("integer") => {
+            let digits = text.strip_prefix('-').unwrap_or(text);
+            let is_whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+            // The service takes those that no integer here holds, too.
+            let number = || text.parse::<i64>().map(Value::from).or_else(|_| text.parse::<f64>().map(Value::from));
+            if is_whole { number().unwrap_or_else(|_| text.into()) } else { text.into() }
         }
-        Some("integer") => text.parse::<i64>().map_or(Value::from(text), Value::from),
         Some("boolean") => match text.to_ascii_lowercase().as_str() {
             "true" | "1" => true.into(),
             "false" | "0" => false.into(),

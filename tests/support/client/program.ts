@@ -23,7 +23,7 @@ export async function run(baseUrl: string, username: string, password: string, s
   const made = good(await createCommand({ body: { server, line }, headers: { Prefer: "wait=30", "Idempotency-Key": "client-1" } }));
   const found = good(await retrieveCommand({ path: { id: made.id } }));
   const listed = good(await listCommands({ query: { server: made.server, page_size: 1, ordering: "-added_at" } }));
-  const offline = await createCommand({ body: { server, line: " " } });
-  const code = offline.error && "code" in offline.error ? offline.error.code : null;
+  const blank = await createCommand({ body: { server, line: " " } });
+  const code = blank.error && "code" in blank.error ? blank.error.code : null;
   return { authenticated, result: found.result, status: made.status.text, count: listed.count, code };
 }
