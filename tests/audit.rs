@@ -13,6 +13,7 @@ use futures_util::future;
 use serde_json::{Value, json};
 
 use crate::api::events::commands::{id_of, path_of};
+use crate::d1_calls::send;
 
 const EVENTS: &str = "/api/audit/events/";
 const VERIFY: &str = "/api/audit/verify/";
@@ -86,15 +87,6 @@ fn short(event: &Value) -> String {
     let (action, outcome, credential) =
         (text(&event["action"]), text(&event["outcome"]), text(&event["credential"]["type"]));
     format!("{action} {outcome} {actor}/{credential}")
-}
-
-async fn send(api: &Api, method: &str, path: &str, body: Value) -> Value {
-    let reply = match body {
-        Value::Null => api.call(method, path).await,
-        body => api.send_json(method, path, &body).await,
-    };
-    assert!(reply.status < 400, "{method} {path}: {} {}", reply.status, reply.text);
-    serde_json::from_str(&reply.text).unwrap_or(Value::Null)
 }
 
 #[tokio::test]

@@ -30,7 +30,7 @@ fn lines(log: &Path) -> Vec<Value> {
 }
 
 /// Sends a request that must not fail; returns its answer.
-async fn send(api: &Api, method: &str, path: &str, body: Value) -> Value {
+pub async fn send(api: &Api, method: &str, path: &str, body: Value) -> Value {
     let reply = match body {
         Value::Null => api.call(method, path).await,
         body => api.send_json(method, path, &body).await,
