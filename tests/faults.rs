@@ -13,7 +13,18 @@ mod sockets;
 mod time;
 mod wire;
 
-/// How many faults of a kind are done: a few, or for `npm run faults` many.
-fn rounds(few: usize, many: usize) -> usize {
+use std::time::{Duration, Instant};
+
+/// How long a kind of fault is gone on with, so that the long form ends on a slow machine, too.
+const LONGEST: Duration = Duration::from_secs(8 * 60);
+
+/// The rounds of a kind of fault, until their time is over.
+fn rounds(few: usize, many: usize) -> impl Iterator<Item = usize> {
+    let until = Instant::now() + LONGEST;
+    (0..either(few, many)).take_while(move |_| Instant::now() < until)
+}
+
+/// How many there are of something: a few, or for `npm run faults` many.
+fn either(few: usize, many: usize) -> usize {
     if std::env::var("FARHAND_FAULTS").is_ok_and(|form| form == "long") { many } else { few }
 }

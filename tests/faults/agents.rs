@@ -78,7 +78,7 @@ async fn agents_die_at_every_step() {
     let agents = agents.map(async |name| Watched::start(&cell, &name).await);
     let mut agents: Vec<Watched> = join_all(agents).await;
     let mut running = Watched::start(&cell, "running").await;
-    for _ in 0..rounds(1, 8) {
+    for _ in rounds(1, 8) {
         let died = agents.iter_mut().zip(&STEPS).map(async |(agent, (step, ends))| {
             let done = agent.die_at(&cell, *step).await;
             let end = done["status"]["text"].as_str().unwrap();
@@ -105,7 +105,7 @@ async fn two_agents_have_one_key() {
         host.start();
     }
     cell.connections_are(&[(&server, true)]).await;
-    for round in 0..rounds(2, 20) {
+    for round in rounds(2, 20) {
         let [one, other] = &mut hosts;
         let dies = if round % 2 == 0 { one } else { other };
         let (desk, servers) = (cell.desk.clone(), [&server]);

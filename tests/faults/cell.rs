@@ -31,7 +31,7 @@ const TIMEOUT: u32 = 10;
 /// How many requests of a look are under way at once.
 const AT_ONCE: usize = 8;
 /// How often a request with an Idempotency-Key is sent until it is answered.
-const TRIES: usize = 200;
+const TRIES: usize = 480;
 
 /// A service on a state folder of its own, and what was asked of it.
 pub struct Cell {
@@ -189,6 +189,8 @@ impl Desk {
         let Ok(body) = response.json::<Value>().await else { return Answer::Unknown };
         match status {
             201 => Answer::Accepted(body["id"].as_str().unwrap().to_owned()),
+            // Its first try was cut off; the service says so until it knows what became of that.
+            409 if body["code"] == "IDEMPOTENCY_KEY_IN_USE" => Answer::Unknown,
             400..500 => panic!("{status}: {body}"),
             503 if body["code"] == "SERVER_NOT_CONNECTED" => Answer::Refused,
             _ => Answer::Unknown,

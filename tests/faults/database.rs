@@ -9,7 +9,7 @@ use futures_util::{StreamExt, stream};
 use tokio::time::sleep;
 
 use super::cell::{Cell, Host, Kind};
-use super::rounds;
+use super::{either, rounds};
 
 /// How long D1 takes no writes, in seconds, in turn.
 const SECONDS: [u64; 4] = [3, 1, 8, 5];
@@ -25,7 +25,7 @@ async fn d1_takes_no_writes_for_seconds() {
     let agent = cell.scripted(&scripted, false).await;
     let connected = [(&real, true), (&scripted, true)];
     cell.connections_are(&connected).await;
-    for round in 0..rounds(2, 12) {
+    for round in rounds(2, 12) {
         let (desk, servers) = (cell.desk.clone(), [real.clone(), scripted.clone()]);
         let asked = desk.asked();
         let load = tokio::spawn(async move { desk.load(&servers.each_ref(), 24).await });
@@ -47,7 +47,7 @@ async fn an_outbox_that_is_full_empties() {
     const WINDOW: usize = 200;
     let mut cell = Cell::start("outbox full: all reports come while D1 takes no writes", &[]).await;
     let servers = cell.servers(["one", "two", "three", "four"]).await;
-    let servers = &servers[..rounds(1, servers.len())];
+    let servers = &servers[..either(1, servers.len())];
     let agents = join_all(servers.iter().map(|server| cell.scripted(server, true))).await;
     let agents: Vec<&Alpamon> = agents.iter().collect();
     let desk = cell.desk.clone();
@@ -57,16 +57,19 @@ async fn an_outbox_that_is_full_empties() {
         agent.until("its commands", |ledger| ledger.orders.len() == WINDOW).await;
     }
     let lock = cell.instance().lock_d1().await;
+    // What was not asked for in time may be stuck; its report replaces that.
+    let over = "SELECT id || ' ' || state FROM commands WHERE handled_at IS NOT NULL ORDER BY id";
+    let before = cell.instance().read_d1(over);
     for agent in &agents {
         agent.release();
     }
     // Every end is in an object, and none in D1.
     eventually_within(LONG, "the reports to come", || async {
-        let ended = "SELECT id FROM commands WHERE life ->> 'end' IS NOT NULL";
+        let ended = "SELECT id FROM commands WHERE life -> 'end' -> 'Finished' IS NOT NULL";
         (cell.instance().read_objects("ServerLink", ended).len() == WINDOW * servers.len()).then_some(())
     })
     .await;
-    assert_eq!(cell.instance().read_d1("SELECT id FROM commands WHERE handled_at IS NOT NULL"), Vec::<String>::new());
+    assert_eq!(cell.instance().read_d1(over), before);
     drop(lock);
     for _ in servers {
         cell.fault();
