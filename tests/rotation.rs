@@ -200,7 +200,7 @@ async fn secrets_are_rotated_under_everybodys_feet() {
         assert_eq!(ask_reset(email).await, 200);
     }
     let link =
-        async |email: &str| format!("/api/auth/reset-password/confirm/{}/", key_of(&mail_to(&log, email).await.link()));
+        async |email: &str| format!("/api/auth/reset-password/confirm/{}/", key_of(mail_to(&log, email).await.link()));
     let (used_link, late_link) = (link("alice@example.com").await, link("bob@example.com").await);
     let first = keyed(&workspace.admin, "one", "true").await.expect(201);
     run_for_real(&workspace, &real).await;
