@@ -18,6 +18,7 @@ mod hosts;
 mod mail;
 mod openapi;
 mod operator;
+mod properties;
 mod request_log;
 mod reset_page;
 mod retention;
