@@ -20,7 +20,7 @@ fn documented(manifest: &str) -> BTreeMap<String, String> {
     rows.map(|row| {
         let (name, rest) = row.split_once("` | ").unwrap();
         let (licence, reason) = rest.split_once(" | ").unwrap();
-        assert!(reason.trim_end_matches(" |").len() > 3, "{row}");
+        assert!(!reason.trim_end_matches(" |").is_empty(), "{row}");
         (name.to_owned(), licence.to_owned())
     })
     .collect()

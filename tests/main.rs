@@ -22,6 +22,7 @@ mod isolation;
 mod mail;
 mod openapi;
 mod operator;
+mod properties;
 mod request_log;
 mod reset_page;
 mod retention;
