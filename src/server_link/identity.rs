@@ -142,7 +142,14 @@ impl ServerLink {
     /// Deletes the server. Doing it again does no harm.
     pub(super) async fn remove(&self, remove: Remove) -> worker::Result<Answer> {
         let Remove { of, by, event } = remove;
-        Ok(match self.change(&of, d1::delete_server(of.workspace_id, of.server, by, &event)?).await? {
+        let changes = d1::delete_server(of.workspace_id, of.server, by, &event)?;
+        if self.is_gone()? {
+            // D1 has it nevertheless where it was taken back to an earlier moment.
+            d1::change_server(&self.env, &of.workspace, of.server, changes).await?;
+            self.seal_later(of.workspace_id);
+            return Ok(Answer::Done(Value::Null));
+        }
+        Ok(match self.change(&of, changes).await? {
             None => Answer::Done(Value::Null),
             Some(_) => Answer::Refused(Refusal::NotPermitted),
         })

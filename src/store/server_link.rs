@@ -263,16 +263,24 @@ fn command_row(sql: String, workspace_id: i64, command: &Command, life: &Lifecyc
 }
 
 /// The statement that gives D1 a command that it had and may have lost; one that it has stays as it is. Its latest follows with
-/// [`update_command`].
+/// [`update_command`]. Its requester may be lost, and the number somebody else's now, who joined later.
 pub fn restore_command(held: &Held) -> Statement {
     let sql = format!(
         "INSERT INTO commands ({COMMAND_COLUMNS})
-         SELECT w.id, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16
+         SELECT w.id, ?2, ?3, ?4,
+            (SELECT u.id FROM users u WHERE u.id = ?5 AND u.workspace_id = w.id AND u.date_joined <= ?11),
+            ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16
          FROM workspaces w
          WHERE w.id = ?1 AND w.deleted_at IS NULL
             AND NOT EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = ?1 AND c.id = ?2)"
     );
     command_row(sql, held.workspace_id, &held.command, &held.life)
+}
+
+/// The statement that takes a restored command away again, which nobody has heard of.
+pub fn unrestore_command(held: &Held) -> Statement {
+    let sql = "DELETE FROM commands WHERE workspace_id = ?1 AND id = ?2 AND revision = 0 AND handled_at IS NULL";
+    Statement::new(sql).bind(held.workspace_id).bind(held.command.id)
 }
 
 /// Writes a new command. Where it is not written, nothing is.
