@@ -44,9 +44,10 @@ async fn export(state: &Path, file: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The part of `docs/operations.md` that ends what cannot go on in another cell.
-fn ending() -> &'static str {
-    let (_, rest) = include_str!("../docs/operations.md").split_once("```sql end\n").unwrap();
+/// The SQL of `docs/operations.md` in a fence with a name.
+fn documented(name: &str) -> &'static str {
+    let fence = format!("```sql {name}\n");
+    let (_, rest) = include_str!("../docs/operations.md").split_once(&fence).unwrap();
     rest.split_once("```").unwrap().0
 }
 
@@ -97,6 +98,16 @@ fn at(instance: &Instance, api: &Api) -> Api {
     let mut api = api.clone();
     api.url.clone_from(&instance.url);
     api
+}
+
+/// A workspace at another instance.
+fn at_workspace(instance: &Instance, workspace: &Workspace) -> Workspace {
+    Workspace {
+        slug: workspace.slug.clone(),
+        anonymous: at(instance, &workspace.anonymous),
+        admin: at(instance, &workspace.admin),
+        login_token: workspace.login_token.clone(),
+    }
 }
 
 async fn run(api: &Api, line: &str, more: Value) -> Value {
@@ -169,17 +180,27 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     alice.get("/api/status/").await.expect(200);
 
     // What had not ended does in the way that the document tells.
-    cell.d1_file(ending()).await;
+    cell.d1_file(documented("end")).await;
     for (command, text) in [(&sent, "Stuck"), (&planned, "Cancelled")] {
         let found = admin.get(&format!("{COMMANDS}{}/", command["id"].as_str().unwrap())).await.expect(200);
         assert_eq!((&found["status"]["text"], &found["success"]), (&json!(text), &json!(false)));
         assert!(found["handled_at"].is_string(), "{found}");
     }
+    // The audit log is there, and sealed anew.
+    let events = admin.get("/api/audit/events/?page_size=1").await.expect(200)["count"].as_u64().unwrap();
+    eventually("the seals", || async {
+        // Whatever happens has the sealer look.
+        run(&alice, "backup has a chain", json!({"on_offline": "queue"})).await;
+        let found = admin.post("/api/audit/verify/", &json!({})).await.expect(200);
+        assert_eq!(found["valid"], true, "{found}");
+        (found["links"].as_u64().unwrap() > events).then_some(())
+    })
+    .await;
     // And it goes on: agents with their keys, new commands, new users with numbers of their own.
     let agent = here(&workspace.anonymous.with(&credential(&server)));
     let mut agent = ScriptedAgent::over(&agent, BACKHAUL).await;
     let new = run(&alice, "backup goes on", json!({})).await;
-    assert_eq!(agent.next_command().await["id"], new["id"]);
+    while agent.next_command().await["id"] != new["id"] {}
     let highest = before[0]["results"].as_array().unwrap().iter().map(|user| user["id"].as_i64().unwrap()).max();
     let body = json!({"username": "carol", "email": "carol@example.com", "password": "correct horse battery"});
     let carol = admin.post("/api/iam/users/", &body).await.expect(201);
@@ -222,6 +243,9 @@ async fn a_database_taken_back_gets_its_commands_again() {
     }
     run(&admin, "queued", json!({"server": "web-2", "on_offline": "queue"})).await;
     run(&admin, "queued", json!({"server": "web-3", "on_offline": "queue"})).await;
+    let delete = format!("/api/servers/servers/{}/", gone["id"].as_str().unwrap());
+    admin.delete(&delete).await.expect(204);
+    let late = Person::new(&at_workspace(&instance, &workspace), "late").await;
     let rotate = format!("/api/servers/servers/{}/rotate-key/", other["id"].as_str().unwrap());
     let new_key = admin.post(&rotate, &json!({})).await.expect(200);
     drop(agent);
@@ -242,6 +266,7 @@ async fn a_database_taken_back_gets_its_commands_again() {
     assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 2);
     admin.get(&path(&later)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     let operator = instance.operator();
+    instance.d1_file(documented("numbers")).await;
     operator.post("/operator/workspaces/nobody/resync/", &json!({})).await.expect_detail(404, None);
     let begun = operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
     assert_eq!(begun, json!({"slug": "acme"}));
@@ -271,13 +296,12 @@ async fn a_database_taken_back_gets_its_commands_again() {
         (lines == 2 && log.contains("\"servers\":3")).then_some(())
     })
     .await;
-    // One that was deleted since keeps its history; it has no agent here, so what waits there is cancelled with it.
-    admin.delete(&format!("/api/servers/servers/{}/", gone["id"].as_str().unwrap())).await.expect(204);
-    operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
-    eventually("the end of what waited", || async {
-        let list = admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200);
-        let is_over = |command: &Value| command["server_name"] != "web-3" || command["status"]["text"] == "Cancelled";
-        list["results"].as_array().unwrap().iter().all(is_over).then_some(())
-    })
-    .await;
+    // One that was deleted since is there again until it is deleted again; its history stays.
+    admin.get(&delete).await.expect(200);
+    admin.delete(&delete).await.expect(204);
+    admin.get(&delete).await.expect_detail(404, None);
+    assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 7);
+    // Nobody gets the number of somebody who is gone.
+    let new = Person::new(&at_workspace(&instance, &workspace), "new").await;
+    assert!(new.id > late.id, "{} {}", new.id, late.id);
 }
