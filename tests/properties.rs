@@ -255,7 +255,7 @@ impl Stage {
         let id = if aim == Aim::Wild || known.is_none() { *dice.pick(&unknown) } else { known.unwrap_or("x") };
         let username = if aim == Aim::Wild { *dice.pick(&unknown) } else { "mona" };
         let path = operation.path.replace("{id}", id).replace("{username}", username);
-        path.replace("{key}", *dice.pick(&unknown)).replace("{slug}", *dice.pick(&unknown))
+        path.replace("{key}", dice.pick::<&str>(&unknown)).replace("{slug}", dice.pick::<&str>(&unknown))
     }
 
     /// Makes a request by a seed; returns what failed.

@@ -1,6 +1,9 @@
 //! The checks of the fuzz targets (`fuzz/`), the very same files: on every file of their corpora, and on what comes of those
 //! by a few changes. `npm run fuzz` looks for more (docs/fuzzing.md).
 
+// A test says with unwrap that the rest makes no sense without it.
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::path::Path;
 

@@ -44,10 +44,10 @@ pub fn check(data: &[u8]) {
             assert_eq!(word.in_line(), word.in_line().to_ascii_lowercase());
         }
     }
-    reads(&query, |query| ServerList::of(query));
+    reads(&query, ServerList::of);
     reads(&query, |query| Filter::of(query));
-    reads(&query, |query| GroupFilter::of(query));
-    reads(&query, |query| MembershipFilter::of(query));
+    reads(&query, GroupFilter::of);
+    reads(&query, MembershipFilter::of);
     reads(&query, |query| TokenFilter::of(query));
 }
 

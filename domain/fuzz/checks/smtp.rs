@@ -72,6 +72,6 @@ pub fn check(data: &[u8]) {
         }
         sends_text = sent == "DATA\r\n";
     }
-    let delivered = steps.iter().any(|step| *step == Ok(Next::Delivered));
+    let delivered = steps.contains(&Ok(Next::Delivered));
     assert!(!delivered || is_encrypted);
 }
