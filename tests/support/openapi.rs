@@ -29,6 +29,8 @@ const UNDESCRIBED: [&str; 8] = [
     "transfer-encoding",
     "upgrade",
 ];
+/// Where the local runtime itself answers, not the service.
+const OF_THE_RUNTIME: &str = "/cdn-cgi/";
 /// What the answer to another origin has (`info` in the document).
 const OF_ORIGINS: [&str; 3] = ["Vary", "Access-Control-Allow-Origin", "Access-Control-Expose-Headers"];
 
@@ -142,7 +144,11 @@ impl Exchange<'_> {
     /// Where the document has the method of the path, or the statuses of the common responses one of which this is.
     fn operation(&self) -> Result<String, [u16; 3]> {
         let method = if self.method == "HEAD" { "GET" } else { self.method };
-        let Ok(item) = ROUTER.at(self.path) else { return Err([308, 404, 500]) };
+        // An agent is answered without the slash at the end, too: it is never redirected.
+        let is_agent = header(self.request_headers, "authorization").is_some_and(|value| value.starts_with("id="));
+        let whole = format!("{}/", self.path);
+        let found = ROUTER.at(self.path).ok().or_else(|| is_agent.then(|| ROUTER.at(&whole).ok()).flatten());
+        let Some(item) = found else { return Err([308, 404, 500]) };
         let pointer = format!("{}/{}", item.value, method.to_ascii_lowercase());
         match method {
             "OPTIONS" => Err([204, 404, 500]),
@@ -153,6 +159,9 @@ impl Exchange<'_> {
 
     /// What differs from the document; nothing, where the answer is one that it describes.
     pub fn differences(&self) -> Vec<String> {
+        if self.path.starts_with(OF_THE_RUNTIME) {
+            return vec![];
+        }
         let operation = match self.operation() {
             Ok(operation) => operation,
             Err(common) if common.contains(&self.status) => {

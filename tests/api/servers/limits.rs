@@ -12,6 +12,8 @@ const GROUPS: &str = "/api/iam/groups/";
 const MEMBERSHIPS: &str = "/api/iam/memberships/";
 const TOKENS: &str = "/api/servers/registration-tokens/";
 const REGISTER: &str = "/api/servers/servers/register/";
+/// When what is put into the database here was made.
+const LONG_AGO: &str = "2020-01-01T00:00:00.000000+00:00";
 
 /// SQL for rows with the numbers from 1 on as `n`.
 fn numbers(most: u32) -> String {
@@ -68,7 +70,8 @@ async fn a_name_without_a_number_left_is_no_dead_token() {
     instance
         .d1_file(&format!(
             "{} INSERT INTO servers (id, workspace_id, name, agent_key_hash, added_at, updated_at)
-             SELECT printf('00000000-0000-7000-8000-%012x', n), {id}, iif(n = 1, 'web', 'web-' || n), '', '', '' FROM numbers;",
+             SELECT printf('00000000-0000-7000-8000-%012x', n), {id}, iif(n = 1, 'web', 'web-' || n), '',
+                '{LONG_AGO}', '{LONG_AGO}' FROM numbers;",
             numbers(10_000)
         ))
         .await;
@@ -119,11 +122,12 @@ async fn lists_read_what_they_show() {
     instance
         .d1_file(&format!(
             "{numbers} INSERT INTO groups (workspace_id, name, display_name, description, folded_display_name,
-                folded_description, added_at, updated_at) SELECT {id}, 'group-' || n, '', '', '', '', '', '' FROM numbers;
+                folded_description, added_at, updated_at)
+                SELECT {id}, 'group-' || n, '', '', '', '', '{LONG_AGO}', '{LONG_AGO}' FROM numbers;
              {numbers} INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
                 SELECT printf('00000000-0000-7000-8000-%012x', n), {id}, 1000000 + n, 1000000 + n, 'owner' FROM numbers;
              {numbers} INSERT INTO servers (id, workspace_id, name, agent_key_hash, added_at, updated_at)
-                SELECT printf('00000000-0000-7000-8000-%012x', n), {id}, 'web-' || n, '', '', '' FROM numbers;",
+                SELECT printf('00000000-0000-7000-8000-%012x', n), {id}, 'web-' || n, '', '{LONG_AGO}', '{LONG_AGO}' FROM numbers;",
             numbers = numbers(1_000)
         ))
         .await;
