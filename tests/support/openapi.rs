@@ -144,11 +144,11 @@ impl Exchange<'_> {
     /// Where the document has the method of the path, or the statuses of the common responses one of which this is.
     fn operation(&self) -> Result<String, [u16; 3]> {
         let method = if self.method == "HEAD" { "GET" } else { self.method };
-        // An agent is answered without the slash at the end, too: it is never redirected.
+        // Some paths are without the slash at the end on purpose. An agent is answered without it everywhere.
+        let is_whole = self.path.ends_with('/') || DOCUMENT["paths"].get(self.path).is_some();
         let is_agent = header(self.request_headers, "authorization").is_some_and(|value| value.starts_with("id="));
-        let whole = format!("{}/", self.path);
-        let found = ROUTER.at(self.path).ok().or_else(|| is_agent.then(|| ROUTER.at(&whole).ok()).flatten());
-        let Some(item) = found else { return Err([308, 404, 500]) };
+        let path = if is_whole { self.path.to_owned() } else { format!("{}/", self.path) };
+        let Some(item) = ROUTER.at(&path).ok().filter(|_| is_whole || is_agent) else { return Err([308, 404, 500]) };
         let pointer = format!("{}/{}", item.value, method.to_ascii_lowercase());
         match method {
             "OPTIONS" => Err([204, 404, 500]),
