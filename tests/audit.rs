@@ -228,6 +228,56 @@ async fn each_change_leaves_one_event_with_who_made_it() {
     assert_eq!(links, (1..=expected.len() as i64).collect::<Vec<_>>());
 }
 
+/// A change that ends what its caller calls with, or their right to it, leaves its event like any other.
+#[tokio::test]
+async fn who_disables_limits_or_demotes_themself_leaves_an_event() {
+    let workspace = Workspace::new().await;
+    let (session, admin) = (workspace.session(), &workspace.admin);
+    let lists = json!({"commands": ["id"]});
+    let changes = [
+        ("PATCH", json!({"enabled": false})),
+        ("PATCH", json!({"acl": lists})),
+        ("PUT", json!({"name": "new", "expires_at": null, "enabled": false})),
+        ("PUT", json!({"name": "new", "expires_at": null, "acl": lists})),
+        ("DELETE", Value::Null),
+    ];
+    for (method, body) in changes {
+        let token = send(&session, "POST", TOKENS, json!({"name": "self", "expires_at": null})).await;
+        let own = workspace.anonymous.with_token(token["key"].as_str().unwrap());
+        send(&own, method, &at(TOKENS, &token), body.clone()).await;
+        own.get(TOKENS).await.expect(403);
+        let told = events(admin, EVENTS, &[("object", token["id"].as_str().unwrap().to_owned())]).await;
+        let told: Vec<_> = told.iter().map(|event| (short(event), event["object"]["name"].clone())).collect();
+        let verb = if method == "DELETE" { "delete" } else { "update" };
+        let expected = [
+            ("api_token.create success boss/session".to_owned(), json!("self")),
+            (format!("api_token.{verb} success boss/api_token"), json!("self")),
+        ];
+        assert_eq!(told, expected, "{method} {body}");
+    }
+
+    let email = |name: &str| format!("{}@example.com", unique(name));
+    for (name, change) in [
+        ("ann", json!({"is_superuser": false})),
+        ("bea", json!({"is_staff": false, "is_superuser": false})),
+        ("cid", json!({"is_active": false})),
+        ("dan", Value::Null),
+    ] {
+        let user = json!({
+            "username": name, "email": email(name), "password": PASSWORD, "is_staff": true, "is_superuser": true,
+        });
+        let user = send(admin, "POST", USERS, user).await;
+        let own = workspace.anonymous.logged_in(name, PASSWORD).await;
+        let method = if change.is_null() { "DELETE" } else { "PATCH" };
+        send(&own, method, &format!("{USERS}{}/", user["id"]), change).await;
+        let verb = if method == "DELETE" { "delete" } else { "update" };
+        let action = format!("user.{verb}");
+        let told = events(admin, EVENTS, &[("actor", name.to_owned()), ("action", action.clone())]).await;
+        assert_eq!(told.iter().map(short).collect::<Vec<_>>(), [format!("{action} success {name}/session")]);
+    }
+    sealed(admin, VERIFY).await;
+}
+
 #[tokio::test]
 async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing_leaves_none() {
     let workspace = Workspace::new().await;
