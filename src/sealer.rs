@@ -24,6 +24,7 @@ use serde_json::json;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
 use crate::cost;
+use crate::lately::Lately;
 use crate::log;
 use crate::objects;
 use crate::platform::{self, internal};
@@ -33,6 +34,8 @@ use crate::store::audit as store;
 const TELL_EVERY: i64 = 1_000;
 /// How long the object waits after it was told, in milliseconds: longer, so that what comes untold meanwhile is there.
 const SEAL_AFTER: i64 = 2_000;
+/// How long ago an alarm may have been due that still goes off by itself, in milliseconds: it is not relied on after that.
+const LATE_ALARM: i64 = 5_000;
 /// How many rows are sealed in one go.
 const AT_ONCE: u64 = 200;
 /// How many goes an alarm takes before it makes room for another one.
@@ -44,14 +47,12 @@ const ANCHOR_EVERY: i64 = 100;
 /// How many links are looked at with one question, and for one answer.
 const PAGE: i64 = 1_000;
 const LOOKED_AT: i64 = 20_000;
-/// How many workspaces an isolate remembers to have told of.
-const REMEMBERED: usize = 10_000;
 /// How many workspaces the clock looks up at a time, and tells of.
 const BY_CLOCK: u64 = 50;
 
 thread_local! {
     /// When the object of a workspace was last told by this isolate.
-    static TOLD: RefCell<HashMap<i64, Timestamp>> = RefCell::default();
+    static TOLD: RefCell<Lately<i64>> = RefCell::default();
 }
 
 /// What the object can be asked.
@@ -88,22 +89,12 @@ fn name_of(workspace: i64) -> String {
 /// not hear of it, the clock tells it within the hour.
 pub async fn tell(env: &Env, workspace: i64) {
     let now = platform::now();
-    let is_told = TOLD.with_borrow_mut(|told| {
-        if told.len() >= REMEMBERED {
-            told.clear();
-        }
-        let lately = told.get(&workspace).is_some_and(|at| at.plus_millis(TELL_EVERY) > now);
-        if !lately {
-            told.insert(workspace, now);
-        }
-        lately
-    });
-    if is_told {
+    if !TOLD.with_borrow_mut(|told| told.is_due(workspace, now, TELL_EVERY)) {
         return;
     }
     let asked: Result<Option<Verification>, Error> = ask(env, workspace, &Ask::Seal(workspace)).await;
     if let Err(error) = asked {
-        TOLD.with_borrow_mut(|told| told.remove(&workspace));
+        TOLD.with_borrow_mut(|told| told.forget(&workspace));
         log::trouble("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
     }
 }
@@ -195,10 +186,7 @@ impl DurableObject for Sealer {
         let next = match worked {
             Ok(true) => Some(Duration::ZERO),
             // What came shortly after it was last told of is told of with that.
-            Ok(false) => self.told_at.get().and_then(|told| {
-                let left = told.plus_millis(SEAL_AFTER).seconds_since(platform::now());
-                (left > 0.0).then(|| Duration::from_secs_f64(left))
-            }),
+            Ok(false) => self.told_at.get().and_then(|told| left_of(told, platform::now())),
             Err(error) => {
                 log::trouble("sealer_failed", json!({"workspace_id": self.state.id().name()}), &error.detail);
                 Some(RETRY)
@@ -209,6 +197,18 @@ impl DurableObject for Sealer {
         }
         Response::empty()
     }
+}
+
+/// Whether an alarm that is set for a time in milliseconds goes off soon. One that should have gone off long ago may not, and one
+/// that is set for later than any is was set by a clock that went wrong.
+fn is_relied_on(set_for: Option<i64>, now: i64) -> bool {
+    set_for.is_some_and(|set_for| now - LATE_ALARM < set_for && set_for <= now + SEAL_AFTER)
+}
+
+/// How long what was told at a time is still waited for. Nothing is told later than now, but by a clock that went wrong.
+fn left_of(told: Timestamp, now: Timestamp) -> Option<Duration> {
+    let left = told.plus_millis(SEAL_AFTER).seconds_since(now);
+    (told <= now && left > 0.0).then(|| Duration::from_secs_f64(left))
 }
 
 impl Sealer {
@@ -225,9 +225,10 @@ impl Sealer {
             "INSERT OR IGNORE INTO chains (workspace, head, pending, base, is_deleting) VALUES (?1, ?2, '[]', ?2, 0)";
         let beginning = serde_json::to_string(&Head::default())?;
         self.sql().exec(sql, vec![workspace.into(), beginning.into()])?;
-        self.told_at.set(Some(platform::now()));
+        let now = platform::now();
+        self.told_at.set(Some(now));
         let storage = self.state.storage();
-        if storage.get_alarm().await?.is_none() {
+        if !is_relied_on(storage.get_alarm().await?, i64::try_from(now.as_millis()).unwrap_or(i64::MAX)) {
             storage.set_alarm(Duration::from_millis(SEAL_AFTER.unsigned_abs())).await?;
         }
         Ok(())
@@ -480,5 +481,37 @@ impl Sealer {
             Some(row) if last >= head.link && row.link.unwrap_or(0) > end => Ok(Err(foreign(row))),
             _ => Ok(Ok(())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alarms_that_are_relied_on() {
+        let now = 1_800_000_000_000;
+        for (set_for, expected) in [
+            (None, false),
+            (Some(now), true),
+            (Some(now + SEAL_AFTER), true),
+            (Some(now + SEAL_AFTER + 1), false),
+            (Some(now + 3_600_000), false),
+            (Some(now - LATE_ALARM + 1), true),
+            (Some(now - LATE_ALARM), false),
+            (Some(now - 3_600_000), false),
+        ] {
+            assert_eq!(is_relied_on(set_for, now), expected, "{set_for:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_told_is_waited_for_by_a_clock_that_is_right() {
+        let now = Timestamp::parse("2026-11-21T12:00:00Z").unwrap();
+        let left = |millis: i64| left_of(now.plus_millis(millis), now).map(|left| left.as_millis() as i64);
+        assert_eq!(left(0), Some(SEAL_AFTER));
+        assert_eq!(left(500 - SEAL_AFTER), Some(500));
+        assert_eq!(left(-SEAL_AFTER), None);
+        assert_eq!(left(3_600_000), None);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use farhand_domain::audit::{Head, Row, seal};
 use farhand_tests::client::{PASSWORD, encoded, unique};
-use farhand_tests::instance::{change_d1, change_objects};
+use farhand_tests::instance::{change_d1, change_objects, delay_alarms};
 use farhand_tests::mail::{key_of, reset_link};
 use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, NO_UUID, SERVERS, USERS, at, group_path, keys};
 use farhand_tests::{Api, Dice, Instance, Person, ScriptedAgent, Workspace, eventually, now};
@@ -670,6 +670,26 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
     assert!(made.iter().all(|id| ids.contains(id)), "none is lost");
     let links: BTreeSet<_> = found.iter().map(|event| event["link"].as_i64().unwrap()).collect();
     assert_eq!(links.len(), found.len());
+}
+
+/// A sealer whose alarm is late is told of what happens, and does not go on waiting for that alarm.
+#[tokio::test]
+async fn a_sealer_whose_alarm_is_late_seals_when_it_is_told() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    sealed(&workspace.admin, VERIFY).await;
+    let waiting = send(&workspace.admin, "POST", TOKENS, json!({"name": "waiting", "expires_at": null})).await;
+    instance.kill().await;
+    assert!(delay_alarms(state.path(), "Sealer", 3_600) > 0, "the alarm of what waits");
+    let instance = Instance::restart(state.path()).await;
+    let api = workspace.admin.on(&instance.url);
+    eventually("the seal", || async {
+        // Each has the sealer told once more.
+        send(&api, "POST", TOKENS, json!({"name": "later", "expires_at": null})).await;
+        let told = events(&api, EVENTS, &[("object", waiting["id"].as_str().unwrap().to_owned())]).await;
+        told[0]["link"].is_number().then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
