@@ -335,12 +335,19 @@ impl Sealer {
     ///
     /// Whatever is to go is looked at before: a break stays where it is, with all that comes after it.
     async fn delete_old(&self) -> Result<bool, Error> {
-        let until = platform::audit_kept_until(&self.env)?;
         let Some(Chain { workspace, head, base, is_deleting, .. }) = self.chain()? else { return Ok(false) };
         if is_deleting {
             self.delete_up_to(workspace, &base).await?;
         }
-        let Some(until) = until.filter(|_| workspace != audit::CELL) else { return Ok(false) };
+        let until = match platform::audit_kept_until(&self.env) {
+            Ok(until) => until.filter(|_| workspace != audit::CELL),
+            // Whoever set it has to mend it: to try again is of no use.
+            Err(error) => {
+                log::trouble("audit_not_deleted", json!({"workspace_id": workspace}), &error.detail);
+                None
+            }
+        };
+        let Some(until) = until else { return Ok(false) };
         let (first, last) = (base.link + 1, head.link.min(base.link + AT_ONCE as i64));
         if first > last {
             return Ok(false);

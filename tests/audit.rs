@@ -692,6 +692,22 @@ async fn a_sealer_whose_alarm_is_late_seals_when_it_is_told() {
     .await;
 }
 
+/// Nothing is deleted then, and all is sealed as ever.
+#[tokio::test]
+async fn a_wrong_setting_of_how_long_events_are_kept_is_logged_and_stops_nothing() {
+    let (instance, _state) = Instance::new_with(&[("AUDIT_RETENTION_DAYS", "1")]).await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    assert_eq!(sealed(&workspace.admin, VERIFY).await, 3);
+    let log = instance.state.join("worker.log");
+    eventually("what the log says", || async {
+        let log = std::fs::read_to_string(&log).unwrap();
+        assert!(!log.contains("\"event\":\"sealer_failed\""), "it tries again and again");
+        log.contains("\"event\":\"audit_not_deleted\"").then_some(())
+    })
+    .await;
+    assert_eq!(sealed(&workspace.admin, VERIFY).await, 3);
+}
+
 #[tokio::test]
 async fn an_end_that_d1_hears_of_late_is_told_once() {
     let (instance, _state) = Instance::new().await;
