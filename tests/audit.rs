@@ -350,6 +350,31 @@ async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing
     sealed(admin, VERIFY).await;
 }
 
+/// Whoever asks for it again and again does not fill the log.
+#[tokio::test]
+async fn the_same_refusal_is_told_of_once_a_minute() {
+    let workspace = Workspace::new().await;
+    let plain = Person::new(&workspace, "plain").await;
+    for _ in 0..10 {
+        plain.api.get(EVENTS).await.expect(403);
+    }
+    plain.api.post(VERIFY, &json!({})).await.expect(403);
+    // What was to change something is told of each time.
+    for _ in 0..3 {
+        plain.api.post(USERS, &json!({})).await.expect(403);
+    }
+    let found = eventually("the events", || async {
+        let found = events(&workspace.admin, EVENTS, &[("actor", "plain".to_owned())]).await;
+        let changes = found.iter().filter(|event| event["action"] == "user.create").count();
+        (changes == 3).then_some(found)
+    })
+    .await;
+    let told: Vec<_> = found.iter().filter(|event| event["action"] == "endpoint.access").collect();
+    let mut paths: Vec<_> = told.iter().map(|event| event["object"]["id"].as_str().unwrap()).collect();
+    paths.sort_unstable();
+    assert_eq!(paths, [EVENTS, VERIFY]);
+}
+
 #[tokio::test]
 async fn a_command_is_told_of_from_its_request_to_its_end() {
     let workspace = Workspace::new().await;
