@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use farhand_domain::audit::{self, Broken, Head, Problem, Seal, Verifier};
-use farhand_domain::error::Error;
+use farhand_domain::error::{Error, Kind};
 use farhand_domain::time::Timestamp;
 use futures_util::future;
 use serde::{Deserialize, Serialize};
@@ -47,6 +47,8 @@ const ANCHOR_EVERY: i64 = 100;
 /// How many links are looked at with one question, and for one answer.
 const PAGE: i64 = 1_000;
 const LOOKED_AT: i64 = 20_000;
+/// How often a look along a chain is begun anew where old links go meanwhile.
+const TRIES: u32 = 3;
 /// How many workspaces the clock looks up at a time, and tells of.
 const BY_CLOCK: u64 = 50;
 
@@ -60,7 +62,8 @@ thread_local! {
 enum Ask {
     /// Seal what there is, soon.
     Seal(i64),
-    /// Look along the workspace's chain, from a link on. Answers with [`Verification`].
+    /// Look along the workspace's chain, from a link on. Answers with [`Verification`], or nothing where old links went all the
+    /// while.
     Verify(i64, i64),
     /// Forget everything: the workspace is gone.
     Wipe,
@@ -118,10 +121,10 @@ pub async fn tell_all(env: &Env) -> Result<(), Error> {
 /// Looks along the chain of a workspace, from a link on.
 ///
 /// # Errors
-/// D1 or the object did not answer.
+/// D1 or the object did not answer; 409 where old links went all the while.
 pub async fn verify(env: &Env, workspace: i64, first: i64) -> Result<Verification, Error> {
     let found: Option<Verification> = ask(env, workspace, &Ask::Verify(workspace, first)).await?;
-    found.ok_or_else(|| Error::internal("the sealer told nothing"))
+    found.ok_or_else(|| Error::new(Kind::Conflict, "Old events are being deleted at the same time. Try again."))
 }
 
 /// Has the object of a workspace that is gone forget everything.
@@ -172,7 +175,7 @@ impl DurableObject for Sealer {
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
         let answer = objects::answer(&mut request, async |ask| match ask {
             Ask::Seal(workspace) => self.begin(workspace).await.map(|()| None).map_err(internal),
-            Ask::Verify(workspace, first) => self.verify(workspace, first).await.map(Some),
+            Ask::Verify(workspace, first) => tried(async || self.verify(workspace, first).await).await,
             Ask::Wipe => self.wipe().await.map(|()| None).map_err(internal),
         });
         objects::costed(answer).await
@@ -209,6 +212,16 @@ fn is_relied_on(set_for: Option<i64>, now: i64) -> bool {
 fn left_of(told: Timestamp, now: Timestamp) -> Option<Duration> {
     let left = told.plus_millis(SEAL_AFTER).seconds_since(now);
     (told <= now && left > 0.0).then(|| Duration::from_secs_f64(left))
+}
+
+/// Does something that others may get in the way of, until it is done, or was tried [`TRIES`] times.
+async fn tried<T>(work: impl AsyncFn() -> Result<Option<T>, Error>) -> Result<Option<T>, Error> {
+    for _ in 0..TRIES {
+        if let Some(done) = work().await? {
+            return Ok(Some(done));
+        }
+    }
+    Ok(None)
 }
 
 impl Sealer {
@@ -403,17 +416,9 @@ impl Sealer {
         Ok(anchors)
     }
 
-    /// Looks along the chain from a link on, as far as one answer goes.
-    async fn verify(&self, workspace: i64, first: i64) -> Result<Verification, Error> {
-        loop {
-            if let Some(found) = self.try_to_verify(workspace, first).await? {
-                return Ok(found);
-            }
-        }
-    }
-
-    /// The same; `None` where old events went meanwhile, and what was read may lack them.
-    async fn try_to_verify(&self, workspace: i64, first: i64) -> Result<Option<Verification>, Error> {
+    /// Looks along the chain from a link on, as far as one answer goes; `None` where old events went meanwhile, and what was read may
+    /// lack them.
+    async fn verify(&self, workspace: i64, first: i64) -> Result<Option<Verification>, Error> {
         let chain = self.chain()?;
         let ends = |chain: &Chain| (chain.base.clone(), chain.head.clone());
         let (base, head) = chain.as_ref().map(ends).unwrap_or_default();
@@ -493,7 +498,29 @@ impl Sealer {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+
+    #[test]
+    fn what_never_succeeds_is_tried_no_longer() {
+        for (succeeds_at, expected) in [(1, Some(1)), (TRIES, Some(TRIES)), (TRIES + 1, None)] {
+            let tries = Cell::new(0);
+            let work = async || {
+                tries.set(tries.get() + 1);
+                Ok((tries.get() == succeeds_at).then_some(tries.get()))
+            };
+            assert_eq!(tried(work).now_or_never().unwrap().unwrap(), expected);
+            assert_eq!(tries.get(), succeeds_at.min(TRIES));
+        }
+        let tries = Cell::new(0);
+        let work = async || {
+            tries.set(tries.get() + 1);
+            Err::<Option<()>, _>(Error::not_found())
+        };
+        assert!(tried(work).now_or_never().unwrap().is_err());
+        assert_eq!(tries.get(), 1);
+    }
 
     #[test]
     fn alarms_that_are_relied_on() {
