@@ -1,10 +1,14 @@
 //! Events of the request at hand, for the audit log (`docs/audit.md`), that are in no batch with a change: what was refused or
 //! failed. They are written after the response, which does not wait for them.
 
+use std::cell::RefCell;
+
 use farhand_domain::audit::{ActorType, Event, Object, Outcome};
 use farhand_domain::error::{Code, Error, Kind};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
+use crate::lately::Lately;
 use crate::log;
 use crate::request::Call;
 use crate::store::audit as store;
@@ -12,6 +16,16 @@ use crate::{platform, sealer};
 
 /// The longest that an id from a path is kept, in characters.
 const MAX_ID: usize = 64;
+/// How often the same refusal is told of where nothing was to be changed, in milliseconds.
+const TELL_EVERY: i64 = 60_000;
+
+/// A refusal: of which credential, at which endpoint, with which code.
+type Refusal = (Uuid, &'static str, String, Option<&'static str>);
+
+thread_local! {
+    /// When this isolate last told of a refusal.
+    static TOLD: RefCell<Lately<Refusal>> = RefCell::default();
+}
 
 /// What was refused, where a handler knows more of it than the path tells.
 pub struct Refused {
@@ -55,12 +69,20 @@ pub fn seal_later(call: &Call) {
 }
 
 /// Notes that a request was refused for want of a right, where its credential is good. What a credential that is not is refused
-/// leaves nothing: guessing would fill the log.
+/// leaves nothing: guessing would fill the log. Where nothing was to be changed, the same refusal once more within a minute leaves
+/// nothing either.
 pub fn note_refusal(call: &Call, error: &Error) {
     let is_denial = error.kind == Kind::Forbidden
         && matches!(error.code, Some(Code::PermissionDenied | Code::ApiTokenAclNotAllowed));
-    let workspace_id = call.caller.borrow().as_ref().map(|caller| caller.workspace_id);
-    let (true, Some(workspace_id)) = (is_denial, workspace_id) else { return };
+    let known = call.caller.borrow().as_ref().map(|caller| (caller.workspace_id, caller.credential_id));
+    let (true, Some((workspace_id, credential))) = (is_denial, known) else { return };
+    if action(call).is_none() {
+        let path = call.route.map_or("", |route| route.path);
+        let refusal = (credential, path, call.method.clone(), error.code.map(Code::as_str));
+        if !TOLD.with_borrow_mut(|told| told.is_due(refusal, call.now, TELL_EVERY)) {
+            return;
+        }
+    }
     match denied(call, error) {
         Ok(event) => record_later(call, workspace_id, event),
         Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),

@@ -5,6 +5,7 @@ mod audit;
 mod caller;
 mod cost;
 mod janitor;
+mod lately;
 mod link_calls;
 mod log;
 mod mail;

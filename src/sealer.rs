@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use farhand_domain::audit::{self, Broken, Head, Problem, Seal, Verifier};
-use farhand_domain::error::Error;
+use farhand_domain::error::{Error, Kind};
 use farhand_domain::time::Timestamp;
 use futures_util::future;
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,7 @@ use serde_json::json;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
 use crate::cost;
+use crate::lately::Lately;
 use crate::log;
 use crate::objects;
 use crate::platform::{self, internal};
@@ -33,6 +34,8 @@ use crate::store::audit as store;
 const TELL_EVERY: i64 = 1_000;
 /// How long the object waits after it was told, in milliseconds: longer, so that what comes untold meanwhile is there.
 const SEAL_AFTER: i64 = 2_000;
+/// How long ago an alarm may have been due that still goes off by itself, in milliseconds: it is not relied on after that.
+const LATE_ALARM: i64 = 5_000;
 /// How many rows are sealed in one go.
 const AT_ONCE: u64 = 200;
 /// How many goes an alarm takes before it makes room for another one.
@@ -44,14 +47,14 @@ const ANCHOR_EVERY: i64 = 100;
 /// How many links are looked at with one question, and for one answer.
 const PAGE: i64 = 1_000;
 const LOOKED_AT: i64 = 20_000;
-/// How many workspaces an isolate remembers to have told of.
-const REMEMBERED: usize = 10_000;
+/// How often a look along a chain is begun anew where old links go meanwhile.
+const TRIES: u32 = 3;
 /// How many workspaces the clock looks up at a time, and tells of.
 const BY_CLOCK: u64 = 50;
 
 thread_local! {
     /// When the object of a workspace was last told by this isolate.
-    static TOLD: RefCell<HashMap<i64, Timestamp>> = RefCell::default();
+    static TOLD: RefCell<Lately<i64>> = RefCell::default();
 }
 
 /// What the object can be asked.
@@ -59,7 +62,8 @@ thread_local! {
 enum Ask {
     /// Seal what there is, soon.
     Seal(i64),
-    /// Look along the workspace's chain, from a link on. Answers with [`Verification`].
+    /// Look along the workspace's chain, from a link on. Answers with [`Verification`], or nothing where old links went all the
+    /// while.
     Verify(i64, i64),
     /// Forget everything: the workspace is gone.
     Wipe,
@@ -88,22 +92,12 @@ fn name_of(workspace: i64) -> String {
 /// not hear of it, the clock tells it within the hour.
 pub async fn tell(env: &Env, workspace: i64) {
     let now = platform::now();
-    let is_told = TOLD.with_borrow_mut(|told| {
-        if told.len() >= REMEMBERED {
-            told.clear();
-        }
-        let lately = told.get(&workspace).is_some_and(|at| at.plus_millis(TELL_EVERY) > now);
-        if !lately {
-            told.insert(workspace, now);
-        }
-        lately
-    });
-    if is_told {
+    if !TOLD.with_borrow_mut(|told| told.is_due(workspace, now, TELL_EVERY)) {
         return;
     }
     let asked: Result<Option<Verification>, Error> = ask(env, workspace, &Ask::Seal(workspace)).await;
     if let Err(error) = asked {
-        TOLD.with_borrow_mut(|told| told.remove(&workspace));
+        TOLD.with_borrow_mut(|told| told.forget(&workspace));
         log::trouble("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
     }
 }
@@ -127,10 +121,10 @@ pub async fn tell_all(env: &Env) -> Result<(), Error> {
 /// Looks along the chain of a workspace, from a link on.
 ///
 /// # Errors
-/// D1 or the object did not answer.
+/// D1 or the object did not answer; 409 where old links went all the while.
 pub async fn verify(env: &Env, workspace: i64, first: i64) -> Result<Verification, Error> {
     let found: Option<Verification> = ask(env, workspace, &Ask::Verify(workspace, first)).await?;
-    found.ok_or_else(|| Error::internal("the sealer told nothing"))
+    found.ok_or_else(|| Error::new(Kind::Conflict, "Old events are being deleted at the same time. Try again."))
 }
 
 /// Has the object of a workspace that is gone forget everything.
@@ -181,7 +175,7 @@ impl DurableObject for Sealer {
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
         let answer = objects::answer(&mut request, async |ask| match ask {
             Ask::Seal(workspace) => self.begin(workspace).await.map(|()| None).map_err(internal),
-            Ask::Verify(workspace, first) => self.verify(workspace, first).await.map(Some),
+            Ask::Verify(workspace, first) => tried(async || self.verify(workspace, first).await).await,
             Ask::Wipe => self.wipe().await.map(|()| None).map_err(internal),
         });
         objects::costed(answer).await
@@ -195,10 +189,7 @@ impl DurableObject for Sealer {
         let next = match worked {
             Ok(true) => Some(Duration::ZERO),
             // What came shortly after it was last told of is told of with that.
-            Ok(false) => self.told_at.get().and_then(|told| {
-                let left = told.plus_millis(SEAL_AFTER).seconds_since(platform::now());
-                (left > 0.0).then(|| Duration::from_secs_f64(left))
-            }),
+            Ok(false) => self.told_at.get().and_then(|told| left_of(told, platform::now())),
             Err(error) => {
                 log::trouble("sealer_failed", json!({"workspace_id": self.state.id().name()}), &error.detail);
                 Some(RETRY)
@@ -209,6 +200,28 @@ impl DurableObject for Sealer {
         }
         Response::empty()
     }
+}
+
+/// Whether an alarm that is set for a time in milliseconds goes off soon. One that should have gone off long ago may not, and one
+/// that is set for later than any is was set by a clock that went wrong.
+fn is_relied_on(set_for: Option<i64>, now: i64) -> bool {
+    set_for.is_some_and(|set_for| now - LATE_ALARM < set_for && set_for <= now + SEAL_AFTER)
+}
+
+/// How long what was told at a time is still waited for. Nothing is told later than now, but by a clock that went wrong.
+fn left_of(told: Timestamp, now: Timestamp) -> Option<Duration> {
+    let left = told.plus_millis(SEAL_AFTER).seconds_since(now);
+    (told <= now && left > 0.0).then(|| Duration::from_secs_f64(left))
+}
+
+/// Does something that others may get in the way of, until it is done, or was tried [`TRIES`] times.
+async fn tried<T>(work: impl AsyncFn() -> Result<Option<T>, Error>) -> Result<Option<T>, Error> {
+    for _ in 0..TRIES {
+        if let Some(done) = work().await? {
+            return Ok(Some(done));
+        }
+    }
+    Ok(None)
 }
 
 impl Sealer {
@@ -225,9 +238,10 @@ impl Sealer {
             "INSERT OR IGNORE INTO chains (workspace, head, pending, base, is_deleting) VALUES (?1, ?2, '[]', ?2, 0)";
         let beginning = serde_json::to_string(&Head::default())?;
         self.sql().exec(sql, vec![workspace.into(), beginning.into()])?;
-        self.told_at.set(Some(platform::now()));
+        let now = platform::now();
+        self.told_at.set(Some(now));
         let storage = self.state.storage();
-        if storage.get_alarm().await?.is_none() {
+        if !is_relied_on(storage.get_alarm().await?, i64::try_from(now.as_millis()).unwrap_or(i64::MAX)) {
             storage.set_alarm(Duration::from_millis(SEAL_AFTER.unsigned_abs())).await?;
         }
         Ok(())
@@ -334,12 +348,19 @@ impl Sealer {
     ///
     /// Whatever is to go is looked at before: a break stays where it is, with all that comes after it.
     async fn delete_old(&self) -> Result<bool, Error> {
-        let until = platform::audit_kept_until(&self.env)?;
         let Some(Chain { workspace, head, base, is_deleting, .. }) = self.chain()? else { return Ok(false) };
         if is_deleting {
             self.delete_up_to(workspace, &base).await?;
         }
-        let Some(until) = until.filter(|_| workspace != audit::CELL) else { return Ok(false) };
+        let until = match platform::audit_kept_until(&self.env) {
+            Ok(until) => until.filter(|_| workspace != audit::CELL),
+            // Whoever set it has to mend it: to try again is of no use.
+            Err(error) => {
+                log::trouble("audit_not_deleted", json!({"workspace_id": workspace}), &error.detail);
+                None
+            }
+        };
+        let Some(until) = until else { return Ok(false) };
         let (first, last) = (base.link + 1, head.link.min(base.link + AT_ONCE as i64));
         if first > last {
             return Ok(false);
@@ -395,17 +416,9 @@ impl Sealer {
         Ok(anchors)
     }
 
-    /// Looks along the chain from a link on, as far as one answer goes.
-    async fn verify(&self, workspace: i64, first: i64) -> Result<Verification, Error> {
-        loop {
-            if let Some(found) = self.try_to_verify(workspace, first).await? {
-                return Ok(found);
-            }
-        }
-    }
-
-    /// The same; `None` where old events went meanwhile, and what was read may lack them.
-    async fn try_to_verify(&self, workspace: i64, first: i64) -> Result<Option<Verification>, Error> {
+    /// Looks along the chain from a link on, as far as one answer goes; `None` where old events went meanwhile, and what was read may
+    /// lack them.
+    async fn verify(&self, workspace: i64, first: i64) -> Result<Option<Verification>, Error> {
         let chain = self.chain()?;
         let ends = |chain: &Chain| (chain.base.clone(), chain.head.clone());
         let (base, head) = chain.as_ref().map(ends).unwrap_or_default();
@@ -480,5 +493,59 @@ impl Sealer {
             Some(row) if last >= head.link && row.link.unwrap_or(0) > end => Ok(Err(foreign(row))),
             _ => Ok(Ok(())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn what_never_succeeds_is_tried_no_longer() {
+        for (succeeds_at, expected) in [(1, Some(1)), (TRIES, Some(TRIES)), (TRIES + 1, None)] {
+            let tries = Cell::new(0);
+            let work = async || {
+                tries.set(tries.get() + 1);
+                Ok((tries.get() == succeeds_at).then_some(tries.get()))
+            };
+            assert_eq!(tried(work).now_or_never().unwrap().unwrap(), expected);
+            assert_eq!(tries.get(), succeeds_at.min(TRIES));
+        }
+        let tries = Cell::new(0);
+        let work = async || {
+            tries.set(tries.get() + 1);
+            Err::<Option<()>, _>(Error::not_found())
+        };
+        assert!(tried(work).now_or_never().unwrap().is_err());
+        assert_eq!(tries.get(), 1);
+    }
+
+    #[test]
+    fn alarms_that_are_relied_on() {
+        let now = 1_800_000_000_000;
+        for (set_for, expected) in [
+            (None, false),
+            (Some(now), true),
+            (Some(now + SEAL_AFTER), true),
+            (Some(now + SEAL_AFTER + 1), false),
+            (Some(now + 3_600_000), false),
+            (Some(now - LATE_ALARM + 1), true),
+            (Some(now - LATE_ALARM), false),
+            (Some(now - 3_600_000), false),
+        ] {
+            assert_eq!(is_relied_on(set_for, now), expected, "{set_for:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_told_is_waited_for_by_a_clock_that_is_right() {
+        let now = Timestamp::parse("2026-11-21T12:00:00Z").unwrap();
+        let left = |millis: i64| left_of(now.plus_millis(millis), now).map(|left| left.as_millis() as i64);
+        assert_eq!(left(0), Some(SEAL_AFTER));
+        assert_eq!(left(500 - SEAL_AFTER), Some(500));
+        assert_eq!(left(-SEAL_AFTER), None);
+        assert_eq!(left(3_600_000), None);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use farhand_domain::audit::{Head, Row, seal};
 use farhand_tests::client::{PASSWORD, encoded, unique};
-use farhand_tests::instance::{change_d1, change_objects};
+use farhand_tests::instance::{change_d1, change_objects, delay_alarms};
 use farhand_tests::mail::{key_of, reset_link};
 use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, NO_UUID, SERVERS, USERS, at, group_path, keys};
 use farhand_tests::{Api, Dice, Instance, Person, ScriptedAgent, Workspace, eventually, now};
@@ -228,6 +228,56 @@ async fn each_change_leaves_one_event_with_who_made_it() {
     assert_eq!(links, (1..=expected.len() as i64).collect::<Vec<_>>());
 }
 
+/// A change that ends what its caller calls with, or their right to it, leaves its event like any other.
+#[tokio::test]
+async fn who_disables_limits_or_demotes_themself_leaves_an_event() {
+    let workspace = Workspace::new().await;
+    let (session, admin) = (workspace.session(), &workspace.admin);
+    let lists = json!({"commands": ["id"]});
+    let changes = [
+        ("PATCH", json!({"enabled": false})),
+        ("PATCH", json!({"acl": lists})),
+        ("PUT", json!({"name": "new", "expires_at": null, "enabled": false})),
+        ("PUT", json!({"name": "new", "expires_at": null, "acl": lists})),
+        ("DELETE", Value::Null),
+    ];
+    for (method, body) in changes {
+        let token = send(&session, "POST", TOKENS, json!({"name": "self", "expires_at": null})).await;
+        let own = workspace.anonymous.with_token(token["key"].as_str().unwrap());
+        send(&own, method, &at(TOKENS, &token), body.clone()).await;
+        own.get(TOKENS).await.expect(403);
+        let told = events(admin, EVENTS, &[("object", token["id"].as_str().unwrap().to_owned())]).await;
+        let told: Vec<_> = told.iter().map(|event| (short(event), event["object"]["name"].clone())).collect();
+        let verb = if method == "DELETE" { "delete" } else { "update" };
+        let expected = [
+            ("api_token.create success boss/session".to_owned(), json!("self")),
+            (format!("api_token.{verb} success boss/api_token"), json!("self")),
+        ];
+        assert_eq!(told, expected, "{method} {body}");
+    }
+
+    let email = |name: &str| format!("{}@example.com", unique(name));
+    for (name, change) in [
+        ("ann", json!({"is_superuser": false})),
+        ("bea", json!({"is_staff": false, "is_superuser": false})),
+        ("cid", json!({"is_active": false})),
+        ("dan", Value::Null),
+    ] {
+        let user = json!({
+            "username": name, "email": email(name), "password": PASSWORD, "is_staff": true, "is_superuser": true,
+        });
+        let user = send(admin, "POST", USERS, user).await;
+        let own = workspace.anonymous.logged_in(name, PASSWORD).await;
+        let method = if change.is_null() { "DELETE" } else { "PATCH" };
+        send(&own, method, &format!("{USERS}{}/", user["id"]), change).await;
+        let verb = if method == "DELETE" { "delete" } else { "update" };
+        let action = format!("user.{verb}");
+        let told = events(admin, EVENTS, &[("actor", name.to_owned()), ("action", action.clone())]).await;
+        assert_eq!(told.iter().map(short).collect::<Vec<_>>(), [format!("{action} success {name}/session")]);
+    }
+    sealed(admin, VERIFY).await;
+}
+
 #[tokio::test]
 async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing_leaves_none() {
     let workspace = Workspace::new().await;
@@ -298,6 +348,31 @@ async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing
     let all = json!(events(admin, EVENTS, &[]).await).to_string();
     assert!(!all.contains("the password of somebody") && !all.contains("confidential"), "{all}");
     sealed(admin, VERIFY).await;
+}
+
+/// Whoever asks for it again and again does not fill the log.
+#[tokio::test]
+async fn the_same_refusal_is_told_of_once_a_minute() {
+    let workspace = Workspace::new().await;
+    let plain = Person::new(&workspace, "plain").await;
+    for _ in 0..10 {
+        plain.api.get(EVENTS).await.expect(403);
+    }
+    plain.api.post(VERIFY, &json!({})).await.expect(403);
+    // What was to change something is told of each time.
+    for _ in 0..3 {
+        plain.api.post(USERS, &json!({})).await.expect(403);
+    }
+    let found = eventually("the events", || async {
+        let found = events(&workspace.admin, EVENTS, &[("actor", "plain".to_owned())]).await;
+        let changes = found.iter().filter(|event| event["action"] == "user.create").count();
+        (changes == 3).then_some(found)
+    })
+    .await;
+    let told: Vec<_> = found.iter().filter(|event| event["action"] == "endpoint.access").collect();
+    let mut paths: Vec<_> = told.iter().map(|event| event["object"]["id"].as_str().unwrap()).collect();
+    paths.sort_unstable();
+    assert_eq!(paths, [EVENTS, VERIFY]);
 }
 
 #[tokio::test]
@@ -620,6 +695,42 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
     assert!(made.iter().all(|id| ids.contains(id)), "none is lost");
     let links: BTreeSet<_> = found.iter().map(|event| event["link"].as_i64().unwrap()).collect();
     assert_eq!(links.len(), found.len());
+}
+
+/// A sealer whose alarm is late is told of what happens, and does not go on waiting for that alarm.
+#[tokio::test]
+async fn a_sealer_whose_alarm_is_late_seals_when_it_is_told() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    sealed(&workspace.admin, VERIFY).await;
+    let waiting = send(&workspace.admin, "POST", TOKENS, json!({"name": "waiting", "expires_at": null})).await;
+    instance.kill().await;
+    assert!(delay_alarms(state.path(), "Sealer", 3_600) > 0, "the alarm of what waits");
+    let instance = Instance::restart(state.path()).await;
+    let api = workspace.admin.on(&instance.url);
+    eventually("the seal", || async {
+        // Each has the sealer told once more.
+        send(&api, "POST", TOKENS, json!({"name": "later", "expires_at": null})).await;
+        let told = events(&api, EVENTS, &[("object", waiting["id"].as_str().unwrap().to_owned())]).await;
+        told[0]["link"].is_number().then_some(())
+    })
+    .await;
+}
+
+/// Nothing is deleted then, and all is sealed as ever.
+#[tokio::test]
+async fn a_wrong_setting_of_how_long_events_are_kept_is_logged_and_stops_nothing() {
+    let (instance, _state) = Instance::new_with(&[("AUDIT_RETENTION_DAYS", "1")]).await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    assert_eq!(sealed(&workspace.admin, VERIFY).await, 3);
+    let log = instance.state.join("worker.log");
+    eventually("what the log says", || async {
+        let log = std::fs::read_to_string(&log).unwrap();
+        assert!(!log.contains("\"event\":\"sealer_failed\""), "it tries again and again");
+        log.contains("\"event\":\"audit_not_deleted\"").then_some(())
+    })
+    .await;
+    assert_eq!(sealed(&workspace.admin, VERIFY).await, 3);
 }
 
 #[tokio::test]

@@ -91,8 +91,8 @@ async fn change(
         ("expires_at", changes.expires_at.is_some()),
         ("acl", changes.acl.is_some()),
     ]));
-    let event = api_tokens::after_update(&credential, &event)?;
-    let (_, bodies) = credential.write_audited(vec![update], 1, event).await?;
+    let event = api_tokens::before_change(&credential, &event)?;
+    let (_, bodies) = credential.write_audited(vec![update], 0, event).await?;
     bodies.into_iter().flatten().next().map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
@@ -101,7 +101,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let event = call.event("api_token.delete")?.on(Some(id.to_string()), None);
-    let event = api_tokens::before_delete(&credential, &event)?;
+    let event = api_tokens::before_change(&credential, &event)?;
     let (_, bodies) = credential.write_audited(vec![api_tokens::delete(&credential, id)], 0, event).await?;
     let deleted = bodies.into_iter().flatten().next().is_some();
     if deleted { Ok(Reply::no_content()) } else { Err(Error::not_found()) }

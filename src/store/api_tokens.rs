@@ -79,18 +79,9 @@ pub fn update(
     Ok(statement)
 }
 
-/// SQL for the name of the token that an audit event `?5` of the caller's is about.
-const NAME: &str = "(SELECT t.name FROM api_tokens t WHERE t.id = ?5 ->> '$.object.id'
-    AND t.workspace_id = me.workspace_id AND t.user_id = me.user_id)";
-
-/// The statement for the audit event of [`update`], after it.
-pub fn after_update(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
-    let insert = Insert { object_name: Some(NAME), ..Insert::by_me() };
-    Ok(credential.statement(&insert.sql()).bind(audit::text(event)?))
-}
-
-/// The statement for the audit event of [`delete`], before it, while the token has its name.
-pub fn before_delete(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
+/// The statement for the audit event of [`update`] or [`delete`], before it, while the token has its name: the token may be the
+/// one that calls, and then its caller may be nobody after it.
+pub fn before_change(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
     let rest = "FROM me CROSS JOIN api_tokens d ON d.id = ?5 ->> '$.object.id'
         AND d.workspace_id = me.workspace_id AND d.user_id = me.user_id";
     let insert = Insert { object_name: Some("d.name"), rest, ..Insert::by_me() };
