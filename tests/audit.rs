@@ -6,7 +6,7 @@ use std::time::Duration;
 use farhand_domain::audit::{Head, Row, seal};
 use farhand_tests::client::{PASSWORD, encoded, unique};
 use farhand_tests::instance::{change_d1, change_objects, delay_alarms};
-use farhand_tests::mail::{key_of, reset_link};
+use farhand_tests::mail::{key_of, mails_to, reset_link};
 use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, NO_UUID, SERVERS, USERS, at, group_path, keys};
 use farhand_tests::{Api, Dice, Instance, Person, ScriptedAgent, Workspace, eventually, now};
 use futures_util::future;
@@ -695,6 +695,39 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
     assert!(made.iter().all(|id| ids.contains(id)), "none is lost");
     let links: BTreeSet<_> = found.iter().map(|event| event["link"].as_i64().unwrap()).collect();
     assert_eq!(links.len(), found.len());
+}
+
+/// An isolate remembers for a while which workspace has a slug. What it does not ask anybody with a credential for is told where it
+/// is done, even if the slug is another one's by now.
+#[tokio::test]
+async fn logins_and_resets_are_told_of_in_the_workspace_that_has_them() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    Workspace::made_by(&instance.operator(), "other").await;
+    let emails = instance
+        .read_d1("SELECT u.email FROM users u JOIN workspaces w ON w.id = u.workspace_id WHERE w.slug = 'other'");
+    let own = instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'other'");
+    let told = |action: &str, outcome: &str| {
+        instance.read_d1(&format!(
+            "SELECT CAST(workspace_id AS TEXT) FROM audit_events WHERE action = '{action}' AND outcome = '{outcome}'
+             ORDER BY seq DESC LIMIT 1"
+        ))
+    };
+    workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
+    instance.tamper_with_d1(
+        "UPDATE workspaces SET slug = 'x' WHERE slug = 'acme'; UPDATE workspaces SET slug = 'acme' WHERE slug = 'other'",
+    );
+    workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
+    assert_eq!(told("session.login", "success"), own);
+    workspace.anonymous.log_in("boss", "not the password").await.expect(403);
+    eventually("the failure", || async { (told("session.login", "failure") == own).then_some(()) }).await;
+    workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": emails[0]})).await.expect(200);
+    let log = instance.state.join("worker.log");
+    let mail = eventually("the mail", || async { mails_to(&log, &emails[0]).into_iter().next() }).await;
+    let link = mail.link();
+    let confirm = format!("/api/auth/reset-password/confirm/{}/", key_of(&link));
+    send(&workspace.anonymous, "POST", &confirm, json!({"new_password": "another correct horse"})).await;
+    assert_eq!((told("user.request_reset", "success"), told("user.reset_password", "success")), (own.clone(), own));
 }
 
 /// A sealer whose alarm is late is told of what happens, and does not go on waiting for that alarm.
