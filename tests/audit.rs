@@ -496,7 +496,7 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
         "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
          INSERT INTO audit_events (id, workspace_id, occurred_at, actor_type, actor_name, action, object_type, object_id,
             outcome, details, link)
-         SELECT 'x' || i, e.workspace_id, e.occurred_at, 'user', 'many', 'api_token.update', 'x', 'x' || i, 'success', '{{}}',
+         SELECT format('00000000-0000-7000-8000-%012d', i), e.workspace_id, e.occurred_at, 'user', 'many', 'api_token.update', 'x', 'x' || i, 'success', '{{}}',
             {links} + i FROM n CROSS JOIN (SELECT workspace_id, occurred_at FROM audit_events WHERE link = {links}) e"
     ));
     for (query, before) in queries.iter().zip(before) {
