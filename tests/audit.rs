@@ -697,6 +697,31 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
     assert_eq!(links.len(), found.len());
 }
 
+/// An event has room for so many of them only.
+#[tokio::test]
+async fn a_long_list_is_told_in_part_and_by_its_length() {
+    let workspace = Workspace::new().await;
+    let admin = &workspace.admin;
+    let mut groups = Vec::new();
+    for number in 0..101 {
+        let group = send(admin, "POST", GROUPS, json!({"name": format!("group-{number}")})).await;
+        groups.push(group["id"].as_i64().unwrap());
+    }
+    let body = |name: &str| json!({"name": name, "groups": groups});
+    let server = send(admin, "POST", "/api/servers/", body("web-1")).await;
+    send(admin, "PATCH", &at(SERVERS, &server), json!({"groups": []})).await;
+    send(admin, "PATCH", &at(SERVERS, &server), json!({"groups": groups})).await;
+    send(admin, "POST", REGISTRATION_TOKENS, body("hosts")).await;
+    for (action, number) in
+        [("server.create", 101), ("server.update", 0), ("server.update", 101), ("registration_token.create", 101)]
+    {
+        let told = events(admin, EVENTS, &[("action", action.to_owned())]).await;
+        let details = told.iter().map(|event| &event["details"]).find(|details| details["groups_total"] == number);
+        let shown = &groups[..number.min(100)];
+        assert_eq!(details.unwrap_or_else(|| panic!("{action}: {told:#?}"))["groups"], json!(shown), "{action}");
+    }
+}
+
 /// An isolate remembers for a while which workspace has a slug. What it does not ask anybody with a credential for is told where it
 /// is done, even if the slug is another one's by now.
 #[tokio::test]
