@@ -73,11 +73,11 @@ async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker:
 /// Runs when the clock says so (wrangler.toml, triggers): has old commands deleted, and audit events sealed that are not.
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
-    if let Err(error) = sealer::tell_all(&env).await {
-        log::trouble("sealers_not_told", json!({}), &error.detail);
-    }
     if let Err(error) = janitor::delete_old_commands(&env).await {
         log::trouble("retention_not_begun", json!({}), &error.detail);
+    }
+    if let Err(error) = sealer::tell_all(&env).await {
+        log::trouble("sealers_not_told", json!({}), &error.detail);
     }
 }
 

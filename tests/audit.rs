@@ -6,7 +6,7 @@ use std::time::Duration;
 use farhand_domain::audit::{Head, Row, seal};
 use farhand_tests::client::{PASSWORD, encoded, unique};
 use farhand_tests::instance::{change_d1, change_objects, delay_alarms};
-use farhand_tests::mail::{key_of, reset_link};
+use farhand_tests::mail::{key_of, mails_to, reset_link};
 use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, NO_UUID, SERVERS, USERS, at, group_path, keys};
 use farhand_tests::{Api, Dice, Instance, Person, ScriptedAgent, Workspace, eventually, now};
 use futures_util::future;
@@ -496,7 +496,7 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
         "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
          INSERT INTO audit_events (id, workspace_id, occurred_at, actor_type, actor_name, action, object_type, object_id,
             outcome, details, link)
-         SELECT 'x' || i, e.workspace_id, e.occurred_at, 'user', 'many', 'api_token.update', 'x', 'x' || i, 'success', '{{}}',
+         SELECT format('00000000-0000-7000-8000-%012d', i), e.workspace_id, e.occurred_at, 'user', 'many', 'api_token.update', 'x', 'x' || i, 'success', '{{}}',
             {links} + i FROM n CROSS JOIN (SELECT workspace_id, occurred_at FROM audit_events WHERE link = {links}) e"
     ));
     for (query, before) in queries.iter().zip(before) {
@@ -695,6 +695,64 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
     assert!(made.iter().all(|id| ids.contains(id)), "none is lost");
     let links: BTreeSet<_> = found.iter().map(|event| event["link"].as_i64().unwrap()).collect();
     assert_eq!(links.len(), found.len());
+}
+
+/// An event has room for so many of them only.
+#[tokio::test]
+async fn a_long_list_is_told_in_part_and_by_its_length() {
+    let workspace = Workspace::new().await;
+    let admin = &workspace.admin;
+    let mut groups = Vec::new();
+    for number in 0..101 {
+        let group = send(admin, "POST", GROUPS, json!({"name": format!("group-{number}")})).await;
+        groups.push(group["id"].as_i64().unwrap());
+    }
+    let body = |name: &str| json!({"name": name, "groups": groups});
+    let server = send(admin, "POST", "/api/servers/", body("web-1")).await;
+    send(admin, "PATCH", &at(SERVERS, &server), json!({"groups": []})).await;
+    send(admin, "PATCH", &at(SERVERS, &server), json!({"groups": groups})).await;
+    send(admin, "POST", REGISTRATION_TOKENS, body("hosts")).await;
+    for (action, number) in
+        [("server.create", 101), ("server.update", 0), ("server.update", 101), ("registration_token.create", 101)]
+    {
+        let told = events(admin, EVENTS, &[("action", action.to_owned())]).await;
+        let details = told.iter().map(|event| &event["details"]).find(|details| details["groups_total"] == number);
+        let shown = &groups[..number.min(100)];
+        assert_eq!(details.unwrap_or_else(|| panic!("{action}: {told:#?}"))["groups"], json!(shown), "{action}");
+    }
+}
+
+/// An isolate remembers for a while which workspace has a slug. What it does not ask anybody with a credential for is told where it
+/// is done, even if the slug is another one's by now.
+#[tokio::test]
+async fn logins_and_resets_are_told_of_in_the_workspace_that_has_them() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    Workspace::made_by(&instance.operator(), "other").await;
+    let emails = instance
+        .read_d1("SELECT u.email FROM users u JOIN workspaces w ON w.id = u.workspace_id WHERE w.slug = 'other'");
+    let own = instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'other'");
+    let told = |action: &str, outcome: &str| {
+        instance.read_d1(&format!(
+            "SELECT CAST(workspace_id AS TEXT) FROM audit_events WHERE action = '{action}' AND outcome = '{outcome}'
+             ORDER BY seq DESC LIMIT 1"
+        ))
+    };
+    workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
+    instance.tamper_with_d1(
+        "UPDATE workspaces SET slug = 'x' WHERE slug = 'acme'; UPDATE workspaces SET slug = 'acme' WHERE slug = 'other'",
+    );
+    workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
+    assert_eq!(told("session.login", "success"), own);
+    workspace.anonymous.log_in("boss", "not the password").await.expect(403);
+    eventually("the failure", || async { (told("session.login", "failure") == own).then_some(()) }).await;
+    workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": emails[0]})).await.expect(200);
+    let log = instance.state.join("worker.log");
+    let mail = eventually("the mail", || async { mails_to(&log, &emails[0]).into_iter().next() }).await;
+    let link = mail.link();
+    let confirm = format!("/api/auth/reset-password/confirm/{}/", key_of(&link));
+    send(&workspace.anonymous, "POST", &confirm, json!({"new_password": "another correct horse"})).await;
+    assert_eq!((told("user.request_reset", "success"), told("user.reset_password", "success")), (own.clone(), own));
 }
 
 /// A sealer whose alarm is late is told of what happens, and does not go on waiting for that alarm.

@@ -21,6 +21,8 @@ use crate::time::Timestamp;
 pub const CELL: i64 = 0;
 /// How much of a command's line an event has, in characters.
 pub const MAX_LINE: usize = 1_024;
+/// How many ids of a list an event has.
+pub const MAX_IDS: usize = 100;
 /// The highest number that JSON is exact for.
 const MAX_LINK: i64 = 1 << 53;
 
@@ -194,6 +196,12 @@ impl Event {
 /// The beginning of a command's line that an event has.
 pub fn shown_line(line: &str) -> String {
     line.chars().take(MAX_LINE).collect()
+}
+
+/// Adds a list of ids to an event's details, under a name: the first [`MAX_IDS`], and under `<name>_total` how many there are.
+pub fn show_ids(details: &mut Value, name: &str, ids: &[impl Serialize]) {
+    details[name] = json!(ids.iter().take(MAX_IDS).collect::<Vec<_>>());
+    details[format!("{name}_total")] = json!(ids.len());
 }
 
 /// What a list of events is asked for with (`docs/audit.md`).
@@ -646,5 +654,11 @@ mod tests {
     fn lines_are_cut_by_characters() {
         assert_eq!(shown_line("id"), "id");
         assert_eq!(shown_line(&"ä".repeat(2_000)).chars().count(), MAX_LINE);
+        for (number, shown) in [(0, 0), (1, 1), (MAX_IDS, MAX_IDS), (5_000, MAX_IDS)] {
+            let mut details = json!({"name": "x"});
+            show_ids(&mut details, "servers", &(0..number).collect::<Vec<_>>());
+            let ids: Vec<_> = (0..shown).collect();
+            assert_eq!(details, json!({"name": "x", "servers": ids, "servers_total": number}));
+        }
     }
 }

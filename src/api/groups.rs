@@ -1,5 +1,6 @@
 //! Groups, and who is in them (contract 5).
 
+use farhand_domain::audit::show_ids;
 use farhand_domain::error::Error;
 use farhand_domain::fields::Fields;
 use farhand_domain::group::{
@@ -60,7 +61,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
     let statements = groups::insert(&credential, &new, platform::new_id(call.now)?);
     let event = call.event("group.create")?.on(None, new.name.as_deref());
-    let event = after_insert_by(&credential, &event.details(json!({"servers": new.servers})))?;
+    let mut details = json!({});
+    show_ids(&mut details, "servers", new.servers.as_deref().unwrap_or_default());
+    let event = after_insert_by(&credential, &event.details(details))?;
     let (_, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
     let group = bodies.into_iter().next_back().flatten().ok_or_else(Error::permission_denied)?;
     Ok(Reply::created_text(group))
@@ -75,7 +78,7 @@ fn told(changes: &GroupChanges) -> Value {
         ("servers", changes.servers.is_some()),
     ]);
     if let Some(servers) = &changes.servers {
-        told["servers"] = json!(servers);
+        show_ids(&mut told, "servers", servers);
     }
     told
 }

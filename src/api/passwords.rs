@@ -17,7 +17,6 @@ use crate::response::Reply;
 use crate::store::audit::after_change;
 use crate::store::reset_requests::{self, Requested};
 use crate::store::users::{self, Found, Target};
-use crate::store::workspaces;
 use crate::{mailer, throttle};
 
 /// 403 in place of 401, for endpoints of which spec.md says so: logout and change-password.
@@ -160,10 +159,9 @@ pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let event = call.event("user.reset_password")?.on(Some(account.id.to_string()), Some(&account.username));
     let event = event.by(ActorType::User, Some(account.id.to_string()), Some(account.username));
     let event = event.with(CredentialType::ResetKey, Some(id.to_string()));
-    let workspace_id = workspaces::id_of(&call.env, workspace, call.now).await?.ok_or_else(Error::not_found)?;
-    let event = after_change(workspace_id, &event)?;
-    let hashes = reset_requests::consume(&call.env, workspace, id, &hash, event, call.now).await?;
+    let done = reset_requests::consume(&call.env, workspace, id, &hash, &event, call.now).await?;
+    let (workspace_id, hashes) = done.ok_or_else(Error::not_found)?;
     call.audited.borrow_mut().push(workspace_id);
-    caller::forget_login_tokens(call, workspace, hashes.ok_or_else(Error::not_found)?);
+    caller::forget_login_tokens(call, workspace, hashes);
     Reply::ok(&Value::Null)
 }

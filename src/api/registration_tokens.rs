@@ -1,5 +1,6 @@
 //! Registration tokens, for staff, and the servers that agents register with them (contract 6; agent-protocol 1).
 
+use farhand_domain::audit::show_ids;
 use farhand_domain::error::Error;
 use farhand_domain::registration_token::{NewRegistrationToken, Registration};
 use farhand_domain::secret::Purpose;
@@ -47,7 +48,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let key_hash = platform::pepper(&call.env)?.hash(Purpose::RegistrationToken, &key);
     let id = platform::new_id(now)?;
     let event = call.event("registration_token.create")?.on(Some(id.to_string()), Some(&new.name));
-    let event = event.details(json!({"groups": new.groups, "expires_at": new.expires_at, "uses": new.uses}));
+    let mut details = json!({"expires_at": new.expires_at, "uses": new.uses});
+    show_ids(&mut details, "groups", &new.groups);
+    let event = event.details(details);
     let statements = registration_tokens::insert(&credential, id, &new, &key_hash);
     let (_, bodies) = credential.write_audited(statements, 1, after_change_by(&credential, &event)?).await?;
     let body = bodies.into_iter().next_back().flatten().ok_or_else(Error::permission_denied)?;

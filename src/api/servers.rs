@@ -1,5 +1,6 @@
 //! Servers (contract 6).
 
+use farhand_domain::audit::show_ids;
 use farhand_domain::error::Error;
 use farhand_domain::fields::Fields;
 use farhand_domain::group::MAX_SERVERS;
@@ -79,7 +80,10 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let (name, groups) = (new.name.unwrap_or_default(), new.groups.unwrap_or_default());
     let (id, (key, key_hash)) = (platform::new_id(call.now)?, new_key(call)?);
     let new = servers::New { id, name: &name, key_hash: &key_hash, groups: &groups };
-    let event = call.event("server.create")?.on(Some(id.to_string()), Some(&name)).details(json!({"groups": groups}));
+    let event = call.event("server.create")?.on(Some(id.to_string()), Some(&name));
+    let mut details = json!({});
+    show_ids(&mut details, "groups", &groups);
+    let event = event.details(details);
     let (statements, event) = (servers::insert(&credential, &new), after_change_by(&credential, &event)?);
     let (caller, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
     let Some(body) = bodies.into_iter().next_back().flatten() else {
@@ -185,7 +189,7 @@ fn told(changes: &ServerChanges) -> Value {
         told["name"] = json!(name);
     }
     if let Some(groups) = &changes.groups {
-        told["groups"] = json!(groups);
+        show_ids(&mut told, "groups", groups);
     }
     told
 }

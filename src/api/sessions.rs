@@ -1,6 +1,6 @@
 //! Login sessions: logging in and out, and the list of them (spec.md, Authentication endpoints; contract 4).
 
-use farhand_domain::audit::{ActorType, CredentialType};
+use farhand_domain::audit::{ActorType, CredentialType, Event};
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::fields::Fields;
 use farhand_domain::password::{self, Checked};
@@ -17,11 +17,9 @@ use crate::log;
 use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
-use crate::store::audit::after_change;
-use crate::store::db::Statement;
 use crate::store::login_tokens::{self, Entry};
 use crate::store::sessions::{OBJECT, OWN};
-use crate::store::{sessions, users, workspaces};
+use crate::store::{sessions, users};
 use crate::throttle;
 
 /// The one answer to an unknown username, a wrong password and a user who may not log in.
@@ -52,28 +50,25 @@ fn name_of_user(username: &str) -> String {
 
 /// Logs a user in, if that is their password.
 async fn log_in(call: &Call, workspace: &str, username: &str, password: &str) -> Result<Option<Reply>, Error> {
-    let workspace_id = workspaces::id_of(&call.env, workspace, call.now).await?.ok_or_else(Error::not_found)?;
-    let mut user = None;
+    let mut failed = None;
     // Another login of the same user may renew the hash between the look and the session: then all is done once more.
     for _ in 0..2 {
-        let found = users::for_login(&call.env, workspace, username).await?;
-        if !found.workspace_exists {
-            return Err(Error::not_found());
-        }
+        let found = users::for_login(&call.env, workspace, username).await?.ok_or_else(Error::not_found)?;
         let stored = found.user.as_ref().map(|(_, password)| password.as_str());
         let checked = throttle::check(call, password, stored);
-        user = found.user.as_ref().map(|(id, _)| (*id, name_of_user(username)));
+        failed = Some((found.workspace_id, found.user.as_ref().map(|(id, _)| (*id, name_of_user(username)))));
         let (Some((user_id, stored)), true) = (&found.user, checked.is_right) else { break };
         let id = platform::new_id(call.now)?;
         let event = call.event("session.login")?.on(Some(id.to_string()), None);
         let event = event.by(ActorType::User, Some(user_id.to_string()), Some(name_of_user(username)));
-        let event = after_change(workspace_id, &event.with(CredentialType::Session, Some(id.to_string())))?;
-        if let Some(reply) = begin_session(call, workspace, (id, *user_id), password, stored, checked, event).await? {
-            call.audited.borrow_mut().push(workspace_id);
+        let event = event.with(CredentialType::Session, Some(id.to_string()));
+        if let Some(reply) = begin_session(call, workspace, (id, *user_id), password, stored, checked, &event).await? {
             return Ok(Some(reply));
         }
     }
-    note_failed_login(call, workspace_id, user)?;
+    if let Some((workspace_id, user)) = failed {
+        note_failed_login(call, workspace_id, user)?;
+    }
     Ok(None)
 }
 
@@ -85,7 +80,7 @@ async fn begin_session(
     password: &str,
     stored: &str,
     checked: Checked,
-    event: Statement,
+    event: &Event,
 ) -> Result<Option<Reply>, Error> {
     let token = platform::new_secret()?;
     let token_hash = platform::pepper(&call.env)?.hash(Purpose::Token, &token);
@@ -103,9 +98,9 @@ async fn begin_session(
         expires_at: session::expires_at(call.now),
     };
     let entry = Entry { session: new.id, expires_at: new.expires_at };
-    if !sessions::insert(&call.env, workspace, new, event, call.now).await? {
-        return Ok(None);
-    }
+    let made = sessions::insert(&call.env, workspace, new, event, call.now).await?;
+    let Some(workspace_id) = made else { return Ok(None) };
+    call.audited.borrow_mut().push(workspace_id);
     // Without the entry the token is as good: KV only remembers, and the next request writes it.
     if let Err(error) = login_tokens::put(&call.env, workspace, &token_hash, entry).await {
         log::trouble("kv_not_written", json!({"request_id": call.id}), &error.detail);

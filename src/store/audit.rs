@@ -285,22 +285,31 @@ pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(),
     Ok(())
 }
 
-/// The next workspaces after one that have events which are not sealed, the cell's own chain among them, or events of before
-/// a time.
+/// Any workspace, or rather one that another comes after: where a look at them may begin.
+///
+/// # Errors
+/// D1 did not answer.
+pub async fn some_workspace(env: &Env) -> Result<i64, Error> {
+    let sql = "SELECT abs(random() % (coalesce(max(id), 0) + 1)) - 1 AS id FROM workspaces";
+    Ok(db::returned_id(&db::run(env, Statement::new(sql)).await?)?.unwrap_or(-1))
+}
+
+/// The next workspaces after one, up to another, that have events which are not sealed, the cell's own chain among them, or events
+/// of before a time.
 ///
 /// # Errors
 /// D1 did not answer.
 pub async fn workspaces_to_seal(
     env: &Env,
-    after: i64,
+    (after, last): (i64, Option<i64>),
     until: Option<Timestamp>,
     limit: u64,
 ) -> Result<Vec<i64>, Error> {
     let sql = "SELECT w.id FROM (SELECT 0 AS id UNION ALL SELECT id FROM workspaces WHERE deleted_at IS NULL) w
-        WHERE w.id > ?1 AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.link IS NULL)
+        WHERE w.id > ?1 AND (?4 IS NULL OR w.id <= ?4) AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.link IS NULL)
             OR w.id > 0 AND EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.occurred_at < ?2))
         ORDER BY w.id LIMIT ?3 + 0";
-    let statement = Statement::new(sql).bind(after).bind(until).bind(limit);
+    let statement = Statement::new(sql).bind(after).bind(until).bind(limit).bind(last);
     let ids = db::column::<f64>(&db::run(env, statement).await?)?;
     Ok(ids.into_iter().map(|id| id as i64).collect())
 }

@@ -125,28 +125,32 @@ pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Rec
     db::first(&db::run(env, Statement::new(sql).bind(id).bind(now)).await?)
 }
 
-/// Sets the password of a request's user, and has the log told by a statement after that. Their sessions end, and so do all of their requests: two that use one at the same
-/// time have one that finds it used. Returns the hashes of the login tokens that it ended; `None`: the request is not open.
+/// Sets the password of a request's user, and tells the audit log, whose event has the user as its object. Their sessions end, and
+/// so do all of their requests: two that use one at the same time have one that finds it used. Returns the workspace's id, and the
+/// hashes of the login tokens that it ended; `None`: the request is not open.
 pub async fn consume(
     env: &Env,
     workspace: &str,
     id: Uuid,
     password: &str,
-    event: Statement,
+    event: &Event,
     now: Timestamp,
-) -> Result<Option<Vec<String>>, Error> {
+) -> Result<Option<(i64, Vec<String>)>, Error> {
     let hashes = sessions::token_hashes("u.workspace_id", "u.id");
     let hashes = Statement::new(format!("SELECT {hashes} AS body {OPEN} AND w.slug = ?3"));
     let update = Statement::new(format!(
         "UPDATE users SET password = ?4, password_changed_at = ?2
-         WHERE id = (SELECT u.id {OPEN} AND w.slug = ?3) RETURNING id"
+         WHERE id = (SELECT u.id {OPEN} AND w.slug = ?3) RETURNING workspace_id"
     ));
     let (hashes, update) = (hashes.bind(id).bind(now).bind(workspace), update.bind(id).bind(now).bind(workspace));
-    let statements = vec![hashes, update.bind(password), event];
+    // The request is gone by then.
+    let rest = "FROM users u WHERE u.id = ?1 ->> '$.object.id' AND changes() > 0";
+    let told = Insert::whole("u.workspace_id", "?1", rest);
+    let told = Statement::new(told.sql()).bind(audit::text(event)?);
+    let statements = vec![hashes, update.bind(password), told];
     let results = db::batch(env, statements).await?;
     let [hashes, updated, _] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
-    if db::returned_id(updated)?.is_none() {
-        return Ok(None);
-    }
-    sessions::read_token_hashes(db::column::<String>(hashes)?.into_iter().next()).map(Some)
+    let Some(workspace_id) = db::returned_id(updated)? else { return Ok(None) };
+    let hashes = sessions::read_token_hashes(db::column::<String>(hashes)?.into_iter().next())?;
+    Ok(Some((workspace_id, hashes)))
 }

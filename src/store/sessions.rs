@@ -41,14 +41,21 @@ pub struct New<'a> {
     pub expires_at: Timestamp,
 }
 
-/// Makes a session, and with it the audit event of the login. False: the user may not log in any more, and nothing was made.
-pub async fn insert(env: &Env, workspace: &str, new: New<'_>, event: Statement, now: Timestamp) -> Result<bool, Error> {
+/// Makes a session, and with it the audit event of the login. Returns the workspace's id; `None`: the user may not log in any more,
+/// and nothing was made.
+pub async fn insert(
+    env: &Env,
+    workspace: &str,
+    new: New<'_>,
+    event: &Event,
+    now: Timestamp,
+) -> Result<Option<i64>, Error> {
     let insert = Statement::new(
         "INSERT INTO sessions (id, workspace_id, user_id, token_hash, user_agent, remote_ip, added_at, refreshed_at, expires_at)
          SELECT ?4, w.id, u.id, ?5, ?6, ?7, ?8, ?8, ?9
          FROM workspaces w JOIN users u ON u.workspace_id = w.id
          WHERE w.slug = ?1 AND w.deleted_at IS NULL AND u.id = ?2 AND u.is_active = 1 AND u.password = ?3
-         RETURNING id",
+         RETURNING workspace_id",
     )
     .bind(workspace)
     .bind(new.user_id)
@@ -59,6 +66,8 @@ pub async fn insert(env: &Env, workspace: &str, new: New<'_>, event: Statement, 
     .bind(new.remote_ip)
     .bind(now)
     .bind(new.expires_at);
+    let told = Insert::whole("s.workspace_id", "?2", "FROM sessions s WHERE s.id = ?1 AND changes() > 0");
+    let told = Statement::new(told.sql()).bind(new.id).bind(audit::text(event)?);
     let user = Statement::new(
         "UPDATE users SET last_login = ?4, password = ?5
          WHERE id = ?2 AND password = ?3 AND is_active = 1
@@ -77,9 +86,8 @@ pub async fn insert(env: &Env, workspace: &str, new: New<'_>, event: Statement, 
     .bind(workspace)
     .bind(new.user_id)
     .bind(session::dead_until(now));
-    let results = db::batch(env, vec![insert, event, user, expired]).await?;
-    let made = results.first().map(db::column::<String>).transpose()?;
-    Ok(made.is_some_and(|ids| !ids.is_empty()))
+    let results = db::batch(env, vec![insert, told, user, expired]).await?;
+    results.first().map_or(Ok(None), db::returned_id)
 }
 
 /// The statement that ends the session of a credential; it does nothing to an API token.

@@ -33,25 +33,29 @@ pub fn filters(filter: Filter) -> Vec<Parameter> {
 /// What a login needs to know.
 #[derive(Debug)]
 pub struct ForLogin {
-    /// Whether the workspace exists.
-    pub workspace_exists: bool,
+    /// The workspace.
+    pub workspace_id: i64,
     /// The user of that name who may log in: the id, and the PHC string of the password.
     pub user: Option<(i64, String)>,
 }
 
-/// Looks a name up for a login. An inactive user is as good as none.
-pub async fn for_login(env: &Env, workspace: &str, username: &str) -> Result<ForLogin, Error> {
-    let sql = "SELECT u.id AS id, u.password AS password
+/// Looks a name up for a login; `None` where there is no such workspace. An inactive user is as good as none.
+pub async fn for_login(env: &Env, workspace: &str, username: &str) -> Result<Option<ForLogin>, Error> {
+    let sql = "SELECT w.id AS workspace_id, u.id AS id, u.password AS password
         FROM workspaces w LEFT JOIN users u ON u.workspace_id = w.id AND u.username = ?2 AND u.is_active = 1
         WHERE w.slug = ?1 AND w.deleted_at IS NULL";
     #[derive(Deserialize)]
     struct Row {
+        workspace_id: f64,
         id: Option<f64>,
         password: Option<String>,
     }
     let result = db::run(env, Statement::new(sql).bind(workspace).bind(username)).await?;
-    let row = db::first::<Row>(&result)?;
-    Ok(ForLogin { workspace_exists: row.is_some(), user: row.and_then(|row| Some((row.id? as i64, row.password?))) })
+    let found = |row: Row| ForLogin {
+        workspace_id: row.workspace_id as i64,
+        user: row.id.map(|id| id as i64).zip(row.password),
+    };
+    Ok(db::first::<Row>(&result)?.map(found))
 }
 
 /// The user that a request is about.
