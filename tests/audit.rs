@@ -750,7 +750,7 @@ async fn logins_and_resets_are_told_of_in_the_workspace_that_has_them() {
     let log = instance.state.join("worker.log");
     let mail = eventually("the mail", || async { mails_to(&log, &emails[0]).into_iter().next() }).await;
     let link = mail.link();
-    let confirm = format!("/api/auth/reset-password/confirm/{}/", key_of(&link));
+    let confirm = format!("/api/auth/reset-password/confirm/{}/", key_of(link));
     send(&workspace.anonymous, "POST", &confirm, json!({"new_password": "another correct horse"})).await;
     assert_eq!((told("user.request_reset", "success"), told("user.reset_password", "success")), (own.clone(), own));
 }

@@ -22,7 +22,7 @@ pub const CELL: i64 = 0;
 /// How much of a command's line an event has, in characters.
 pub const MAX_LINE: usize = 1_024;
 /// How many ids of a list an event has.
-pub const MAX_IDS: usize = 100;
+const MAX_IDS: usize = 100;
 /// The highest number that JSON is exact for.
 const MAX_LINK: i64 = 1 << 53;
 
@@ -198,7 +198,7 @@ pub fn shown_line(line: &str) -> String {
     line.chars().take(MAX_LINE).collect()
 }
 
-/// Adds a list of ids to an event's details, under a name: the first [`MAX_IDS`], and under `<name>_total` how many there are.
+/// Adds a list of ids to an event's details, under a name: the first 100, and under `<name>_total` how many there are.
 pub fn show_ids(details: &mut Value, name: &str, ids: &[impl Serialize]) {
     details[name] = json!(ids.iter().take(MAX_IDS).collect::<Vec<_>>());
     details[format!("{name}_total")] = json!(ids.len());
@@ -654,6 +654,10 @@ mod tests {
     fn lines_are_cut_by_characters() {
         assert_eq!(shown_line("id"), "id");
         assert_eq!(shown_line(&"ä".repeat(2_000)).chars().count(), MAX_LINE);
+    }
+
+    #[test]
+    fn lists_are_cut_and_counted() {
         for (number, shown) in [(0, 0), (1, 1), (MAX_IDS, MAX_IDS), (5_000, MAX_IDS)] {
             let mut details = json!({"name": "x"});
             show_ids(&mut details, "servers", &(0..number).collect::<Vec<_>>());
