@@ -74,16 +74,6 @@ async fn derived(instance: &Instance) -> Vec<Value> {
     all
 }
 
-/// Waits until D1 has what the objects have, and ends the instance.
-async fn stop(instance: Instance) {
-    eventually("D1 to know everything", || async {
-        let behind = instance.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
-        behind.is_empty().then_some(())
-    })
-    .await;
-    instance.stop().await;
-}
-
 /// Replaces a folder by a copy of another one.
 fn copy(from: &Path, to: &Path) {
     std::fs::remove_dir_all(to).ok();
@@ -160,7 +150,7 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     })
     .await;
     let (before, kept) = (lists(&workspace.admin).await, derived(&instance).await);
-    stop(instance).await;
+    instance.stop_when_d1_knows().await;
 
     let files = TempDir::new().unwrap();
     let file = files.path().join("export.sql");
@@ -225,7 +215,7 @@ async fn a_database_taken_back_gets_its_commands_again() {
     end(&agent, &ended, "early").await;
     let under_way = run(&workspace.admin, "under way then", json!({})).await;
     agent.next_command().await;
-    stop(instance).await;
+    instance.stop_when_d1_knows().await;
     let (d1, copied) = (folder.path().join("v3/d1/miniflare-D1DatabaseObject"), TempDir::new().unwrap());
     copy(&d1, copied.path());
 
@@ -257,7 +247,7 @@ async fn a_database_taken_back_gets_its_commands_again() {
     .await;
     assert_eq!(before["count"], 7);
     let kept = derived(&instance).await;
-    stop(instance).await;
+    instance.stop_when_d1_knows().await;
     copy(copied.path(), &d1);
 
     let instance = Instance::restart(folder.path()).await;

@@ -44,16 +44,6 @@ async fn looked(state: &TempDir, days: &str) -> (Instance, u64) {
     (instance, line["deleted"].as_u64().unwrap())
 }
 
-/// Stops an instance, when its objects have told D1 everything.
-async fn stop(instance: Instance) {
-    eventually("D1 to know everything", || async {
-        let behind = instance.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
-        behind.is_empty().then_some(())
-    })
-    .await;
-    instance.stop().await;
-}
-
 /// Moves the end of the commands whose line begins so to some days ago, in D1 and in the objects; returns of how many.
 fn age(state: &TempDir, lines: &str, days: i64) -> u64 {
     let at = days_ago(days);
@@ -174,7 +164,7 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     }
     let (one, two, half) = (one.clone(), two.clone(), half.clone());
     drop(servers);
-    stop(instance).await;
+    instance.stop_when_d1_knows().await;
     assert_eq!(age(&state, "old", 31), 8);
     assert_eq!(age(&state, "young", 29), 4);
     assert_eq!(age_in_d1(&state, "object", 31), 1);
@@ -263,7 +253,7 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     run(&boss, &mut agent, &one, "old but new").await;
 
     // With its last command a server that is gone is, too.
-    stop(instance).await;
+    instance.stop_when_d1_knows().await;
     age(&state, "young half", 31);
     let (instance, deleted) = looked(&state, "30").await;
     assert_eq!(deleted, 1);
@@ -279,7 +269,7 @@ async fn commands_are_kept_for_as_long_as_is_set() {
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = run(&workspace.admin, &mut agent, &server, "old").await;
-    stop(instance).await;
+    instance.stop_when_d1_knows().await;
     assert_eq!(age(&state, "old", 400), 1);
     for (setting, complaints) in [("0", 0), ("", 0), ("a year", 1), ("1", 2), ("-365", 3), ("401", 3)] {
         let (instance, deleted) = looked(&state, setting).await;
@@ -361,7 +351,7 @@ async fn what_is_cut_off_goes_on() {
         run(&workspace.admin, &mut agent, &server, "old").await;
     }
     let kept = run(&workspace.admin, &mut agent, &server, "young").await;
-    stop(instance).await;
+    instance.stop_when_d1_knows().await;
     assert_eq!(age(&state, "old", 31), 3);
     // Between the object and D1: the one has forgotten them, the other does not delete.
     change_d1(state.path(), "CREATE TRIGGER fails BEFORE DELETE ON commands BEGIN SELECT raise(ABORT, 'broken'); END");
@@ -400,7 +390,7 @@ async fn an_object_that_fails_holds_up_nobody_else() {
         let mut agent = ScriptedAgent::connect(&workspace, &server).await;
         run(&workspace.admin, &mut agent, &server, &format!("old {name}")).await;
     }
-    stop(instance).await;
+    instance.stop_when_d1_knows().await;
     age(&state, "old broken", 41);
     age(&state, "old whole", 40);
     // What it keeps of the command cannot be deleted.

@@ -189,6 +189,16 @@ impl Instance {
         .await
     }
 
+    /// Ends it, when its objects have told D1 everything of their commands.
+    pub async fn stop_when_d1_knows(self) {
+        eventually("D1 to know everything", || async {
+            let behind = self.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
+            behind.is_empty().then_some(())
+        })
+        .await;
+        self.stop().await;
+    }
+
     /// The line that the Worker wrote into its log at the end of a request, by the request's id.
     pub async fn logged(&self, id: &str) -> Value {
         let log = self.state.join("worker.log");
