@@ -51,6 +51,8 @@ pub struct Desk {
     pub workspace: Workspace,
     ledger: Mutex<Ledger>,
     tokens: AtomicUsize,
+    /// Held by each request that is under way, and wholly by who looks: what is accepted meanwhile would look lost.
+    gate: tokio::sync::RwLock<()>,
     /// Ids that were read one by one already.
     looked: tokio::sync::Mutex<BTreeSet<String>>,
     /// Where processes of commands tell that they ran.
@@ -85,6 +87,7 @@ impl Cell {
                 workspace,
                 ledger: Mutex::default(),
                 tokens: AtomicUsize::default(),
+                gate: tokio::sync::RwLock::default(),
                 looked: tokio::sync::Mutex::default(),
                 outside: tempfile::tempdir().unwrap(),
             }),
@@ -165,7 +168,10 @@ impl Desk {
         let tries = if key.is_some() { TRIES } else { 1 };
         let mut answer = Answer::Unknown;
         for _ in 0..tries {
+            let under_way = self.gate.read().await;
             answer = self.send(&body, key.as_deref()).await;
+            self.ledger.lock().unwrap().asked.get_mut(&token).unwrap().answer = answer.clone();
+            drop(under_way);
             if answer != Answer::Unknown {
                 break;
             }
@@ -174,8 +180,7 @@ impl Desk {
                 sleep(Duration::from_millis(250)).await;
             }
         }
-        let id = if let Answer::Accepted(id) = &answer { Some(id.clone()) } else { None };
-        self.ledger.lock().unwrap().asked.get_mut(&token).unwrap().answer = answer;
+        let id = if let Answer::Accepted(id) = answer { Some(id) } else { None };
         (token, id)
     }
 
@@ -272,7 +277,9 @@ impl Cell {
     /// Looks at everything after a fault: nothing is lost, nothing was repeated, and the counters are right. `agents` are
     /// all scripted ones that there ever were.
     pub async fn look(&mut self, agents: &[&Alpamon]) {
-        let seen = self.desk.seen(agents, false).await;
+        let desk = self.desk.clone();
+        let _nothing_is_under_way = desk.gate.write().await;
+        let seen = desk.seen(agents, false).await;
         self.judge(&seen);
         self.counters_are_right();
     }
