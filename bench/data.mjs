@@ -17,6 +17,8 @@ const PEOPLE = 50;
 export const SELDOM = "zookeeper";
 export const OFTEN = "deploy";
 export const ONCE_OFTEN = "legacy";
+/** A word that is in 20 commands of a workspace with long lines only, behind the characters that the index has. */
+export const BEHIND = "omega";
 /** How many servers somebody reaches who does not reach all: the first ones, half of them owned and half by a group. */
 export const REACHED = 10;
 
@@ -79,6 +81,9 @@ const LINES = [
   "echo 'Größe geprüft: %' >> /var/log/audit.log",
 ];
 const RARE_TAIL = "' --quorum zookeeper-' || i";
+/** SQL for what makes a line long: 2,400 characters more on average, or so. */
+const LONG_TAIL = (count) => `' # ' || substr(replace(printf('%.*c', 500, 'x'), 'x', 'and so on '), 1, 1100 + ${dice(9, 2_600)})
+    || iif(i % ${count / 20} = ${count / 40}, ' --then ${BEHIND}', '')`;
 
 /** SQL that fills the tables but for commands: servers, people, and what the restricted user reaches. */
 const fleet = ({ workspace, user }) => `
@@ -89,8 +94,8 @@ SELECT ${serverId(workspace, "i")}, ${workspace}, ${serverName("i")}, '', iif(i 
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${PEOPLE})
 INSERT INTO users (id, workspace_id, username, email, password, date_joined)
 SELECT ${workspace} * 100000 + i, ${workspace}, 'person' || i, 'person' || i || '@example.com', '', ${moment("i")} FROM n;
-INSERT INTO groups (workspace_id, name, display_name, description, folded_display_name, folded_description, added_at, updated_at)
-VALUES (${workspace}, 'bench', 'Bench', '', 'bench', '', ${moment("0")}, ${moment("0")});
+INSERT INTO groups (workspace_id, id, name, display_name, description, folded_display_name, folded_description, added_at, updated_at)
+VALUES (${workspace}, 1, 'bench', 'Bench', '', 'bench', '', ${moment("0")}, ${moment("0")});
 INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
 SELECT ${serverId(workspace, "0")}, ${workspace}, id, ${user}, 'member' FROM groups WHERE workspace_id = ${workspace} AND name = 'bench';
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${REACHED})
@@ -100,7 +105,7 @@ CROSS JOIN groups g ON g.workspace_id = ${workspace} AND g.name = 'bench' WHERE 
 `;
 
 /** SQL that makes the commands. One in fifty is scheduled for later, as many have no requester or another shell. */
-const commands = ({ workspace, user, count, busy = SERVERS }, place, sets) => {
+const commands = ({ workspace, user, count, busy = SERVERS, isLong = false }, place, sets) => {
   const lines = `('${JSON.stringify(LINES).replaceAll("'", "''")}' ->> (${dice(1, LINES.length)}))`;
   const isLater = dice(6, 50);
   // Those of several workspaces come one among the others, as they would by the same clock.
@@ -111,7 +116,7 @@ WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${count
 d AS (SELECT i, ${server} AS server, ${took} AS took, ${isLater} AS later, ${dice(4, PEOPLE + 5)} AS person,
   replace(${lines}, '%', ${dice(5, 1000)})
     || iif(i % 5 = 2, ' && deploy --release r' || (i % 977), '') || iif(i * 5 <= ${count}, ' --legacy', '')
-    || iif(i % ${count / 20} = ${count / 40}, ${RARE_TAIL}, '') AS line FROM n)
+    || iif(i % ${count / 20} = ${count / 40}, ${RARE_TAIL}, '')${isLong ? ` || ${LONG_TAIL(count)}` : ""} AS line FROM n)
 INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
   added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success, exit_code,
   response_delay, elapsed_time, output_bytes, result, revision)
@@ -160,8 +165,8 @@ SELECT place, server, requester, line, wide FROM command_text_rows ORDER BY plac
  * Fills workspaces that have a superuser and a restricted user, and nothing else; there are no others. Nobody else may have the
  * database open.
  * @param {string} file the database
- * @param {{workspace: number, user: number, count: number, busy?: number}[]} sets the workspace's id, the user's, how many
- *   commands, and on how many servers they are. `user` is to reach the first servers.
+ * @param {{workspace: number, user: number, count: number, busy?: number, isLong?: boolean}[]} sets the workspace's id, the user's,
+ *   how many commands, on how many servers they are, and whether all lines are long. `user` is to reach the first servers.
  */
 export function fill(file, sets) {
   const parts = select(file, `SELECT type, name, sql FROM sqlite_master WHERE tbl_name = 'commands' AND type IN ('index', 'trigger') AND sql IS NOT NULL`);
@@ -194,10 +199,12 @@ function check() {
   const folder = mkdtempSync(join(tmpdir(), "farhand-data-"));
   const migrations = join(root, "migrations");
   const schema = readdirSync(migrations).sort().map((name) => readFileSync(join(migrations, name), "utf8")).join("\n");
-  const workspaces = `INSERT INTO workspaces (id, slug, name, added_at) VALUES (1, 'one', 'One', ''), (2, 'two', 'Two', '');
+  const workspaces = `INSERT INTO workspaces (id, slug, name, added_at) VALUES (1, 'one', 'One', ''), (2, 'two', 'Two', ''), (3, 'long', 'Long', '');
     INSERT INTO users (id, workspace_id, username, email, password, date_joined)
-    VALUES (1, 1, 'anna', 'anna@example.com', '', ''), (2, 2, 'anna', 'anna@example.com', '', '');`;
-  const sets = [{ workspace: 1, user: 1, count: 2_000 }, { workspace: 2, user: 2, count: 1_000, busy: 40 }];
+    VALUES (1, 1, 'anna', 'anna@example.com', '', ''), (2, 2, 'anna', 'anna@example.com', '', ''),
+      (3, 3, 'anna', 'anna@example.com', '', '');`;
+  const sets = [{ workspace: 1, user: 1, count: 2_000 }, { workspace: 2, user: 2, count: 1_000, busy: 40 },
+    { workspace: 3, user: 3, count: 1_000, isLong: true }];
   const [quick, slow] = ["quick.sqlite", "slow.sqlite"].map((name) => join(folder, name));
   try {
     for (const file of [quick, slow]) execute(file, `BEGIN; ${schema} ${workspaces} COMMIT;`);

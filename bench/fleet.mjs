@@ -5,13 +5,14 @@
 import { existsSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync, statfsSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { setTimeout as pause } from "node:timers/promises";
 import { parseArgs } from "node:util";
 import { WebSocket } from "ws";
 import { build } from "../scripts/build.mjs";
 import { freePort, startInstance } from "../scripts/instance.mjs";
 import { fail, say } from "../scripts/lib.mjs";
-import { Client } from "./load.mjs";
-import { judged, publish, table } from "./report.mjs";
+import { Client, steadily } from "./load.mjs";
+import { judged, percentile, publish, table } from "./report.mjs";
 import { makeWorkspace, userToken } from "./workspace.mjs";
 
 const { values } = parseArgs({ options: Object.fromEntries(["agents", "rate", "seconds"].map((name) => [name, { type: "string" }])) });
@@ -29,8 +30,6 @@ const LIMITS = { keepAliveTimeout: 1000, headersTimeout: 2 * PATIENCE * 1000 };
 /** How much room the state of all takes at most, in bytes. */
 const ROOM = 6 * 2 ** 30;
 const COMMANDS = "/api/events/commands/";
-
-const pause = (milliseconds) => new Promise((go) => setTimeout(go, milliseconds));
 
 /** Does `work` for each of some things, so many at once. */
 async function each(things, work) {
@@ -65,7 +64,7 @@ function connect(url, reports, server, handed, failed) {
   const run = async ({ id }) => {
     handed.times.set(id, (handed.times.get(id) ?? 0) + 1);
     await report(id, "ack");
-    await report(id, "fin", { success: true, result: "done\n", elapsed_time: 0.001, exit_code: 0 });
+    await report(id, "fin", { success: true, result: "done\n", elapsed_time: 0.001, exit_code: 0, chunks: 0 });
   };
   socket.on("message", (data) => {
     const message = JSON.parse(data);
@@ -124,23 +123,13 @@ async function sleep(process) {
 /** Posts commands at a steady rate, whether or not earlier ones are answered. Returns the times to their results in ms. */
 async function load(post, servers, length) {
   const times = [];
-  const answers = [];
-  const start = performance.now();
-  for (let number = 0; number < length * rate; number += 1) {
-    const due = start + (number * 1000) / rate;
-    const early = due - performance.now();
-    if (early > 0) await pause(early);
-    const server = servers[Math.floor(Math.random() * servers.length)];
-    const answer = post(server).then((command) => (times.push(performance.now() - due), command));
-    // A failure is told when all were posted.
-    answer.catch(() => {});
-    answers.push(answer);
-  }
-  const commands = await Promise.all(answers);
+  const commands = await steadily(rate, length, async (_, due) => {
+    const command = await post(servers[Math.floor(Math.random() * servers.length)]);
+    times.push(performance.now() - due);
+    return command;
+  });
   return { times, commands };
 }
-
-const percentile = (times, share) => times.toSorted((a, b) => a - b)[Math.ceil(times.length * share) - 1];
 
 await build();
 // In memory where there is room: a thousand databases are written at once, and it is not the disk that is to be measured.

@@ -1,6 +1,6 @@
 // node bench/lists.mjs [FOLDER [made]]: what lists of commands cost at 1,000,000 commands, in relation to 1,000 (docs/performance.md,
-// What lists cost). Two instances of the service, one after the other in short windows: `shared` with a workspace of 1,000,000
-// and one of 1,000, and `alone` with one of 1,000. What they hold is made once and stays in FOLDER, if one is named; it takes
+// What lists cost). Two instances of the service, one after the other in short windows: `shared` with a workspace of 1,000,000,
+// one of 1,000 and one of 10,000 long lines, and `alone` with one of 1,000. What they hold is made once and stays in FOLDER, if one is named; it takes
 // 2 GB and a minute or two, and is all that is done with `made`. Loopback only.
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -8,7 +8,7 @@ import { join, resolve } from "node:path";
 import { build } from "../scripts/build.mjs";
 import { freePort, startInstance } from "../scripts/instance.mjs";
 import { digest, say } from "../scripts/lib.mjs";
-import { OFTEN, ONCE_OFTEN, SELDOM, d1File, fill, select, serverOf } from "./data.mjs";
+import { BEHIND, OFTEN, ONCE_OFTEN, SELDOM, d1File, fill, select, serverOf } from "./data.mjs";
 import { Client } from "./load.mjs";
 import { judged, median, publish, ratio, table } from "./report.mjs";
 import { makeWorkspace, person, tokensOf, userToken } from "./workspace.mjs";
@@ -18,10 +18,10 @@ const WINDOWS = 7;
 const WINDOW_MS = 250;
 const PATH = "/api/events/commands/";
 const SIZE = 15;
-const [LARGE, SMALL] = [1_000_000, 1_000];
+const [LARGE, SMALL, LONG] = [1_000_000, 1_000, 10_000];
 /** The instances, with the workspaces of each: a slug, how many commands, and on how many servers. */
 const INSTANCES = {
-  shared: [{ slug: "large", count: LARGE }, { slug: "small", count: SMALL, busy: 40 }],
+  shared: [{ slug: "large", count: LARGE }, { slug: "small", count: SMALL, busy: 40 }, { slug: "long", count: LONG, isLong: true }],
   alone: [{ slug: "small", count: SMALL, busy: 40 }],
 };
 
@@ -169,6 +169,13 @@ async function farAndFound(shared, alone) {
   for (const word of [SELDOM, OFTEN, ONCE_OFTEN, "nginx"]) {
     const [beside, own] = [shared, alone].map((instance) => ask(instance, "small", "superuser", `search=${word}`));
     row(`\`search=${word}\` among 1,000 beside 1,000,000 / alone`, await compare(beside, own), { most: 2 });
+  }
+  const long = (query) => ask(shared, "long", "superuser", query);
+  for (const [name, words] of [["a word", BEHIND], ["two words", `${BEHIND} deploy`], ["a word that is not all ASCII", "ömega"]]) {
+    const found = await compare(long(`search=${encodeURIComponent(words)}`), plain);
+    tell(`search among long lines, ${name}`, found);
+    rows.push([`\`search\` among 10,000 long lines, ${name} / plain first page`, `${ratio(found.ratio)} (${Math.round(found.time)} ms)`,
+      judged(found.time, { most: 200, unit: " ms" }), `${found.rows} / ${found.base.rows}`]);
   }
   publish("lists-far", table(["what", "time", "must reach", "rows read"], rows));
 }

@@ -1,7 +1,27 @@
 // The load: requests on kept-alive connections, in windows that alternate between peers. By undici's client, as autocannon would
 // tell latencies in whole milliseconds only; how busy it is stands under the table.
+import { setTimeout as pause } from "node:timers/promises";
 import { Pool } from "undici";
 import { median } from "./report.mjs";
+
+/**
+ * Starts `work` at a steady rate for some seconds, whether or not earlier ones have ended; returns what each gave. `work` gets
+ * its number and the time at which it is due, as of performance.now().
+ */
+export async function steadily(rate, seconds, work) {
+  const start = performance.now();
+  const all = [];
+  for (let number = 0; number < rate * seconds; number += 1) {
+    const due = start + (number * 1000) / rate;
+    const early = due - performance.now();
+    if (early > 0) await pause(early);
+    const one = work(number, due);
+    // A failure is reported when all were started.
+    one.catch(() => {});
+    all.push(one);
+  }
+  return Promise.all(all);
+}
 
 /** A client of one peer, on the loopback, with as many connections as requests at once. */
 export class Client {

@@ -1,6 +1,5 @@
 // The Workers that are measured: this checkout's, another checkout's, and the peers of this folder. Each runs in workerd as
 // `npm start` has it (scripts/serve.mjs), in a process and with a state folder of its own, with the settings of our wrangler.toml.
-import { randomBytes } from "node:crypto";
 import { copyFileSync, cpSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -16,13 +15,11 @@ const crateBuilt = join(root, "target", "bench", TARGET, "release", "farhand_ben
 
 /** What is running. */
 const running = new Set();
-/** One pepper for all, so that one token is good everywhere. */
-const TOKEN_PEPPER = randomBytes(32).toString("base64url");
 
 /** Starts an instance on a free port. */
 async function start(name, options, starter = startInstance) {
   const onExit = (how) => say(`error: ${name} ended with ${how}`);
-  const environment = { TOKEN_PEPPER, SERVICE_DOMAIN: "localhost" };
+  const environment = { SERVICE_DOMAIN: "localhost" };
   const instance = await starter({ ...options, port: await freePort(), environment, onExit });
   running.add(instance);
   return {

@@ -1,4 +1,5 @@
-// What every bench here shares: how figures become tables, and where these stand in docs/performance.md.
+// What every bench here shares: how figures become tables, and where these stand in docs/performance.md. The long forms of tests
+// (scripts/faults.mjs, scripts/fuzz.mjs) have documents of their own.
 //
 // A bench is a file bench/NAME.mjs that `npm run bench -- NAME` runs in a process of its own; bench/run.mjs has the list of them.
 // Its table stands between two lines of docs/performance.md, which are there already:
@@ -14,14 +15,15 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "../scripts/lib.mjs";
 
-const document = join(root, "docs", "performance.md");
-
 /** The middle one of some numbers; of an even count, the mean of the two in the middle. */
 export function median(numbers) {
   const sorted = numbers.toSorted((a, b) => a - b);
   const middle = sorted.length >> 1;
   return sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
+
+/** The number that a share of all, such as 0.95, is not above. */
+export const percentile = (numbers, share) => numbers.toSorted((a, b) => a - b)[Math.ceil(numbers.length * share) - 1];
 
 /** A ratio as it stands in a table: two decimals, and one from 10 on. */
 export const ratio = (number) => number.toFixed(number < 10 ? 2 : 1);
@@ -40,15 +42,17 @@ export function table(columns, rows) {
 }
 
 /**
- * Prints a table, and puts it into docs/performance.md in place of the one that is there under that name.
+ * Prints a table, and puts it into a document in place of the one that is there under that name.
  * @param {string} name of the two markers
  * @param {string} text lines of Markdown
+ * @param {string} document from the folder of the checkout
  */
-export function publish(name, text) {
+export function publish(name, text, document = "docs/performance.md") {
   console.log(`\n${text}\n`);
   const [start, end] = [`<!-- bench:${name} -->`, `<!-- /bench:${name} -->`];
-  const page = readFileSync(document, "utf8");
+  const file = join(root, document);
+  const page = readFileSync(file, "utf8");
   const [from, to] = [page.indexOf(start), page.indexOf(end)];
-  if (from < 0 || to < from) throw new Error(`docs/performance.md has no lines ${start} and ${end}`);
-  writeFileSync(document, `${page.slice(0, from)}${start}\n${text}\n${page.slice(to)}`);
+  if (from < 0 || to < from) throw new Error(`${document} has no lines ${start} and ${end}`);
+  writeFileSync(file, `${page.slice(0, from)}${start}\n${text}\n${page.slice(to)}`);
 }

@@ -1,5 +1,7 @@
 // Builds the project's own agent: one static binary where the musl target can be had, else one for this machine's libc.
 // `npm run --silent agent` prints where the binary is.
+//
+// FARHAND_PROFILE=quick builds a larger agent in seconds, for development only; as scripts/build.mjs does the Worker.
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { output, root, run, say } from "./lib.mjs";
@@ -16,7 +18,10 @@ function staticTarget() {
 export function buildAgent() {
   const target = staticTarget();
   say(`agent: ${target ? `static, for ${target}` : "for this machine's libc (no musl target here)"}`);
-  const env = { ...process.env };
+  // Build scripts look at what cargo says of the package they are built for. A caller that cargo runs, such as a test, has
+  // those of its own package: with them cargo would build the cryptography again.
+  const isOfCaller = (name) => /^CARGO_(MANIFEST|PKG)_/.test(name);
+  const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !isOfCaller(name)));
   if (target && output("musl-gcc", ["--version"]) === null) {
     // The cryptography has some C, which needs no libc: any C compiler will do, without the fortified calls into glibc
     // that some distributions turn on.
@@ -24,8 +29,11 @@ export function buildAgent() {
     env[`CC_${name}`] ??= "cc";
     env[`CFLAGS_${name}`] ??= "-U_FORTIFY_SOURCE";
   }
-  run("cargo", ["build", "--quiet", "--release", "-p", "farhand-agent", ...(target ? ["--target", target] : [])], { env });
-  return join(root, "target", ...(target ? [target] : []), "release", "farhand-agent");
+  // Both are the profile and the folder that cargo builds it in.
+  const profile = process.env.FARHAND_PROFILE === "quick" ? "quick" : "release";
+  const where = target ? ["--target", target] : [];
+  run("cargo", ["build", "--quiet", "--profile", profile, "-p", "farhand-agent", ...where], { env });
+  return join(root, "target", ...(target ? [target] : []), profile, "farhand-agent");
 }
 
 if (import.meta.url === pathToFileURL(process.argv[1]).href) console.log(buildAgent());

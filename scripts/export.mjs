@@ -6,8 +6,8 @@
 // page, and what triggers make of other tables is left out: they make it again. It is no snapshot of one moment
 // (docs/operations.md).
 import { closeSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
-import { join } from "node:path";
-import { fail, output, root, say } from "./lib.mjs";
+import { QUIET, wrangler } from "./instance.mjs";
+import { fail, output, say } from "./lib.mjs";
 import { npmPackages } from "./toolchain.mjs";
 
 /** What the triggers of `commands` keep. */
@@ -23,8 +23,7 @@ const [file, ...given] = process.argv.slice(2);
 if (!file || file.startsWith("-")) fail("name the file to write: npm run export -- FILE [--env NAME]");
 const options = given.includes("--local") || given.includes("--remote") ? given : ["--remote", ...given];
 await npmPackages();
-const wrangler = join(root, "node_modules", ".bin", "wrangler");
-const environment = { ...process.env, WRANGLER_SEND_METRICS: "false", CI: "true", NO_UPDATE_NOTIFIER: "1", WRANGLER_LOG_PATH: "/dev/null" };
+const environment = { ...process.env, ...QUIET, WRANGLER_LOG_PATH: "/dev/null" };
 
 /** The rows that a statement reads. */
 function read(sql) {
@@ -102,7 +101,7 @@ for (const table of tables) {
   say(`${table}: ${count}`);
   total += count;
 }
-// Numbers of workspaces, users and groups that were used before are not used again.
+// Ids of workspaces that were used before are not used again. (Those of users and groups count in the rows of workspaces.)
 for (const { name, seq } of read("SELECT name, seq FROM sqlite_sequence")) {
   if (!tables.includes(name)) continue;
   writeSync(target, `DELETE FROM sqlite_sequence WHERE name = '${name}';\nINSERT INTO sqlite_sequence (name, seq) VALUES ('${name}', ${seq});\n`);

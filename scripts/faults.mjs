@@ -4,32 +4,27 @@ import { spawnSync } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
+import { publish, table } from "../bench/report.mjs";
 import { buildAgent } from "./agent.mjs";
 import { build } from "./build.mjs";
 import { fail, output, root, say } from "./lib.mjs";
 
-const DOCUMENT = join(root, "docs", "reliability.md");
 const LONGEST_MS = 2_400_000;
 /// All kinds side by side: mostly they wait.
 const KINDS = 16;
-const [BEGIN, END] = ["<!-- figures: npm run faults -->", "<!-- end of figures -->"];
 
-/** The table of figures in Markdown. */
-function table(figures, seconds) {
+/** The figures in Markdown. */
+function told(figures, seconds) {
   const ends = (row) => Object.entries(row.ends).map(([how, many]) => `${many} ${how}`).join(", ");
   const sum = (name) => figures.reduce((all, row) => all + row[name], 0);
   const cells = (row) => [row.faults, row.accepted, row.refused, row.unanswered, row.ran, row.losses, row.repeats];
-  const line = (texts) => `| ${texts.join(" | ")} |`;
   const names = ["faults", "accepted", "refused", "unanswered", "ran", "losses", "repeats"];
   const all = Object.fromEntries(names.map((name) => [name, sum(name)]));
   const commit = output("git", ["rev-parse", "--short", "HEAD"]) ?? "unknown";
   return [
     `Taken by \`npm run faults\` on ${new Date().toISOString().slice(0, 10)}, at commit ${commit}, in ${Math.round(seconds / 60)} minutes on ${availableParallelism()} cores.`,
     "",
-    line(["kind", ...names, "how they ended"]),
-    line(["---", ...names.map(() => "---:"), "---"]),
-    ...figures.map((row) => line([row.kind, ...cells(row), ends(row)])),
-    line(["**all**", ...cells(all), ""]),
+    table(["kind", ...names, "how they ended"], [...figures.map((row) => [row.kind, ...cells(row), ends(row)]), ["**all**", ...cells(all), ""]]),
   ].join("\n");
 }
 
@@ -46,9 +41,6 @@ const seconds = (Date.now() - began) / 1000;
 const lines = readFileSync(file, "utf8").split("\n").filter(Boolean);
 const figures = lines.map((line) => JSON.parse(line)).sort((one, other) => (one.kind < other.kind ? -1 : 1));
 rmSync(folder, { recursive: true, force: true });
-console.log(table(figures, seconds));
 // Figures of a run that failed are for whoever looks into it, and not for the document.
-if (done.status !== 0) fail("the tests of faults failed");
-const document = readFileSync(DOCUMENT, "utf8");
-const [from, to] = [document.indexOf(BEGIN) + BEGIN.length, document.indexOf(END)];
-writeFileSync(DOCUMENT, `${document.slice(0, from)}\n${table(figures, seconds)}\n${document.slice(to)}`);
+if (done.status !== 0) fail(`the tests of faults failed\n${told(figures, seconds)}`);
+publish("faults", told(figures, seconds), "docs/reliability.md");

@@ -4,8 +4,9 @@
 //
 // libFuzzer needs no nightly compiler without a sanitizer: the parsers are safe Rust, where a bad access is a panic.
 import { spawnSync } from "node:child_process";
-import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { mkdirSync, readdirSync } from "node:fs";
 import { join } from "node:path";
+import { publish, table } from "../bench/report.mjs";
 import { fail, output, root, run, say } from "./lib.mjs";
 import { cargoFuzz } from "./toolchain.mjs";
 
@@ -38,24 +39,20 @@ function fuzz(target) {
 
 const rows = (only === undefined ? targets : [only]).map(fuzz);
 const count = (text) => Number(text).toLocaleString("en");
-const table = [
-  "| target | executions | features | inputs that are kept | failures |",
-  "|---|---|---|---|---|",
-  ...rows.map(({ target, runs, features, inputs, crashes }) => `| ${target} | ${count(runs)} | ${count(features)} | ${inputs} | ${crashes} |`),
-].join("\n");
-console.log(table);
+const figures = table(
+  ["target", "executions", "features", "inputs that are kept", "failures"],
+  rows.map(({ target, runs, features, inputs, crashes }) => [target, count(runs), count(features), inputs, crashes]),
+);
+console.log(figures);
 let areAnswersGood = true;
 if (only === undefined) {
   say(`fuzz: requests from the OpenAPI document, ${10 * seconds} s`);
   const environment = { ...process.env, FARHAND_PROPERTIES_SECONDS: `${10 * seconds}` };
   const test = ["scripts/test.mjs", "e2e", "whatever_is_sent"];
   areAnswersGood = spawnSync(process.execPath, test, { cwd: root, env: environment, stdio: "inherit" }).status === 0;
-}
-if (only === undefined) {
-  const file = join(root, "docs", "fuzzing.md");
-  const [before] = readFileSync(file, "utf8").split("<!-- figures -->");
   const commit = output("git", ["rev-parse", "--short", "HEAD"]) ?? "?";
   const day = new Date().toISOString().slice(0, 10);
-  writeFileSync(file, `${before}<!-- figures -->\n\n${seconds} s for each target, on ${day}, at ${commit}, with ${output("rustc", ["--version"])}.\n\n${table}\n`);
+  const how = `${seconds} s for each target, on ${day}, at ${commit}, with ${output("rustc", ["--version"])}.`;
+  publish("fuzz", `${how}\n\n${figures}`, "docs/fuzzing.md");
 }
 process.exit(areAnswersGood && rows.every(({ crashes }) => crashes === 0) ? 0 : 1);

@@ -4,11 +4,12 @@ import { randomBytes } from "node:crypto";
 import { chmodSync, closeSync, existsSync, mkdirSync, openSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join, resolve } from "node:path";
-import { digest, endGroup, fail, once, root, run, say, startGroup } from "./lib.mjs";
+import { commit, digest, endGroup, fail, once, root, run, say, startGroup } from "./lib.mjs";
 
-const wrangler = join(root, "node_modules", ".bin", "wrangler");
+/** The program. */
+export const wrangler = join(root, "node_modules", ".bin", "wrangler");
 /** Settings of wrangler's own: no telemetry, no questions, no look for updates. */
-const QUIET = { WRANGLER_SEND_METRICS: "false", CI: "true", NO_UPDATE_NOTIFIER: "1", FORCE_COLOR: "0" };
+export const QUIET = { WRANGLER_SEND_METRICS: "false", CI: "true", NO_UPDATE_NOTIFIER: "1", FORCE_COLOR: "0" };
 
 /**
  * The environment in which wrangler works on a state folder. What it writes beside the state stays in there, too: the mails of
@@ -21,9 +22,12 @@ function wranglerEnvironment(stateDir) {
   return { ...process.env, ...QUIET, TMPDIR: temporary, WRANGLER_LOG_PATH: discarded };
 }
 const READY_WITHIN_MS = 60_000;
-const SECRETS = ["OPERATOR_TOKEN", "TOKEN_PEPPER"];
+/** Generated if the environment does not set them. */
+const SECRETS = ["OPERATOR_TOKEN", "SECRET_KEY"];
+/** The shortest value of each of them, in characters: with a shorter one the Worker refuses to work. */
+const SHORTEST_SECRET = 32;
 /** Secrets of others, and those before a rotation, which cannot be made here: from the environment each time, or there are none. */
-const GIVEN_SECRETS = ["SMTP_PASSWORD", "TOKEN_PEPPER_PREVIOUS", "OPERATOR_TOKEN_PREVIOUS"];
+const GIVEN_SECRETS = ["SMTP_PASSWORD", "SECRET_KEY_PREVIOUS", "OPERATOR_TOKEN_PREVIOUS"];
 
 /** A port of this machine that nobody listens on now. */
 export const freePort = () =>
@@ -37,21 +41,32 @@ export const freePort = () =>
   });
 
 /** Whether something listens on a port already: its answers would be taken for ours. */
-const isTaken = (port) =>
+export const isTaken = (port) =>
   new Promise((answer) => {
     const probe = createServer();
     probe.once("error", () => answer(true));
     probe.listen(port, "127.0.0.1", () => probe.close(() => answer(false)));
   });
 
-/** The secrets of an instance: from the environment, or made once and kept in the state folder. */
+/** Fails if a secret of the environment is too short to be used. */
+export function checkSecrets(environment) {
+  for (const name of [...SECRETS, ...SECRETS.map((name) => `${name}_PREVIOUS`)]) {
+    const value = environment[name] ?? "";
+    if (value !== "" && [...value].length < SHORTEST_SECRET) {
+      throw new Error(`${name} has fewer than ${SHORTEST_SECRET} characters; \`openssl rand -base64 32\` prints a good one`);
+    }
+  }
+}
+
+/** The secrets of an instance: from the environment, or generated once and kept in the state folder. */
 function secrets(stateDir, environment) {
   const file = join(stateDir, "secrets.json");
   const kept = existsSync(file) ? JSON.parse(readFileSync(file, "utf8")) : {};
-  for (const name of SECRETS) kept[name] = environment[name] || kept[name] || randomBytes(32).toString("base64url");
-  writeFileSync(file, JSON.stringify(kept, null, 2));
+  const secret = (name) => environment[name] || kept[name] || randomBytes(32).toString("base64url");
+  const values = Object.fromEntries(SECRETS.map((name) => [name, secret(name)]));
+  writeFileSync(file, JSON.stringify(values, null, 2));
   chmodSync(file, 0o600);
-  return kept;
+  return values;
 }
 
 /** Writes the variables that differ from wrangler.toml into a file; on a command line all could see them. */
@@ -61,6 +76,7 @@ async function writeVariables(stateDir, port, environment) {
   const chosen = [...Object.keys(vars), ...GIVEN_SECRETS].filter((name) => environment[name] !== undefined);
   const { REGION, SERVICE_DOMAIN } = { ...vars, ...environment };
   const values = {
+    COMMIT: commit(),
     // Links in mails lead here.
     BASE_URL: `http://{workspace}.${REGION}.${SERVICE_DOMAIN}:${port}`,
     ...Object.fromEntries(chosen.map((name) => [name, environment[name]])),

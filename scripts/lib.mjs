@@ -32,6 +32,9 @@ export function output(program, args, options = {}) {
   return done.status === 0 ? done.stdout.trim() : null;
 }
 
+/** The commit of the checkout, marked if files differ from it; empty outside of a checkout. */
+export const commit = () => output("git", ["describe", "--always", "--dirty", "--abbrev=10", "--exclude", "*"]) ?? "";
+
 /** Every file below the given paths (files or folders, relative to the checkout), sorted. */
 export function filesBelow(paths) {
   const found = [];

@@ -61,7 +61,9 @@ function type(schema) {
 function details(schema) {
   if (!schema) return "";
   const parts = [schema, ...(schema.allOf ?? []), ...(schema.oneOf ?? []).flatMap((way) => [way, ...(way.allOf ?? [])])];
-  const names = parts.flatMap((part) => part.propertyNames?.enum ?? []);
+  // With a body, any other field can be unknown: those have one message.
+  const known = (part) => (part.additionalProperties?.const ? Object.keys(part.properties) : []);
+  const names = parts.flatMap((part) => part.propertyNames?.enum ?? known(part));
   const codes = parts.flatMap((part) => part.properties?.code?.enum ?? []);
   return [names, codes].filter((list) => list.length > 0).map((list) => `: ${list.map((name) => `\`${name}\``).join(", ")}`).join("");
 }
@@ -77,7 +79,7 @@ function body(content) {
 
 /** The headers of an answer that not every answer has. */
 function headers(response) {
-  const common = ["X-Request-Id", "Cache-Control", "X-Content-Type-Options"];
+  const common = ["X-Request-Id", "Cache-Control", "X-Content-Type-Options", "X-Error-Code"];
   const names = Object.keys(response.headers ?? {}).filter((name) => !common.includes(name));
   return names.map((name) => `\`${name}\``).join(", ");
 }

@@ -4,6 +4,9 @@
 //
 // `wrangler dev` would put a proxy in front of it, over connections that both ends close after five idle seconds: now and then a
 // request was answered with 503 because it took one that was just being closed.
+//
+// Requests come in through the worker `edge`, on a socket of its own. Miniflare's own entry, which obeys the caller's MF-*
+// headers and believes its CF-Connecting-IP, listens on another port and is for this process only.
 import { randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -40,9 +43,31 @@ const clock = {
   bindings: { KEY: key },
   serviceBindings: { FARHAND: "farhand" },
 };
+// The service listens on loopback only, so every peer is this machine. The Worker believes what this key vouches for, and
+// nothing else of what a request says about where it comes from.
+const host = "127.0.0.1";
+const peerKey = randomUUID();
+const edge = {
+  name: "edge",
+  modules: true,
+  script: `export default {
+    fetch(request, { FARHAND, PEER }) {
+      const forwarded = new Request(request);
+      const { headers } = forwarded;
+      for (const name of [...headers.keys()]) if (name.startsWith("mf-")) headers.delete(name);
+      headers.delete("CF-Connecting-IP");
+      headers.set("Farhand-Peer", PEER);
+      return FARHAND.fetch(forwarded);
+    },
+  };`,
+  compatibilityDate: workerOptions.compatibilityDate,
+  bindings: { PEER: `${peerKey} ${host}` },
+  serviceBindings: { FARHAND: "farhand" },
+  unsafeDirectSockets: [{ host, port: Number(port) }],
+};
 const farhand = {
   ...workerOptions,
-  bindings: { ...workerOptions.bindings, ...JSON.parse(readFileSync(variables, "utf8")) },
+  bindings: { ...workerOptions.bindings, ...JSON.parse(readFileSync(variables, "utf8")), PEER_KEY: peerKey },
   name: "farhand",
   rootPath: join(project, "build"),
   scriptPath: "index.js",
@@ -52,9 +77,9 @@ const farhand = {
   modulesRules: [{ type: "CompiledWasm", include: ["**/*.wasm"], fallthrough: true }],
 };
 const miniflare = new Miniflare({
-  workers: [farhand, clock],
-  host: "127.0.0.1",
-  port: Number(port),
+  workers: [edge, farhand, clock],
+  host,
+  port: 0,
   defaultPersistRoot: join(stateDir, "v3"),
   cf: false,
   log: new Lines(LogLevel.INFO),
@@ -71,11 +96,11 @@ for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) {
     void miniflare.dispose().then(() => process.exit(0));
   });
 }
-const address = await miniflare.ready;
+const entry = await miniflare.ready;
 
 const tick = async () => {
   const headers = { Authorization: key, "MF-Route-Override": clock.name };
-  const outcome = await miniflare.dispatchFetch(address, { headers }).then((told) => told.text(), (error) => error.message);
+  const outcome = await miniflare.dispatchFetch(entry, { headers }).then((told) => told.text(), (error) => error.message);
   if (outcome !== "ok" && !isEnding) console.log(`error: the scheduled event: ${outcome}`);
 };
 void tick();
@@ -84,7 +109,7 @@ setInterval(tick, 3_600_000).unref();
 // Miniflare does not tell when workerd ends.
 let misses = 0;
 const watch = setInterval(async () => {
-  const isThere = await fetch(new URL("/healthz", address)).then(() => true, (error) => error.cause?.code !== "ECONNREFUSED");
+  const isThere = await fetch(`http://${host}:${port}/healthz`).then(() => true, (error) => error.cause?.code !== "ECONNREFUSED");
   misses = isThere ? 0 : misses + 1;
   if (misses < 2 || isEnding) return;
   console.log("error: workerd ended");

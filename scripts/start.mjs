@@ -1,6 +1,6 @@
 // `npm start`: the service on this machine, with a workspace to try and an agent that runs commands here.
 //
-// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent), OPERATOR_TOKEN, TOKEN_PEPPER, their _PREVIOUS,
+// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent), OPERATOR_TOKEN, SECRET_KEY, their _PREVIOUS,
 // SMTP_PASSWORD, and any var of wrangler.toml. Ctrl-C or SIGTERM ends everything that it started.
 import { randomBytes } from "node:crypto";
 import { chmodSync, existsSync, openSync, readFileSync, writeFileSync } from "node:fs";
@@ -8,14 +8,15 @@ import { userInfo } from "node:os";
 import { join, resolve } from "node:path";
 import { buildAgent } from "./agent.mjs";
 import { build } from "./build.mjs";
-import { startInstance } from "./instance.mjs";
-import { endGroup, fail, root, say, startGroup } from "./lib.mjs";
+import { checkSecrets, isTaken, startInstance } from "./instance.mjs";
+import { endGroup, output, root, say, startGroup } from "./lib.mjs";
 import { npmPackages } from "./toolchain.mjs";
 
 const port = Number(process.env.PORT || 8787);
 const stateDir = resolve(root, process.env.STATE_DIR || ".wrangler/state");
 const wantsDemo = process.env.DEMO !== "0";
 const AGENT_CONNECTS_WITHIN_MS = 30_000;
+const isRoot = process.getuid?.() === 0;
 
 let instance = null;
 let agent = null;
@@ -78,9 +79,9 @@ async function agentsServer(config) {
 async function anotherKey(config, agentFile, facts) {
   const [path, token] = [`/api/servers/servers/${told(config, "id")}/`, userToken(facts.api_token)];
   const rotated = await api("POST", `${path}rotate-key/`, token).catch(() => null);
-  const made = () => api("POST", "/api/servers/", token, { name: facts.server });
+  const made = () => api("POST", "/api/servers/", token, { name: facts.server, default_username: userInfo().username });
   const lost = (error) => {
-    throw new Error(`the demo has lost its server (${error.message}): remove ${stateDir} to begin anew`);
+    throw new Error(`the demo has lost its server (${error.message}): remove ${stateDir} to begin again`);
   };
   const server = rotated ?? (await made().catch(lost));
   writeAgentFile(agentFile, server);
@@ -96,11 +97,11 @@ async function makeDemo(agentFile) {
   const admin = { username: "admin", email: "admin@example.com", password: randomBytes(12).toString("base64url") };
   const operator = `Bearer ${instance.operatorToken}`;
   // What is left of a first start that was cut off has a password that nobody knows.
-  await api("DELETE", `/operator/workspaces/${slug}/`, operator).catch(() => null);
+  await api("DELETE", `/operator/workspaces/${slug}/?now=true`, operator).catch(() => null);
   await api("POST", "/operator/workspaces/", operator, { slug, name: "Demo", admin });
   const { token } = await api("POST", "/api/auth/login/", "", { username: admin.username, password: admin.password });
   const { key } = await api("POST", "/api/auth/tokens/", userToken(token), { name: "demo", expires_at: null });
-  const server = await api("POST", "/api/servers/", userToken(key), { name: "this-machine" });
+  const server = await api("POST", "/api/servers/", userToken(key), { name: "this-machine", default_username: userInfo().username });
   writeAgentFile(agentFile, server);
   return { url: instance.url, username: admin.username, password: admin.password, api_token: key, server: server.name };
 }
@@ -126,13 +127,13 @@ async function agentConnected(facts) {
 }
 
 function print(facts) {
-  const body = JSON.stringify({ server: facts.server, line: "echo hello from $(hostname)", username: userInfo().username });
+  const body = JSON.stringify({ server: facts.server, line: "echo hello from $(hostname)" });
   console.log(`
 Farhand serves ${facts.url}
 
   user      ${facts.username}
   password  ${facts.password}
-  server    ${facts.server}, with an agent that runs commands as ${userInfo().username}
+  server    ${facts.server}, with an agent that runs commands as ${userInfo().username}${isRoot ? " (anybody with the token is root here)" : ""}
 
 Run a command on this machine:
 
@@ -142,15 +143,60 @@ The same facts are in ${join(stateDir, "demo.json")}. Ctrl-C ends everything.
 `);
 }
 
+/** The parts of a version, as numbers, and whether one version is at least another one. */
+const parts = (version) => version.split(".").map((part) => parseInt(part, 10) || 0);
+const isAtLeast = (version, least) => {
+  const [have, want] = [parts(version), parts(least)];
+  const at = want.findIndex((part, index) => part !== (have[index] ?? 0));
+  return at === -1 || (have[at] ?? 0) > want[at];
+};
+
+/** Refuses what cannot work, before anything is downloaded or built. */
+async function check() {
+  if (process.platform !== "linux") {
+    throw new Error(`the service and its agent run on Linux, and this is ${process.platform}; use a virtual machine or a container`);
+  }
+  if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is ${process.env.PORT}, which is not a port number`);
+  if (await isTaken(port)) throw new Error(`port ${port} of 127.0.0.1 is in use; set PORT to another one`);
+  checkSecrets(process.env);
+  const { engines } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
+  const node = engines.node.replace(">=", "");
+  if (!isAtLeast(process.versions.node, node)) throw new Error(`Node ${process.versions.node} is too old; Farhand needs ${node} or later`);
+  const rust = readFileSync(join(root, "Cargo.toml"), "utf8").match(/^rust-version = "(.*)"$/m)[1];
+  const rustc = output("rustc", ["--version"])?.split(" ")[1];
+  if (!rustc) throw new Error(`no rustc on PATH; install Rust ${rust} or later with rustup (https://rustup.rs)`);
+  if (!isAtLeast(rustc, rust)) throw new Error(`rustc ${rustc} is too old; Farhand needs ${rust} or later (rustup update)`);
+  if (output("cc", ["--version"]) === null) throw new Error("no C compiler on PATH (cc); install gcc or clang");
+  if (isRoot && wantsDemo) {
+    say("warning: you are root, so the demo's agent runs commands as root. Whoever has the demo's token has root on this machine.");
+  }
+}
+
+/** Does one of the steps of a start, and prints how long it took. */
+async function step(number, what, work) {
+  if (ending) return null;
+  const steps = wantsDemo ? 5 : 3;
+  say(`[${number}/${steps}] ${what}`);
+  const began = Date.now();
+  const done = await work();
+  say(`[${number}/${steps}] done in ${Math.round((Date.now() - began) / 1000)} s`);
+  return done;
+}
+
 try {
-  await npmPackages();
-  await build();
-  const agentBinary = wantsDemo ? buildAgent() : null;
-  if (!ending) instance = await startInstance({ stateDir, port, onExit: (how) => void (say(`error: the service ended with ${how}`), end(1)) });
+  await check();
+  await step(1, "npm packages", npmPackages);
+  await step(2, "the Worker; the first time this compiles its tools too, which takes about ten minutes on two cores", build);
+  const agentBinary = wantsDemo ? await step(3, "the agent", buildAgent) : null;
+  const onExit = (how) => void (say(`error: the service ended with ${how}`), end(1));
+  instance = await step(wantsDemo ? 4 : 3, "the service", () => startInstance({ stateDir, port, onExit }));
   if (wantsDemo && !ending) {
-    const { facts, agentFile } = await demo();
-    startAgent(agentBinary, agentFile);
-    await agentConnected(facts);
+    const facts = await step(5, "the demo's workspace and agent", async () => {
+      const { facts, agentFile } = await demo();
+      startAgent(agentBinary, agentFile);
+      await agentConnected(facts);
+      return facts;
+    });
     print(facts);
   } else if (!ending) {
     console.log(`\nFarhand serves ${instance.url}, without a workspace (DEMO=0). Ctrl-C ends it.\n`);

@@ -3,11 +3,13 @@
 
 use std::cell::RefCell;
 
-use farhand_domain::audit::{ActorType, Event, Object, Outcome};
+use farhand_domain::audit::{ActorType, CELL, Event, Object, Outcome};
 use farhand_domain::error::{Code, Error, Kind};
 use serde_json::{Value, json};
 use uuid::Uuid;
+use worker::Env;
 
+use crate::caller::Caller;
 use crate::lately::Lately;
 use crate::log;
 use crate::request::Call;
@@ -19,12 +21,19 @@ const MAX_ID: usize = 64;
 /// How often the same refusal is told of where nothing was to be changed, in milliseconds.
 const TELL_EVERY: i64 = 60_000;
 
+/// How often the same credential's reading of the same command is recorded, in milliseconds.
+const READ_EVERY: i64 = 60_000;
+
 /// A refusal: of which credential, at which endpoint, with which code.
 type Refusal = (Uuid, &'static str, String, Option<&'static str>);
 
 thread_local! {
     /// When this isolate last told of a refusal.
     static TOLD: RefCell<Lately<Refusal>> = RefCell::default();
+    /// When this isolate last recorded that a credential read a command.
+    static READ: RefCell<Lately<(Uuid, Uuid)>> = RefCell::default();
+    /// When this isolate last recorded an operator token beyond the limit.
+    static THROTTLED_OPERATOR: RefCell<Lately<()>> = RefCell::default();
 }
 
 /// What was refused, where a handler knows more of it than the path tells.
@@ -35,14 +44,9 @@ pub struct Refused {
     pub details: Value,
 }
 
-/// The action of the request's endpoint, where the log has one for it.
-fn action(call: &Call) -> Option<&'static str> {
-    call.route?.endpoint(&call.method)?.action()
-}
-
 /// An event of the request's, signed by its caller if one is known.
-fn event_of(call: &Call, action: &str) -> Result<Event, Error> {
-    let event = call.event(action)?;
+fn event_of(call: &Call) -> Result<Event, Error> {
+    let event = call.event()?;
     let caller = call.caller.borrow();
     Ok(caller.as_ref().map_or(event.clone(), |caller| caller.sign(event)))
 }
@@ -76,7 +80,7 @@ pub fn note_refusal(call: &Call, error: &Error) {
         && matches!(error.code, Some(Code::PermissionDenied | Code::ApiTokenAclNotAllowed));
     let known = call.caller.borrow().as_ref().map(|caller| (caller.workspace_id, caller.credential_id));
     let (true, Some((workspace_id, credential))) = (is_denial, known) else { return };
-    if action(call).is_none() {
+    if call.action().is_none() {
         let path = call.route.map_or("", |route| route.path);
         let refusal = (credential, path, call.method.clone(), error.code.map(Code::as_str));
         if !TOLD.with_borrow_mut(|told| told.is_due(refusal, call.now, TELL_EVERY)) {
@@ -91,12 +95,11 @@ pub fn note_refusal(call: &Call, error: &Error) {
 
 fn denied(call: &Call, error: &Error) -> Result<Event, Error> {
     let code = error.code.map(Code::as_str);
-    let Some(action) = action(call) else {
+    let event = event_of(call)?.that(Outcome::Denied);
+    if call.action().is_none() {
         let path = call.route.map(|route| route.path.to_owned());
-        let event = event_of(call, "endpoint.access")?.on(path, None).that(Outcome::Denied);
-        return Ok(event.details(json!({"method": call.method, "code": code})));
-    };
-    let event = event_of(call, action)?.that(Outcome::Denied);
+        return Ok(event.on(path, None).details(json!({"method": call.method, "code": code})));
+    }
     let mut event = match call.refused.take() {
         Some(Refused { object, details }) => Event { object, details, ..event },
         None => {
@@ -109,12 +112,44 @@ fn denied(call: &Call, error: &Error) -> Result<Event, Error> {
     Ok(event)
 }
 
+/// Records that a command or its output was read: after the response, and not again within a minute.
+pub fn note_read(call: &Call, caller: &Caller, command: Uuid) {
+    if !READ.with_borrow_mut(|read| read.is_due((caller.credential_id, command), call.now, READ_EVERY)) {
+        return;
+    }
+    match call.event() {
+        Ok(event) => {
+            let event = Event { action: "command.read".to_owned(), ..caller.sign(event) };
+            record_later(call, caller.workspace_id, event.on(Some(command.to_string()), None));
+        }
+        Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),
+    }
+}
+
+/// Records that a wrong operator token was refused, in the cell's chain. Those that are counted leave an event each, the ones
+/// beyond the limit one event a minute and isolate: guesses must not fill the log.
+pub fn note_refused_operator(call: &Call, refusal: &Error) {
+    let is_throttled = refusal.kind == Kind::Throttled;
+    if is_throttled && !THROTTLED_OPERATOR.with_borrow_mut(|told| told.is_due((), call.now, TELL_EVERY)) {
+        return;
+    }
+    let path = call.route.map_or("", |route| route.path);
+    let details = json!({"method": call.method, "path": path, "code": refusal.code.map(Code::as_str)});
+    match platform::new_id(call.now) {
+        Ok(id) => {
+            let event = Event::new(id, call.now, call.source(), "operator.refuse").that(Outcome::Denied);
+            record_later(call, CELL, event.details(details));
+        }
+        Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),
+    }
+}
+
 /// Notes that a caller gave a wrong current password.
 pub fn note_wrong_password(call: &Call) {
     let noted = || {
         let caller = call.caller.borrow();
-        let (Some(caller), Some(action)) = (caller.as_ref(), action(call)) else { return Ok(None) };
-        let event = event_of(call, action)?.on(Some(caller.user_id.to_string()), Some(&caller.username));
+        let Some(caller) = caller.as_ref() else { return Ok(None) };
+        let event = event_of(call)?.on(Some(caller.user_id.to_string()), Some(&caller.username));
         Ok::<_, Error>(Some((caller.workspace_id, event.that(Outcome::Failure))))
     };
     match noted() {
@@ -124,15 +159,33 @@ pub fn note_wrong_password(call: &Call) {
     }
 }
 
-/// Notes that somebody tried to log in in vain. The name that they gave stays untold unless it is a user's: it may be a password
-/// that was typed in the wrong place.
+/// Counts a failed login; one event a minute says how many there were, for each user and for all unknown names together. The name
+/// that was sent is not recorded unless it is a user's: it may be a password that was typed in the wrong place.
 ///
 /// # Errors
 /// The event could not be made.
 pub fn note_failed_login(call: &Call, workspace_id: i64, user: Option<(i64, String)>) -> Result<(), Error> {
-    let event = call.event("session.login")?.that(Outcome::Failure);
+    let event = call.event()?.that(Outcome::Failure);
     let object = user.map(|(id, name)| Object::new("user", Some(id.to_string()), Some(name)));
-    record_later(call, workspace_id, Event { object, ..event });
+    let statements = store::anonymous(workspace_id, &Event { object, ..event }, call.now)?;
+    let env = call.env.clone();
+    call.context.wait_until(async move {
+        match store::write_anonymous(&env, statements).await {
+            Ok(()) => sealer::tell(&env, workspace_id).await,
+            Err(error) => log::trouble("audit_event_lost", json!({"action": "session.login"}), &error.detail),
+        }
+    });
+    Ok(())
+}
+
+/// Writes the anonymous events that were counted and are overdue.
+///
+/// # Errors
+/// D1 did not do it.
+pub async fn write_overdue(env: &Env) -> Result<(), Error> {
+    for workspace in store::write_overdue(env, platform::now()).await? {
+        sealer::tell(env, workspace).await;
+    }
     Ok(())
 }
 

@@ -6,13 +6,13 @@
 
 use serde_json::json;
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use farhand_domain::acl::Acl;
 use farhand_domain::audit::{ActorType, CredentialType, Event};
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
-use farhand_domain::secret::{Hashes, Purpose};
+use farhand_domain::secret::{Purpose, credential_hash};
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::Rank;
@@ -21,6 +21,8 @@ use serde::Deserialize;
 use uuid::Uuid;
 use worker::{D1Result, Env};
 
+use crate::janitor;
+use crate::lately::Lately;
 use crate::log;
 use crate::platform;
 use crate::request::Call;
@@ -28,34 +30,30 @@ use crate::store::db::{self, Failure, Parameter, Selection, Statement};
 use crate::store::login_tokens::{self, Entry};
 use crate::store::{api_tokens, sessions, workspaces};
 
-/// The parameters of `me`: `?1` the workspace's slug, `?2` the token's hash or hashes, `?3` now, `?4` now less the time that a
+/// The parameters of `me`: `?1` the workspace's slug, `?2` the token's hash, `?3` now, `?4` now less the time that a
 /// login token is taken past its expiry. A handler's own parameters begin at `?5`.
 ///
 /// `credential` is who calls. `me` is the same, but empty for an API token with an access control list where the endpoint
 /// is not on the list of what such a token may reach: what a handler writes is then refused in the same statement.
-fn credential_sql(hashes: &Hashes) -> String {
-    let is_session = db::has_hash("s.token_hash", "?2", hashes);
-    let is_api_token = db::has_hash("t.key_hash", "?2", hashes);
-    format!(
-        "WITH credential AS MATERIALIZED (
+const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
     SELECT w.id AS workspace_id, u.id AS user_id, u.username, u.email, u.is_staff, u.is_superuser,
-        'session' AS kind, s.id AS credential_id, s.token_hash AS hash, s.refreshed_at AS moved_at, s.expires_at,
-        NULL AS acl, NULL AS acl_servers
+        'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at,
+        NULL AS acl, NULL AS acl_servers, 0 AS reads_narrowly
     FROM workspaces w
-    JOIN sessions s ON s.workspace_id = w.id AND {is_session} AND s.expires_at > ?4
+    JOIN sessions s ON s.workspace_id = w.id AND s.token_hash = ?2 AND s.expires_at > ?4
     JOIN users u ON u.id = s.user_id AND u.workspace_id = w.id AND u.is_active = 1
     WHERE w.slug = ?1 AND w.deleted_at IS NULL
     UNION ALL
     SELECT w.id, u.id, u.username, u.email, u.is_staff, u.is_superuser,
-        'api_token', t.id, t.key_hash, t.last_used_at, t.expires_at, t.acl, json_extract(t.acl, '$.servers')
+        'api_token', t.id, t.last_used_at, t.expires_at, t.acl, json_extract(t.acl, '$.servers'),
+        coalesce(t.acl ->> '$.commands', t.acl ->> '$.argv', t.acl ->> '$.usernames') IS NOT NULL
+            AND NOT coalesce(t.acl ->> '$.read_all', 0)
     FROM workspaces w
-    JOIN api_tokens t ON t.workspace_id = w.id AND {is_api_token} AND t.enabled = 1
+    JOIN api_tokens t ON t.workspace_id = w.id AND t.key_hash = ?2 AND t.enabled = 1
         AND (t.expires_at IS NULL OR t.expires_at > ?3)
     JOIN users u ON u.id = t.user_id AND u.workspace_id = w.id AND u.is_active = 1
     WHERE w.slug = ?1 AND w.deleted_at IS NULL
-)"
-    )
-}
+)";
 
 /// `me` where the endpoint takes API tokens with an access control list. Such an endpoint writes nothing in the round trip
 /// that tells who calls.
@@ -67,14 +65,14 @@ const ME_UNLIMITED: &str = "me AS (SELECT * FROM credential WHERE acl IS NULL)";
 const WHO: &str = "(SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL) AS workspace,
     (SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
         'is_staff', json(iif(is_staff, 'true', 'false')), 'is_superuser', json(iif(is_superuser, 'true', 'false')),
-        'kind', kind, 'credential_id', credential_id, 'hash', hash, 'moved_at', moved_at, 'expires_at', expires_at,
+        'kind', kind, 'credential_id', credential_id, 'moved_at', moved_at, 'expires_at', expires_at,
         'acl', json(acl))
      FROM credential) AS me";
 
 /// How many hashes an isolate remembers at most, of each kind.
 const REMEMBERED: usize = 10_000;
-/// How long KV may not show what was written, in seconds.
-const KV_SETTLES_WITHIN: i64 = 60;
+/// How long KV may not show what was written, in milliseconds.
+const KV_SETTLES_WITHIN: i64 = 60_000;
 
 thread_local! {
     /// Hashes that were found to be of API tokens. Only a hint: KV is not asked for them.
@@ -82,9 +80,11 @@ thread_local! {
     /// Hashes of tokens whose users were found to reach all servers. Only a hint: the statement that is for them tells where
     /// that is not so any more.
     static REACHING_ALL: RefCell<HashSet<String>> = RefCell::default();
+    /// Hashes of API tokens that were found to read narrowly. Only a hint: the answer is used only if that is still so.
+    static READING_NARROWLY: RefCell<HashSet<String>> = RefCell::default();
     /// Hashes whose entry in KV was written lately. KV may say for a minute that there is none, and takes one write a
     /// second for a key; so it is not written again for as long.
-    static WRITTEN: RefCell<HashMap<String, Timestamp>> = RefCell::default();
+    static WRITTEN: RefCell<Lately<String>> = RefCell::default();
 }
 
 /// Remembers a hash, and no more of them than there is room for.
@@ -124,8 +124,6 @@ pub struct Caller {
     pub kind: Kind,
     /// The session's or the API token's id.
     pub credential_id: Uuid,
-    /// By which of the token's hashes it is stored.
-    hash: String,
     /// When the session's expiry was moved, or the token's use was noted.
     moved_at: Option<Timestamp>,
     expires_at: Option<Timestamp>,
@@ -139,9 +137,19 @@ impl Caller {
         self.rank().is_staff_or_superuser()
     }
 
+    /// When the caller's API token expires, if it does: no token that it creates or changes may end later.
+    pub fn token_expires_at(&self) -> Option<Timestamp> {
+        self.expires_at.filter(|_| self.kind == Kind::ApiToken)
+    }
+
     /// Whether the caller reaches all of the workspace's servers (contract 5, Server access).
     fn reaches_all(&self) -> bool {
         self.is_staff_or_superuser() && self.acl.as_ref().is_none_or(|acl| acl.servers.is_none())
+    }
+
+    /// Whether the API token reads only commands that its list allows (contract 11, ACL).
+    fn reads_narrowly(&self) -> bool {
+        self.acl.as_ref().is_some_and(Acl::reads_narrowly)
     }
 
     /// The caller's event.
@@ -164,7 +172,9 @@ impl Caller {
 pub struct Credential<'a> {
     call: &'a Call,
     workspace: &'a str,
-    hashes: Hashes,
+    hash: String,
+    /// The time that its expiry is compared with.
+    now: Timestamp,
 }
 
 #[derive(Deserialize)]
@@ -184,11 +194,11 @@ struct Listed {
     body: Option<String>,
 }
 
-/// A statement on the common tables of [`credential_sql`] and `me`, whose own parameters begin at `?5`.
-fn statement_of(workspace: &str, hashes: &Hashes, now: Timestamp, me: &str, sql: &str) -> Statement {
-    Statement::new(format!("{}, {me}\n{sql}", credential_sql(hashes)))
+/// A statement on the common tables of [`CREDENTIAL`] and `me`, whose own parameters begin at `?5`.
+fn statement_of(workspace: &str, hash: &str, now: Timestamp, me: &str, sql: &str) -> Statement {
+    Statement::new(format!("{CREDENTIAL}, {me}\n{sql}"))
         .bind(workspace)
-        .bind(hashes)
+        .bind(hash)
         .bind(now)
         .bind(session::dead_until(now))
 }
@@ -197,23 +207,32 @@ impl<'a> Credential<'a> {
     /// Reads the Authorization header.
     ///
     /// # Errors
-    /// 401 without one, 403 where it has another form.
+    /// 401 without one, 403 if it has another form. A token of another form than ours is refused like an unknown one, without
+    /// asking D1 or KV.
     pub fn of(call: &'a Call) -> Result<Self, Error> {
         let token = call.user_token()?;
-        let hashes = platform::pepper(&call.env)?.hashes(Purpose::Token, &token);
-        Ok(Self { call, workspace: call.workspace()?, hashes })
+        if !token.is_token() {
+            return Err(Error::invalid_token());
+        }
+        Ok(Self { call, workspace: call.workspace()?, hash: credential_hash(Purpose::Token, &token), now: call.now })
+    }
+
+    /// The same credential for a check after a wait: it may have expired since the request began.
+    #[must_use]
+    pub fn after_wait(&self) -> Self {
+        Self { call: self.call, workspace: self.workspace, hash: self.hash.clone(), now: platform::now() }
     }
 
     /// A statement on the common table `me`, whose own parameters begin at `?5`.
     pub fn statement(&self, sql: &str) -> Statement {
         let me = if self.call.takes_limited_tokens { ME_OR_LIMITED } else { ME_UNLIMITED };
-        statement_of(self.workspace, &self.hashes, self.call.now, me, sql)
+        statement_of(self.workspace, &self.hash, self.now, me, sql)
     }
 
     /// Runs statements in one round trip: the first must select [`WHO`]. A failure is told only to a caller who is
     /// alive: for another one no statement does anything that could fail.
     async fn resolve(&self, statements: Vec<Statement>) -> Result<(Caller, Vec<D1Result>), Failure> {
-        let hash = &self.hashes.current;
+        let hash = &self.hash;
         let is_api_token = API_TOKENS.with_borrow(|known| known.contains(hash));
         let entry =
             async { if is_api_token { None } else { login_tokens::get(&self.call.env, self.workspace, hash).await } };
@@ -231,10 +250,10 @@ impl<'a> Credential<'a> {
             workspaces::forget(self.workspace);
             return Err(Error::not_found());
         };
-        workspaces::remember(self.workspace, workspace_id as i64, self.call.now);
+        workspaces::remember(self.workspace, workspace_id as i64, self.now);
         self.call.workspace_proven.set(true);
         let Some(me) = who.me else {
-            API_TOKENS.with_borrow_mut(|known| known.remove(&self.hashes.current));
+            API_TOKENS.with_borrow_mut(|known| known.remove(&self.hash));
             if entry.is_some() {
                 self.forget_login_token();
             }
@@ -255,21 +274,17 @@ impl<'a> Credential<'a> {
     }
 
     /// After the response: moves a session's expiry and repairs its KV entry, or notes an API token's use; each at
-    /// most every ten minutes, and at once where the token is stored by its hash under the previous pepper. With the same
-    /// statement it is then stored by its hash under the current one: so whatever was used since a rotation outlives it.
+    /// most every ten minutes.
     fn keep_up(&self, caller: &Caller, entry: Option<Entry>) {
-        let (env, now) = (self.call.env.clone(), self.call.now);
-        let (workspace_id, id, hash) = (caller.workspace_id, caller.credential_id, self.hashes.current.clone());
-        let outdated = Some(caller.hash.clone()).filter(|stored| *stored != hash);
-        let is_due = outdated.is_some() || caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
+        let (env, now) = (self.call.env.clone(), self.now);
+        let (workspace_id, id, hash) = (caller.workspace_id, caller.credential_id, self.hash.clone());
+        let is_due = caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
         match caller.kind {
             Kind::ApiToken => {
                 API_TOKENS.with_borrow_mut(|known| remember(known, &hash));
                 if is_due {
-                    let new_hash = outdated.map(|_| hash);
-                    self.call.context.wait_until(logged(async move {
-                        api_tokens::touch(&env, workspace_id, id, new_hash.as_deref(), now).await
-                    }));
+                    let noted = async move { api_tokens::touch(&env, workspace_id, id, now).await };
+                    self.call.context.wait_until(logged(noted));
                 }
             }
             Kind::Session => {
@@ -281,10 +296,7 @@ impl<'a> Credential<'a> {
                 }
                 let workspace = self.workspace.to_owned();
                 self.call.context.wait_until(logged(async move {
-                    if let Some(outdated) = outdated {
-                        sessions::rehash(&env, workspace_id, id, &hash, now, expires_at).await?;
-                        login_tokens::delete(&env, &workspace, &outdated).await?;
-                    } else if is_due {
+                    if is_due {
                         sessions::refresh(&env, workspace_id, id, now, expires_at).await?;
                     }
                     login_tokens::put(&env, &workspace, &hash, wanted).await
@@ -295,20 +307,13 @@ impl<'a> Credential<'a> {
 
     /// Tells whether the token's KV entry was not written lately, and notes that it is now.
     fn may_write_entry(&self) -> bool {
-        let now = self.call.now;
-        WRITTEN.with_borrow_mut(|written| {
-            if written.len() >= REMEMBERED {
-                written.clear();
-            }
-            let lately = written.insert(self.hashes.current.clone(), now.plus_seconds(KV_SETTLES_WITHIN));
-            lately.is_none_or(|until| until <= now)
-        })
+        let hash = self.hash.clone();
+        WRITTEN.with_borrow_mut(|written| written.is_due(hash, self.now, KV_SETTLES_WITHIN))
     }
 
     /// After the response: removes the token's KV entry, as D1 has no such session any more.
     pub fn forget_login_token(&self) {
-        let Hashes { current, previous } = self.hashes.clone();
-        forget_login_tokens(self.call, self.workspace, [Some(current), previous].into_iter().flatten().collect());
+        forget_login_tokens(self.call, self.workspace, vec![self.hash.clone()]);
     }
 
     /// Looks the credential up, and does nothing else.
@@ -354,7 +359,27 @@ impl<'a> Credential<'a> {
     /// # Errors
     /// The credential is not alive.
     pub async fn list(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
-        let hash = &self.hashes.current;
+        let Some(narrow) = &selection.narrow else { return self.list_widely(selection, page).await };
+        let hash = &self.hash;
+        if READING_NARROWLY.with_borrow(|known| known.contains(hash)) {
+            let (caller, items, total) = self.list_with(&narrow.tables, &narrow.items, narrow, page).await?;
+            if caller.reads_narrowly() {
+                return Ok((caller, items, total.unwrap_or(0)));
+            }
+            READING_NARROWLY.with_borrow_mut(|known| known.remove(hash));
+        }
+        let found = self.list_widely(selection, page).await?;
+        if !found.0.reads_narrowly() {
+            return Ok(found);
+        }
+        READING_NARROWLY.with_borrow_mut(|known| remember(known, hash));
+        let (caller, items, total) = self.list_with(&narrow.tables, &narrow.items, narrow, page).await?;
+        Ok((caller, items, total.unwrap_or(0)))
+    }
+
+    /// Reads a page of a list, whatever the API token's list allows of it.
+    async fn list_widely(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
+        let hash = &self.hash;
         let reached_all = REACHING_ALL.with_borrow(|known| known.contains(hash));
         if let (Some((tables, items)), true) = (&selection.of_all, reached_all)
             && let (caller, items, Some(total)) = self.list_with(tables, items, selection, page).await?
@@ -398,7 +423,7 @@ impl<'a> Credential<'a> {
         Watch {
             env: self.call.env.clone(),
             workspace: self.workspace.to_owned(),
-            hashes: self.hashes.clone(),
+            hash: self.hash.clone(),
             remote_ip: self.call.remote_ip(),
             sql,
             parameters,
@@ -441,7 +466,7 @@ impl<'a> Credential<'a> {
 pub struct Watch {
     env: Env,
     workspace: String,
-    hashes: Hashes,
+    hash: String,
     remote_ip: String,
     sql: String,
     parameters: Vec<Parameter>,
@@ -454,7 +479,7 @@ impl Watch {
     /// D1 did not answer.
     pub async fn still_reads(&self, now: Timestamp) -> Result<bool, Error> {
         let sql = format!("SELECT {WHO}, (SELECT {} FROM me) AS body", self.sql);
-        let statement = statement_of(&self.workspace, &self.hashes, now, ME_OR_LIMITED, &sql);
+        let statement = statement_of(&self.workspace, &self.hash, now, ME_OR_LIMITED, &sql);
         let statement = self.parameters.iter().cloned().fold(statement, Statement::bind);
         let result = db::run(&self.env, statement).await?;
         let who = db::first::<Who>(&result)?.and_then(|who| who.me);
@@ -479,6 +504,12 @@ pub fn forget_login_tokens(call: &Call, workspace: &str, hashes: Vec<String>) {
         }
         Ok(())
     }));
+}
+
+/// After the response: has the waiting commands of revoked sessions cancelled. They are refused at delivery already.
+pub fn cancel_revoked(call: &Call) {
+    let env = call.env.clone();
+    call.context.wait_until(logged(async move { janitor::cancel_revoked(&env).await }));
 }
 
 /// Work after the response, whose failure only the log hears of: the next request does it again.

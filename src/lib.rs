@@ -4,6 +4,7 @@ mod api;
 mod audit;
 mod caller;
 mod cost;
+mod hashing;
 mod janitor;
 mod lately;
 mod link_calls;
@@ -18,6 +19,7 @@ mod routes;
 mod sealer;
 mod server_link;
 mod server_link_sql;
+mod setup;
 mod smtp;
 mod store;
 mod throttle;
@@ -34,6 +36,11 @@ use crate::response::Reply;
 use crate::routes::{Access, Route};
 use crate::store::workspaces;
 
+/// Where the paths of the command endpoints begin.
+const COMMANDS: &str = "/api/events/commands/";
+/// Browsers use https only for a year. Without subdomains: the service's domain may have others of its owner's.
+const HSTS: &str = "max-age=31536000";
+
 /// Runs once for each instance of the Worker.
 #[event(start)]
 fn start() {
@@ -46,13 +53,17 @@ fn start() {
 async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker::Result<Response> {
     let mut call = Call::new(request, env, context);
     let (outcome, cost) = cost::of(async {
+        // Before the host is mapped: over plain http nothing is said about which workspaces exist.
+        call.require_https()?;
+        setup::require_secrets(&call)?;
         match answer(&mut call).await {
             // A workspace that does not exist is 404 before anything else about the request (contract 3).
-            Err(error) => Err(workspace_missing(&call).await.unwrap_or(error)),
+            Err(error) => Err(of_command(&call, workspace_missing(&call).await.unwrap_or(error))),
             reply => reply,
         }
     })
     .await;
+    let outcome = setup::explain(&call, outcome, cost.d1_calls > 0).await;
     if let Err(error) = &outcome {
         audit::note_refusal(&call, error);
     }
@@ -65,16 +76,29 @@ async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker:
             _ => reply,
         }
     });
+    let reply = if call.is_https() { reply.header("Strict-Transport-Security", HSTS) } else { reply };
     let response = with_cors(&call, reply).into_response(&call.id, call.method == "HEAD")?;
     log_request(&call, response.status_code(), cost);
     Ok(response)
 }
 
+/// Gives invalid input of the command endpoints its code (spec.md, Command errors). An agent's reports keep the plain form.
+fn of_command(call: &Call, error: Error) -> Error {
+    let is_command = call.route.is_some_and(|route| route.access == Access::User && route.path.starts_with(COMMANDS));
+    if is_command && error.kind == Kind::Invalid { error.invalid_command() } else { error }
+}
+
 /// Runs when the clock says so (wrangler.toml, triggers): has old commands deleted, and audit events sealed that are not.
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
+    if let Err(error) = store::idempotency_keys::purge(&env).await {
+        log::trouble("keys_not_purged", json!({}), &error.detail);
+    }
     if let Err(error) = janitor::delete_old_commands(&env).await {
         log::trouble("retention_not_begun", json!({}), &error.detail);
+    }
+    if let Err(error) = audit::write_overdue(&env).await {
+        log::trouble("audit_event_lost", json!({}), &error.detail);
     }
     if let Err(error) = sealer::tell_all(&env).await {
         log::trouble("sealers_not_told", json!({}), &error.detail);
@@ -139,7 +163,7 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
     }
     let path = call.path.clone();
     let (route, parameters) =
-        routes::find(&path).filter(|(route, _)| is_served(call, route)).ok_or_else(Error::not_found)?;
+        routes::find(&path).filter(|(route, _)| is_served(call, route)).ok_or_else(Error::no_path)?;
     if call.method == "OPTIONS" {
         if let Some(error) = workspace_missing(call).await {
             return Err(error);
@@ -167,10 +191,15 @@ fn challenge(access: Access) -> &'static str {
     }
 }
 
-/// The path with the slash that it lacks; every path ends with one, but for those that the table has without.
+/// Where every path ends with a slash (contract 11). Other paths are files and pages.
+const SLASHED: [&str; 3] = ["/api/", "/operator/", "/ws/"];
+
+/// The path with the slash that it lacks.
 fn with_slash(call: &Call) -> Option<String> {
+    let whole = format!("{}/", call.path);
+    let is_slashed = SLASHED.iter().any(|prefix| whole.starts_with(prefix)) || routes::find(&whole).is_some();
     let is_whole = call.path.ends_with('/') || routes::ends_without_slash(&call.path);
-    (!is_whole).then(|| format!("{}/", call.path))
+    (is_slashed && !is_whole).then_some(whole)
 }
 
 /// Tells whether there is such an endpoint here at all: what is hidden is 404, whatever the method.
@@ -190,12 +219,12 @@ async fn workspace_missing(call: &Call) -> Option<Error> {
             call.workspace_proven.set(true);
             None
         }
-        Ok(None) => Some(Error::not_found()),
+        Ok(None) => Some(Error::no_workspace()),
         Err(error) => Some(error),
     }
 }
 
-/// Lets pages of the web console's origin read the answer, and no others (contract 3).
+/// Lets pages of the web client's origin read the answer, and no others (contract 3).
 fn with_cors(call: &Call, reply: Reply) -> Reply {
     let is_operator = call.path.starts_with("/operator/");
     let Some(origin) = call.header("Origin").filter(|_| !is_operator) else { return reply };
@@ -204,9 +233,10 @@ fn with_cors(call: &Call, reply: Reply) -> Reply {
     if !cors::allows(web_client, &origin) {
         return reply;
     }
-    let reply = reply
-        .header("Access-Control-Allow-Origin", origin)
-        .header("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Idempotent-Replayed");
+    let reply = reply.header("Access-Control-Allow-Origin", origin).header(
+        "Access-Control-Expose-Headers",
+        "X-Request-Id, X-Error-Code, Retry-After, Location, Idempotent-Replayed, Preference-Applied",
+    );
     if call.method != "OPTIONS" {
         return reply;
     }

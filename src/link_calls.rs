@@ -1,8 +1,9 @@
 //! Every call into a server's object, typed, in one place. The platform carries it as JSON over `fetch`.
 
 use farhand_domain::audit::Event;
-use farhand_domain::command::{Command, Environment, OnOffline, Origin};
+use farhand_domain::command::{Command, Inputs, OnOffline, Origin};
 use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::features::{Feature, Features};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Chunk, Fin, HostFacts};
 use serde::de::DeserializeOwned;
@@ -18,6 +19,9 @@ use crate::request::Call;
 /// The header in which [`connect`] tells the object who connects.
 pub const IDENTITY_HEADER: &str = "X-Farhand-Agent";
 
+/// The header in which [`connect`] passes the request's id on.
+pub const REQUEST_ID_HEADER: &str = "X-Request-Id";
+
 /// What a server's object can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Ask {
@@ -29,6 +33,8 @@ pub enum Ask {
     Live(Live),
     /// Take a command back. Answers with its live fields.
     Cancel(ByUser),
+    /// Cancel the waiting commands that revoked login sessions created.
+    CancelOf(RevokedSessions),
     /// Kill a command. Answers with its live fields.
     Kill(ByUser),
     /// Tell a page of a command's output. Answers with [`ChunkPage`].
@@ -51,6 +57,8 @@ pub enum Ask {
     Forget(Forget),
     /// Forget everything and cut the agent off: the server is gone.
     Sever,
+    /// Disconnect the agent and take none, or take agents again: the workspace is deleted or undeleted. Nothing is forgotten.
+    Suspend(bool),
 }
 
 /// Another name.
@@ -82,6 +90,8 @@ pub struct Rotate {
     pub by: i64,
     /// The key's hash.
     pub key_hash: String,
+    /// The key's fingerprint.
+    pub fingerprint: String,
     /// When that was asked for.
     pub at: Timestamp,
     /// What the audit log tells of it.
@@ -93,8 +103,10 @@ pub struct Rotate {
 pub struct Remove {
     /// The server.
     pub of: OfServer,
-    /// The user who asks for it; `None`: its own agent.
+    /// The user who asks for it; `None`: its own agent, or the service.
     pub by: Option<i64>,
+    /// Whether the server is deleted only if it is still pending.
+    pub only_pending: bool,
     /// What the audit log tells of it.
     pub event: Event,
 }
@@ -108,8 +120,8 @@ pub struct Create {
     pub command: Command,
     /// What it is asked for with.
     pub origin: Origin,
-    /// Its environment.
-    pub env: Option<Environment>,
+    /// What it is given beside what it runs.
+    pub inputs: Option<Inputs>,
     /// Seconds that it may run.
     pub timeout: i64,
     /// When to run it.
@@ -133,19 +145,6 @@ pub struct Key {
     pub hash: String,
     /// The body.
     pub body: String,
-    /// The same, hashed under the pepper before this one, where that is still good.
-    #[serde(default)]
-    pub previous: Option<Box<Key>>,
-}
-
-impl Key {
-    /// The form of it that is stored with a hash: it may have been used before the pepper was rotated.
-    pub fn stored_as(self, hash: &str) -> Self {
-        match self.previous {
-            Some(previous) if previous.hash == hash => *previous,
-            previous => Self { previous, ..self },
-        }
-    }
 }
 
 /// A command that was taken.
@@ -155,6 +154,17 @@ pub struct Created {
     pub command: Map<String, Value>,
     /// It is the first answer to the same request, again.
     pub replayed: bool,
+}
+
+impl Created {
+    /// The command's id.
+    ///
+    /// # Errors
+    /// The command object has none.
+    pub fn id(&self) -> Result<Uuid, Error> {
+        let id = self.command.get("id").and_then(Value::as_str).and_then(|id| Uuid::try_parse(id).ok());
+        id.ok_or_else(|| Error::internal("a command without an id"))
+    }
 }
 
 /// A question for a command's live fields.
@@ -175,6 +185,13 @@ pub struct ByUser {
     pub username: String,
     /// What the audit log tells of it.
     pub event: Event,
+}
+
+/// Login sessions that were revoked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RevokedSessions {
+    /// Their ids.
+    pub sessions: Vec<Uuid>,
 }
 
 /// A question for a page of a command's output.
@@ -250,14 +267,11 @@ pub struct Identity {
     pub server: Uuid,
     /// The hash of its key.
     pub key_hash: String,
-    /// The same under the pepper before this one, where that is still good.
-    #[serde(default)]
-    pub previous_key_hash: Option<String>,
     /// Its address.
     pub remote_ip: String,
-    /// Whether it announced that it kills commands (agent-protocol 6).
+    /// What it announced that it can do (agent-protocol 6 and 7).
     #[serde(default)]
-    pub can_kill: bool,
+    pub features: Features,
 }
 
 /// A report of an agent's.
@@ -307,6 +321,11 @@ pub enum Report {
         /// Whether that is all of it, for the first time.
         is_commit: bool,
     },
+    /// It is still there.
+    Heartbeat {
+        /// The host's load, if the agent sends it.
+        load: Option<f64>,
+    },
     /// It goes for good, and the server with it.
     Unregister,
 }
@@ -341,11 +360,22 @@ pub enum Refusal {
     AlreadyHandled,
     /// The command's agent kills nothing, or is not there.
     CannotKill,
+    /// The connected agent lacks a feature that the command needs, and nothing was stored.
+    AgentCannot(Feature),
     /// The Idempotency-Key was used with another body.
     KeyReused,
     /// The Idempotency-Key was used for a command of another server, or just now; nothing was stored.
     KeyTaken,
+    /// As many commands of the user or the workspace wait as may; nothing was stored.
+    TooManyWaiting,
+    /// The workspace stored as many bytes today as it may; nothing was stored.
+    TooManyBytes,
 }
+
+/// The Retry-After of a used-up quota of waiting commands, in seconds.
+const WAITING_RETRY_AFTER: u64 = 60;
+/// The Retry-After of a used-up quota of a day, in seconds: it may end within the hour.
+const DAY_RETRY_AFTER: u64 = 3_600;
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
@@ -356,7 +386,7 @@ impl From<Refusal> for Error {
             Refusal::NotConnected => {
                 Self::new(Kind::NotConnected, "The server is not connected.").code(Code::ServerNotConnected)
             }
-            Refusal::NotPermitted => Self::permission_denied(),
+            Refusal::NotPermitted => Self::permission_denied("You may no longer change this server."),
             Refusal::NoServer => Self::field("server", "No such server."),
             Refusal::AlreadySent => {
                 conflict("The command was already sent to the server.").code(Code::EventCommandAlreadySent)
@@ -364,6 +394,10 @@ impl From<Refusal> for Error {
             Refusal::AlreadyHandled => conflict("The command has ended.").code(Code::CommandAlreadyHandled),
             Refusal::CannotKill => {
                 conflict("The command's agent is not connected, or cannot kill commands.").code(Code::AgentCannotKill)
+            }
+            Refusal::AgentCannot(feature) => {
+                let detail = format!("The server's agent {feature}. Upgrade it, or send the command without.");
+                Self::new(Kind::Conflict, detail).code(Code::AgentCannot)
             }
             Refusal::KeyReused => {
                 Self::new(Kind::Unprocessable, "The Idempotency-Key was used with another request body.")
@@ -373,6 +407,14 @@ impl From<Refusal> for Error {
                 conflict("The first request with this Idempotency-Key was cut off; try again in a minute.")
                     .code(Code::IdempotencyKeyInUse)
             }
+            Refusal::TooManyWaiting => Self::quota_exceeded(
+                "Too many commands wait, of yours or of the workspace. Cancel some, or wait until they have run.",
+                WAITING_RETRY_AFTER,
+            ),
+            Refusal::TooManyBytes => Self::quota_exceeded(
+                "The workspace's commands and their output stored as many bytes today (UTC) as its quota allows.",
+                DAY_RETRY_AFTER,
+            ),
         }
     }
 }
@@ -407,6 +449,7 @@ pub async fn connect(call: &Call, identity: &Identity, path: &str) -> Result<Res
     headers.set("Upgrade", "websocket").map_err(internal)?;
     let text = serde_json::to_string(identity).map_err(internal)?;
     headers.set(IDENTITY_HEADER, &text).map_err(internal)?;
+    headers.set(REQUEST_ID_HEADER, &call.id).map_err(internal)?;
     let mut init = RequestInit::new();
     init.with_method(Method::Get).with_headers(headers);
     let request = Request::new_with_init(&format!("{}{path}", objects::ORIGIN), &init).map_err(internal)?;

@@ -157,7 +157,7 @@ impl Mailer {
         let now = platform::now();
         let recipient = reset_requests::recipient(&self.env, request, now).await.map_err(temporary)?;
         let Some(recipient) = recipient else { return Ok(()) };
-        let key = platform::pepper(&self.env).map_err(temporary)?.reset_key(request);
+        let key = platform::secret_key(&self.env).map_err(temporary)?.reset_key(request);
         let base_url = Config::of(&self.env).base_url_of(&recipient.workspace);
         let link = format!("{base_url}/api/auth/reset-password/confirm/{}/", key.expose());
         mail::send(&self.env, &reset_message(request, recipient, &link)).await

@@ -1,14 +1,16 @@
 //! A request as the handlers see it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt::Display;
+use std::net::IpAddr;
 use std::rc::Rc;
 
+use farhand_domain::address;
 use farhand_domain::audit::{Event, Source};
 use farhand_domain::authorization::{self, AgentCredential};
-use farhand_domain::error::{Error, Kind, NON_FIELD};
+use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::fields::Fields;
-use farhand_domain::host::Host;
+use farhand_domain::host::{self, Host};
 use farhand_domain::id;
 use farhand_domain::page::Query;
 use farhand_domain::secret::Secret;
@@ -16,19 +18,20 @@ use farhand_domain::time::Timestamp;
 use futures_util::StreamExt;
 use serde::de::{DeserializeOwned, Error as _};
 use uuid::Uuid;
+use wasm_bindgen::JsValue;
 use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 
 use crate::audit::Refused;
 use crate::caller::Caller;
-use crate::platform::{self, Config, internal};
+use crate::platform::{self, Config, PeerSource, internal};
 use crate::routes::Route;
 
 /// The largest body of a request, in bytes (contract 3).
 const MAX_BODY: usize = 1024 * 1024;
 /// The largest body of an agent's report, in bytes (contract 3).
 const MAX_REPORT: usize = 16 * 1024 * 1024;
-/// The longest client address that is kept, in characters: an IPv6 address has at most 45.
-const MAX_ADDRESS: usize = 45;
+/// The header in which `scripts/serve.mjs` names the peer of a connection: a key and an address.
+const PEER_HEADER: &str = "Farhand-Peer";
 /// How much of a body that is too large is taken in before the answer, in bytes.
 const MAX_DISCARDED: usize = 64 * 1024 * 1024;
 
@@ -50,7 +53,7 @@ pub struct Call {
     pub path: String,
     /// The query, as sent, without the question mark.
     pub raw_query: String,
-    /// Scheme and host as the caller used them: `https://acme.eu1.example.com`.
+    /// Scheme and host as the client used them, at a trusted proxy if there is one: `https://acme.eu1.example.com`.
     pub origin: String,
     /// What the Host header names.
     pub host: Host,
@@ -68,6 +71,8 @@ pub struct Call {
     pub refused: Cell<Option<Refused>>,
     /// The chains that the request wrote audit events for.
     pub audited: RefCell<Vec<i64>>,
+    /// The peer's address, once it was asked for.
+    peer: OnceCell<Option<IpAddr>>,
     /// As the runtime has it: the crate's own form of it asks for more than is needed, `cf` among it, of each request.
     request: web_sys::Request,
 }
@@ -101,7 +106,7 @@ impl Call {
         let host = header_of(&request, "Host").unwrap_or_default();
         let own_id = header_of(&request, "X-Request-Id").filter(|id| is_request_id(id));
         let id = own_id.or_else(|| platform::new_id(now).ok().map(|id| id.to_string())).unwrap_or_default();
-        Self {
+        let call = Self {
             now,
             id,
             method: request.method(),
@@ -116,11 +121,42 @@ impl Call {
             caller: RefCell::default(),
             refused: Cell::default(),
             audited: RefCell::default(),
+            peer: OnceCell::new(),
             env,
             context,
             config,
             request,
+        };
+        match call.origin.strip_prefix("http://").filter(|_| call.is_forwarded_https()) {
+            Some(host) => Self { origin: format!("https://{host}"), ..call },
+            None => call,
         }
+    }
+
+    /// Whether a trusted proxy says that the client's connection is encrypted.
+    fn is_forwarded_https(&self) -> bool {
+        let Some(scheme) = self.header("X-Forwarded-Proto") else { return false };
+        address::is_forwarded_https(self.peer(), Some(&scheme), &self.config.trusted_proxies)
+    }
+
+    /// Whether the client's connection is encrypted.
+    pub fn is_https(&self) -> bool {
+        self.origin.starts_with("https://")
+    }
+
+    /// Refuses plain http, except on the caller's own machine and if the deployment allows it (contract 11).
+    ///
+    /// # Errors
+    /// 403. Not a redirect: what the request carries was readable already, and clients would go on like that unnoticed.
+    pub fn require_https(&self) -> Result<(), Error> {
+        let is_answered =
+            self.is_https() || self.config.allow_http || host::is_local(&self.header("Host").unwrap_or_default());
+        if is_answered {
+            return Ok(());
+        }
+        let detail = "Use https. If a proxy in front of the service takes https, add it to TRUSTED_PROXIES; \
+                      ALLOW_HTTP=1 allows plain http.";
+        Err(Error::new(Kind::Forbidden, detail).code(Code::HttpsRequired))
     }
 
     /// A header's value.
@@ -133,7 +169,7 @@ impl Call {
     /// # Errors
     /// 404 where the Host header names none.
     pub fn workspace(&self) -> Result<&str, Error> {
-        self.host.workspace().ok_or_else(Error::not_found)
+        self.host.workspace().ok_or_else(Error::no_workspace)
     }
 
     /// The query's parameters, decoded.
@@ -165,9 +201,24 @@ impl Call {
         number.ok_or_else(missing)
     }
 
-    /// The client's address. On this machine the header comes from the caller, and may be of any length.
+    /// The address at the other end of the connection, if the deployment says how to know it (contract 11).
+    fn peer(&self) -> Option<IpAddr> {
+        *self.peer.get_or_init(|| match &self.config.peer {
+            PeerSource::Local(key) => {
+                let header = self.header(PEER_HEADER)?;
+                let (sent, peer) = header.split_once(' ')?;
+                key.equals(&Secret::new(sent)).then(|| address::parse(peer)).flatten()
+            }
+            PeerSource::Cloudflare => address::parse(&self.header("CF-Connecting-IP")?),
+            PeerSource::Unknown => None,
+        })
+    }
+
+    /// The client's address as text; empty if it is unknown.
     pub fn remote_ip(&self) -> String {
-        self.header("CF-Connecting-IP").unwrap_or_default().chars().take(MAX_ADDRESS).collect()
+        let forwarded_for = self.header("X-Forwarded-For");
+        let client = address::client(self.peer(), forwarded_for.as_deref(), &self.config.trusted_proxies);
+        client.map(|address| address.to_string()).unwrap_or_default()
     }
 
     /// Where the request came from, for the audit log.
@@ -175,11 +226,18 @@ impl Call {
         Source { remote_ip: Some(self.remote_ip()).filter(|ip| !ip.is_empty()), request_id: Some(self.id.clone()) }
     }
 
-    /// An event of this request's for the audit log, of nobody yet.
+    /// The audit log's action of the request's endpoint, where it has one for it.
+    pub fn action(&self) -> Option<&'static str> {
+        self.route?.endpoint(&self.method)?.action()
+    }
+
+    /// An event of this request's for the audit log, without an actor yet. If the endpoint has no action of its own, it is the access
+    /// to it.
     ///
     /// # Errors
     /// There are no random bytes for its id.
-    pub fn event(&self, action: &str) -> Result<Event, Error> {
+    pub fn event(&self) -> Result<Event, Error> {
+        let action = self.action().unwrap_or("endpoint.access");
         Ok(Event::new(platform::new_id(self.now)?, self.now, self.source(), action))
     }
 
@@ -287,6 +345,16 @@ impl Call {
         Ok(self.fields().await)
     }
 
+    /// Reads the body of a request that has no fields: empty, `null` or `{}`. The credential is checked before the result is
+    /// used (contract 3, order of refusals).
+    ///
+    /// # Errors
+    /// Too large, another media type, or an unknown field (contract 11, Input).
+    pub async fn no_fields(&mut self) -> Result<(), Error> {
+        let body = self.json_body(MAX_BODY).await?;
+        if body.trim_ascii() == b"null" { Ok(()) } else { Fields::from_json(&body)?.finish() }
+    }
+
     /// Takes the body in and drops it, so that a client that is still sending sees the refusal.
     pub async fn discard(&mut self) {
         // That it is too large or cut off does not matter any more.
@@ -328,6 +396,14 @@ impl Call {
         read(body).map_err(|error| malformed(&error))
     }
 
+    /// Reads a body as it is.
+    ///
+    /// # Errors
+    /// Too large.
+    pub async fn take_report(&mut self) -> Result<Vec<u8>, Error> {
+        self.body(MAX_REPORT).await
+    }
+
     /// Takes in a body that nobody will look at.
     ///
     /// # Errors
@@ -361,7 +437,7 @@ impl Call {
     }
 }
 
-/// The text fields of a login sent as `multipart/form-data`, read by the runtime's own parser.
+/// The fields of a login sent as `multipart/form-data`, read by the runtime's own parser.
 async fn multipart(body: Vec<u8>, content_type: &str) -> Result<Fields, Error> {
     let malformed = |_| Error::field(NON_FIELD, "Multipart form parse error.");
     let headers = Headers::new();
@@ -372,8 +448,13 @@ async fn multipart(body: Vec<u8>, content_type: &str) -> Result<Fields, Error> {
         .with_body(Some(js_sys::Uint8Array::from(body.as_slice()).into()));
     let mut inner = Request::new_with_init("http://form.invalid/", &init).map_err(internal)?;
     let form = inner.form_data().await.map_err(malformed)?;
-    let field = |name: &str| form.get_field(name).map(|value| (name.to_owned(), value));
-    Ok(Fields::from_form(["username", "password"].into_iter().filter_map(field)))
+    let entries = js_sys::Array::from(&JsValue::from(form));
+    let pairs = entries.iter().map(|pair| {
+        let pair = js_sys::Array::from(&pair);
+        // A file is no text, so as a field it is blank.
+        (pair.get(0).as_string().unwrap_or_default(), pair.get(1).as_string().unwrap_or_default())
+    });
+    Ok(Fields::from_form(pairs))
 }
 
 #[cfg(test)]

@@ -19,12 +19,12 @@ pub struct Reply {
     body: Body,
 }
 
-/// The texts of events, as they come.
-type Events = Pin<Box<dyn Stream<Item = worker::Result<String>>>>;
+/// A body in pieces, as they come.
+type Pieces = Pin<Box<dyn Stream<Item = worker::Result<String>>>>;
 
 enum Body {
     Empty,
-    Events(Events),
+    Stream { media_type: &'static str, pieces: Pieces },
     Text { media_type: &'static str, text: String },
     WebSocket(WebSocket),
 }
@@ -57,9 +57,9 @@ impl Reply {
         Self::new(200, Body::Text { media_type, text: text.to_owned() })
     }
 
-    /// 201 with what was created.
-    pub fn created(value: &impl Serialize) -> Result<Self, Error> {
-        Self::json(201, value)
+    /// 201 with what was created, and its address.
+    pub fn created(value: &impl Serialize, location: String) -> Result<Self, Error> {
+        Ok(Self::json(201, value)?.header("Location", location))
     }
 
     /// 202 with what is being worked on.
@@ -67,9 +67,9 @@ impl Reply {
         Self::json(202, value)
     }
 
-    /// 201 with JSON that is text already.
-    pub fn created_text(json: String) -> Self {
-        Self::json_text(201, json)
+    /// The same with JSON that is text already.
+    pub fn created_text(json: String, location: String) -> Self {
+        Self::json_text(201, json).header("Location", location)
     }
 
     /// 204.
@@ -94,7 +94,12 @@ impl Reply {
 
     /// 200 with Server-Sent Events, as they come.
     pub fn events(events: impl Stream<Item = worker::Result<String>> + 'static) -> Self {
-        Self::new(200, Body::Events(Box::pin(events)))
+        Self::stream("text/event-stream", events)
+    }
+
+    /// 200 with a text in pieces, as they come.
+    pub fn stream(media_type: &'static str, pieces: impl Stream<Item = worker::Result<String>> + 'static) -> Self {
+        Self::new(200, Body::Stream { media_type, pieces: Box::pin(pieces) })
     }
 
     /// The same with a header.
@@ -116,23 +121,29 @@ impl Reply {
             Kind::Conflict => 409,
             Kind::Unprocessable => 422,
             Kind::Throttled => 429,
-            Kind::NotConnected => 503,
+            Kind::NotConnected | Kind::NotSetUp => 503,
             Kind::Internal => 500,
         };
         let mut body: BTreeMap<&str, Value> =
             error.fields.iter().map(|(name, messages)| (name.as_ref(), json!(messages))).collect();
-        if let Some(code) = error.code {
-            body.insert("code", json!(code.as_str()));
+        let code = error.code.unwrap_or(error.kind.code()).as_str();
+        // Field arrays alone keep the shape of spec.md; their code is in the header only.
+        if error.fields.is_empty() || error.code.is_some() {
+            body.insert("code", json!(code));
+            body.insert("detail", json!(error.detail));
         }
         if error.kind == Kind::Internal {
             log::trouble("internal_error", json!({"request_id": request_id}), &error.detail);
             body.insert("detail", json!("Internal server error."));
+        }
+        if matches!(status, 500 | 503) {
             body.insert("request_id", json!(request_id));
-        } else if error.fields.is_empty() || error.code.is_some() {
-            body.insert("detail", json!(error.detail));
         }
         let body = if error.is_silent { Value::Null } else { json!(body) };
-        let reply = Self::json_text(status, body.to_string());
+        let mut reply = Self::json_text(status, body.to_string());
+        if status == 400 && !error.is_silent {
+            reply = reply.header("X-Error-Code", code);
+        }
         match error.retry_after {
             Some(seconds) => reply.header("Retry-After", seconds.to_string()),
             None => reply,
@@ -146,8 +157,9 @@ impl Reply {
         headers.set("Cache-Control", "no-store")?;
         headers.set("X-Content-Type-Options", "nosniff")?;
         match &self.body {
-            Body::Text { media_type, .. } => headers.set("Content-Type", media_type)?,
-            Body::Events(_) => headers.set("Content-Type", "text/event-stream")?,
+            Body::Text { media_type, .. } | Body::Stream { media_type, .. } => {
+                headers.set("Content-Type", media_type)?
+            }
             Body::Empty | Body::WebSocket(_) => {}
         }
         for (name, value) in &self.headers {
@@ -156,9 +168,9 @@ impl Reply {
         let builder = Response::builder().with_status(self.status).with_headers(headers);
         Ok(match self.body {
             Body::WebSocket(socket) => builder.with_websocket(socket).empty(),
-            Body::Events(events) if !without_body => builder.from_stream(events.map_ok(String::into_bytes))?,
+            Body::Stream { pieces, .. } if !without_body => builder.from_stream(pieces.map_ok(String::into_bytes))?,
             Body::Text { text, .. } if !without_body => builder.fixed(text.into_bytes()),
-            Body::Empty | Body::Events(_) | Body::Text { .. } => builder.empty(),
+            Body::Empty | Body::Stream { .. } | Body::Text { .. } => builder.empty(),
         })
     }
 }

@@ -35,8 +35,10 @@ pub enum Endpoint {
     WorkspaceCreate,
     /// Lists workspaces.
     WorkspaceList,
-    /// Deletes a workspace and all that is in it.
+    /// Deletes a workspace and all that is in it, after a grace period.
     WorkspaceDelete,
+    /// Makes a deleted workspace a live one again.
+    WorkspaceUndelete,
     /// Has the objects of a workspace's servers tell D1 everything again.
     WorkspaceResync,
     /// Liveness, for users.
@@ -67,6 +69,8 @@ pub enum Endpoint {
     TokenUpdate,
     /// Deletes an API token of the caller's.
     TokenDelete,
+    /// Says whether an access control list allows a command.
+    AclCheck,
     /// Changes the caller's password.
     PasswordChange,
     /// Sets a user's password, for superusers.
@@ -103,6 +107,8 @@ pub enum Endpoint {
     ServerUpdate,
     /// Deletes a server, and cuts its agent off.
     ServerDelete,
+    /// Lets a pending server run commands.
+    ServerApprove,
     /// Gives a server's agent another key.
     ServerRotateKey,
     /// Lists registration tokens.
@@ -151,6 +157,8 @@ pub enum Endpoint {
     CommandKill,
     /// A command's output, page by page.
     CommandChunks,
+    /// A command's whole output, as plain text.
+    CommandOutput,
     /// A command's output while it comes.
     CommandStream,
     /// An agent reports that it took a command.
@@ -208,6 +216,7 @@ impl Endpoint {
             Self::Status
                 | Self::IsAuthenticated
                 | Self::CurrentUser
+                | Self::AclCheck
                 | Self::ServerList
                 | Self::ServerRetrieve
                 | Self::CommandList
@@ -217,6 +226,7 @@ impl Endpoint {
                 | Self::CommandDelete
                 | Self::CommandKill
                 | Self::CommandChunks
+                | Self::CommandOutput
                 | Self::CommandStream
         )
     }
@@ -226,6 +236,7 @@ impl Endpoint {
         Some(match self {
             Self::WorkspaceCreate => "workspace.create",
             Self::WorkspaceDelete => "workspace.delete",
+            Self::WorkspaceUndelete => "workspace.undelete",
             Self::WorkspaceResync => "workspace.resync",
             Self::Login => "session.login",
             Self::Logout => "session.logout",
@@ -243,6 +254,7 @@ impl Endpoint {
             Self::ServerCreate => "server.create",
             Self::ServerReplace | Self::ServerUpdate => "server.update",
             Self::ServerDelete => "server.delete",
+            Self::ServerApprove => "server.approve",
             Self::ServerRotateKey => "server.rotate_key",
             Self::AgentRegister => "server.register",
             Self::AgentUnregister => "server.unregister",
@@ -295,6 +307,7 @@ pub const TABLE: &[Route] = &[
         &[("GET", Endpoint::WorkspaceList), ("POST", Endpoint::WorkspaceCreate)],
     ),
     route("/operator/workspaces/{slug}/", Access::Operator, &[("DELETE", Endpoint::WorkspaceDelete)]),
+    route("/operator/workspaces/{slug}/undelete/", Access::Operator, &[("POST", Endpoint::WorkspaceUndelete)]),
     route("/operator/audit/events/", Access::Operator, &[("GET", Endpoint::CellAuditList)]),
     route("/operator/audit/verify/", Access::Operator, &[("POST", Endpoint::CellAuditVerify)]),
     route("/operator/workspaces/{slug}/resync/", Access::Operator, &[("POST", Endpoint::WorkspaceResync)]),
@@ -320,6 +333,7 @@ pub const TABLE: &[Route] = &[
             ("DELETE", Endpoint::TokenDelete),
         ],
     ),
+    route("/api/auth/acl-check/", Access::User, &[("POST", Endpoint::AclCheck)]),
     on_prem(&["POST"], route("/api/auth/change-password/", Access::User, &[("POST", Endpoint::PasswordChange)])),
     route("/api/auth/reset-password/", Access::Open, &[("POST", Endpoint::ResetRequest)]),
     route(
@@ -391,16 +405,9 @@ pub const TABLE: &[Route] = &[
     route("/api/servers/", Access::User, &[("GET", Endpoint::ServerList), ("POST", Endpoint::ServerCreate)]),
     route("/api/servers/servers/", Access::User, &[("GET", Endpoint::ServerList), ("POST", Endpoint::ServerCreate)]),
     route("/api/servers/servers/register/", Access::Registration, &[("POST", Endpoint::AgentRegister)]),
-    route(
-        "/api/servers/servers/{id}/",
-        Access::UserOrAgent,
-        &[
-            ("GET", Endpoint::ServerRetrieve),
-            ("PUT", Endpoint::ServerReplace),
-            ("PATCH", Endpoint::ServerUpdate),
-            ("DELETE", Endpoint::ServerDelete),
-        ],
-    ),
+    route("/api/servers/{id}/", Access::UserOrAgent, SERVER),
+    route("/api/servers/servers/{id}/", Access::UserOrAgent, SERVER),
+    route("/api/servers/servers/{id}/approve/", Access::User, &[("POST", Endpoint::ServerApprove)]),
     route("/api/servers/servers/{id}/rotate-key/", Access::User, &[("POST", Endpoint::ServerRotateKey)]),
     route(
         "/api/servers/registration-tokens/",
@@ -421,6 +428,7 @@ pub const TABLE: &[Route] = &[
     route("/api/events/commands/{id}/cancel/", Access::User, &[("POST", Endpoint::CommandCancel)]),
     route("/api/events/commands/{id}/kill/", Access::User, &[("POST", Endpoint::CommandKill)]),
     route("/api/events/commands/{id}/chunks/", Access::User, &[("GET", Endpoint::CommandChunks)]),
+    route("/api/events/commands/{id}/output/", Access::User, &[("GET", Endpoint::CommandOutput)]),
     route("/api/events/commands/{id}/stream/", Access::User, &[("GET", Endpoint::CommandStream)]),
     route("/api/audit/events/", Access::User, &[("GET", Endpoint::AuditList)]),
     route("/api/audit/verify/", Access::User, &[("POST", Endpoint::AuditVerify)]),
@@ -448,6 +456,14 @@ pub const TABLE: &[Route] = &[
 const USERS: &[(&str, Endpoint)] = &[("GET", Endpoint::UserList), ("POST", Endpoint::UserCreate)];
 
 const PAGE: &[(&str, Endpoint)] = &[("GET", Endpoint::Page)];
+
+/// A server, under either of its addresses.
+const SERVER: &[(&str, Endpoint)] = &[
+    ("GET", Endpoint::ServerRetrieve),
+    ("PUT", Endpoint::ServerReplace),
+    ("PATCH", Endpoint::ServerUpdate),
+    ("DELETE", Endpoint::ServerDelete),
+];
 
 /// Agents name their own server in either way.
 const UNREGISTER: &[(&str, Endpoint)] = &[("DELETE", Endpoint::AgentUnregister)];
@@ -527,6 +543,10 @@ mod tests {
 
     #[test]
     fn a_fixed_segment_comes_before_a_parameter() {
+        for fixed in ["/api/servers/servers/", "/api/servers/registration-tokens/", "/api/servers/servers/register/"] {
+            assert_eq!(find(fixed).map(|(r, _)| r.path), Some(fixed));
+        }
+        assert_eq!(find("/api/servers/web-1/").map(|(r, _)| r.path), Some("/api/servers/{id}/"));
         assert_eq!(find("/api/servers/servers/-/").map(|(r, _)| r.path), Some("/api/servers/servers/{id}/"));
         assert_eq!(find("/api/servers/servers/-/sync/").map(|(r, _)| r.path), Some("/api/servers/servers/-/sync/"));
         assert_eq!(

@@ -80,6 +80,8 @@ pub struct Verification {
     pub links: i64,
     /// How many events are not sealed yet.
     pub unsealed: u64,
+    /// How many of the good links are of anonymous events that were deleted because of their age.
+    pub expired: i64,
     /// The first link that is not as it should be.
     pub first_broken: Option<Broken>,
     /// Where there is more to look at.
@@ -139,15 +141,17 @@ impl Round {
 /// # Errors
 /// D1 did not answer; how long events are kept makes no sense.
 pub async fn tell_all(env: &Env) -> Result<(), Error> {
-    let until = platform::audit_kept_until(env);
-    let old = until.as_ref().ok().copied().flatten();
+    let until = platform::kept_until(env, platform::AUDIT_RETENTION);
+    let anonymous = platform::kept_until(env, platform::ANONYMOUS_AUDIT_RETENTION);
+    let of = |until: &Result<_, _>| until.as_ref().ok().copied().flatten();
+    let old = store::KeptUntil { all: of(&until), anonymous: of(&anonymous) };
     let mut round = Round::after(store::some_workspace(env).await?);
     while let Some((after, last, limit)) = round.next() {
         let workspaces = store::workspaces_to_seal(env, (after, last), old, limit).await?;
         round.pass(&workspaces);
         future::join_all(workspaces.iter().map(|workspace| tell(env, *workspace))).await;
     }
-    until.map(drop)
+    until.and(anonymous).map(drop)
 }
 
 /// Looks along the chain of a workspace, from a link on.
@@ -173,9 +177,10 @@ async fn ask(env: &Env, workspace: i64, ask: &Ask) -> Result<Option<Verification
 
 const SCHEMA: [&str; 2] = [
     // The one row: of which workspace it is, where its chain ends, and what D1 may not have been told of that; the last link of
-    // those that were deleted, and whether D1 may not have been told to.
+    // those that were deleted, and whether D1 may still have to delete them; the link up to which anonymous events may be expired.
     "CREATE TABLE IF NOT EXISTS chains (
-        workspace INTEGER PRIMARY KEY, head TEXT NOT NULL, pending TEXT NOT NULL, base TEXT NOT NULL, is_deleting INTEGER NOT NULL
+        workspace INTEGER PRIMARY KEY, head TEXT NOT NULL, pending TEXT NOT NULL, base TEXT NOT NULL, is_deleting INTEGER NOT NULL,
+        expired INTEGER NOT NULL DEFAULT 0
     )",
     // Hashes of links.
     "CREATE TABLE IF NOT EXISTS anchors (link INTEGER PRIMARY KEY, hash TEXT NOT NULL)",
@@ -188,6 +193,7 @@ struct Chain {
     pending: Vec<Seal>,
     base: Head,
     is_deleting: bool,
+    expired: i64,
 }
 
 /// The object.
@@ -216,6 +222,10 @@ impl DurableObject for Sealer {
     async fn alarm(&self) -> worker::Result<Response> {
         let worked = match self.seal_all().await {
             Ok(false) => self.delete_old().await,
+            worked => worked,
+        };
+        let worked = match worked {
+            Ok(false) => self.expire_old().await,
             worked => worked,
         };
         let next = match worked {
@@ -294,6 +304,7 @@ impl Sealer {
             pending: String,
             base: String,
             is_deleting: f64,
+            expired: f64,
         }
         let tables = self.sql().exec("SELECT name FROM sqlite_master WHERE name = 'chains'", None).map_err(internal)?;
         if tables.to_array::<serde_json::Value>().map_err(internal)?.is_empty() {
@@ -301,7 +312,7 @@ impl Sealer {
         }
         let rows = self
             .sql()
-            .exec("SELECT workspace, head, pending, base, is_deleting FROM chains", None)
+            .exec("SELECT workspace, head, pending, base, is_deleting, expired FROM chains", None)
             .map_err(internal)?;
         let Some(stored) = rows.to_array::<Stored>().map_err(internal)?.into_iter().next() else { return Ok(None) };
         Ok(Some(Chain {
@@ -310,6 +321,7 @@ impl Sealer {
             pending: serde_json::from_str(&stored.pending).map_err(internal)?,
             base: serde_json::from_str(&stored.base).map_err(internal)?,
             is_deleting: stored.is_deleting != 0.0,
+            expired: stored.expired as i64,
         }))
     }
 
@@ -380,28 +392,22 @@ impl Sealer {
     ///
     /// Whatever is to go is looked at before: a break stays where it is, with all that comes after it.
     async fn delete_old(&self) -> Result<bool, Error> {
-        let Some(Chain { workspace, head, base, is_deleting, .. }) = self.chain()? else { return Ok(false) };
+        let Some(Chain { workspace, head, base, is_deleting, expired, .. }) = self.chain()? else { return Ok(false) };
         if is_deleting {
             self.delete_up_to(workspace, &base).await?;
         }
-        let until = match platform::audit_kept_until(&self.env) {
-            Ok(until) => until.filter(|_| workspace != audit::CELL),
-            // Whoever set it has to mend it: to try again is of no use.
-            Err(error) => {
-                log::trouble("audit_not_deleted", json!({"workspace_id": workspace}), &error.detail);
-                None
-            }
-        };
-        let Some(until) = until else { return Ok(false) };
+        let until = self.kept_until(workspace, platform::AUDIT_RETENTION);
+        let Some(until) = until.filter(|_| workspace != audit::CELL) else { return Ok(false) };
         let (first, last) = (base.link + 1, head.link.min(base.link + AT_ONCE as i64));
         if first > last {
             return Ok(false);
         }
         let links = store::links(&self.env, workspace, (first, last), head.link).await?;
-        let mut verifier = Verifier::after(workspace, base.clone());
+        let mut verifier = Verifier::after(workspace, base.clone()).expired_up_to(expired);
         let anchors = self.anchors(&head, first, last)?;
         for row in &links.rows {
-            if row.occurred_at().is_none_or(|at| at >= until) {
+            // Of an expired event nothing is left to be kept.
+            if !row.is_expired() && row.occurred_at().is_none_or(|at| at >= until) {
                 break;
             }
             let anchor = row.link.and_then(|link| anchors.get(&link)).map(String::as_str);
@@ -422,6 +428,37 @@ impl Sealer {
         self.delete_up_to(workspace, &gone).await?;
         log::event("audit_retention", json!({"workspace_id": workspace, "deleted": gone.link - base.link}));
         Ok(gone.link == last)
+    }
+
+    /// Before when events happened that a setting says to delete.
+    fn kept_until(&self, workspace: i64, setting: &str) -> Option<Timestamp> {
+        platform::kept_until(&self.env, setting).unwrap_or_else(|error| {
+            // An operator must correct the setting. A retry does not help.
+            log::trouble("audit_not_deleted", json!({"workspace_id": workspace}), &error.detail);
+            None
+        })
+    }
+
+    /// Deletes the next anonymous events that are older than they are kept, from the first on. True: there may be more.
+    ///
+    /// First the object notes up to which link it does so. A verification accepts that an anonymous event is gone up to there only.
+    async fn expire_old(&self) -> Result<bool, Error> {
+        let Some(Chain { workspace, expired, .. }) = self.chain()? else { return Ok(false) };
+        let Some(until) = self.kept_until(workspace, platform::ANONYMOUS_AUDIT_RETENTION) else { return Ok(false) };
+        let mut rows = store::first_anonymous_links(&self.env, workspace, until, AT_ONCE).await?;
+        let old = rows.iter().take_while(|row| row.occurred_at().is_some_and(|at| at < until)).count();
+        rows.truncate(old);
+        // Meanwhile it may have been wiped.
+        let Some(last) =
+            rows.last().and_then(|row| row.link).filter(|_| self.chain().is_ok_and(|chain| chain.is_some()))
+        else {
+            return Ok(false);
+        };
+        let values = vec![last.max(expired).into()];
+        self.sql().exec("UPDATE chains SET expired = ?", values).map_err(internal)?;
+        store::expire(&self.env, workspace, &rows).await?;
+        log::event("audit_retention", json!({"workspace_id": workspace, "anonymous": rows.len()}));
+        Ok(rows.len() as u64 == AT_ONCE)
     }
 
     /// Has D1 delete what is behind the beginning of the chain, and notes that it did.
@@ -462,7 +499,8 @@ impl Sealer {
                 self.delete_up_to(workspace, &base).await?;
             }
         }
-        let mut found = Verification { valid: true, links: 0, unsealed: 0, first_broken: None, next_link: None };
+        let mut found =
+            Verification { valid: true, links: 0, unsealed: 0, expired: 0, first_broken: None, next_link: None };
         let mut next = first.max(base.link + 1).min(head.link + 1);
         loop {
             let last = head.link.min(next + PAGE - 1);
@@ -471,7 +509,7 @@ impl Sealer {
                 return Ok(None);
             }
             found.unsealed = links.unsealed;
-            let looked = self.look_at(workspace, (&base, &head), (next, last), &links, &mut found.links);
+            let looked = self.look_at(workspace, (&base, &head), (next, last), &links, &mut found);
             if let Err(broken) = looked? {
                 (found.valid, found.first_broken) = (false, Some(broken));
                 return Ok(Some(found));
@@ -494,7 +532,7 @@ impl Sealer {
         (base, head): (&Head, &Head),
         (first, last): (i64, i64),
         links: &store::Links,
-        good: &mut i64,
+        found: &mut Verification,
     ) -> Result<Result<(), Broken>, Error> {
         let foreign = |row: &audit::Row| Broken {
             link: row.link.unwrap_or(0),
@@ -508,19 +546,22 @@ impl Sealer {
             [row, ..] if row.link == Some(first - 1) => Verifier::behind(workspace, first - 1, row),
             _ => return Ok(Err(Broken { link: first - 1, event: None, problem: Problem::Missing })),
         };
+        // As it is now: what expired while this looked is noted there before D1 has it.
+        let (end, expired) = self.chain()?.map_or((0, 0), |chain| (chain.head.link, chain.expired));
+        verifier = verifier.expired_up_to(expired);
         let anchors = if first <= last { self.anchors(head, first, last)? } else { HashMap::new() };
         for row in &links.rows {
             let anchor = row.link.and_then(|link| anchors.get(&link)).map(String::as_str);
             if let Err(broken) = verifier.take(row, anchor) {
                 return Ok(Err(broken));
             }
-            *good += 1;
+            found.links += 1;
+            found.expired += i64::from(row.is_expired());
         }
         if verifier.last().link < last {
             return Ok(Err(verifier.missing()));
         }
         // What was sealed while this looked is as it should be.
-        let end = self.chain()?.map_or(0, |chain| chain.head.link);
         match &links.beyond {
             Some(row) if last >= head.link && row.link.unwrap_or(0) > end => Ok(Err(foreign(row))),
             _ => Ok(Ok(())),

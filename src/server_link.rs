@@ -10,6 +10,7 @@
 //! - There is one alarm, for the earliest of all that is due.
 
 mod commands;
+mod connection;
 mod identity;
 mod resync;
 mod retention;
@@ -19,8 +20,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use farhand_domain::audit::{ActorType, CredentialType, Event, Source};
-use farhand_domain::lifecycle::{Outcome, State as Life};
+use farhand_domain::audit::Source;
+use farhand_domain::features::Features;
+use farhand_domain::lifecycle::{self, Lifecycle, Outcome, State as Life};
 use farhand_domain::output;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Fin, FromAgent, ToAgent};
@@ -33,30 +35,29 @@ use worker::{
     durable_object,
 };
 
-use self::commands::{note_end, note_end_by_agent};
+use self::connection::{agent_event, connect_event, upgrade_event};
 use self::identity::Known;
 use self::waiting::Waiting;
-use crate::audit::of_service;
 use crate::cost::{self, Cost};
-use crate::link_calls::{AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, OfServer, Refusal, Remove, Report};
+use crate::link_calls::{
+    AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, OfServer, REQUEST_ID_HEADER, Refusal, Remove, Report,
+};
 use crate::log;
 use crate::objects;
 use crate::platform;
 use crate::sealer;
 use crate::server_link_sql::{Held, Phase, Tables, Unflushed};
-use crate::store::server_link::{self as d1, Rehash, ServerFacts};
+use crate::store::server_link::{self as d1, ServerFacts};
 
 /// How long changes gather before they go to D1 together, in milliseconds. Lists follow within a second (contract 8).
 const GATHER: i64 = 300;
 /// How long a command that is under way waits for its next report, to go to D1 together with it, in milliseconds: most are over
 /// within a moment. What remains of the second is for the way there.
 const GATHER_REPORTS: i64 = 800;
-/// How late an alarm may be before it is set again, in milliseconds.
+/// How late an alarm that this object set may be before it is set again, in milliseconds.
 const LATE_ALARM: i64 = 5_000;
 /// How long an agent may take to answer a ping, in seconds.
 const PONG_WITHIN: i64 = 60;
-/// How late `last_seen_at` may be in D1, in seconds.
-const SEEN_EVERY: i64 = 300;
 /// How many commands go to D1, or are looked at, in one go.
 const BATCH: u32 = 50;
 /// When an alarm that failed is tried again, in seconds.
@@ -71,6 +72,8 @@ const FARTHEST: i64 = 30 * 24 * 60 * 60;
 const LOOK_AGAIN: i64 = 30;
 /// The largest number of bytes that an agent is believed: as far as JSON counts.
 const MAX_COUNT: u64 = 1 << 53;
+/// How long a flush may take before it is taken for dead, in seconds.
+const FLUSH_WITHIN: i64 = 60;
 /// The slowest that a failing flush is tried again, in seconds.
 const SLOWEST_RETRY: i64 = 60;
 
@@ -85,10 +88,10 @@ mod fact {
     pub const UNSURE: &str = "unsure";
     /// Of which server that is: `OfServer`.
     pub const ASKED: &str = "asked";
-    /// That D1 has the agent's key by an older hash still: `Rehash`.
-    pub const REHASH: &str = "rehash";
     /// True when the server was deleted. What went out to it stays.
     pub const GONE: &str = "gone";
+    /// True while the workspace is deleted, and may be undeleted.
+    pub const SUSPENDED: &str = "suspended";
     /// What is known of its host: `ServerFacts`.
     pub const SERVER: &str = "server";
     /// The number of the last connection.
@@ -98,6 +101,12 @@ mod fact {
     /// When the agent last reported that its process began, while it is not known whether the open connection is of that
     /// process; or null.
     pub const STARTED: &str = "started";
+    /// The number of the open control connection, or null.
+    pub const CONTROL_OPEN: &str = "control_open";
+    /// How often connections of the backhaul replaced each other lately: `Contest`.
+    pub const BACKHAUL_CONTEST: &str = "backhaul_contest";
+    /// The same of the control connection.
+    pub const CONTROL_CONTEST: &str = "control_contest";
     /// How often flushing failed in a row.
     pub const FAILURES: &str = "failures";
     /// The last command that D1 was given again, while there are more.
@@ -128,17 +137,15 @@ enum Lacking {
     Removal(Held),
     /// What is known of the host, by its revision.
     Facts(i64),
-    /// By which hash the agent's key is stored.
-    KeyHash(Rehash),
 }
 
 /// What a socket carries through hibernation.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Attachment {
     generation: u64,
-    /// Whether its agent kills commands.
+    /// What its agent can do.
     #[serde(default)]
-    can_kill: bool,
+    features: Features,
 }
 
 /// The object.
@@ -181,6 +188,14 @@ pub struct ServerLink {
     changing_since: Cell<Option<Timestamp>>,
     /// Who waits for that.
     changed: Waiting<()>,
+    /// Counts the pongs on the open connection.
+    pongs: Cell<u64>,
+    /// Who waits for a pong, or for the connection's end.
+    ponged: Waiting<()>,
+    /// Since when D1 is being sent what it lacks.
+    flushing_since: Cell<Option<Timestamp>>,
+    /// Who waits for the end of that.
+    flushed: Waiting<()>,
 }
 
 impl DurableObject for ServerLink {
@@ -206,6 +221,10 @@ impl DurableObject for ServerLink {
             changes: Cell::new(0),
             changing_since: Cell::new(None),
             changed: Waiting::default(),
+            pongs: Cell::new(0),
+            ponged: Waiting::default(),
+            flushing_since: Cell::new(None),
+            flushed: Waiting::default(),
         }
     }
 
@@ -241,6 +260,8 @@ impl DurableObject for ServerLink {
         let WebSocketIncomingMessage::String(text) = message else { return Ok(()) };
         let is_pong = serde_json::from_str::<FromAgent>(&text).is_ok_and(|message| message == FromAgent::Pong);
         if is_pong && self.is_open(&socket)? {
+            self.pongs.set(self.pongs.get() + 1);
+            self.ponged.tell(&());
             self.tables().set_wake(wake::PONG, None)?;
             self.seen()?;
             self.arm().await?;
@@ -266,7 +287,8 @@ impl ServerLink {
     async fn answer(&self, mut request: Request) -> worker::Result<Response> {
         if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
             let identity: Identity = serde_json::from_str(&identity)?;
-            return self.take_socket(&identity, &request.path()).await;
+            let request_id = request.headers().get(REQUEST_ID_HEADER)?;
+            return self.take_socket(&identity, &request.path(), request_id).await;
         }
         let ask: Ask = serde_json::from_slice(&request.bytes().await?)?;
         let answer = match ask {
@@ -274,6 +296,7 @@ impl ServerLink {
             Ask::Replay(key) => self.replay(key).await,
             Ask::Live(live) => self.live(live).await,
             Ask::Cancel(by) => self.cancel(by).await,
+            Ask::CancelOf(revoked) => self.cancel_of(&revoked).await,
             Ask::Kill(by) => self.kill(by).await,
             Ask::Chunks(asked) => self.chunks(&asked),
             Ask::Follow(asked) => self.follow(asked).await,
@@ -285,6 +308,7 @@ impl ServerLink {
             Ask::Agent(call) => self.agent(call).await,
             Ask::Forget(forget) => self.forget(forget).await,
             Ask::Sever => self.sever().await,
+            Ask::Suspend(is_suspended) => self.suspend(is_suspended).await,
         };
         Response::from_json(&answer.unwrap_or_else(|error| Answer::Failed(error.to_string())))
     }
@@ -324,8 +348,9 @@ impl ServerLink {
         let due_at = woken_at(due_at, now());
         let due = i64::try_from(due_at.as_millis()).unwrap_or(i64::MAX);
         let now = i64::try_from(now().as_millis()).unwrap_or(i64::MAX);
-        // One that should have gone off long ago is not relied on.
-        let reliable = now - LATE_ALARM;
+        // One that should have gone off long ago is not relied on. Nor is one of the past that this object found, and did not
+        // set itself: if the runtime died, it may come much later than the object can see.
+        let reliable = if self.armed.get().is_some() { now - LATE_ALARM } else { now };
         let due = if due > reliable { due } else { now };
         if self.armed.get().is_some_and(|armed| armed <= due && armed > reliable) {
             return Ok(());
@@ -395,8 +420,25 @@ impl ServerLink {
     /// Notes that the agent is there; D1 hears of it now and then.
     fn seen(&self) -> worker::Result<()> {
         let (now, facts) = (now(), self.facts()?);
-        let told = facts.last_seen_at.is_some_and(|seen| seen.plus_seconds(SEEN_EVERY) > now);
+        let told = facts.last_seen_at.is_some_and(|seen| seen.plus_seconds(self.seen_every()) > now);
         if told { Ok(()) } else { self.change_facts(|facts| facts.last_seen_at = Some(now)) }
+    }
+
+    /// How late `last_seen_at` and `load` may be in D1, in seconds: less than the shortest pause between two heartbeats,
+    /// which come up to a tenth early.
+    fn seen_every(&self) -> i64 {
+        (platform::heartbeat_seconds(&self.env) * 4 / 5).max(1)
+    }
+
+    /// Takes the load of a heartbeat. A heartbeat without a load drops a load that is older than two heartbeats.
+    fn heartbeat(&self, load: Option<f64>) -> worker::Result<()> {
+        let (now, facts) = (now(), self.facts()?);
+        let is_older = |seconds| facts.load_at.is_none_or(|at| at.plus_seconds(seconds) <= now);
+        let is_due = match load {
+            Some(_) => is_older(self.seen_every()),
+            None => facts.load_at.is_some() && is_older(2 * platform::heartbeat_seconds(&self.env)),
+        };
+        if is_due { self.change_facts(|facts| facts.set_load(load, now)) } else { Ok(()) }
     }
 
     // The connection.
@@ -414,9 +456,13 @@ impl ServerLink {
         Self::attachment(socket).map(|attachment| attachment.generation)
     }
 
-    /// Whether the agent at a socket announced that it kills commands.
+    /// What the agent at a socket announced that it can do.
+    fn features(socket: &WebSocket) -> Features {
+        Self::attachment(socket).map(|attachment| attachment.features).unwrap_or_default()
+    }
+
     fn can_kill(socket: &WebSocket) -> bool {
-        Self::attachment(socket).is_some_and(|attachment| attachment.can_kill)
+        Self::features(socket).kill
     }
 
     fn is_open(&self, socket: &WebSocket) -> worker::Result<bool> {
@@ -437,6 +483,7 @@ impl ServerLink {
 
     fn disconnected(&self) -> worker::Result<()> {
         let tables = self.tables();
+        self.ponged.tell(&());
         tables.set_fact(fact::OPEN, &None::<u64>)?;
         tables.set_wake(wake::PING, None)?;
         tables.set_wake(wake::PONG, None)?;
@@ -447,36 +494,58 @@ impl ServerLink {
         if self.is_open(socket)? {
             self.disconnected()?;
             self.arm().await?;
+        } else if self.is_used()? && Self::generation_of(socket) == self.open_control()? {
+            self.tables().set_fact(fact::CONTROL_OPEN, &None::<u64>)?;
         }
         Ok(())
     }
 
-    /// Takes an agent's WebSocket. A newer backhaul wins, and the older one is closed with 1000 (agent-protocol 5).
-    async fn take_socket(&self, identity: &Identity, path: &str) -> worker::Result<Response> {
-        if self.authenticate(identity).await?.is_none() {
-            return Ok(Response::empty()?.with_status(403));
-        }
-        let WebSocketPair { client, server } = WebSocketPair::new()?;
+    /// Accepts an agent's WebSocket. A newer backhaul wins, and the older one is closed with 1000, unless two hosts with one
+    /// identity replace each other (agent-protocol 5).
+    async fn take_socket(
+        &self,
+        identity: &Identity,
+        path: &str,
+        request_id: Option<String>,
+    ) -> worker::Result<Response> {
         let tag = if path.ends_with(CONTROL) { CONTROL } else { BACKHAUL };
+        let refused = |status| Ok(Response::empty()?.with_status(status));
+        let Some(known) = self.authenticate(identity).await? else { return refused(403) };
+        let source = Source { remote_ip: Some(identity.remote_ip.clone()).filter(|ip| !ip.is_empty()), request_id };
+        if self.is_contested(tag)? {
+            if self.older_answers(tag).await? {
+                self.note_conflict(&known, source, tag)?;
+                self.arm().await?;
+                return refused(503);
+            }
+            // The key may have been changed while the older connection was asked.
+            if self.authenticate(identity).await?.is_none() {
+                return refused(403);
+            }
+        }
+        self.note_replacement(tag)?;
+        let WebSocketPair { client, server } = WebSocketPair::new()?;
         for older in self.state.get_websockets_with_tag(tag) {
             // One that is closing already refuses; that is fine.
             older.close(Some(1000), Some("replaced")).ok();
         }
         self.state.accept_websocket_with_tags(&server, &[tag]);
+        let tables = self.tables();
+        let generation = tables.fact::<u64>(fact::GENERATION)?.unwrap_or(0) + 1;
+        server.serialize_attachment(Attachment { generation, features: identity.features })?;
+        tables.set_fact(fact::GENERATION, &generation)?;
+        tables.set_fact(if tag == CONTROL { fact::CONTROL_OPEN } else { fact::OPEN }, &Some(generation))?;
         if tag == BACKHAUL {
-            let tables = self.tables();
-            let generation = tables.fact::<u64>(fact::GENERATION)?.unwrap_or(0) + 1;
-            server.serialize_attachment(Attachment { generation, can_kill: identity.can_kill })?;
-            tables.set_fact(fact::GENERATION, &generation)?;
-            tables.set_fact(fact::OPEN, &Some(generation))?;
             let now = now();
             tables.set_wake(wake::PING, Some(now.plus_seconds(platform::ping_seconds(&self.env))))?;
             tables.set_wake(wake::PONG, None)?;
+            let connect = connect_event(&known, source, &self.facts()?)?;
             self.change_facts(|facts| {
                 facts.is_connected = true;
                 facts.connected_at = Some(now);
                 facts.last_seen_at = Some(now);
                 facts.remote_ip = Some(identity.remote_ip.clone());
+                connect.into_iter().for_each(|event| facts.note(event));
             })?;
             self.settle_start(now)?;
             self.send_kills(&server)?;
@@ -493,19 +562,24 @@ impl ServerLink {
         let recent = |since: &Timestamp| since.plus_seconds(START_IS_TOLD_WITHIN) > now;
         let opened = facts.connected_at.filter(recent).filter(|_| facts.is_connected);
         self.tables().set_fact(fact::STARTED, &opened.map(|_| now))?;
-        self.doubt(opened.unwrap_or(now))
+        self.doubt(opened.unwrap_or(now), Lifecycle::agent_restarted)
     }
 
     /// The agent connects. Had its process begun shortly before, then whatever went out before that was to another one.
     fn settle_start(&self, now: Timestamp) -> worker::Result<()> {
         let Some(started) = self.tables().fact::<Option<Timestamp>>(fact::STARTED)?.flatten() else { return Ok(()) };
         self.tables().set_fact(fact::STARTED, &None::<Timestamp>)?;
-        if started.plus_seconds(START_IS_TOLD_WITHIN) > now { self.doubt(started) } else { Ok(()) }
+        if started.plus_seconds(START_IS_TOLD_WITHIN) > now {
+            self.doubt(started, Lifecycle::agent_restarted)
+        } else {
+            Ok(())
+        }
     }
 
     /// Sends a ping and expects an answer.
     fn ping(&self, now: Timestamp) -> worker::Result<()> {
         let tables = self.tables();
+        self.clear_old_conflict(now)?;
         let Some(socket) = self.open_socket()? else { return Ok(()) };
         let message = serde_json::to_string(&ToAgent::Ping)?;
         for socket in self.state.get_websockets_with_tag(CONTROL).iter().chain([&socket]) {
@@ -543,7 +617,9 @@ impl ServerLink {
             Report::Chunk { command, chunk } => match self.tables().command(command)? {
                 None => Self::unknown(&known, command),
                 Some(held) => {
-                    let is_new = held.life.delivered_at.is_some() && self.tables().add_chunk(&held, &chunk, now())?;
+                    let now = now();
+                    let is_taken = held.takes_chunk(chunk.seq.into(), now);
+                    let is_new = is_taken && self.tables().add_chunk(&held, &chunk, now)?;
                     // Until the end D1 need not know how much output there is: who reads the command asks here.
                     if is_new && held.life.outcome().is_some() {
                         self.flush_soon()?;
@@ -559,17 +635,22 @@ impl ServerLink {
                 answer
             }
             Report::Facts { facts, is_commit } => {
-                self.change_facts(|known| known.learn(facts, is_commit))?;
+                let upgrade = upgrade_event(&known, source, &self.facts()?, &facts)?;
+                self.change_facts(|known| {
+                    known.learn(facts, is_commit, now());
+                    upgrade.into_iter().for_each(|event| known.note(event));
+                })?;
+                Answer::Done(Value::Null)
+            }
+            Report::Heartbeat { load } => {
+                self.heartbeat(load)?;
                 Answer::Done(Value::Null)
             }
             Report::Unregister => {
-                let Known { workspace, workspace_id, server, name, .. } = known;
-                let id = Some(server.to_string());
-                let event = of_service("server.unregister").map_err(|error| error.detail.into_owned())?;
-                let event = event.by(ActorType::Agent, id.clone(), Some(name.clone()));
-                let event = event.with(CredentialType::AgentKey, id.clone()).on(id, Some(&name));
-                let event = Event { source, ..event };
-                return self.remove(Remove { of: OfServer { workspace, workspace_id, server }, by: None, event }).await;
+                let event = agent_event("server.unregister", &known, source)?;
+                let Known { workspace, workspace_id, server, .. } = known;
+                let of = OfServer { workspace, workspace_id, server };
+                return self.remove(Remove { of, by: None, only_pending: false, event }).await;
             }
         };
         self.arm().await?;
@@ -589,7 +670,7 @@ impl ServerLink {
         if change(&mut held)? {
             let state = held.life.state();
             if state.is_final() && state != before {
-                note_end_by_agent(&mut held, known, source)?;
+                self.note_end_by_agent(&mut held, known, source)?;
             }
             self.save(&held)?;
         }
@@ -659,6 +740,13 @@ impl ServerLink {
                 // Its request died before it was answered.
                 Phase::Recording => held.phase = Phase::Withdrawing,
                 Phase::Withdrawing => {}
+                Phase::Accepted if held.lacks_hash && held.life.outcome().is_some() => {
+                    if held.hash_due_at().is_some_and(|at| at > now) {
+                        tables.postpone(id, held.hash_due_at())?;
+                        continue;
+                    }
+                    self.note_output(&mut held)?;
+                }
                 Phase::Accepted => {
                     is_silent |= held.life.state() == Life::Sent;
                     if !held.life.give_up_if_overdue(now) {
@@ -666,7 +754,7 @@ impl ServerLink {
                         tables.postpone(id, held.life.deadline(now))?;
                         continue;
                     }
-                    note_end(&mut held)?;
+                    self.note_end(&mut held)?;
                 }
             }
             self.save(&held)?;
@@ -678,8 +766,20 @@ impl ServerLink {
         Ok(())
     }
 
-    /// Tells D1 what it lacks, all in one round trip. A failure is tried again later, slower each time.
+    /// Writes to D1 what it lacks, one flush after the other.
     async fn flush(&self) -> worker::Result<()> {
+        while self.flushing_since.get().is_some_and(|since| since.plus_seconds(FLUSH_WITHIN) > now()) {
+            self.flushed.wait((), Duration::from_secs(1)).await;
+        }
+        if !self.is_used()? {
+            return Ok(());
+        }
+        let _flushing = Flushing::begin(self);
+        self.flush_now().await
+    }
+
+    /// Writes to D1 what it lacks, all in one round trip. A failure is tried again later, slower each time.
+    async fn flush_now(&self) -> worker::Result<()> {
         let tables = self.tables();
         let (facts, known) = (self.facts()?, self.known()?);
         let (mut lacking, mut workspaces) = (Vec::new(), HashSet::new());
@@ -688,19 +788,23 @@ impl ServerLink {
                 workspaces.insert(held.workspace_id);
             }
             lacking.push(match held.phase {
-                Phase::Withdrawing => (d1::delete_command(held.workspace_id, held.command.id)?, Lacking::Removal(held)),
+                Phase::Withdrawing => {
+                    // Inputs that cannot be decrypted stay counted until the day is over.
+                    let inputs = self.open_inputs(&held).unwrap_or(None);
+                    let bytes = d1::bytes_of(&held.command, inputs.as_ref());
+                    (d1::delete_command(held.workspace_id, held.command.id, bytes)?, Lacking::Removal(held))
+                }
                 _ => (d1::update_command(&held, &tables.output(&held)?), Lacking::Change(held)),
             });
         }
         if let Some(known) = &known
             && facts.revision > facts.flushed
         {
+            if !facts.events.is_empty() {
+                workspaces.insert(known.workspace_id);
+            }
             let update = d1::update_server(known.workspace_id, known.server, &facts);
-            lacking.push((vec![update], Lacking::Facts(facts.revision)));
-        }
-        if let (Some(known), Some(rehash)) = (&known, tables.fact::<Rehash>(fact::REHASH)?) {
-            let update = d1::rehash_key(known.workspace_id, known.server, &rehash);
-            lacking.push((vec![update], Lacking::KeyHash(rehash)));
+            lacking.push((update, Lacking::Facts(facts.revision)));
         }
         let failures = tables.fact::<u32>(fact::FAILURES)?.unwrap_or(0);
         let groups: Vec<Vec<_>> =
@@ -732,9 +836,8 @@ impl ServerLink {
         }
         let facts = self.facts()?;
         let lacks_facts = known.is_some() && facts.revision > facts.flushed;
-        let lacks_hash = known.is_some() && tables.fact::<Rehash>(fact::REHASH)?.is_some();
         let next = match tables.next_unflushed()? {
-            _ if lacks_facts || lacks_hash => Some(now()),
+            _ if lacks_facts => Some(now()),
             Some(Unflushed::Now) => Some(now()),
             Some(Unflushed::After(report)) => Some(report.plus_millis(GATHER_REPORTS)),
             None => None,
@@ -751,11 +854,9 @@ impl ServerLink {
             Lacking::Facts(revision) => {
                 let mut facts = self.facts()?;
                 facts.flushed = *revision;
+                facts.events.retain(|noted| noted.revision > *revision);
                 tables.set_fact(fact::SERVER, &facts)
             }
-            // Meanwhile there may be a newer one.
-            Lacking::KeyHash(told) if tables.fact::<Rehash>(fact::REHASH)?.as_ref() != Some(told) => Ok(()),
-            Lacking::KeyHash(_) => tables.delete_fact(fact::REHASH),
         }
     }
 
@@ -763,6 +864,22 @@ impl ServerLink {
     async fn sever(&self) -> worker::Result<Answer> {
         self.close_sockets("the server was removed");
         self.wipe().await?;
+        Ok(Answer::Done(Value::Null))
+    }
+
+    /// Disconnects the agent and takes none until the workspace is undeleted. Without an agent nothing is delivered. An object
+    /// that was never used asks D1 about its first agent, and D1 refuses those of a deleted workspace.
+    async fn suspend(&self, is_suspended: bool) -> worker::Result<Answer> {
+        if self.is_used()? {
+            self.tables().set_fact(fact::SUSPENDED, &is_suspended)?;
+            if is_suspended {
+                self.close_sockets("the workspace was deleted");
+                if self.open_generation()?.is_some() {
+                    self.disconnected()?;
+                }
+            }
+            self.arm().await?;
+        }
         Ok(Answer::Done(Value::Null))
     }
 
@@ -796,8 +913,27 @@ impl ServerLink {
         self.answered.clear();
         self.answering.borrow_mut().clear();
         self.changed.clear();
+        self.ponged.clear();
+        self.flushed.clear();
         self.allowed.borrow_mut().clear();
         forgotten
+    }
+}
+
+/// The time in which a flush runs. It may be dropped before its end.
+struct Flushing<'a>(&'a ServerLink);
+
+impl<'a> Flushing<'a> {
+    fn begin(link: &'a ServerLink) -> Self {
+        link.flushing_since.set(Some(now()));
+        Self(link)
+    }
+}
+
+impl Drop for Flushing<'_> {
+    fn drop(&mut self) {
+        self.0.flushing_since.set(None);
+        self.0.flushed.tell(&());
     }
 }
 
@@ -812,12 +948,13 @@ fn finish(held: &mut Held, fin: Fin) -> bool {
     let outcome = Outcome {
         success: fin.success,
         exit_code: fin.exit_code.filter(safe),
-        elapsed_time: fin.elapsed_time.filter(|seconds| *seconds >= 0.0),
+        elapsed_time: fin.elapsed_time.filter(|seconds| *seconds >= 0.0).map(lifecycle::in_micros),
+        reason: fin.reason.as_deref().filter(|_| !fin.success).and_then(Outcome::reason),
     };
     let changed = held.life.finish(now(), outcome);
     if changed {
         held.chunk_total = fin.chunks.map(u64::from);
-        held.output_at = held.output_at.max(Some(now()));
+        held.output_at = Some(now());
         held.result_bytes = fin.output_bytes.filter(|bytes| *bytes <= MAX_COUNT).unwrap_or(0);
     }
     if changed && let Some(result) = fin.result {

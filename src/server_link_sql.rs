@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use farhand_domain::audit::Event;
-use farhand_domain::command::{Command, Environment, Origin, Output};
+use farhand_domain::chunk_row::ChunkRow;
+use farhand_domain::command::{Command, Origin, Output};
 use farhand_domain::lifecycle::{End, Lifecycle, State};
-use farhand_domain::output;
+use farhand_domain::output::{self, OutputHash};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Chunk;
 use serde::de::DeserializeOwned;
@@ -16,6 +17,18 @@ use worker::{Error, Result, SqlStorage, SqlStorageValue};
 
 /// The largest piece of a chunk that goes into one row, in bytes: rows hold at most 2 MB.
 const MAX_PIECE: usize = 1_000_000;
+/// How many rows of chunks a command has at most. Only chunks with gaps between them make so many.
+const MAX_CHUNK_ROWS: u64 = 16_384;
+/// How long after its end a command's last output may still come, in seconds, if it is not known to be complete.
+const SETTLES_WITHIN: i64 = 2;
+/// The same if some is known to be missing.
+const COMPLETES_WITHIN: i64 = 10;
+/// How long after its end a command's output is in the audit log, in seconds.
+const HASHED_WITHIN: i64 = 60;
+/// How long after its end a command's output is accepted, in seconds.
+const OUTPUT_WITHIN: i64 = 24 * 60 * 60;
+/// How far beyond the highest `seq` a chunk is accepted after the end, if the agent did not report how many there are.
+const LATE_CHUNKS: u64 = 256;
 
 const SCHEMA: [&str; 4] = [
     // One value by name: who this server is, what is known of its host, and counters.
@@ -54,13 +67,13 @@ const INDEXES: [&str; 2] = [
 ];
 
 /// What came after the first version, by the number of the version that it makes.
-const CHANGES: [(i64, &[&str]); 3] = [
+const CHANGES: [(i64, &[&str]); 4] = [
     (
         2,
         &[
-            // What it was asked for with, as JSON, and its environment until it went out.
+            // What it was requested with, as JSON, and its encrypted inputs until it is delivered or ends.
             "ALTER TABLE commands ADD COLUMN origin TEXT",
-            "ALTER TABLE commands ADD COLUMN env TEXT",
+            "ALTER TABLE commands ADD COLUMN inputs TEXT",
             // waiting: accepted and not delivered; open: delivered and not over; null: neither.
             "ALTER TABLE commands ADD COLUMN stage TEXT",
             "ALTER TABLE commands ADD COLUMN scheduled_at TEXT NOT NULL DEFAULT ''",
@@ -107,6 +120,33 @@ const CHANGES: [(i64, &[&str]); 3] = [
             "ALTER TABLE commands ADD COLUMN events TEXT",
         ],
     ),
+    (
+        5,
+        &[
+            // Output in rows of consecutive chunks (`ChunkRow`), from the seq `first` to the one before `next`: the lengths of the
+            // chunks, their bytes in all, the bytes that are kept, and the content of these. Content that is larger than a row can
+            // be is in several pieces; the numbers are with the first one.
+            "DROP TABLE chunks",
+            "CREATE TABLE chunks (
+                command TEXT NOT NULL,
+                first INTEGER NOT NULL,
+                piece INTEGER NOT NULL,
+                next INTEGER NOT NULL,
+                bytes INTEGER NOT NULL,
+                kept INTEGER NOT NULL,
+                lengths TEXT NOT NULL,
+                content TEXT NOT NULL,
+                PRIMARY KEY (command, first, piece)
+            ) WITHOUT ROWID",
+            // 1: the audit log has its end, and not its output yet.
+            "ALTER TABLE commands ADD COLUMN lacks_hash INTEGER NOT NULL DEFAULT 0",
+            // The rows of its chunks have these.
+            "ALTER TABLE commands DROP COLUMN chunk_bytes",
+            "ALTER TABLE commands DROP COLUMN chunk_count",
+            "ALTER TABLE commands DROP COLUMN chunk_top",
+            "ALTER TABLE commands DROP COLUMN kept_bytes",
+        ],
+    ),
 ];
 
 /// The name of the fact that tells the version of the tables.
@@ -134,6 +174,29 @@ impl Phase {
     }
 }
 
+/// A stored row of chunks, or a piece of one.
+#[derive(Deserialize)]
+struct ChunkPiece {
+    first: f64,
+    lengths: String,
+    content: String,
+}
+
+/// Puts the pieces of rows together.
+fn whole_rows(pieces: impl Iterator<Item = Result<ChunkPiece>>) -> impl Iterator<Item = Result<ChunkRow>> {
+    let mut pieces = pieces.peekable();
+    std::iter::from_fn(move || {
+        let ChunkPiece { first, lengths, mut content } = match pieces.next()? {
+            Ok(piece) => piece,
+            Err(error) => return Some(Err(error)),
+        };
+        while let Some(Ok(more)) = pieces.next_if(|next| next.as_ref().is_ok_and(|next| next.first == first)) {
+            content.push_str(&more.content);
+        }
+        Some(Ok(ChunkRow::stored(first as u64, &lengths, content)))
+    })
+}
+
 /// A command in the object.
 #[derive(Clone, Debug)]
 pub struct Held {
@@ -157,18 +220,24 @@ pub struct Held {
     pub chunk_bytes: u64,
     /// What it was asked for with. Commands of earlier versions, which all went out, have none.
     pub origin: Option<Origin>,
-    /// Its environment, until it went out or ended.
-    pub env: Option<Environment>,
+    /// Its inputs, encrypted under `SECRET_KEY`, until the command is delivered or ends.
+    pub inputs: Option<String>,
     /// How many chunks came.
     pub chunk_count: u64,
     /// The highest `seq` of its chunks, and one.
     pub chunk_top: u64,
     /// How many chunks there are in all, where the agent told it.
     pub chunk_total: Option<u64>,
-    /// When output last came, its end included.
+    /// When output last came after its end, the end included.
     pub output_at: Option<Timestamp>,
+    /// Whether D1 has its latest.
+    pub is_flushed: bool,
+    /// Whether the audit log has its end, and not its output yet.
+    pub lacks_hash: bool,
     /// Bytes of its chunks that are kept.
     kept_bytes: u64,
+    /// Rows of its chunks.
+    chunk_rows: u64,
     /// The lowest `seq` that is not kept, as what comes before is all that is.
     cut_at: Option<u64>,
     /// What happened to it that D1 has no audit event of.
@@ -185,9 +254,67 @@ pub struct Happened {
 }
 
 impl Held {
+    /// The length of its whole output, as far as it is known.
+    pub fn output_bytes(&self) -> u64 {
+        self.chunk_bytes.max(self.result_bytes)
+    }
+
     /// Whether a chunk is missing before one that came.
     pub fn has_gap(&self) -> bool {
         self.chunk_count < self.chunk_top
+    }
+
+    /// Whether a chunk that comes now is part of its output (contract 11, Running). Later ones could rewrite history.
+    pub fn takes_chunk(&self, seq: u64, now: Timestamp) -> bool {
+        if self.life.delivered_at.is_none() {
+            return false;
+        }
+        let Some(handled_at) = self.life.handled_at else { return true };
+        let end = self.chunk_total.unwrap_or(self.chunk_top + LATE_CHUNKS);
+        handled_at.plus_seconds(OUTPUT_WITHIN) > now && seq < end
+    }
+
+    /// From when on no more of its output is waited for; `None` while it may run.
+    ///
+    /// An agent's reports can overtake each other: its fin may come before its last chunks (agent-protocol 4). If it reports how
+    /// many there are, or what came is as long as its result, that is all. Else what comes shortly after still counts.
+    pub fn settles_at(&self) -> Option<Timestamp> {
+        let handled_at = self.life.handled_at?;
+        let ended = self.output_at.unwrap_or(handled_at).max(handled_at);
+        let misses_some = self.has_gap()
+            || self.chunk_bytes < self.result_bytes
+            || self.chunk_total.is_some_and(|total| self.chunk_count < total);
+        Some(match (self.has_all_chunks(), misses_some) {
+            (true, _) => handled_at,
+            (false, true) => ended.plus_seconds(COMPLETES_WITHIN),
+            (false, false) => ended.plus_seconds(SETTLES_WITHIN),
+        })
+    }
+
+    /// Whether all chunks are known to be there.
+    fn has_all_chunks(&self) -> bool {
+        match (self.life.outcome(), self.chunk_total) {
+            (None, _) => self.life.handled_at.is_some() && self.life.delivered_at.is_none(),
+            (Some(_), Some(total)) => self.chunk_count >= total,
+            // An agent that reports no result may still send what it would have been.
+            (Some(_), None) => !self.has_gap() && self.result.is_some() && self.chunk_bytes == self.result_bytes,
+        }
+    }
+
+    /// When the audit log gets the hash of its output, if it lacks that.
+    pub fn hash_due_at(&self) -> Option<Timestamp> {
+        let latest = self.life.handled_at?.plus_seconds(HASHED_WITHIN);
+        self.settles_at().map(|at| at.min(latest)).filter(|_| self.lacks_hash)
+    }
+
+    /// Whether output of a command that ended is known, or likely, to be on its way still.
+    pub fn awaits_output(&self) -> bool {
+        let Some(_) = self.life.outcome() else { return false };
+        match self.chunk_total {
+            Some(total) => self.chunk_count < total,
+            // A result that the agent cut says nothing about how much there was.
+            None => self.has_gap() || (self.result_bytes >= AGENT_CUT && self.chunk_bytes != self.result_bytes),
+        }
     }
 
     /// Whether the chunks that are kept are known to be less than the whole output.
@@ -224,6 +351,9 @@ const WAITING: &str = "waiting";
 /// The stage of delivered commands that are not over.
 const OPEN: &str = "open";
 
+/// From how many bytes on a result may be cut by its agent: agents cut it to about 1 MiB.
+const AGENT_CUT: u64 = 1_000_000;
+
 /// SQL for when something was last heard of a command that is under way: it was acknowledged, or else went out.
 const LAST_REPORT: &str = "coalesce(life ->> 'acked_at', life ->> 'delivered_at')";
 
@@ -246,8 +376,8 @@ pub struct NewHeld<'a> {
     pub life: &'a Lifecycle,
     /// What it was asked for with.
     pub origin: &'a Origin,
-    /// Its environment.
-    pub env: Option<&'a Environment>,
+    /// Its inputs, encrypted.
+    pub inputs: Option<&'a str>,
     /// When it is looked at again if nobody finishes recording it.
     pub due_at: Timestamp,
 }
@@ -284,14 +414,14 @@ struct HeldRow {
     result: Option<String>,
     result_cut: f64,
     result_bytes: f64,
-    chunk_bytes: f64,
     origin: Option<String>,
-    env: Option<String>,
-    chunk_count: f64,
-    chunk_top: f64,
+    inputs: Option<String>,
     chunk_total: Option<f64>,
     output_at: Option<Timestamp>,
-    kept_bytes: f64,
+    is_flushed: f64,
+    lacks_hash: f64,
+    /// Rows, bytes, chunks, the highest `seq` and one, kept bytes.
+    chunks: String,
     cut_at: Option<f64>,
     events: Option<String>,
 }
@@ -300,6 +430,7 @@ impl TryFrom<HeldRow> for Held {
     type Error = Error;
 
     fn try_from(row: HeldRow) -> Result<Self> {
+        let [chunk_rows, chunk_bytes, chunk_count, chunk_top, kept_bytes] = serde_json::from_str(&row.chunks)?;
         Ok(Self {
             workspace_id: row.workspace_id as i64,
             phase: row.phase,
@@ -309,22 +440,27 @@ impl TryFrom<HeldRow> for Held {
             result: row.result,
             result_cut: row.result_cut != 0.0,
             result_bytes: row.result_bytes as u64,
-            chunk_bytes: row.chunk_bytes as u64,
+            chunk_bytes,
             origin: row.origin.as_deref().map(serde_json::from_str).transpose()?,
-            env: row.env.as_deref().map(serde_json::from_str).transpose()?,
-            chunk_count: row.chunk_count as u64,
-            chunk_top: row.chunk_top as u64,
+            inputs: row.inputs,
+            chunk_count,
+            chunk_top,
             chunk_total: row.chunk_total.map(|total| total as u64),
             output_at: row.output_at,
-            kept_bytes: row.kept_bytes as u64,
+            is_flushed: row.is_flushed != 0.0,
+            lacks_hash: row.lacks_hash != 0.0,
+            kept_bytes,
+            chunk_rows,
             cut_at: row.cut_at.map(|seq| seq as u64),
             events: row.events.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default(),
         })
     }
 }
 
-const HELD: &str = "SELECT workspace_id, phase, command, life, revision, result, result_cut, result_bytes, chunk_bytes,
-    origin, env, chunk_count, chunk_top, chunk_total, output_at, kept_bytes, cut_at, events FROM commands";
+const HELD: &str = "SELECT workspace_id, phase, command, life, revision, result, result_cut, result_bytes,
+    origin, inputs, chunk_total, output_at, flushed >= revision AS is_flushed, lacks_hash, cut_at, events,
+    (SELECT json_array(count(*), coalesce(sum(bytes), 0), coalesce(sum(next - first), 0), coalesce(max(next), 0),
+        coalesce(sum(kept), 0)) FROM chunks c WHERE c.command = commands.id AND c.piece = 0) AS chunks FROM commands";
 
 /// The object's tables. Nobody else writes them, and where a write does not become durable the platform ends the object: so
 /// what was read of the facts and wakes is true as long as the object is in memory.
@@ -474,9 +610,8 @@ impl Tables {
     /// Takes a new command in.
     pub fn insert_command(&self, new: &NewHeld<'_>) -> Result<()> {
         let sql =
-            "INSERT INTO commands (id, workspace_id, phase, command, life, due_at, revision, flushed, origin, env,
+            "INSERT INTO commands (id, workspace_id, phase, command, life, due_at, revision, flushed, origin, inputs,
             scheduled_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, 1, ?7, ?8, ?9)";
-        let env = new.env.map(serde_json::to_string).transpose()?;
         let parameters = vec![
             text(new.command.id),
             SqlStorageValue::Integer(new.workspace_id),
@@ -485,7 +620,7 @@ impl Tables {
             text(serde_json::to_string(new.life)?),
             text(new.due_at),
             text(serde_json::to_string(new.origin)?),
-            env.into(),
+            new.inputs.map_or(SqlStorageValue::Null, text),
             text(new.life.scheduled_at),
         ];
         self.exec(sql, parameters)
@@ -608,14 +743,15 @@ impl Tables {
 
     /// Stores what changed of a command, as another revision. `is_told`: D1 has it already, and lacked nothing before.
     pub fn save(&self, held: &Held, now: Timestamp, is_told: bool) -> Result<()> {
-        let due_at = if held.phase == Phase::Accepted { held.life.deadline(now) } else { None };
+        let is_accepted = held.phase == Phase::Accepted;
+        let due_at = held.life.deadline(now).or_else(|| held.hash_due_at()).filter(|_| is_accepted);
         // It went out, or never will: nobody needs it any more.
         let is_waiting = held.life.state() == State::Waiting;
-        let env = held.env.as_ref().filter(|_| is_waiting).map(serde_json::to_string).transpose()?;
+        let inputs = held.inputs.clone().filter(|_| is_waiting);
         let events = (!held.events.is_empty()).then(|| serde_json::to_string(&held.events)).transpose()?;
         let sql = "UPDATE commands SET phase = ?2, life = ?3, due_at = ?4, revision = revision + 1,
-            result = ?5, result_cut = ?6, result_bytes = ?7, env = ?8, stage = ?9, chunk_total = ?10, output_at = ?11,
-            flushed = flushed + ?12, events = ?13
+            result = ?5, result_cut = ?6, result_bytes = ?7, inputs = ?8, stage = ?9, chunk_total = ?10, output_at = ?11,
+            flushed = flushed + ?12, events = ?13, lacks_hash = ?14
             WHERE id = ?1";
         let parameters = vec![
             text(held.command.id),
@@ -625,12 +761,13 @@ impl Tables {
             held.result.clone().into(),
             integer(u64::from(held.result_cut)),
             integer(held.result_bytes),
-            env.into(),
+            inputs.into(),
             held.stage().map_or(SqlStorageValue::Null, text),
             held.chunk_total.map_or(SqlStorageValue::Null, integer),
             held.output_at.map_or(SqlStorageValue::Null, text),
             integer(u64::from(is_told)),
             events.into(),
+            integer(u64::from(held.lacks_hash)),
         ];
         self.exec(sql, parameters)
     }
@@ -674,7 +811,7 @@ impl Tables {
             is_due: f64,
             kept_bytes: f64,
         }
-        let sql = "SELECT id, kept_bytes, phase = 'accepted' AND flushed >= revision
+        let sql = "SELECT id, (SELECT coalesce(sum(kept), 0) FROM chunks c WHERE c.command = commands.id) AS kept_bytes, phase = 'accepted' AND flushed >= revision
                 AND coalesce(life ->> 'handled_at' <= ?2, 0) AS is_due
             FROM commands WHERE id IN (SELECT value FROM json_each(?1))";
         let rows: Vec<Row> = self.rows(sql, vec![text(serde_json::to_string(ids)?), text(until)])?;
@@ -705,7 +842,7 @@ impl Tables {
         let sql = "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ? + 0)";
         let number = self.count(sql, vec![text(id), integer(most)])?;
         let sql = "DELETE FROM chunks WHERE command = ?1
-            AND seq <= (SELECT max(seq) FROM (SELECT seq FROM chunks WHERE command = ?1 ORDER BY seq LIMIT ?2 + 0))";
+            AND first <= (SELECT max(first) FROM (SELECT first FROM chunks WHERE command = ?1 ORDER BY first LIMIT ?2 + 0))";
         self.exec(sql, vec![text(id), integer(most)])?;
         Ok(number)
     }
@@ -715,70 +852,107 @@ impl Tables {
         Ok(self.count(sql, vec![text(id)])? > 0)
     }
 
-    /// Takes a chunk of output in, once. Of all the output its beginning is kept: where a chunk comes late, the last ones
-    /// give way to it. Of what is not kept, only the length is counted.
+    /// Stores a chunk of output, once. Of all the output its beginning is kept: if a chunk comes late, the last ones give way to
+    /// it. Of what is not kept, only the length is counted. Returns whether the chunk is new.
     pub fn add_chunk(&self, held: &Held, chunk: &Chunk, now: Timestamp) -> Result<bool> {
         let (id, seq) = (held.command.id, u64::from(chunk.seq));
-        let known: Vec<serde_json::Value> =
-            self.rows("SELECT seq FROM chunks WHERE command = ? AND seq = ? LIMIT 1", vec![text(id), integer(seq)])?;
-        if !known.is_empty() {
+        let before = self.chunk_row(id, "first <= ?2 ORDER BY first DESC", seq)?;
+        if before.as_ref().is_some_and(|row| seq < row.end()) {
             return Ok(false);
         }
-        let length = chunk.content.len() as u64;
-        let is_kept = held.cut_at.is_none_or(|cut_at| seq < cut_at);
-        // Even a chunk that is not kept leaves its number, so that a repeated one is not counted twice.
-        let mut rest = if is_kept { chunk.content.as_str() } else { "" };
-        let mut piece = 0;
-        loop {
-            let (this, after) = rest.split_at(rest.floor_char_boundary(MAX_PIECE));
-            let parameters = vec![text(id), integer(seq), integer(piece), text(this)];
-            self.exec("INSERT INTO chunks (command, seq, piece, content) VALUES (?, ?, ?, ?)", parameters)?;
-            if after.is_empty() {
-                break;
+        let new = ChunkRow::new(seq, &chunk.content, held.cut_at.is_none_or(|cut_at| seq < cut_at));
+        let mut kept_bytes = held.kept_bytes + new.content.len() as u64;
+        let mut row = match before {
+            Some(mut row) if row.has_room_for(&new) => {
+                row.append(&new);
+                row
             }
-            (rest, piece) = (after, piece + 1);
+            _ if held.chunk_rows >= MAX_CHUNK_ROWS => return Ok(false),
+            _ => new,
+        };
+        // It may fill a gap.
+        let after = if row.end() < held.chunk_top { self.chunk_row(id, "first = ?2", row.end())? } else { None };
+        if let Some(after) = after.filter(|after| row.has_room_for(after)) {
+            self.exec("DELETE FROM chunks WHERE command = ? AND first = ?", vec![text(id), integer(after.first)])?;
+            row.append(&after);
         }
-        let mut kept_bytes = held.kept_bytes + if is_kept { length } else { 0 };
+        self.store_chunks(id, &row)?;
         let mut cut_at = held.cut_at;
         while kept_bytes > output::MAX_KEPT {
-            let Some((last, bytes)) = self.drop_last_kept(id, cut_at)? else { break };
-            kept_bytes = kept_bytes.saturating_sub(bytes);
-            cut_at = Some(last);
+            let end = cut_at.unwrap_or(1 << 32);
+            let Some(mut last) = self.chunk_row(id, "first < ?2 ORDER BY first DESC", end)? else { break };
+            while kept_bytes > output::MAX_KEPT
+                && let Some((seq, bytes)) = last.drop_last(cut_at.unwrap_or(1 << 32))
+            {
+                kept_bytes = kept_bytes.saturating_sub(bytes);
+                cut_at = Some(seq);
+            }
+            self.store_chunks(id, &last)?;
         }
-        let is_over = u64::from(held.life.outcome().is_some());
-        let sql = "UPDATE commands SET chunk_bytes = chunk_bytes + ?2, revision = revision + ?3,
-            chunk_count = chunk_count + 1, chunk_top = max(chunk_top, ?4), output_at = ?5, kept_bytes = ?6, cut_at = ?7
-            WHERE id = ?1";
-        let parameters = vec![
-            text(id),
-            integer(length),
-            integer(is_over),
-            integer(seq + 1),
-            text(now),
-            integer(kept_bytes),
-            cut_at.map_or(SqlStorageValue::Null, integer),
-        ];
-        self.exec(sql, parameters)?;
+        let is_over = held.life.outcome().is_some();
+        if is_over || cut_at != held.cut_at {
+            let sql = "UPDATE commands SET revision = revision + ?2, output_at = iif(?2, ?3, output_at), cut_at = ?4 WHERE id = ?1";
+            let cut_at = cut_at.map_or(SqlStorageValue::Null, integer);
+            self.exec(sql, vec![text(id), integer(u64::from(is_over)), text(now), cut_at])?;
+        }
         Ok(true)
     }
 
-    /// Forgets what was in the last of the chunks that are kept. Returns its `seq` and how many bytes it had.
-    fn drop_last_kept(&self, id: Uuid, cut_at: Option<u64>) -> Result<Option<(u64, u64)>> {
+    /// The first row of a command's chunks for which a condition on `?2` is true.
+    fn chunk_row(&self, id: Uuid, condition: &str, seq: u64) -> Result<Option<ChunkRow>> {
+        let sql = format!(
+            "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first = (
+                SELECT first FROM chunks WHERE command = ?1 AND piece = 0 AND {condition} LIMIT 1) ORDER BY piece"
+        );
+        let rows: Vec<ChunkPiece> = self.rows(&sql, vec![text(id), integer(seq)])?;
+        whole_rows(rows.into_iter().map(Ok)).next().transpose()
+    }
+
+    /// Stores a row of chunks, in place of the one that begins with the same chunk.
+    fn store_chunks(&self, id: Uuid, row: &ChunkRow) -> Result<()> {
+        let mut rest = row.content.as_str();
+        let mut piece = 0;
+        loop {
+            let (this, after) = rest.split_at(rest.floor_char_boundary(MAX_PIECE));
+            let parameters = vec![
+                text(id),
+                integer(row.first),
+                integer(piece),
+                integer(row.end()),
+                integer(if piece == 0 { row.bytes() } else { 0 }),
+                integer(if piece == 0 { row.content.len() as u64 } else { 0 }),
+                text(row.lengths()),
+                text(this),
+            ];
+            let sql = "INSERT INTO chunks (command, first, piece, next, bytes, kept, lengths, content)
+                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (command, first, piece)
+                DO UPDATE SET next = ?4, bytes = ?5, kept = ?6, lengths = ?7, content = ?8";
+            self.exec(sql, parameters)?;
+            piece += 1;
+            if after.is_empty() {
+                break;
+            }
+            rest = after;
+        }
+        // Only content that was larger had more pieces.
+        if row.bytes() > MAX_PIECE as u64 {
+            let sql = "DELETE FROM chunks WHERE command = ? AND first = ? AND piece >= ?";
+            self.exec(sql, vec![text(id), integer(row.first), integer(piece)])?;
+        }
+        Ok(())
+    }
+
+    /// The ranges of `seq` that a command's chunks have and that are kept, from a `seq` on.
+    fn chunk_ranges(&self, held: &Held, from: u64) -> Result<Vec<(u64, u64)>> {
         #[derive(Deserialize)]
         struct Row {
-            seq: Option<f64>,
-            bytes: Option<f64>,
+            first: f64,
+            next: f64,
         }
-        let sql = "SELECT max(seq) AS seq, sum(length(CAST(content AS BLOB))) AS bytes FROM chunks
-            WHERE command = ?1 AND seq = (SELECT max(seq) FROM chunks WHERE command = ?1 AND seq < ?2)";
-        let rows: Vec<Row> = self.rows(sql, vec![text(id), integer(cut_at.unwrap_or(1 << 32))])?;
-        let Some((seq, bytes)) = rows.first().and_then(|row| Some((row.seq? as u64, row.bytes? as u64))) else {
-            return Ok(None);
-        };
-        let which = || vec![text(id), integer(seq)];
-        self.exec("DELETE FROM chunks WHERE command = ? AND seq = ? AND piece > 0", which())?;
-        self.exec("UPDATE chunks SET content = '' WHERE command = ? AND seq = ?", which())?;
-        Ok(Some((seq, bytes)))
+        let end = held.kept_end();
+        let sql = "SELECT first, next FROM chunks WHERE command = ?1 AND piece = 0 AND next > ?2 AND first < ?3 ORDER BY first";
+        let rows: Vec<Row> = self.rows(sql, vec![text(held.command.id), integer(from), integer(end)])?;
+        Ok(rows.iter().map(|row| ((row.first as u64).max(from), (row.next as u64).min(end))).collect())
     }
 
     /// How many chunks of a command are kept, from a `seq` on.
@@ -786,8 +960,7 @@ impl Tables {
         if !held.has_gap() {
             return Ok(held.kept_end().saturating_sub(from));
         }
-        let sql = "SELECT count(*) AS number FROM chunks WHERE command = ? AND seq >= ? AND seq < ? AND piece = 0";
-        self.count(sql, vec![text(held.command.id), integer(from), integer(held.kept_end())])
+        Ok(self.chunk_ranges(held, from)?.iter().map(|(first, end)| end - first).sum())
     }
 
     /// The `seq` of the chunk that is so many after the first one that is kept from a `seq` on.
@@ -795,70 +968,87 @@ impl Tables {
         if !held.has_gap() {
             return Ok(Some(from.saturating_add(offset)).filter(|seq| *seq < held.kept_end()));
         }
-        #[derive(Deserialize)]
-        struct Row {
-            seq: u32,
+        let mut left = offset;
+        for (first, end) in self.chunk_ranges(held, from)? {
+            if left < end - first {
+                return Ok(Some(first + left));
+            }
+            left -= end - first;
         }
-        let sql = "SELECT seq FROM chunks WHERE command = ? AND seq >= ? AND seq < ? AND piece = 0
-            ORDER BY seq LIMIT 1 OFFSET ?";
-        let parameters = vec![text(held.command.id), integer(from), integer(held.kept_end()), integer(offset)];
-        let rows: Vec<Row> = self.rows(sql, parameters)?;
-        Ok(rows.first().map(|row| u64::from(row.seq)))
+        Ok(None)
     }
 
-    /// Chunks of a command that are kept, from a `seq` on, in their order: so many, not many more than so many bytes, and
-    /// where it is asked for, none after a gap.
+    /// Chunks of a command that are kept, from a `seq` on, in their order: so many, not many more than so many bytes, and if
+    /// that is asked for, none after a gap.
     pub fn chunks(&self, held: &Held, from: u64, most: Most) -> Result<Vec<Chunk>> {
-        #[derive(Deserialize)]
-        struct Row {
-            seq: u32,
-            content: String,
-        }
-        let sql = "SELECT seq, content FROM chunks WHERE command = ? AND seq >= ? AND seq < ? ORDER BY seq, piece";
-        let parameters = vec![text(held.command.id), integer(from), integer(held.kept_end())];
         let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
-        for row in self.sql.exec(sql, parameters)?.next::<Row>() {
-            let Row { seq, content } = row?;
-            let (length, number) = (content.len(), chunks.len() as u64);
-            match chunks.last_mut() {
-                Some(last) if last.seq == seq => last.content.push_str(&content),
-                Some(last) if most.until_gap && last.seq.checked_add(1) != Some(seq) => break,
-                _ if number >= most.chunks || bytes > most.bytes => break,
-                _ => chunks.push(Chunk { seq, content }),
+        let sql = "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first < ?3
+            AND first >= coalesce((SELECT max(first) FROM chunks WHERE command = ?1 AND first <= ?2), ?2)
+            ORDER BY first, piece";
+        let parameters = vec![text(held.command.id), integer(from), integer(held.kept_end())];
+        let cursor = self.sql.exec(sql, parameters)?;
+        for row in whole_rows(cursor.next::<ChunkPiece>()) {
+            for chunk in row?.chunks(from, held.kept_end()) {
+                let is_after_gap = chunks.last().is_some_and(|last| last.seq.checked_add(1) != Some(chunk.seq));
+                let is_full = chunks.len() as u64 >= most.chunks || bytes > most.bytes;
+                if is_full || (most.until_gap && is_after_gap) {
+                    return Ok(chunks);
+                }
+                bytes += chunk.content.len();
+                chunks.push(chunk);
             }
-            bytes += length;
         }
         Ok(chunks)
     }
 
-    /// The chunks of a command from one end, until there are as many bytes as a result holds. The flag tells whether that
+    /// The kept content of a command from one end, until there are as many bytes as a result holds. The flag tells whether that
     /// was all.
-    fn chunks_from(&self, held: &Held, order: &str) -> Result<(Vec<String>, bool)> {
+    fn content_from(&self, held: &Held, order: &str) -> Result<(Vec<String>, bool)> {
         #[derive(Deserialize)]
         struct Row {
             content: String,
         }
-        let sql =
-            format!("SELECT content FROM chunks WHERE command = ? AND seq < ? ORDER BY seq {order}, piece {order}");
-        let (mut chunks, mut length) = (Vec::new(), 0);
-        for row in self.sql.exec(&sql, vec![text(held.command.id), integer(held.kept_end())])?.next::<Row>() {
+        let sql = format!("SELECT content FROM chunks WHERE command = ? ORDER BY first {order}, piece {order}");
+        let (mut contents, mut length) = (Vec::new(), 0);
+        for row in self.sql.exec(&sql, vec![text(held.command.id)])?.next::<Row>() {
             if length > output::MAX_RESULT {
-                return Ok((chunks, false));
+                return Ok((contents, false));
             }
             let Row { content } = row?;
             length += content.len();
-            chunks.push(content);
+            contents.push(content);
         }
-        Ok((chunks, true))
+        Ok((contents, true))
+    }
+
+    /// The SHA-256 of a command's output, if the output is known to be complete: of the kept chunks, or of the result if there
+    /// is no chunk. `is_late`: no further chunk is waited for.
+    pub fn output_hash(&self, held: &Held, is_late: bool) -> Result<Option<String>> {
+        if !is_late && !held.has_all_chunks() {
+            return Ok(None);
+        }
+        if held.chunk_count == 0 {
+            return Ok(Some(output::sha256(held.result.as_deref().unwrap_or_default())));
+        }
+        #[derive(Deserialize)]
+        struct Row {
+            content: String,
+        }
+        let mut hash = OutputHash::default();
+        let sql = "SELECT content FROM chunks WHERE command = ? ORDER BY first, piece";
+        for row in self.sql.exec(sql, vec![text(held.command.id)])?.next::<Row>() {
+            hash.add(&row?.content);
+        }
+        Ok(Some(hash.finish()))
     }
 
     /// A result made of the chunks of a command. Output can be far larger than a result: only its two ends are read.
     fn result_of_chunks(&self, held: &Held) -> Result<(String, bool)> {
-        let (head, is_all) = self.chunks_from(held, "ASC")?;
+        let (head, is_all) = self.content_from(held, "ASC")?;
         if is_all {
             return Ok(output::result(&head.concat()));
         }
-        let (mut tail, _) = self.chunks_from(held, "DESC")?;
+        let (mut tail, _) = self.content_from(held, "DESC")?;
         tail.reverse();
         let length = usize::try_from(held.chunk_bytes).unwrap_or(usize::MAX);
         Ok((output::result_of_ends(&head.concat(), &tail.concat(), length), true))
@@ -866,7 +1056,7 @@ impl Tables {
 
     /// What is known of a command's output: the agent's result, or one made of the chunks where it sent none.
     pub fn output(&self, held: &Held) -> Result<Output> {
-        let bytes = held.chunk_bytes.max(held.result_bytes);
+        let bytes = held.output_bytes();
         if !matches!(held.life.end, Some(End::Finished(_))) {
             return Ok(Output { result: None, truncated: false, bytes });
         }

@@ -2,7 +2,8 @@
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
-use farhand_tests::{Api, Workspace};
+use farhand_tests::people::{SERVERS, at, column};
+use farhand_tests::{Api, Person, Workspace};
 use serde_json::{Value, json};
 
 const COMMANDS: &str = "/api/events/commands/";
@@ -17,14 +18,12 @@ struct People {
 
 async fn people() -> People {
     let workspace = Workspace::new().await;
-    let (staff, owner) = (workspace.staff("staff").await, workspace.staff("owner").await);
+    let (staff, owner) = (workspace.staff("staff").await, Person::new(&workspace, "owner").await);
     let outsider = workspace.user("outsider").await;
-    // Staff make servers, and their creators are their owners: this one is an ordinary user by now.
-    let server = owner.post("/api/servers/", &json!({"name": "web-1"})).await.expect(201);
-    let id = owner.get("/api/iam/users/-/").await.expect(200)["id"].clone();
-    workspace.admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_staff": false})).await.expect(200);
+    let server = workspace.server("web-1").await;
+    owner.own(&workspace, &server).await;
     workspace.server("web-2").await;
-    People { workspace, staff, owner, outsider, server }
+    People { workspace, staff, owner: owner.api, outsider, server }
 }
 
 fn names(list: &Value) -> Vec<&str> {
@@ -93,6 +92,96 @@ async fn each_runs_and_sees_commands_where_they_may() {
     let any = people.staff.get(COMMANDS).await.expect(200)["results"][0]["id"].as_str().unwrap().to_owned();
     people.owner.get(&format!("{COMMANDS}{any}/")).await.expect(200);
     people.outsider.get(&format!("{COMMANDS}{any}/")).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+}
+
+/// What a demotion takes: review/security.md 4.
+#[tokio::test]
+async fn a_lower_rank_ends_sessions_and_takes_the_servers() {
+    let workspace = Workspace::new().await;
+    let admin = &workspace.admin;
+    let invalid = Some("INVALID_TOKEN");
+    // The rank before, the change, and whether it takes something.
+    let cases = [
+        ("staff", json!({"is_staff": true}), json!({"is_staff": false}), true),
+        ("superuser", json!({"is_superuser": true}), json!({"is_superuser": false}), true),
+        ("both", json!({"is_staff": true, "is_superuser": true}), json!({"is_superuser": false}), true),
+        ("promoted", json!({"is_staff": true}), json!({"is_superuser": true}), false),
+        ("renamed", json!({"is_staff": true}), json!({"first_name": "X"}), false),
+        ("keeper", json!({"is_staff": true}), json!({"is_staff": false, "keep_servers": true}), true),
+        ("thief", json!({"is_staff": true}), json!({"is_staff": false, "keep_servers": false}), true),
+    ];
+    for (name, rank, change, is_lower) in cases {
+        let user = workspace.user_with(name, &rank).await;
+        let path = format!("/api/iam/users/{}/", user["id"]);
+        let (first, second) =
+            (workspace.anonymous.logged_in(name, PASSWORD).await, workspace.anonymous.logged_in(name, PASSWORD).await);
+        let token = first.post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null})).await.expect(201);
+        let token = workspace.anonymous.with_token(token["key"].as_str().unwrap());
+        let mut servers = Vec::new();
+        for number in 0..2 {
+            servers.push(first.post("/api/servers/", &json!({"name": format!("{name}-{number}")})).await.expect(201));
+        }
+        let server = at(SERVERS, &servers[0]);
+        admin.patch(&path, &change).await.expect(200);
+        for session in [&first, &second] {
+            let reply = session.get("/api/status/").await;
+            if is_lower {
+                reply.expect_detail(403, invalid);
+            } else {
+                reply.expect(200);
+            }
+        }
+        token.get("/api/status/").await.expect(200);
+        let keeps = !is_lower || name == "keeper";
+        let owner = admin.get(&server).await.expect(200)["owner"].clone();
+        assert_eq!(owner.is_null(), !keeps, "{name}: {owner}");
+        // Nothing is left of the way in, but for who stays the owner or is still staff.
+        if is_lower && name != "both" {
+            let new = workspace.anonymous.logged_in(name, PASSWORD).await;
+            for api in [&new, &token] {
+                let rotate = format!("{server}rotate-key/");
+                let root = json!({"server": servers[1]["id"], "line": "id", "username": "root"});
+                if keeps {
+                    api.call("POST", &rotate).await.expect(200);
+                    api.post(COMMANDS, &root).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+                } else {
+                    api.call("POST", &rotate).await.expect_detail(404, None);
+                    api.delete(&server).await.expect_detail(404, None);
+                    api.post(COMMANDS, &root).await.expect_fields(400, &["server"]);
+                }
+            }
+        }
+        let told = admin.get(&format!("/api/audit/events/?action=user.update&object={}", user["id"])).await.expect(200);
+        let told = column(&told, "details").remove(0);
+        for rank in ["is_staff", "is_superuser"] {
+            let (old, new) = (told["old"][rank].clone(), told[rank].clone());
+            let expected = if change[rank].is_null() { Value::Null } else { json!(!change[rank].as_bool().unwrap()) };
+            assert_eq!((old, &new), (expected, &change[rank]), "{name} {rank}: {told}");
+        }
+        let released = (told["released_servers"].clone(), told["released_servers_total"].clone());
+        let ids: Vec<&Value> = servers.iter().map(|server| &server["id"]).collect();
+        let expected = if keeps { (Value::Null, Value::Null) } else { (json!(ids), json!(2)) };
+        assert_eq!(released, expected, "{name}");
+    }
+    // A PUT without the rank takes it as well; and a superuser takes their own.
+    let user = workspace.user_with("put", &json!({"is_staff": true})).await;
+    let session = workspace.anonymous.logged_in("put", PASSWORD).await;
+    let server = session.post("/api/servers/", &json!({"name": "put"})).await.expect(201);
+    let whole = json!({"username": "put", "email": "put@example.com"});
+    let path = format!("/api/iam/users/{}/", user["id"]);
+    admin
+        .put(&path, &json!({"username": "put", "email": "put@example.com", "keep_servers": 1}))
+        .await
+        .expect_fields(400, &["keep_servers"]);
+    admin.put(&path, &whole).await.expect(200);
+    session.get("/api/status/").await.expect_detail(403, invalid);
+    assert_eq!(admin.get(&at(SERVERS, &server)).await.expect(200)["owner"], Value::Null);
+    workspace.user_with("own", &json!({"is_superuser": true})).await;
+    let own = workspace.anonymous.logged_in("own", PASSWORD).await;
+    let server = own.post("/api/servers/", &json!({"name": "own"})).await.expect(201);
+    own.patch("/api/iam/users/-/", &json!({"is_superuser": false})).await.expect(200);
+    own.get("/api/status/").await.expect_detail(403, invalid);
+    assert_eq!(admin.get(&at(SERVERS, &server)).await.expect(200)["owner"], Value::Null);
 }
 
 #[tokio::test]

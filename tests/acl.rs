@@ -13,9 +13,11 @@ const REFUSED: Option<&str> = Some("API_TOKEN_ACL_NOT_ALLOWED");
 /// What a token with any ACL may reach; the contract's own list, as far as it is served.
 pub const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/api/status/"),
+    ("POST", "/api/auth/acl-check/"),
     ("GET", "/api/iam/users/-/"),
     ("GET", "/api/servers/"),
     ("GET", "/api/servers/servers/"),
+    ("GET", "/api/servers/{id}/"),
     ("GET", "/api/servers/servers/{id}/"),
     ("GET", "/api/events/commands/"),
     ("POST", "/api/events/commands/"),
@@ -24,6 +26,7 @@ pub const ALLOWED: &[(&str, &str)] = &[
     ("POST", "/api/events/commands/{id}/cancel/"),
     ("POST", "/api/events/commands/{id}/kill/"),
     ("GET", "/api/events/commands/{id}/chunks/"),
+    ("GET", "/api/events/commands/{id}/output/"),
     ("GET", "/api/events/commands/{id}/stream/"),
 ];
 
@@ -100,6 +103,9 @@ async fn it_stays_what_it_is_whatever_it_is_asked() {
         json!([]),
         json!({"commands": "ls"}),
         json!({"commands": [""]}),
+        json!({"commands": ["grep \"*\" x"]}),
+        json!({"argv": ["ls"]}),
+        json!({"argv": [[]]}),
         json!({"commands": [7]}),
         json!({"commands": ["a\u{0}b"]}),
         json!({"command": ["ls"]}),
@@ -237,9 +243,11 @@ async fn commands_are_checked_with_account_and_shell() {
     // A list of accounts is none of groups.
     let body = json!({"server": "web-1", "line": "ls", "username": "deploy", "groupname": "root"});
     token.post(COMMANDS, &body).await.expect_detail(403, REFUSED);
-    // Without a list of commands, any line and shell will do.
+    // Without a list of commands any line is allowed, and no built-in, which would run as the agent's own account.
     let any = workspace.limited(&json!({"usernames": ["deploy"]})).await;
-    let body = json!({"server": "web-1", "line": "ls; id", "username": "deploy", "shell": "internal"});
+    let mut body = json!({"server": "web-1", "line": "ls; id", "username": "deploy", "shell": "internal"});
+    any.post(COMMANDS, &body).await.expect_detail(403, REFUSED);
+    body["shell"] = json!("system");
     any.post(COMMANDS, &body).await.expect(201);
     agent.next_command().await;
     assert!(agent.stays_silent().await, "nothing that was refused went out");

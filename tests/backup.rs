@@ -5,7 +5,7 @@ use std::path::Path;
 
 use farhand_tests::agents::{ScriptedAgent, credential, dial};
 use farhand_tests::people::Person;
-use farhand_tests::{Api, Instance, Workspace, eventually};
+use farhand_tests::{Api, Instance, Workspace, eventually, now};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Command;
@@ -13,7 +13,6 @@ use tokio::process::Command;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const COMMANDS: &str = "/api/events/commands/";
 const BACKHAUL: &str = "/ws/servers/backhaul/";
-const PEPPER: &[(&str, &str)] = &[("TOKEN_PEPPER", "the-pepper-of-both-cells")];
 /// What is compared: all that a list can show.
 const LISTS: &[&str] = &[
     "/api/iam/users/",
@@ -83,21 +82,19 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A client at another instance.
-fn at(instance: &Instance, api: &Api) -> Api {
-    let mut api = api.clone();
-    api.url.clone_from(&instance.url);
-    api
-}
-
 /// A workspace at another instance.
 fn at_workspace(instance: &Instance, workspace: &Workspace) -> Workspace {
     Workspace {
         slug: workspace.slug.clone(),
-        anonymous: at(instance, &workspace.anonymous),
-        admin: at(instance, &workspace.admin),
+        anonymous: workspace.anonymous.on(&instance.url),
+        admin: workspace.admin.on(&instance.url),
         login_token: workspace.login_token.clone(),
     }
+}
+
+/// A time that the commands of a test do not reach.
+fn next_year() -> String {
+    now().plus_seconds(365 * 24 * 60 * 60).to_string()
 }
 
 async fn run(api: &Api, line: &str, more: Value) -> Value {
@@ -108,7 +105,7 @@ async fn run(api: &Api, line: &str, more: Value) -> Value {
 
 #[tokio::test]
 async fn an_export_makes_the_same_service_in_an_empty_cell() {
-    let (instance, folder) = Instance::new_with(PEPPER).await;
+    let (instance, folder) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     Workspace::made_by(&instance.operator(), "other").await;
     let server = workspace.server("web-1").await;
@@ -140,7 +137,7 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     agent.next_command().await;
     // It would be stuck after a minute, and this machine may be slow.
     agent.api.post(&format!("{COMMANDS}{}/ack/", sent["id"].as_str().unwrap()), &json!({})).await.expect(204);
-    let planned = run(&alice.api, "backup of what is planned", json!({"scheduled_at": "2099-01-01T00:00:00Z"})).await;
+    let planned = run(&alice.api, "backup of what is planned", json!({"scheduled_at": next_year()})).await;
     drop(agent);
     eventually("D1 to know everything", || async {
         let behind = instance.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
@@ -158,9 +155,9 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     let sql = std::fs::read_to_string(&file).unwrap();
     assert!(sql.lines().all(|line| line.len() < 100_000), "D1 takes statements of 100 KB");
 
-    let (cell, _state) = Instance::new_with(PEPPER).await;
+    let (cell, _state) = Instance::new().await;
     cell.d1_file(&sql).await;
-    let here = |api: &Api| at(&cell, api);
+    let here = |api: &Api| api.on(&cell.url);
     let (admin, alice) = (here(&workspace.admin), here(&alice.api));
     for ((list, found), expected) in LISTS.iter().zip(lists(&admin).await).zip(&before) {
         assert_eq!(&found, expected, "{list}");
@@ -221,7 +218,7 @@ async fn a_database_taken_back_gets_its_commands_again() {
 
     // What happens after the moment to which D1 is taken back.
     let instance = Instance::restart(folder.path()).await;
-    let here = |api: &Api| at(&instance, api);
+    let here = |api: &Api| api.on(&instance.url);
     let admin = here(&workspace.admin);
     let mut agent = ScriptedAgent::over(&here(&agent.api), BACKHAUL).await;
     end(&agent, &under_way, "late").await;
@@ -229,7 +226,7 @@ async fn a_database_taken_back_gets_its_commands_again() {
     agent.next_command().await;
     end(&agent, &later, &"x".repeat(20_000)).await;
     for line in ["planned", "planned, and cancelled"] {
-        run(&admin, line, json!({"scheduled_at": "2099-01-01T00:00:00Z"})).await;
+        run(&admin, line, json!({"scheduled_at": next_year()})).await;
     }
     run(&admin, "queued", json!({"server": "web-2", "on_offline": "queue"})).await;
     run(&admin, "queued", json!({"server": "web-3", "on_offline": "queue"})).await;
@@ -251,13 +248,15 @@ async fn a_database_taken_back_gets_its_commands_again() {
     copy(copied.path(), &d1);
 
     let instance = Instance::restart(folder.path()).await;
-    let here = |api: &Api| at(&instance, api);
+    let here = |api: &Api| api.on(&instance.url);
     let admin = here(&workspace.admin);
     assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 2);
     admin.get(&path(&later)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     let operator = instance.operator();
     instance.d1_file(documented("numbers")).await;
     operator.post("/operator/workspaces/nobody/resync/", &json!({})).await.expect_detail(404, None);
+    let stored = async || instance.d1("SELECT coalesce(sum(bytes), 0) AS n FROM stored_bytes").await[0]["n"].as_i64();
+    let stored_before = stored().await;
     let begun = operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
     assert_eq!(begun, json!({"slug": "acme"}));
     eventually("all commands", || async {
@@ -266,6 +265,8 @@ async fn a_database_taken_back_gets_its_commands_again() {
     })
     .await;
     assert_eq!(derived(&instance).await, kept);
+    // The output of lost commands does not count as today's: only what a command that D1 knows has more.
+    assert_eq!(stored().await, stored_before.map(|bytes| bytes + "late".len() as i64));
     let whole = admin.get(&path(&later)).await.expect(200);
     assert_eq!(whole["result"].as_str().unwrap().len(), 20_000);
     // Twice does no harm.

@@ -220,11 +220,8 @@ async fn what_the_runtime_refuses_never_gets_to_the_worker() {
         get(b"/api/status/", &[b"no colon"]),
         get(b"/api/status/", &[huge.as_bytes()]),
         get(b"/api/status/", &[&many[..many.len() - 2]]),
-        // Two names for a host, or one that is none.
+        // Two names for a host.
         get(b"/api/status/", &[b"Host: evil.example"]),
-        b"GET /healthz HTTP/1.1\r\nHost: a@b\r\n\r\n".to_vec(),
-        b"GET /healthz HTTP/1.1\r\nHost: [\r\n\r\n".to_vec(),
-        b"GET /healthz HTTP/1.1\r\nHost: \xff\r\n\r\n".to_vec(),
         // A target that is no path. The edge in front of a Worker knows the absolute form; workerd alone does not.
         get(b"http://evil.example/api/status/", &[]),
         get(b"*", &[]),
@@ -252,6 +249,13 @@ async fn what_the_runtime_refuses_never_gets_to_the_worker() {
         }
         workspace.admin.get("/api/status/").await.expect(200);
     }
+    // A name that is no host's belongs to no workspace.
+    for host in [&b"a@b"[..], b"[", b"\xff"] {
+        let bytes = [b"GET /api/status/ HTTP/1.1\r\nHost: ", host, b"\r\n\r\n"].concat();
+        if let Some(answer) = exchange(api, &bytes).await {
+            assert!((400..=501).contains(&answer.status), "{host:?}: {answer:?}");
+        }
+    }
     nothing_changed(&workspace).await;
 }
 
@@ -261,13 +265,13 @@ async fn odd_headers() {
     let server = workspace.server("web").await;
     let agent = workspace.anonymous.with(&credential(&server));
     let large = format!("X-Large: {}", "a".repeat(100_000));
-    let address = format!("CF-Connecting-IP: {}", "a".repeat(5_000));
+    let address = format!("X-Forwarded-For: {}", "a".repeat(5_000));
     let headers: [&[u8]; 18] = [
         large.as_bytes(),
         address.as_bytes(),
         b"X-Request-Id: \xff",
-        b"CF-Connecting-IP: \xff\xfe",
-        b"CF-Connecting-IP: \xe2\x82\xac\xf0\x9f\x98\x80",
+        b"X-Forwarded-For: \xff\xfe",
+        b"X-Forwarded-For: \xe2\x82\xac\xf0\x9f\x98\x80",
         b"User-Agent: \xff\xf0\x9f\x98\x80",
         b"Origin: \xff",
         b"Origin: null\t\"",
@@ -296,7 +300,8 @@ async fn odd_headers() {
         for (api, method, path, body) in requests {
             let what = format!("{method} {path} {}", String::from_utf8_lossy(&header[..header.len().min(60)]));
             // Not all wrong passwords from one address.
-            let address: &[u8] = if header.starts_with(b"CF-") { b"X-A: a" } else { b"CF-Connecting-IP: 192.0.2.1" };
+            let address: &[u8] =
+                if header.starts_with(b"X-Forwarded-For") { b"X-A: a" } else { b"X-Forwarded-For: 192.0.2.1" };
             let bytes = request(api, method, path.as_bytes(), &[header, address], body);
             exchange(api, &bytes).await.unwrap().is_refusal_or_success(&what);
         }
@@ -436,7 +441,7 @@ async fn odd_json() {
 
     let commands = |field: &str, value: &str| format!("{{\"server\":\"x\",\"line\":\"ls\",\"{field}\":{value}}}");
     for (field, value) in
-        [("timeout", "1.0"), ("timeout", "1e2"), ("timeout", "-0"), ("timeout", "9223372036854775808"), ("env", "[]")]
+        [("timeout", "1.5"), ("timeout", "1e12"), ("timeout", "-0"), ("timeout", "9223372036854775808"), ("env", "[]")]
     {
         let body = commands(field, value);
         let answer =
@@ -464,7 +469,7 @@ async fn odd_json() {
 async fn json_that_is_nested_too_deeply_wherever_json_is_taken() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web").await;
-    let registration = json!({"name": "hosts", "expires_at": null});
+    let registration = json!({"name": "hosts", "expires_at": null, "uses": null});
     let registration = workspace.admin.post("/api/servers/registration-tokens/", &registration).await.expect(201);
     let fields = [
         "name",
@@ -513,7 +518,7 @@ async fn json_that_is_nested_too_deeply_wherever_json_is_taken() {
         };
         let path = path_of(pattern, &workspace.slug);
         let answers = join_all(bodies.iter().enumerate().map(async |(number, body)| {
-            let address = format!("CF-Connecting-IP: 192.0.2.{count}");
+            let address = format!("X-Forwarded-For: 192.0.2.{count}");
             let bytes = request(&api, method, path.as_bytes(), &[address.as_bytes()], body.as_bytes());
             (number, exchange(&api, &bytes).await.unwrap())
         }));
@@ -640,7 +645,7 @@ async fn odd_forms_at_login() {
         (multipart("; boundary=x"), b"--x\r\nContent-Disposition: form-data\r\n\r\nv\r\n--x--\r\n".to_vec(), 400),
         (multipart("; boundary=x"), vec![0xff; 5_000], 400),
         (multipart("; boundary=x"), large_head, 400),
-        (multipart("; boundary=x"), many, 403),
+        (multipart("; boundary=x"), many, 400),
         (multipart("; boundary=x"), form("x", b"a\0b", b"\0"), 403),
         (multipart("; boundary=x"), form("x", b"\xff\xfe", b"\xff"), 403),
         (multipart("; boundary=\"x y\""), wrong("x y"), 403),
@@ -648,9 +653,9 @@ async fn odd_forms_at_login() {
         ("multipart/mixed; boundary=x".to_owned(), whole.clone(), 415),
         (urlencoded(), b"username=%ff&password=%00".to_vec(), 403),
         (urlencoded(), b"username=boss&password=wrong&username=nobody".to_vec(), 403),
-        (urlencoded(), b"username[]=boss&password[a]=b".to_vec(), 403),
-        (urlencoded(), b"&=%&".repeat(100_000), 403),
-        (urlencoded(), b"\xff\xfe=\0".to_vec(), 403),
+        (urlencoded(), b"username[]=boss&password[a]=b".to_vec(), 400),
+        (urlencoded(), b"&=%&".repeat(100_000), 400),
+        (urlencoded(), b"\xff\xfe=\0".to_vec(), 400),
         (urlencoded(), [b"username=", &[b'x'; 1_000_000][..]].concat(), 403),
     ];
     for (number, (media_type, body, status)) in tries.into_iter().enumerate() {
@@ -680,8 +685,7 @@ async fn odd_reports_of_an_agent() {
     let [chunk, fin, ack] = ["chunk", "fin", "ack"].map(|kind| format!("{command}{kind}/"));
     for (path, body, status) in [
         (&chunk, &b"{\"seq\":-1,\"content\":\"x\"}"[..], 400),
-        (&chunk, b"{\"seq\":1.0,\"content\":\"x\"}", 400),
-        (&chunk, b"{\"seq\":-0,\"content\":\"x\"}", 400),
+        (&chunk, b"{\"seq\":1.5,\"content\":\"x\"}", 400),
         (&chunk, b"{\"seq\":4294967296,\"content\":\"x\"}", 400),
         (&chunk, b"{\"seq\":1e999,\"content\":\"x\"}", 400),
         (&chunk, b"{\"seq\":1,\"seq\":2,\"content\":\"x\"}", 400),
@@ -698,7 +702,7 @@ async fn odd_reports_of_an_agent() {
         (&fin, b"{\"success\":\"true\"}", 400),
         (&fin, b"{\"success\":true,\"success\":false}", 400),
         (&fin, b"{\"success\":true,\"elapsed_time\":1e999}", 400),
-        (&fin, b"{\"success\":true,\"exit_code\":1.0}", 400),
+        (&fin, b"{\"success\":true,\"exit_code\":1.5}", 400),
         (&fin, b"{\"success\":true,\"chunks\":-1}", 400),
     ] {
         let answer = report("POST", path, body).await;
@@ -714,7 +718,8 @@ async fn odd_reports_of_an_agent() {
     for (path, body) in [
         (&ack, &b"\0\xff"[..]),
         (&chunk, b"{\"seq\":4294967295,\"content\":\"\"}"),
-        (&chunk, b"{\"seq\":0,\"content\":\"a\\u0000\\ufffd\\ud83d\\ude00\"}"),
+        // A number without a fraction is an integer (JSON Schema).
+        (&chunk, b"{\"seq\":0.0,\"content\":\"a\\u0000\\ufffd\\ud83d\\ude00\"}"),
         (&chunk, &of_size(15 << 20)),
         (
             &fin,
@@ -738,7 +743,7 @@ async fn odd_reports_of_an_agent() {
         ("PATCH", sync, long.as_bytes(), 200),
         ("PATCH", sync, b"{\"load\":1e999,\"os\":{\"name\":\"a\"},\"os\":{\"name\":\"\\u0000b\"},\"info\":[]}", 200),
         ("PATCH", sync, b"{\"load\":5e-324,\"info\":{\"cpu_logical_cores\":1e30,\"physical_memory\":-1}}", 200),
-        ("POST", "/api/servers/servers/-/sync-check/", b"[]", 400),
+        ("POST", "/api/servers/servers/-/sync-check/", b"[]", 200),
         ("PATCH", "/api/servers/servers/-/status/", b"\xff", 204),
         ("POST", "/api/events/events/", b"{\"record\":7}", 204),
         ("PUT", "/api/proc/info/%00/%ff/", b"[]", 204),

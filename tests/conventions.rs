@@ -19,6 +19,10 @@ async fn a_path_without_its_slash_is_moved() {
         assert_eq!((reply.status, reply.text.as_str()), (308, ""), "{path}");
         assert_eq!(reply.header("Location"), format!("{origin}{moved}"));
     }
+    // The rule is for the API. Other paths are files.
+    for path in ["/nope", "/nope.js", "/apix", "/operatorx", "/healthz2"] {
+        workspace.anonymous.get(path).await.expect_detail(404, None);
+    }
     workspace.anonymous.get("/healthz").await.expect(200);
     workspace.anonymous.get("/healthz/").await.expect_detail(404, None);
 }
@@ -171,7 +175,7 @@ async fn bodies_over_a_mebibyte_are_413() {
     // Who is calling comes first.
     post(&workspace.anonymous, body((1 << 20) + 1).into()).await.expect_detail(401, None);
     let stranger = workspace.anonymous.with("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"x\"");
-    let nobody = [(workspace.anonymous.clone(), 401), (stranger, 403), (workspace.admin.clone(), 403)];
+    let nobody = [(workspace.anonymous.clone(), 401), (stranger, 403), (workspace.admin.clone(), 404)];
     for (api, status) in nobody {
         let report = api.request("PUT", "/api/servers/servers/-/commit/").header("Content-Type", "application/json");
         let reply = api.send(report.body("[".repeat(17 << 20))).await;
@@ -227,7 +231,7 @@ async fn lists_have_pages() {
     assert_eq!(names(&clamped).len(), 16);
     for past in ["3", "99999999999999999999999"] {
         let reply = workspace.admin.get(&format!("/api/servers/?page={past}")).await;
-        assert_eq!(reply.expect(404), json!({"detail": "Invalid page."}));
+        assert_eq!(reply.expect(404), json!({"code": "NOT_FOUND", "detail": "Invalid page."}));
     }
     for bad in ["0", "-1", "x", "1.5", ""] {
         workspace.admin.get(&format!("/api/servers/?page={bad}")).await.expect_fields(400, &["page"]);
@@ -243,4 +247,7 @@ async fn health_needs_neither_host_nor_credential() {
     let reply = Api::at("nowhere.example").get("/healthz").await.expect(200);
     assert_eq!(reply["status"], "ok");
     assert!(reply["version"].is_string());
+    // The instances of the tests run from a checkout.
+    let commit = reply["commit"].as_str().unwrap();
+    assert!(commit.trim_end_matches("-dirty").len() >= 10, "{commit}");
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use farhand_tests::instance::state_folder;
-use farhand_tests::{Instance, PATIENCE, setting};
+use farhand_tests::{Api, Instance, PATIENCE, setting};
 use serde_json::Value;
 use tokio::process::Command;
 
@@ -61,7 +61,11 @@ async fn run(document: &str, at_least: usize) {
     let folder = state_folder();
     // The examples are for a checkout in which the service runs with its state where it is by default.
     let state = folder.path().join(".wrangler/state");
-    let _instance = Instance::start(&state, &[]).await;
+    let instance = Instance::start(&state, &[]).await;
+    // A reader has other servers too, and the newest comes first in lists.
+    let demo: Value = serde_json::from_str(&std::fs::read_to_string(state.join("demo.json")).unwrap()).unwrap();
+    let admin = Api::new(&instance.url, "127.0.0.1").with_token(demo["api_token"].as_str().unwrap());
+    admin.post("/api/servers/", &serde_json::json!({"name": "newer"})).await.expect(201);
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let examples = examples(&std::fs::read_to_string(docs.join(document)).unwrap());
     assert!(examples.len() >= at_least, "{}", examples.len());

@@ -7,7 +7,7 @@ use farhand_tests::events::Block;
 use farhand_tests::people::{
     CALLERS, COMMANDS, GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, SERVERS, USERS, at, column, group_path,
 };
-use farhand_tests::{Api, Cast, Events, Person, Reply, ScriptedAgent, Workspace};
+use farhand_tests::{Api, Cast, Events, Person, Reply, ScriptedAgent, Workspace, far_ahead};
 use futures_util::future;
 use serde_json::{Value, json};
 
@@ -199,7 +199,7 @@ async fn commands_are_for_those_who_reach_their_server() {
             ("POST", COMMANDS.to_owned(), run(it, json!({"groupname": "adm"})))
         }),
         row("run later as root", [201, 201, 201, 201, 201, 403, 400, 400, 403], |it| {
-            let more = json!({"username": "root", "scheduled_at": "2999-01-01T00:00:00Z"});
+            let more = json!({"username": "root", "scheduled_at": far_ahead()});
             ("POST", COMMANDS.to_owned(), run(it, more))
         }),
         row("cancel", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| ("POST", it.below("cancel/"), Value::Null)),
@@ -607,7 +607,8 @@ async fn what_is_reached_follows_every_change_at_once() {
     let (group, other) = (workspace.group("one", &[&server]).await, workspace.group("two", &[&spare]).await);
     workspace.enroll(&group, &manager, "manager").await;
     workspace.enroll(&other, &alice, "owner").await;
-    let api = &alice.api;
+    // An API token, as a lower rank ends sessions.
+    let api = &alice.with_api_token().await;
     let is = async |what: &str, expected: bool| {
         assert_eq!(reaches(api, &server, &command).await, expected, "{what}");
     };
@@ -687,10 +688,12 @@ async fn what_somebody_may_run_follows_their_role_at_once() {
     let server = workspace.server("web-1").await;
     let group = workspace.group("one", &[&server]).await;
     let alice = Person::new(&workspace, "alice").await;
+    // An API token, as a change of rank ends sessions.
+    let token = alice.with_api_token().await;
     let membership = workspace.enroll(&group, &alice, "member").await;
     let as_root = json!({"server": "web-1", "line": "id", "username": "root"});
     let is = async |what: &str, expected: u16| {
-        let reply = alice.api.post(COMMANDS, &as_root).await;
+        let reply = token.post(COMMANDS, &as_root).await;
         assert_eq!(reply.status, expected, "{what}: {}", reply.text);
     };
     is("member", 403).await;

@@ -10,6 +10,7 @@ async fn a_workspace_answers_under_its_own_name() {
     workspace.admin.get("/api/status/").await.expect(200);
     let upper = format!("{}.LOCAL.LocalHost:1234", workspace.slug.to_uppercase());
     workspace.admin.under(&upper).get("/api/status/").await.expect(200);
+    assert_eq!(workspace.admin.get("/api/nope/").await.expect(404)["detail"], "There is no such path.");
 }
 
 #[tokio::test]
@@ -28,7 +29,9 @@ async fn other_names_are_404_before_the_credential_is_looked_at() {
     for name in names {
         let elsewhere = workspace.admin.under(&name);
         for api in [elsewhere.clone(), elsewhere.anonymous(), elsewhere.with("nonsense")] {
-            api.get("/api/status/").await.expect_detail(404, None);
+            let refused = api.get("/api/status/").await;
+            refused.expect_detail(404, None);
+            assert_eq!(refused.json()["detail"], "No workspace has this host name.");
             api.get("/api/status").await.expect_detail(404, None);
             api.get("/api/nope/").await.expect_detail(404, None);
             api.call("PATCH", "/api/status/").await.expect_detail(404, None);

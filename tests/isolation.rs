@@ -4,7 +4,8 @@
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::credential;
-use farhand_tests::client::{PASSWORD, unique};
+use farhand_tests::client::{self, PASSWORD, unique};
+use farhand_tests::openapi::DOCUMENT;
 use farhand_tests::people::{
     COMMANDS, GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, Person, SERVERS, USERS, at, group_path,
 };
@@ -36,6 +37,8 @@ use Cell::{In, Reads};
 
 const MISSING: Cell = Cell::Refused(401, None);
 const MALFORMED: Cell = Cell::Refused(403, Some("INVALID_AUTHORIZATION"));
+/// What is only for agents does not exist for users.
+const NOT_THERE: Cell = Cell::Refused(404, None);
 const DEAD: Cell = Cell::Refused(403, Some("INVALID_TOKEN"));
 const LIMITED: Cell = Cell::Refused(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
 
@@ -45,14 +48,14 @@ const LIMITED: Cell = Cell::Refused(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
 const MATRIX: [(&str, [Cell; 5]); 12] = [
     ("none",                    [MISSING,   MISSING,   MISSING,   MISSING,   MISSING]),
     ("malformed",               [MALFORMED, MALFORMED, MALFORMED, MALFORMED, MALFORMED]),
-    ("dead token",              [DEAD,      DEAD,      MALFORMED, DEAD,      MALFORMED]),
-    ("token",                   [In,        In,        MALFORMED, DEAD,      MALFORMED]),
-    ("token kept from here",    [LIMITED,   LIMITED,   MALFORMED, DEAD,      MALFORMED]),
-    ("token that reads",        [Reads,     Reads,     MALFORMED, DEAD,      MALFORMED]),
+    ("dead token",              [DEAD,      DEAD,      NOT_THERE, DEAD,      MALFORMED]),
+    ("token",                   [In,        In,        NOT_THERE, DEAD,      MALFORMED]),
+    ("token kept from here",    [LIMITED,   LIMITED,   NOT_THERE, DEAD,      MALFORMED]),
+    ("token that reads",        [Reads,     Reads,     NOT_THERE, DEAD,      MALFORMED]),
     ("dead agent",              [MALFORMED, DEAD,      DEAD,      MALFORMED, MALFORMED]),
     ("agent",                   [MALFORMED, In,        In,        MALFORMED, MALFORMED]),
-    ("dead registration token", [DEAD,      DEAD,      MALFORMED, DEAD,      MALFORMED]),
-    ("registration token",      [DEAD,      DEAD,      MALFORMED, In,        MALFORMED]),
+    ("dead registration token", [DEAD,      DEAD,      NOT_THERE, DEAD,      MALFORMED]),
+    ("registration token",      [DEAD,      DEAD,      NOT_THERE, In,        MALFORMED]),
     ("wrong operator",          [MALFORMED, MALFORMED, MALFORMED, MALFORMED, DEAD]),
     ("operator",                [MALFORMED, MALFORMED, MALFORMED, MALFORMED, In]),
 ];
@@ -301,6 +304,7 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
         for (sent, reply) in future::join_all(refused.map(async |sent| (sent, request(sent).await))).await {
             let Some(Cell::Refused(status, code)) = cell(sent.kind, endpoint) else { unreachable!("it is refused") };
             let what = format!("{method} {pattern} with {}: {}", sent.what, reply.text);
+            let code = code.or_else(|| client::code_of(status));
             assert_eq!((reply.status, reply.json()["code"].as_str()), (status, code), "{what}");
             if status == 401 {
                 let scheme = match access {
@@ -378,6 +382,7 @@ const STRANGERS: &[Row] = &[
     ("PUT", "/api/auth/tokens/{id}/", 404, Some(404)),
     ("PATCH", "/api/auth/tokens/{id}/", 404, Some(404)),
     ("DELETE", "/api/auth/tokens/{id}/", 404, Some(404)),
+    ("POST", "/api/auth/acl-check/", 400, None),
     // With somebody else's password.
     ("POST", "/api/auth/change-password/", 400, None),
     ("GET", "/api/iam/users/", 200, None),
@@ -413,10 +418,15 @@ const STRANGERS: &[Row] = &[
     ("POST", "/api/servers/", 403, None),
     ("GET", "/api/servers/servers/", 200, None),
     ("POST", "/api/servers/servers/", 403, None),
+    ("GET", "/api/servers/{id}/", 404, Some(404)),
+    ("PUT", "/api/servers/{id}/", 404, Some(404)),
+    ("PATCH", "/api/servers/{id}/", 404, Some(404)),
+    ("DELETE", "/api/servers/{id}/", 404, Some(404)),
     ("GET", "/api/servers/servers/{id}/", 404, Some(404)),
     ("PUT", "/api/servers/servers/{id}/", 404, Some(404)),
     ("PATCH", "/api/servers/servers/{id}/", 404, Some(404)),
     ("DELETE", "/api/servers/servers/{id}/", 404, Some(404)),
+    ("POST", "/api/servers/servers/{id}/approve/", 404, Some(404)),
     ("POST", "/api/servers/servers/{id}/rotate-key/", 404, Some(404)),
     ("GET", "/api/servers/registration-tokens/", 403, None),
     ("POST", "/api/servers/registration-tokens/", 403, None),
@@ -429,6 +439,7 @@ const STRANGERS: &[Row] = &[
     ("POST", "/api/events/commands/{id}/cancel/", 404, Some(404)),
     ("POST", "/api/events/commands/{id}/kill/", 404, Some(404)),
     ("GET", "/api/events/commands/{id}/chunks/", 404, Some(404)),
+    ("GET", "/api/events/commands/{id}/output/", 404, Some(404)),
     ("GET", "/api/events/commands/{id}/stream/", 404, Some(404)),
     ("GET", "/api/audit/events/", 403, None),
     ("POST", "/api/audit/verify/", 403, None),
@@ -503,7 +514,7 @@ impl Things {
             ["iam", "users"] => self.user.to_string(),
             ["iam", "groups"] => self.group.to_string(),
             ["iam", "memberships"] => uuid(&self.membership),
-            ["servers", "servers"] => uuid(&self.server),
+            ["servers", "servers" | "{id}"] => uuid(&self.server),
             ["servers", "registration-tokens"] => uuid(&self.registration_token),
             ["events", "commands"] => uuid(&self.command),
             _ if !pattern.contains("{id}") => String::new(),
@@ -512,14 +523,20 @@ impl Things {
         pattern.replace("{id}", &id).replace("{username}", &self.username)
     }
 
-    /// A body that would do everywhere, if only it were allowed.
-    fn body(&self) -> Value {
+    /// A body that an endpoint would accept from a caller with the permission: of all fields, those that it knows.
+    fn body(&self, method: &str, pattern: &str) -> Value {
         let name = unique("n").replace('-', "");
-        json!({
+        let operation = &DOCUMENT["paths"][pattern][method.to_lowercase()];
+        let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+        let pointer = schema["$ref"].as_str().map_or("", |reference| &reference[1..]);
+        let known = DOCUMENT.pointer(pointer).map_or(&Value::Null, |schema| &schema["properties"]);
+        let mut body = json!({
             "name": name, "expires_at": null, "enabled": true, "role": "member", "line": "id", "on_offline": "queue",
             "username": name, "email": format!("{name}@example.com"), "password": "an entirely other one",
             "new_password": "an entirely new one", "server": self.server, "group": self.group, "user": self.user,
-        })
+        });
+        body.as_object_mut().unwrap().retain(|field, _| known.get(field).is_some());
+        body
     }
 }
 
@@ -528,13 +545,15 @@ fn code_of(pattern: &str, status: u16) -> Option<&'static str> {
     match status {
         403 => Some("PERMISSION_DENIED"),
         404 if pattern.starts_with(COMMANDS) => Some("COMMAND_NOT_FOUND"),
-        _ => None,
+        400 if pattern.starts_with(COMMANDS) => Some("INVALID_COMMAND"),
+        _ => client::code_of(status),
     }
 }
 
 #[tokio::test]
 async fn an_id_of_somebody_elses_is_as_good_as_none() {
     let (here, elsewhere) = (Workspace::new().await, Workspace::new().await);
+    here.count_on().await;
     let (things, nothing) = (Things::of(&here).await, Things::nothing());
     let ordinary = Person::new(&here, "ordinary").await;
     let ordinary = here.anonymous.with_token(key(&new_token(&ordinary.api, &json!({})).await));
@@ -548,7 +567,11 @@ async fn an_id_of_somebody_elses_is_as_good_as_none() {
         assert_eq!(pattern.contains('{'), of_stranger.is_some(), "{method} {pattern}");
         let send = async |api: &Api, things: &Things| {
             let path = things.in_path(pattern);
-            if method == "GET" { api.get(&path).await } else { api.send_json(method, &path, &things.body()).await }
+            if method == "GET" {
+                api.get(&path).await
+            } else {
+                api.send_json(method, &path, &things.body(method, pattern)).await
+            }
         };
         for (who, api, status) in [("ordinary", &ordinary, Some(of_ordinary)), ("stranger", &stranger, of_stranger)] {
             let Some(status) = status else { continue };
@@ -621,6 +644,7 @@ fn asked_by_anybody<'a>() -> Vec<Asked<'a>> {
 #[tokio::test]
 async fn an_id_in_a_body_or_a_query_tells_no_more() {
     let (here, elsewhere) = (Workspace::new().await, Workspace::new().await);
+    here.count_on().await;
     let (things, own) = (Things::of(&here).await, Things::of(&elsewhere).await);
     let ordinary = Person::new(&here, "ordinary").await;
     let stranger = &elsewhere.admin;
@@ -678,4 +702,42 @@ async fn an_id_in_a_body_or_a_query_tells_no_more() {
         assert_eq!(of_thing.iter().map(|(status, _)| *status).collect::<Vec<_>>(), [200, 200, 404, 403], "{who}");
         assert_eq!(of_thing, of_nothing, "{who}");
     }
+}
+
+/// Creates a user, a group with a server and the user as its owner, and a queued command of the user, whose names begin alike.
+async fn settle(workspace: &Workspace) -> (Person, Value) {
+    let person = Person::new(workspace, "twin").await;
+    let group = workspace.group("twins", &[&workspace.server("web-1").await]).await;
+    workspace.enroll(&group, &person, "owner").await;
+    let body = json!({"server": "web-1", "line": "true", "on_offline": "queue"});
+    person.api.post(COMMANDS, &body).await.expect(201);
+    (person, group)
+}
+
+#[tokio::test]
+async fn the_same_number_in_two_workspaces_is_two_users_and_two_groups() {
+    let (here, elsewhere) = (Workspace::new().await, Workspace::new().await);
+    let ((person, group), (twin, twins)) = (settle(&here).await, settle(&elsewhere).await);
+    assert_eq!((&person.id, &group["id"]), (&twin.id, &twins["id"]), "counted apart");
+    let token = new_token(&twin.api, &json!({})).await;
+    let twin_by_token = elsewhere.anonymous.with_token(key(&token));
+    let before = all_of(&elsewhere).await;
+
+    // All that can be done to a user and a group by their numbers.
+    let path = group_path(&group);
+    here.admin.patch(&path, &json!({"display_name": "Other", "servers": []})).await.expect(200);
+    person.set(&here, json!({"email": "other@example.com", "first_name": "Other", "is_staff": true})).await;
+    here.admin.put("/api/users/users/twin/", &json!({"password": "an entirely other one"})).await.expect(200);
+    person.set(&here, json!({"is_active": false})).await;
+    here.admin.delete(&path).await.expect(204);
+    here.admin.delete(&person.path()).await.expect(204);
+
+    assert_eq!(all_of(&elsewhere).await, before);
+    for api in [&twin.api, &twin_by_token] {
+        api.get("/api/status/").await.expect(200);
+        assert_eq!(api.get(COMMANDS).await.expect(200)["count"], 1);
+    }
+    elsewhere.anonymous.logged_in("twin", PASSWORD).await.get(SERVERS).await.expect(200);
+    let mine = format!("{COMMANDS}?requested_by={}", twin.id);
+    assert_eq!(elsewhere.admin.get(&mine).await.expect(200)["count"], 1);
 }

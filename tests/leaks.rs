@@ -1,6 +1,6 @@
 //! Contract 4: what is stored and logged has no usable credential in it. `npm test` runs this after all end-to-end tests, on
 //! the state folders (D1, KV, Durable Objects) and the logs of all instances that they ran, with all the credentials that
-//! they sent or were shown, and all the peppers and operators' tokens of the instances.
+//! they sent or were shown, and all the secret keys and operators' tokens of the instances.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,13 +13,14 @@ use farhand_tests::setting;
 /// would have sent.
 const ON_PURPOSE: [&str; 5] = ["secrets.json", "variables.json", "demo.json", "agent.toml", "email-text"];
 /// The kinds of secrets that the tests must have noted, and how many of each at least.
-const KINDS: [(&str, usize); 7] = [
+const KINDS: [(&str, usize); 8] = [
     ("token", 50),
     ("key", 100),
     ("password", 5),
     ("new_password", 3),
     ("reset_key", 10),
-    ("TOKEN_PEPPER", 5),
+    ("env", 3),
+    ("SECRET_KEY", 5),
     ("OPERATOR_TOKEN", 3),
 ];
 /// Some of what must be among that which is searched.

@@ -18,6 +18,7 @@ mod endpoints;
 mod faults;
 mod fleet;
 mod hosts;
+mod idempotency_keys;
 mod isolation;
 mod mail;
 mod openapi;
@@ -28,12 +29,20 @@ mod reset_page;
 mod retention;
 mod rotation;
 mod secrets;
+mod set_up;
 mod start;
+mod transport;
+mod unknown_fields;
 
 /// The Worker's own SQL for lists of commands, the very same file.
 #[path = "../src/store/command_list.rs"]
 #[allow(dead_code)]
 mod command_list_sql;
+
+/// The same of what access control lists allow.
+#[path = "../src/store/within_acl.rs"]
+#[allow(dead_code)]
+mod within_acl_sql;
 
 /// The Worker's own table of endpoints, the very same file.
 #[path = "../src/routes.rs"]

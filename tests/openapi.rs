@@ -124,7 +124,10 @@ fn the_document_has_the_codes_that_there_are_and_no_others() {
     let described: BTreeSet<&str> = described.iter().map(|code| code.as_str().unwrap()).collect();
     assert_eq!(described, Code::ALL.iter().map(|code| code.as_str()).collect());
     // Each is told of some answer.
-    let answers = [&DOCUMENT["paths"], &DOCUMENT["components"]["responses"]].map(ToString::to_string).concat();
+    let components = &DOCUMENT["components"];
+    let told =
+        [&DOCUMENT["paths"], &components["responses"], &components["headers"], &components["schemas"]["InternalError"]];
+    let answers = told.map(ToString::to_string).concat();
     for code in described {
         let told = format!("\"{code}\"");
         assert!(
@@ -206,7 +209,10 @@ fn what_differs_from_the_document_is_found() {
     // A refusal of another form, a code that the status does not have, and one for a path or a method that there is not.
     wrong(|answer| (answer.status, answer.body) = (404, json!({"error": "x"})), "error");
     wrong(|answer| (answer.status, answer.body) = (403, json!({"code": "THROTTLED", "detail": "x"})), "THROTTLED");
-    wrong(|answer| (answer.status, answer.body) = (401, json!({"detail": "x"})), "www-authenticate is missing");
+    wrong(
+        |answer| (answer.status, answer.body) = (401, json!({"code": "UNAUTHENTICATED", "detail": "x"})),
+        "www-authenticate is missing",
+    );
     wrong(|answer| answer.path = "/api/nothing/", "200");
     wrong(|answer| answer.method = "POST", "200");
 
@@ -215,7 +221,9 @@ fn what_differs_from_the_document_is_found() {
         "added_at": "2026-11-21T01:23:45.678901+00:00", "updated_at": "2026-11-21T01:23:45.678901+00:00",
         "expires_at": null, "last_used_at": null, "key": "k".repeat(128)});
     let create = |request: &Value, made: &Value| {
-        Answer::to("POST", "/api/auth/tokens/", request.clone(), 201, made.clone()).found()
+        let mut answer = Answer::to("POST", "/api/auth/tokens/", request.clone(), 201, made.clone());
+        answer.headers.insert("location", "http://acme.eu1.example.com/api/auth/tokens/x/".parse().unwrap());
+        answer.found()
     };
     assert_eq!(create(&token, &made), "");
     // What was taken must be what the document lets one send.

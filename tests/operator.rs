@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use farhand_tests::agents::{ScriptedAgent, credential, dial};
 use farhand_tests::client::{PASSWORD, new_workspace, unique};
-use farhand_tests::{Api, Instance, Workspace, eventually};
+use farhand_tests::instance::{change_d1, change_objects};
+use farhand_tests::{Api, Instance, Workspace, eventually, eventually_within, now};
 use serde_json::{Value, json};
 
 const PATH: &str = "/operator/workspaces/";
@@ -114,7 +115,7 @@ async fn lists_workspaces() {
 }
 
 #[tokio::test]
-async fn a_deleted_workspace_is_refused_at_once_and_purged() {
+async fn a_workspace_that_is_deleted_now_is_refused_and_purged() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -125,9 +126,11 @@ async fn a_deleted_workspace_is_refused_at_once_and_purged() {
     session.get("/api/status/").await.expect(200);
 
     let single = format!("{PATH}{}/", workspace.slug);
-    let deleted = Api::operator().call("DELETE", &single).await;
+    let deleted = Api::operator().call("DELETE", &format!("{single}?now=true")).await;
     assert_eq!((deleted.status, deleted.text.as_str()), (204, ""));
     Api::operator().call("DELETE", &single).await.expect_detail(404, None);
+    Api::operator().call("DELETE", &format!("{single}?now=true")).await.expect_detail(404, None);
+    Api::operator().call("POST", &format!("{single}undelete/")).await.expect_detail(404, None);
     for api in [&workspace.admin, &session, &workspace.anonymous] {
         api.get("/api/status/").await.expect_detail(404, None);
         api.get("/api/events/commands/").await.expect_detail(404, None);
@@ -177,7 +180,16 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
              SELECT 'x' || i, {gone_id}, 'x' || (i % 10), '', '', '', '', '', 1, '', '', '', 'success', '' FROM n"
         ))
         .await;
-    instance.operator().call("DELETE", &format!("{PATH}gone/")).await.expect(204);
+    // How many rows of the table without a rowid go in each step, which leaves some other number of commands.
+    instance.tamper_with_d1(&format!(
+        "{many} INSERT INTO audit_expired SELECT {gone_id}, i, i, 'x', 'x' FROM n;
+         CREATE TABLE steps (commands INTEGER PRIMARY KEY, expired INTEGER NOT NULL);
+         CREATE TRIGGER audit_expired_out AFTER DELETE ON audit_expired BEGIN
+            INSERT INTO steps SELECT count(*), 1 FROM commands WHERE workspace_id = old.workspace_id
+            ON CONFLICT DO UPDATE SET expired = expired + 1;
+         END"
+    ));
+    instance.operator().call("DELETE", &format!("{PATH}gone/?now=true")).await.expect(204);
     let left = async || {
         let tables = [
             "workspaces",
@@ -188,13 +200,15 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
             "commands",
             "command_counts",
             "command_servers",
+            "audit_expired",
         ];
         let counts = tables.map(|table| format!("(SELECT count(*) FROM {table}) AS {table}"));
         instance.d1(&format!("SELECT {}", counts.join(", "))).await[0].clone()
     };
     let expected = json!({"workspaces": 1, "users": 1, "sessions": 1, "api_tokens": 1, "servers": 3, "commands": 3,
-        "command_counts": 2, "command_servers": 3});
+        "command_counts": 2, "command_servers": 3, "audit_expired": 0});
     eventually("the purge", || async { (left().await == expected).then_some(()) }).await;
+    assert_eq!(instance.d1("SELECT expired FROM steps WHERE expired > 200").await, json!([]));
     assert!(instance.kv_entries("gone").await.is_empty());
     assert_eq!(instance.kv_entries("kept").await.len(), 1);
     assert_eq!(kept.admin.get("/api/events/commands/").await.expect(200)["count"], 3);
@@ -210,7 +224,7 @@ async fn a_deletion_that_is_cut_off_goes_on_after_a_restart() {
         let server = workspace.server("web-1").await;
         let _agent = ScriptedAgent::connect(&workspace, &server).await;
         let operator = instance.operator();
-        let request = operator.request("DELETE", &format!("{PATH}{slug}/"));
+        let request = operator.request("DELETE", &format!("{PATH}{slug}/?now=true"));
         let deletion = tokio::spawn(async move { request.send().await.map(drop) });
         tokio::time::sleep(Duration::from_millis(delay)).await;
         instance.kill().await;
@@ -218,7 +232,7 @@ async fn a_deletion_that_is_cut_off_goes_on_after_a_restart() {
         deletion.await.unwrap().ok();
         instance = Instance::restart(state.path()).await;
         // It came through or it did not; asking again is fine either way.
-        let again = instance.operator().call("DELETE", &format!("{PATH}{slug}/")).await;
+        let again = instance.operator().call("DELETE", &format!("{PATH}{slug}/?now=true")).await;
         assert!([204, 404].contains(&again.status), "{}", again.text);
         workspace.admin.on(&instance.url).get("/api/status/").await.expect_detail(404, None);
     }
@@ -227,4 +241,180 @@ async fn a_deletion_that_is_cut_off_goes_on_after_a_restart() {
         (left[0]["n"] == 0).then_some(())
     })
     .await;
+}
+
+/// What the operator's list says of a workspace, if it is in there.
+async fn listed(operator: &Api, slug: &str) -> Option<Value> {
+    let page = operator.get(&format!("{PATH}?page_size=100")).await.expect(200);
+    page["results"].as_array().unwrap().iter().find(|item| item["slug"] == slug).cloned()
+}
+
+#[tokio::test]
+async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
+    let (instance, state) = Instance::new().await;
+    let operator = instance.operator();
+    let workspace = Workspace::made_by(&operator, "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let tomorrow = now().plus_seconds(86_400).to_string();
+    let waiting = json!({"server": "web-1", "line": "id", "scheduled_at": tomorrow});
+    let waiting = workspace.admin.post("/api/events/commands/", &waiting).await.expect(201);
+    let single = format!("{PATH}acme/");
+
+    operator.call("POST", &format!("{single}undelete/")).await.expect_detail(404, None);
+    operator.call("DELETE", &format!("{single}?now=maybe")).await.expect_fields(400, &["now"]);
+    operator.delete(&single).await.expect(204);
+    operator.delete(&single).await.expect_detail(404, None);
+    for api in [&workspace.admin, &workspace.session(), &workspace.anonymous] {
+        api.get("/api/status/").await.expect_detail(404, None);
+        api.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect_detail(404, None);
+    }
+    workspace.anonymous.log_in("boss", PASSWORD).await.expect_detail(404, None);
+    assert_eq!(agent.next().await, Err(Some(1000)));
+    assert_eq!(dial(&agent.api, "/ws/servers/backhaul/").await.err(), Some(404));
+    // Its slug stays taken, and the list says until when.
+    operator.post(PATH, &new_workspace("acme")).await.expect_fields(400, &["slug"]);
+    let item = listed(&operator, "acme").await.unwrap();
+    assert!(item["deleted_at"].is_string() && item["purge_at"].as_str() > item["deleted_at"].as_str(), "{item}");
+    // A look at what is due purges nothing that is not.
+    instance.stop().await;
+    let instance = Instance::restart(state.path()).await;
+    let operator = instance.operator();
+
+    let undeleted = operator.call("POST", &format!("{single}undelete/")).await.expect(200);
+    assert_eq!(undeleted, json!({"slug": "acme"}));
+    operator.call("POST", &format!("{single}undelete/")).await.expect_detail(404, None);
+    let item = listed(&operator, "acme").await.unwrap();
+    assert_eq!((&item["deleted_at"], &item["purge_at"]), (&Value::Null, &Value::Null));
+    let admin = workspace.admin.on(&instance.url);
+    workspace.session().on(&instance.url).get("/api/status/").await.expect(200);
+    let path = format!("/api/events/commands/{}/", waiting["id"].as_str().unwrap());
+    assert_eq!(admin.get(&path).await.expect(200)["status"]["text"], "Scheduled");
+    // The agent is taken again, and runs commands.
+    let again = Workspace { admin: admin.clone(), anonymous: workspace.anonymous.on(&instance.url), ..workspace };
+    let mut agent = ScriptedAgent::connect(&again, &server).await;
+    let made = admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    assert_eq!(agent.next_command().await["id"], made["id"]);
+
+    // Deleted again, it can be purged before its time.
+    operator.delete(&single).await.expect(204);
+    operator.delete(&format!("{single}?now=true")).await.expect(204);
+    operator.call("POST", &format!("{single}undelete/")).await.expect_detail(404, None);
+    assert_eq!(listed(&operator, "acme").await, None);
+    operator.post(PATH, &new_workspace("acme")).await.expect(201);
+    let events = operator.get("/operator/audit/events/?page_size=100").await.expect(200);
+    let actions: Vec<_> = events["results"].as_array().unwrap().iter().map(|event| event["action"].clone()).collect();
+    let expected = ["create", "delete", "delete", "undelete", "delete", "create"];
+    assert_eq!(json!(actions), json!(expected.map(|action| format!("workspace.{action}"))));
+}
+
+#[tokio::test]
+async fn nothing_is_delivered_in_a_deleted_workspace_whose_objects_are_not_suspended_yet() {
+    let (instance, _state) = Instance::new().await;
+    let mut agents = Vec::new();
+    let mut made = Vec::new();
+    for (slug, seconds) in [("acme", 6), ("other", 8)] {
+        let workspace = Workspace::made_by(&instance.operator(), slug).await;
+        let server = workspace.server("web-1").await;
+        agents.push(ScriptedAgent::connect(&workspace, &server).await);
+        let at = now().plus_seconds(seconds).to_string();
+        let body = json!({"server": "web-1", "line": "id", "scheduled_at": at});
+        made.push(workspace.admin.post("/api/events/commands/", &body).await.expect(201));
+    }
+    // In D1 alone, as if the operator had been answered before the object was reached.
+    let delete =
+        |moment: &str| format!("UPDATE workspaces SET deleted_at = {moment}, purge_at = {moment} WHERE slug = 'acme'");
+    instance.tamper_with_d1(&delete("'2999-01-01T00:00:00.000000+00:00'"));
+    assert_eq!(agents[1].next_command().await["id"], made[1]["id"]);
+    assert!(agents[0].stays_silent().await);
+    // The command was not cancelled: an undeleted workspace goes on.
+    instance.tamper_with_d1(&delete("NULL"));
+    assert_eq!(agents[0].next_command().await["id"], made[0]["id"]);
+}
+
+#[tokio::test]
+async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let servers = [workspace.server("web-1").await, workspace.server("web-2").await];
+    for server in &servers {
+        ScriptedAgent::connect(&workspace, server).await;
+    }
+    instance.stop().await;
+    // For a while, the object of the first server cannot store that it is suspended.
+    let broken = servers[0]["id"].as_str().unwrap();
+    let until = now().plus_seconds(40).to_string();
+    let trigger = format!(
+        "CREATE TRIGGER broken BEFORE INSERT ON facts WHEN new.name = 'suspended'
+            AND strftime('%Y-%m-%dT%H:%M:%f', 'now') < '{until}'
+            AND EXISTS (SELECT 1 FROM facts WHERE name = 'known' AND value LIKE '%{broken}%')
+         BEGIN SELECT RAISE(ABORT, 'broken for a test'); END"
+    );
+    change_objects(state.path(), "ServerLink", &trigger);
+    let instance = Instance::restart(state.path()).await;
+    let api = workspace.anonymous.on(&instance.url);
+    let mut agent = ScriptedAgent::over(&api.with(&credential(&servers[1])), "/ws/servers/backhaul/").await;
+    instance.operator().delete(&format!("{PATH}acme/")).await.expect(204);
+    assert_eq!(agent.next().await, Err(Some(1000)));
+    let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
+    assert!(log.contains("object_not_told") && log.contains(broken), "{log}");
+    // It is tried again until it does.
+    let suspended = || instance.read_objects("ServerLink", "SELECT value FROM facts WHERE name = 'suspended'");
+    eventually_within(Duration::from_secs(120), "both objects", || async {
+        (suspended() == ["true", "true"]).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_purge_begins_after_the_grace_period() {
+    let (instance, state) = Instance::new_with(&[("WORKSPACE_GRACE_DAYS", "a week")]).await;
+    for slug in ["due", "not-due", "live"] {
+        Workspace::made_by(&instance.operator(), slug).await.server("web-1").await;
+    }
+    // An invalid setting keeps the data, too.
+    for slug in ["due", "not-due"] {
+        instance.operator().delete(&format!("{PATH}{slug}/")).await.expect(204);
+    }
+    instance.stop().await;
+    let past = "UPDATE workspaces SET purge_at = '2026-01-01T00:00:00.000000+00:00' WHERE slug = 'due'";
+    change_d1(state.path(), past);
+    let instance = Instance::restart_with(state.path(), &[("WORKSPACE_GRACE_DAYS", "0")]).await;
+    let slugs =
+        || instance.read_d1("SELECT w.slug FROM workspaces w JOIN servers s ON s.workspace_id = w.id ORDER BY 1");
+    eventually("the purge", || async { (slugs() == ["live", "not-due"]).then_some(()) }).await;
+    // Without a grace period a deletion is a purge.
+    instance.operator().delete(&format!("{PATH}live/")).await.expect(204);
+    eventually("the purge", || async { (slugs() == ["not-due"]).then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn wrong_operator_tokens_are_counted_and_recorded() {
+    let (instance, _state) = Instance::new().await;
+    let operator = instance.operator();
+    let guess = |number: usize| {
+        let guess = operator.with(&format!("Bearer {}", format!("guess-{number}").repeat(6)));
+        guess.from_address(&format!("192.0.2.{number}"))
+    };
+    for number in 0..10 {
+        guess(number).get(PATH).await.expect_detail(403, Some("INVALID_TOKEN"));
+    }
+    for number in 10..15 {
+        let refused = guess(number).delete(&format!("{PATH}acme/")).await;
+        refused.expect_detail(429, Some("THROTTLED"));
+        assert!((1..=60).contains(&refused.header("Retry-After").parse::<u64>().unwrap()));
+    }
+    // Guessing does not lock the operator out.
+    operator.get(PATH).await.expect(200);
+    let path = "/operator/audit/events/?page_size=100&action=operator.refuse";
+    let events = eventually("the events", || async {
+        let events = operator.get(path).await.expect(200)["results"].as_array().unwrap().clone();
+        (events.len() >= 11).then_some(events)
+    })
+    .await;
+    assert_eq!(events.len(), 11, "one event for all that came beyond the limit");
+    assert!(events.iter().all(|event| event["outcome"] == "denied" && event["actor"]["type"] == "anonymous"));
+    let has =
+        |ip: &str, code: &str| events.iter().any(|event| event["remote_ip"] == ip && event["details"]["code"] == code);
+    assert!(has("192.0.2.0", "INVALID_TOKEN") && has("192.0.2.10", "THROTTLED"), "{events:?}");
 }

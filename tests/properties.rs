@@ -197,7 +197,7 @@ impl Stage {
         let membership = workspace.admin.post("/api/iam/memberships/", &membership).await.expect(201);
         let new = json!({"server": "web-1", "line": "uptime", "username": "boss", "on_offline": "queue"});
         let command = workspace.admin.post("/api/events/commands/", &new).await.expect(201);
-        let registration = json!({"name": "hosts", "expires_at": null});
+        let registration = json!({"name": "hosts", "expires_at": null, "uses": null});
         let registration = workspace.admin.post("/api/servers/registration-tokens/", &registration).await.expect(201);
         let token = workspace.admin.get("/api/auth/tokens/").await.expect(200)["results"][0].clone();
         let limited = workspace.limited(&json!({"commands": ["ls *"]})).await;
@@ -322,7 +322,7 @@ async fn round(seed: u64, operations: &[Operation]) -> Vec<String> {
         failed.extend(stage.request(operation, &mut dice).await);
     }
     let slug = &stage.workspace.slug;
-    stage.operator.delete(&format!("/operator/workspaces/{slug}/")).await.expect(204);
+    stage.operator.delete(&format!("/operator/workspaces/{slug}/?now=true")).await.expect(204);
     failed
 }
 

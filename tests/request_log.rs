@@ -59,9 +59,11 @@ async fn the_shorter_statement_of_a_list_is_given_up_where_it_does_not_do_any_mo
     let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
     workspace.admin.post("/api/events/commands/", &body).await.expect(201);
     let alice = Person::staff(&workspace, "alice").await;
+    // An API token, as a change of rank ends sessions.
+    let token = alice.with_api_token().await;
     let list = async || {
-        let (_, line) = logged(&alice.api, "GET", "/api/events/commands/").await;
-        let count = alice.api.get("/api/events/commands/").await.expect(200)["count"].clone();
+        let (_, line) = logged(&token, "GET", "/api/events/commands/").await;
+        let count = token.get("/api/events/commands/").await.expect(200)["count"].clone();
         (line["d1_calls"].clone(), count)
     };
     assert_eq!(list().await, (json!(1), json!(1)));

@@ -173,8 +173,8 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     change_d1(state.path(), &format!("UPDATE commands SET added_at = '{added}' WHERE handled_at IS NULL"));
     // More output than goes at once.
     let output = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
-        INSERT INTO chunks (command, seq, piece, content)
-        SELECT c.id, n.i, 0, 'x' FROM commands c CROSS JOIN n WHERE c.command ->> 'line' = 'old with much output'";
+        INSERT INTO chunks (command, first, piece, next, bytes, kept, lengths, content)
+        SELECT c.id, n.i, 0, n.i + 1, 1, 1, '1', 'x' FROM commands c CROSS JOIN n WHERE c.command ->> 'line' = 'old with much output'";
     assert_eq!(change_objects(state.path(), "ServerLink", output), 20_000);
 
     let (instance, deleted) = looked(&state, "30").await;
@@ -435,4 +435,32 @@ async fn a_late_report_of_a_command_that_may_be_deleted_is_taken() {
     }
     assert!(instance.read_objects("ServerLink", "SELECT id FROM commands").is_empty());
     assert!(instance.read_objects("ServerLink", "SELECT command FROM chunks").is_empty());
+}
+
+/// What a revoked session's commands may still need stays: a row that is not a day old, or whose user has a waiting command.
+#[tokio::test]
+async fn revoked_sessions_are_forgotten_after_a_day() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    workspace.server("web-1").await;
+    let (anna, bob) = (workspace.staff("anna").await, workspace.staff("bob").await);
+    let queued = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
+    bob.post(PATH, &queued).await.expect(201);
+    anna.delete(&single(anna.post(PATH, &queued).await.expect(201)["id"].as_str().unwrap())).await.expect(204);
+    let insert = |id: &str, user: &str, at: Timestamp| {
+        format!(
+            "INSERT INTO revoked_sessions (workspace_id, id, user_id, revoked_at, is_settled)
+             SELECT workspace_id, '{id}', id, '{at}', 1 FROM users WHERE username = '{user}'"
+        )
+    };
+    for sql in [
+        insert("old", "anna", days_ago(1)),
+        insert("young", "anna", now().plus_seconds(-23 * 3_600)),
+        insert("needed", "bob", days_ago(100)),
+    ] {
+        instance.d1(&sql).await;
+    }
+    instance.stop().await;
+    let (instance, _) = looked(&state, "0").await;
+    assert_eq!(instance.read_d1("SELECT id FROM revoked_sessions ORDER BY id"), ["needed", "young"]);
 }

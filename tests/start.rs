@@ -43,12 +43,13 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
         .await
         .expect(200);
 
-    // The printed line, as it stands.
+    // The printed line, as it stands. It names no account: the server's default is the one that its agent can use.
     let line = printed.lines().find(|line| line.starts_with("curl ")).expect("a curl line");
     let output = Command::new("sh").args(["-c", line]).output().await.unwrap();
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     assert_eq!((&answer["result"], &answer["success"]), (&json!(format!("hello from {hostname}")), &json!(true)));
+    assert!(!line.contains("\"username\""), "{line}");
     instance.stop().await;
 
     // A second start, on another port, has it all again.
@@ -84,17 +85,18 @@ async fn without_the_demo_and_with_variables_of_its_own() {
     let state = folder.path().join("state");
     let variables = [
         ("DEMO", "0"),
-        ("OPERATOR_TOKEN", "operator-of-this-instance"),
+        ("OPERATOR_TOKEN", "operator-of-this-instance-of-a-test"),
         ("REGION", "eu9"),
         ("SERVICE_DOMAIN", "farhand.example"),
         ("DEFAULT_WORKSPACE", ""),
         ("DEPLOYMENT", "cloud"),
         ("WEB_CLIENT_URL", "https://console.example/app"),
+        ("ALLOW_HTTP", "1"),
     ];
     let instance = Instance::start(&state, &variables).await;
     assert!(!state.join("demo.json").exists());
     let api = Api::new(&instance.url, "farhand.example");
-    let operator = api.with("Bearer operator-of-this-instance");
+    let operator = api.with("Bearer operator-of-this-instance-of-a-test");
     assert_eq!(operator.get("/operator/workspaces/").await.expect(200)["count"], 0);
     let body =
         json!({"slug": "acme", "admin": {"username": "boss", "email": "boss@example.com", "password": PASSWORD}});
@@ -115,4 +117,59 @@ async fn without_the_demo_and_with_variables_of_its_own() {
     let preflight = acme.request("OPTIONS", "/api/status/").header("Origin", "https://console.example");
     assert_eq!(acme.send(preflight).await.header("Access-Control-Allow-Origin"), "https://console.example");
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn short_secrets_are_refused() {
+    let folder = state_folder();
+    let state = folder.path().join("state");
+    let short = "only-31-characters-of-a-secret!";
+    assert_eq!(short.len(), 31);
+    for name in ["OPERATOR_TOKEN", "SECRET_KEY", "OPERATOR_TOKEN_PREVIOUS", "SECRET_KEY_PREVIOUS"] {
+        let printed = Instance::refused(&state, &[("DEMO", "0"), (name, short)]).await;
+        assert!(printed.contains(&format!("{name} has fewer than 32 characters")), "{printed}");
+        assert!(!printed.contains(short), "{printed}");
+    }
+    assert!(!state.join("secrets.json").exists());
+
+    // A deployed Worker has no such check at its start: it has no operator API then.
+    let instance = Instance::start(&state, &[("DEMO", "0")]).await;
+    instance.stop().await;
+    let (_process, url) = Instance::served_unchecked(&state, &[("OPERATOR_TOKEN", short)]).await;
+    let operator = Api::new(&url, "127.0.0.1").with(&format!("Bearer {short}"));
+    operator.get("/operator/workspaces/").await.expect_detail(404, None);
+}
+
+#[tokio::test]
+async fn what_cannot_work_is_refused_before_anything_is_built() {
+    let folder = state_folder();
+    let state = folder.path().join("state");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let in_use = format!("port {port} of 127.0.0.1 is in use");
+    for (port, message) in [
+        ("abc", "PORT is abc, which is not a port number"),
+        ("0.5", "PORT is 0.5, which is not a port number"),
+        ("70000", "PORT is 70000, which is not a port number"),
+        (port.as_str(), in_use.as_str()),
+    ] {
+        let printed = Instance::refused(&state, &[("PORT", port)]).await;
+        assert!(printed.contains(message), "{printed}");
+        assert!(!printed.contains("[1/"), "no step has begun: {printed}");
+    }
+    // Without a compiler on the path there is nothing to begin either.
+    let node =
+        std::env::split_paths(&std::env::var_os("PATH").unwrap()).find(|folder| folder.join("node").exists()).unwrap();
+    let tools = tempfile::tempdir().unwrap();
+    for (tool, target) in [
+        ("node", node.join("node")),
+        ("npm", node.join("npm")),
+        ("sh", "/bin/sh".into()),
+        ("env", "/usr/bin/env".into()),
+    ] {
+        std::os::unix::fs::symlink(target, tools.path().join(tool)).unwrap();
+    }
+    let printed = Instance::refused(&state, &[("PATH", tools.path().to_str().unwrap())]).await;
+    assert!(printed.contains("no rustc on PATH; install Rust 1."), "{printed}");
+    assert!(!state.exists());
 }

@@ -32,6 +32,8 @@ impl Own {
 pub struct Account {
     /// Its name.
     pub name: String,
+    /// Its number.
+    pub uid: Uid,
     /// Its home directory, whether or not that exists.
     pub home: PathBuf,
     /// Its login shell, for the variable SHELL: a line always runs in `/bin/sh`.
@@ -49,6 +51,12 @@ pub struct Switch {
     pub gid: Gid,
     /// All groups of the account, as `initgroups` would set them.
     pub groups: Vec<Gid>,
+}
+
+/// The name of the one account that an agent can run commands as; `None` if it can run them as any, being root.
+pub fn only_name(own: Own) -> Option<String> {
+    let own = Some(own.uid).filter(|uid| !uid.is_root())?;
+    User::from_uid(own).ok().flatten().map(|user| user.name)
 }
 
 /// Finds the account `user` and checks that `group`, unless empty, is one of its groups.
@@ -76,7 +84,7 @@ pub fn resolve(user: &str, group: &str, own: Own) -> Result<Account, String> {
     let groups = getgrouplist(&name, found.gid).map_err(|error| lookup_failed(&error))?;
     let gid = if group.is_empty() { found.gid } else { member_of(user, group, &groups)? };
     let switch = own.uid.is_root().then_some(Switch { uid: found.uid, gid, groups });
-    Ok(Account { name: found.name, home: found.dir, shell: found.shell, switch })
+    Ok(Account { name: found.name, uid: found.uid, home: found.dir, shell: found.shell, switch })
 }
 
 /// The number of the group `group`, which must be among `groups`.
@@ -121,6 +129,12 @@ mod tests {
         assert!(switch.groups.contains(&nobody.gid) && !switch.groups.contains(&ROOT.gid));
         assert_eq!((account.name.as_str(), account.home), ("nobody", nobody.dir));
         assert_eq!(resolve("root", "root", ROOT).unwrap().switch.unwrap().uid, ROOT.uid);
+    }
+
+    #[test]
+    fn only_an_ordinary_agent_has_one_account() {
+        assert_eq!(only_name(ROOT), None);
+        assert_eq!(only_name(own("nobody")).as_deref(), Some("nobody"));
     }
 
     #[test]

@@ -12,17 +12,20 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::account::Own;
+use crate::cgroup::Cgroups;
 use crate::client::Client;
 use crate::config::Settings;
 use crate::group::{GRACE, Groups};
+use crate::host_journal::HostJournal;
 use crate::journal::Stage;
 use crate::link::{self, Over};
 #[cfg(test)]
 use crate::memory;
 use crate::memory::Memory;
+use crate::policy::PolicyFile;
 use crate::program::Program;
 use crate::reports::Reports;
-use crate::run::{Ending, Runner};
+use crate::run::{Ending, Runner, Site};
 use crate::{checkin, host};
 
 /// How long stopping what runs may take, beyond [`GRACE`].
@@ -72,7 +75,13 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
     let (ending, groups, flushing) = (Ending::default(), Groups::default(), CancellationToken::new());
     let (memory, remembered) = remember(settings.state_dir).await;
     let reports = Reports::new(client.clone(), memory.clone(), flushing.clone());
-    let runner = Runner::new(settings.max_running, own, reports.clone(), groups.clone(), ending.clone(), program);
+    let uses_https = settings.service.tls;
+    let policy = PolicyFile::new(settings.policy, uses_https);
+    let site = Site { own, policy, journal: HostJournal::new(settings.syslog), cgroups: Cgroups::find() };
+    if !site.cgroups.is_there() {
+        log::info!("no control groups: each command gets a supervisor instead");
+    }
+    let runner = Runner::new(settings.max_running, site, reports.clone(), groups.clone(), ending.clone(), program);
     runner.recover(remembered);
     let runner = Arc::new(runner);
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::client::{ANSWER_TIMEOUT, Client};
-use crate::host::Facts;
+use crate::host::{Facts, read_load};
 use crate::reports::jitter;
 
 /// The first pause between two attempts to check in, and the longest; each is twice the one before.
@@ -94,12 +94,13 @@ fn heartbeat_interval(config: &Value) -> Option<Duration> {
     Some(Duration::from_secs_f64(seconds.clamp(INTERVALS.0, INTERVALS.1)))
 }
 
-/// Tells the service every `interval` that this agent is there. Never returns.
+/// Sends the service a sign of life and the host's load every `interval`. Never returns.
 pub async fn heartbeat(client: &Client, interval: Duration) {
     loop {
         sleep(jitter(interval)).await;
+        let body = Bytes::from(json!({"load": read_load()}).to_string());
         // The next one is the retry.
-        match client.send(Method::PATCH, "/api/servers/servers/-/status/", Bytes::new(), ANSWER_TIMEOUT).await {
+        match client.send(Method::PATCH, "/api/servers/servers/-/status/", body, ANSWER_TIMEOUT).await {
             Ok(200..=299) => {}
             Ok(status) => log::warn!("heartbeat: status {status}"),
             Err(why) => log::warn!("heartbeat: {}", why.0),

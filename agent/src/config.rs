@@ -10,6 +10,8 @@ use farhand_domain::secret::Secret;
 use serde::Deserialize;
 use uuid::Uuid;
 
+use crate::host_journal::SOCKET;
+
 /// How many commands run at once unless the file says otherwise (agent-protocol 4).
 pub const MAX_RUNNING: usize = 20;
 /// The most that the file may ask for: each one costs a process and up to a megabyte of kept output.
@@ -59,6 +61,8 @@ pub struct Given {
     pub state_dir: Option<PathBuf>,
     /// The same, as a service manager says it in the environment.
     pub service_state_dir: Option<PathBuf>,
+    /// The host's policy.
+    pub policy: Option<PathBuf>,
 }
 
 /// The file, as it is written.
@@ -70,6 +74,10 @@ struct File {
     key: Option<String>,
     max_running: Option<usize>,
     state_dir: Option<PathBuf>,
+    policy: Option<PathBuf>,
+    syslog: Option<PathBuf>,
+    #[serde(default)]
+    allow_plain_http: bool,
 }
 
 /// What the agent works with.
@@ -87,6 +95,10 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// Where an agent of this file may keep that instead, as it depends on who started it: `state_dir` first.
     pub state_dirs: Vec<PathBuf>,
+    /// The host's policy, if the configuration names it.
+    pub policy: Option<PathBuf>,
+    /// The socket of the host's system log.
+    pub syslog: PathBuf,
     /// What the one who started the agent should know, in one line each.
     pub warnings: Vec<String>,
 }
@@ -130,6 +142,7 @@ impl Settings {
             return error(format!("max_running: {max_running} is not between 1 and {MOST_RUNNING}"));
         }
         let service = Service::parse(&url)?;
+        service.check_transport(file.allow_plain_http)?;
         warnings.extend(service.warning());
         let beside_file = given.config.as_deref().map(|path| path.with_extension("state"));
         let mut state_dirs: Vec<PathBuf> = match given.state_dir.or(file.state_dir) {
@@ -141,7 +154,10 @@ impl Settings {
         }
         // Agents of several servers can run on one host, with the same folder too.
         state_dirs.iter_mut().for_each(|folder| folder.push(id.to_string()));
-        Ok(Self { service, id, key, max_running, state_dir: state_dirs[0].clone(), state_dirs, warnings })
+        let policy = given.policy.or(file.policy);
+        let syslog = file.syslog.unwrap_or_else(|| SOCKET.into());
+        let state_dir = state_dirs[0].clone();
+        Ok(Self { service, id, key, max_running, state_dir, state_dirs, policy, syslog, warnings })
     }
 }
 
@@ -251,10 +267,27 @@ impl Service {
         self.is_local_name() || self.host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
     }
 
+    /// Whether it is http to another host.
+    pub fn is_open(&self) -> bool {
+        !self.tls && !self.is_local()
+    }
+
+    /// Refuses http to another host, unless that is allowed.
+    ///
+    /// # Errors
+    /// What it would mean, in one line.
+    pub fn check_transport(&self, is_plain_allowed: bool) -> Result<(), ConfigError> {
+        if !self.is_open() || is_plain_allowed {
+            return Ok(());
+        }
+        error(format!(
+            "url: {self} is not https: anybody on the way is root here; set allow_plain_http = true to accept that"
+        ))
+    }
+
     /// What the one who named it should know, if there is anything.
     pub fn warning(&self) -> Option<String> {
-        let is_open = !self.tls && !self.is_local();
-        is_open.then(|| format!("{self} is not https: credentials and all output can be read on the way"))
+        self.is_open().then(|| format!("{self} is not https: anybody on the way is root here"))
     }
 
     /// The URL's beginning as a browser would send it in `Origin`.
@@ -311,7 +344,8 @@ mod tests {
         let cases = [
             (
                 good() + "kex = 1",
-                "FILE: line 4: unknown field `kex`, expected one of `url`, `id`, `key`, `max_running`, `state_dir`",
+                "FILE: line 4: unknown field `kex`, expected one of `url`, `id`, `key`, `max_running`, `state_dir`, \
+                 `policy`, `syslog`, `allow_plain_http`",
             ),
             (good() + "max_running = 0", "max_running: 0 is not between 1 and 1000"),
             (good() + "max_running = \"x\"", "FILE: line 4: invalid type: string \"x\", expected usize"),
@@ -395,8 +429,16 @@ mod tests {
     }
 
     #[test]
-    fn plain_http_to_elsewhere_is_warned_of() {
-        assert_eq!(load(&good().replace("https:", "http:")).unwrap().warnings.len(), 1);
+    fn plain_http_to_elsewhere_is_refused_unless_allowed() {
+        let plain = good().replace("https:", "http:");
+        let refusal = load(&plain).unwrap_err();
+        assert!(
+            refusal.contains("anybody on the way is root here") && refusal.contains("allow_plain_http"),
+            "{refusal}"
+        );
+        assert!(load(&(plain.clone() + "allow_plain_http = false")).is_err());
+        let allowed = load(&(plain + "allow_plain_http = true")).unwrap();
+        assert!(allowed.warnings.len() == 1 && allowed.warnings[0].contains("root here"), "{:?}", allowed.warnings);
         for local in ["localhost", "a.localhost:8787", "127.0.0.1", "[::1]:80"] {
             let settings = load(&good().replace("https://a.example", &format!("http://{local}"))).unwrap();
             assert_eq!(settings.warnings, [] as [&str; 0], "{local}");

@@ -1,17 +1,22 @@
-//! Process groups: which ones run, when one's leader has exited, and how one is ended (agent-protocol 6).
+//! The processes of a command: which ones run, when the command has exited, and how all are ended (agent-protocol 6).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
+use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
+use crate::cgroup::Cgroup;
 use crate::process;
+use crate::supervisor::Supervisor;
 
 /// How long a group has from TERM to KILL.
 pub const GRACE: Duration = Duration::from_secs(5);
@@ -20,53 +25,127 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 /// After how long it is logged that a group is still there after a KILL.
 const WORRY: Duration = Duration::from_secs(10);
 
+/// How often the descendants of a supervisor are looked for while each time new ones are found.
+const LOOKS: usize = 100;
+
+/// What a command's processes cannot leave.
+#[derive(Clone, Debug)]
+pub enum Hold {
+    /// Nothing: they are known as long as they stay in the process group.
+    Nothing,
+    /// A control group.
+    Cgroup(Arc<Cgroup>),
+    /// A supervisor: they are its descendants. Its number is the group's.
+    Supervisor(Arc<Supervisor>),
+}
+
 /// The process groups that run.
 #[derive(Clone, Default)]
-pub struct Groups(Arc<Mutex<BTreeSet<Pid>>>);
+pub struct Groups(Arc<Mutex<Entered>>);
 
-/// A process group that runs, until dropped.
+#[derive(Default)]
+struct Entered {
+    running: BTreeMap<Pid, Hold>,
+    /// Control groups in which something is left in the background.
+    left: Vec<Arc<Cgroup>>,
+}
+
+/// The processes of a command that runs, until dropped.
 pub struct Group {
+    /// The number of the agent's child: the command itself, which leads its process group, or its supervisor.
     id: Pid,
+    hold: Hold,
     groups: Groups,
 }
 
 impl Groups {
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<Pid>> {
+    fn lock(&self) -> MutexGuard<'_, Entered> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a group by the number of its leader.
-    pub fn enter(&self, id: Pid) -> Group {
-        self.lock().insert(id);
-        Group { id, groups: self.clone() }
+    /// Notes a group by the number of the agent's child.
+    pub fn enter(&self, id: Pid, hold: Hold) -> Group {
+        let mut entered = self.lock();
+        // What was left in the background may have ended since.
+        entered.left.retain(|cgroup| !cgroup.remove());
+        entered.running.insert(id, hold.clone());
+        Group { id, hold, groups: self.clone() }
     }
 
     /// Kills all of them, at once and without waiting.
     pub fn kill(&self) {
-        for id in self.lock().iter() {
-            let _ = killpg(*id, Signal::SIGKILL);
+        for (id, hold) in &self.lock().running {
+            hold.signal(*id, Signal::SIGKILL);
         }
     }
 
     /// Those that run.
     #[cfg(test)]
     pub fn ids(&self) -> Vec<Pid> {
-        self.lock().iter().copied().collect()
+        self.lock().running.keys().copied().collect()
+    }
+}
+
+impl Hold {
+    /// Sends a signal to each process of a group. That none is left is no error. Blocks.
+    fn signal(&self, id: Pid, signal: Signal) {
+        if let Self::Supervisor(supervisor) = self {
+            return signal_descendants(supervisor, signal);
+        }
+        let _ = killpg(id, signal);
+        if let Self::Cgroup(cgroup) = self {
+            cgroup.signal(signal, (signal != Signal::SIGKILL).then_some(id));
+        }
+    }
+
+    /// Whether any process of a group runs. Blocks.
+    ///
+    /// # Errors
+    /// There is no `/proc`.
+    fn runs(&self, id: Pid) -> io::Result<bool> {
+        // Twice, as one that starts while the other ends can be missed.
+        match self {
+            Self::Supervisor(supervisor) => {
+                let look = || process::descendants(&supervisor.process).map(|found| !found.is_empty());
+                Ok(look()? || look()?)
+            }
+            Self::Cgroup(cgroup) if cgroup.runs() => Ok(true),
+            _ if killpg(id, None) == Err(Errno::ESRCH) => Ok(false),
+            _ => Ok(process::group_runs(id)? || process::group_runs(id)?),
+        }
+    }
+}
+
+/// Sends a signal to each descendant of a supervisor, once; also to those that start while this runs.
+fn signal_descendants(supervisor: &Supervisor, signal: Signal) {
+    let mut reached = HashSet::new();
+    for _ in 0..LOOKS {
+        let found = process::descendants(&supervisor.process).unwrap_or_default();
+        let new: Vec<_> = found.into_iter().filter(|process| reached.insert(*process)).collect();
+        if new.is_empty() {
+            return;
+        }
+        for process in new {
+            let _ = kill(process, signal);
+        }
     }
 }
 
 impl Group {
-    /// Sends a signal to each process of the group. That none is left is no error.
-    fn signal(&self, signal: Signal) {
-        let _ = killpg(self.id, signal);
+    async fn signal(&self, signal: Signal) {
+        let (hold, id) = (self.hold.clone(), self.id);
+        let _ = tokio::task::spawn_blocking(move || hold.signal(id, signal)).await;
     }
 
-    /// Waits until the leader, a child of the agent, has exited. It is left as it is, so that nobody else gets its
-    /// number: until it is waited for, a signal to the group reaches the group and nobody else.
-    pub async fn leader_exited(&self) {
+    /// Waits until the command has exited. The agent's child is left as it is, so that no other process gets its number:
+    /// until [`Self::status`], a signal to the group reaches the group only.
+    pub async fn exited(&self) {
+        if let Hold::Supervisor(supervisor) = &self.hold {
+            return supervisor.command_ended().await;
+        }
         let mut changes = signal(SignalKind::child());
         // Looked at after listening began, so that no exit is missed.
-        while !self.has_leader_exited() {
+        while !self.has_exited() {
             match &mut changes {
                 Ok(changes) => {
                     changes.recv().await;
@@ -76,29 +155,38 @@ impl Group {
         }
     }
 
-    fn has_leader_exited(&self) -> bool {
+    fn has_exited(&self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         waitid(Id::Pid(self.id), flags) != Ok(WaitStatus::StillAlive)
     }
 
+    /// How the command ended. For the time after it exited, or was ended; `child` is the agent's.
+    ///
+    /// # Errors
+    /// It is not known.
+    pub async fn status(&self, child: &mut Child) -> io::Result<ExitStatus> {
+        let Hold::Supervisor(supervisor) = &self.hold else {
+            return child.wait().await;
+        };
+        // What is left below it goes to init.
+        let _ = child.start_kill();
+        let own = child.wait().await;
+        supervisor.status().map_or(own, Ok)
+    }
+
     /// Whether any process of the group runs.
     pub async fn runs(&self) -> bool {
-        if killpg(self.id, None) == Err(Errno::ESRCH) {
-            return false;
-        }
-        let id = self.id;
-        // Twice, as one that starts while the other ends can be missed.
-        let look = move || Ok::<bool, std::io::Error>(process::group_runs(id)? || process::group_runs(id)?);
-        let seen = tokio::task::spawn_blocking(look).await;
+        let (hold, id) = (self.hold.clone(), self.id);
+        let seen = tokio::task::spawn_blocking(move || hold.runs(id)).await;
         // Without `/proc` the leader stands for all.
-        seen.is_ok_and(|seen| seen.unwrap_or_else(|_| !self.has_leader_exited()))
+        seen.is_ok_and(|seen| seen.unwrap_or_else(|_| !self.has_exited()))
     }
 
     /// Ends the group: TERM, and KILL after [`GRACE`]. Returns when none of its processes runs; true where it took KILL.
     pub async fn end(&self) -> bool {
-        self.signal(Signal::SIGTERM);
+        self.signal(Signal::SIGTERM).await;
         // What is stopped takes no TERM.
-        self.signal(Signal::SIGCONT);
+        self.signal(Signal::SIGCONT).await;
         if timeout(GRACE, self.gone(None)).await.is_ok() {
             return false;
         }
@@ -114,7 +202,7 @@ impl Group {
         let mut pause = PAUSES.0;
         while self.runs().await {
             if let Some(signal) = signal {
-                self.signal(signal);
+                self.signal(signal).await;
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
@@ -124,6 +212,12 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.groups.lock().remove(&self.id);
+        let mut entered = self.groups.lock();
+        entered.running.remove(&self.id);
+        if let Hold::Cgroup(cgroup) = &self.hold
+            && !cgroup.remove()
+        {
+            entered.left.push(cgroup.clone());
+        }
     }
 }

@@ -7,6 +7,8 @@ use std::fs;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use crate::account::{Own, only_name};
+
 /// The agent's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -17,6 +19,9 @@ pub struct Facts {
     pub version: &'static str,
     /// How many processes ran or wanted to, on average over the last minute.
     pub load: f64,
+    /// The one account that this agent can run commands as; absent for root, who can use any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_username: Option<String>,
     /// The machine.
     pub info: Info,
     /// The operating system.
@@ -73,8 +78,13 @@ impl Facts {
         info.cpu_logical_cores =
             info.cpu_logical_cores.or_else(|| std::thread::available_parallelism().ok().map(Into::into));
         info.physical_memory = file("/proc/meminfo").and_then(|text| memory(&text));
-        let load = file("/proc/loadavg").and_then(|text| load(&text)).unwrap_or_default();
-        Self { version: VERSION, load, info, os: release.map(|text| os(&text)).unwrap_or_default() }
+        Self {
+            version: VERSION,
+            load: read_load(),
+            default_username: only_name(Own::current()),
+            info,
+            os: release.map(|text| os(&text)).unwrap_or_default(),
+        }
     }
 
     /// The hash of each category that the service may want to compare: SHA-256 of its JSON.
@@ -88,6 +98,11 @@ impl Facts {
             "os": hash(serde_json::to_vec(&self.os)),
         })
     }
+}
+
+/// How many processes run or want to, on average over the last minute; 0 if the host does not say.
+pub fn read_load() -> f64 {
+    fs::read_to_string("/proc/loadavg").ok().and_then(|text| load(&text)).unwrap_or_default()
 }
 
 /// Reads `/proc/loadavg`.

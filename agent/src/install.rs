@@ -312,6 +312,8 @@ const ROOT: &str = "
 # homes fail, PrivateTmp= gives commands a /tmp of their own, CapabilityBoundingSet=, SystemCallFilter=,
 # RestrictNamespaces= and MemoryDenyWriteExecute= break containers, debuggers and run-times. To limit what can be done
 # here, give the agent an account: farhand-agent install --user ACCOUNT.
+# Each command gets a control group below the agent's own, which is the agent's to manage.
+Delegate=yes
 ";
 
 /// Where the agent has an account of its own.
@@ -383,6 +385,7 @@ mod tests {
             "StateDirectory=farhand-agent",
             "StateDirectoryMode=0700",
             "SyslogIdentifier=farhand-agent",
+            "Delegate=yes",
             "[Install]",
             "WantedBy=multi-user.target",
         ];
@@ -392,6 +395,8 @@ mod tests {
     #[test]
     fn the_unit_of_an_account_is_a_sandbox() {
         let (root, own) = (unit(Path::new(CONFIG), None), unit(Path::new(CONFIG), Some("deploy")));
+        // Its sandbox keeps control groups from it.
+        assert!(!settings(&own).contains(&"Delegate=yes"));
         let added: Vec<_> = settings(&own).into_iter().filter(|line| !settings(&root).contains(line)).collect();
         let expected = [
             "User=deploy",
@@ -415,7 +420,7 @@ mod tests {
             "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
         ];
         assert_eq!(added, expected);
-        assert_eq!(settings(&own).len(), settings(&root).len() + expected.len());
+        assert_eq!(settings(&own).len(), settings(&root).len() - 1 + expected.len());
     }
 
     #[test]

@@ -52,6 +52,7 @@ fn told(exit_code: i64, result: String) -> Fin {
         exit_code: Some(exit_code),
         chunks: Some(0),
         output_bytes: None,
+        reason: None,
     }
 }
 

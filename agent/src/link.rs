@@ -29,6 +29,8 @@ const SILENCE: Duration = Duration::from_secs(35 * 60);
 const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long the service has to take an answer, and to answer a close.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// What a 403 means.
+pub const KEY_REFUSED: &str = "the service refuses the key: it is wrong, or the server is deleted";
 /// How long the service has to answer a close.
 pub const CLOSING: Duration = Duration::from_secs(2);
 /// A socket that lived shorter than this was no success: after two of them in a row the next one waits like after a
@@ -138,6 +140,7 @@ async fn dial(client: &Client, features: String) -> Result<WebSocketStream<Strea
         let stream = client.connect().await.map_err(|error| causes(&error))?;
         let dialed = client_async_with_config(request, stream, Some(config)).await;
         dialed.map(|(socket, _)| socket).map_err(|error| match error {
+            Error::Http(response) if response.status().as_u16() == 403 => KEY_REFUSED.to_owned(),
             Error::Http(response) => format!("status {}", response.status().as_u16()),
             error => causes(&error),
         })

@@ -5,11 +5,13 @@
 
 mod account;
 mod agent;
+mod cgroup;
 mod checkin;
 mod client;
 mod config;
 mod group;
 mod host;
+mod host_journal;
 mod install;
 mod internal;
 mod journal;
@@ -17,12 +19,14 @@ mod link;
 mod logging;
 mod memory;
 mod output;
+mod policy;
 mod process;
 mod program;
 mod register;
 mod reports;
 mod run;
 mod status;
+mod supervisor;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -78,7 +82,8 @@ enum Action {
 
 #[derive(Args)]
 struct Run {
-    /// A TOML file with url, id and key, and optionally max_running and state_dir.
+    /// A TOML file with url, id and key, and optionally max_running, state_dir, policy, syslog and allow_plain_http. Each
+    /// flag below is used in place of its key in the file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The workspace's address, such as https://example.farhand.dev.
@@ -94,6 +99,9 @@ struct Run {
     /// that systemd gives, then one beside the file, named as that and ending in .state.
     #[arg(long, value_name = "DIRECTORY")]
     state_dir: Option<PathBuf>,
+    /// The host's policy, in place of /etc/farhand/policy.toml. A file that is named must exist.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
     /// How long running commands may go on after a signal, before they are stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_SECONDS as u32)]
     drain_seconds: u32,
@@ -116,6 +124,9 @@ struct Register {
     /// The agent's file, which is written.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
+    /// Use http to a host other than this one: anybody on the way is then root here.
+    #[arg(long)]
+    allow_plain_http: bool,
     /// Replace a file that is there. The server that it is for stays in its workspace.
     #[arg(long)]
     force: bool,
@@ -256,6 +267,7 @@ fn wait_for<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, Failu
 
 fn do_register(register: Register) -> Result<String, Failure> {
     let service = Service::parse(&register.url)?;
+    service.check_transport(register.allow_plain_http)?;
     let mut warnings: Vec<_> = service.warning().into_iter().collect();
     let token = match register.token_file {
         Some(path) => Some(Secret::new(config::read(&path, &mut warnings)?.trim())),
@@ -294,8 +306,14 @@ fn do_status(look: Look) -> Result<(String, u8), Failure> {
 /// Runs the agent.
 fn serve(run: Run, program: Program) -> ExitCode {
     logging::start(run.verbose);
-    let given =
-        Given { url: run.url, id: run.id, key_file: run.key_file, state_dir: run.state_dir, ..given(run.config) };
+    let given = Given {
+        url: run.url,
+        id: run.id,
+        key_file: run.key_file,
+        state_dir: run.state_dir,
+        policy: run.policy,
+        ..given(run.config)
+    };
     let settings = match Settings::load(given) {
         Ok(settings) => settings,
         Err(error) => return misuse(error),

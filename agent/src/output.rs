@@ -5,8 +5,12 @@
 
 use farhand_domain::output::{MAX_KEPT, MAX_RESULT};
 
-/// The most bytes of text in one chunk.
+/// Bytes of text in a chunk while the service keeps up with the command.
 pub const CHUNK_BYTES: usize = 4 * 1024;
+/// Bytes of text in a chunk while the service is slower than the command: fewer calls carry the same output.
+pub const LARGE_CHUNK_BYTES: usize = 64 * 1024;
+/// Bytes of text that wait to be cut into chunks, before the command has to wait for the service.
+const MAX_WAITING: usize = 4 * 1024 * 1024;
 /// As much of the output's beginning as a cut result keeps, and as much of its end: what
 /// [`farhand_domain::output::result`] keeps.
 const HALF: usize = (MAX_RESULT - 64) / 2;
@@ -59,20 +63,20 @@ impl Decoder {
     }
 }
 
-/// Cuts text into the chunks that are sent, until [`MAX_KEPT`] bytes were.
+/// Cuts text into the chunks that are sent: the first [`MAX_KEPT`] bytes, and one character more.
 #[derive(Default)]
 pub struct Chunker {
     waiting: String,
-    sent: u64,
-    full: bool,
+    taken: u64,
 }
 
 impl Chunker {
-    /// Takes more text.
+    /// Takes more text. What the service does not keep is dropped, except one character: so the service notices the cut.
     pub fn push(&mut self, text: &str) {
-        if !self.full {
-            self.waiting.push_str(text);
-        }
+        let room = (MAX_KEPT + 1).saturating_sub(self.taken);
+        let end = text.ceil_char_boundary(usize::try_from(room).map_or(text.len(), |room| room.min(text.len())));
+        self.taken += end as u64;
+        self.waiting.push_str(&text[..end]);
     }
 
     /// Whether some text waits.
@@ -80,22 +84,28 @@ impl Chunker {
         !self.waiting.is_empty()
     }
 
-    /// The next chunk: one of about [`CHUNK_BYTES`] and never more, or with `all` also what is less. None when there is
-    /// nothing to send, or when enough was sent: the last one is more than the service keeps, so that it knows of the cut.
-    pub fn next(&mut self, all: bool) -> Option<String> {
-        if self.waiting.is_empty() || (!all && self.waiting.len() < CHUNK_BYTES) {
-            return None;
+    /// Whether a whole chunk waits.
+    pub fn has_chunk(&self) -> bool {
+        self.waiting.len() >= CHUNK_BYTES
+    }
+
+    /// Whether more output may be read. If not, the command has to wait for the service.
+    pub fn has_room(&self) -> bool {
+        self.waiting.len() < MAX_WAITING || self.taken > MAX_KEPT
+    }
+
+    /// The next chunk, of at most `limit` bytes; `None` if no text waits.
+    pub fn next(&mut self, limit: usize) -> Option<String> {
+        match self.waiting.floor_char_boundary(limit) {
+            0 => None,
+            end if end == self.waiting.len() => Some(std::mem::take(&mut self.waiting)),
+            end => Some(self.waiting.drain(..end).collect()),
         }
-        let chunk = match self.waiting.floor_char_boundary(CHUNK_BYTES) {
-            end if end == self.waiting.len() => std::mem::take(&mut self.waiting),
-            end => self.waiting.drain(..end).collect(),
-        };
-        self.sent += chunk.len() as u64;
-        if self.sent > MAX_KEPT {
-            self.full = true;
-            self.waiting = String::new();
-        }
-        Some(chunk)
+    }
+
+    /// Drops the text that waits, and all that follows.
+    pub fn close(&mut self) {
+        *self = Self { waiting: String::new(), taken: MAX_KEPT + 1 };
     }
 }
 
@@ -180,9 +190,11 @@ mod tests {
         let mut chunks = Vec::new();
         for piece in pieces {
             chunker.push(piece);
-            chunks.extend(std::iter::from_fn(|| chunker.next(false)));
+            while chunker.has_chunk() {
+                chunks.extend(chunker.next(CHUNK_BYTES));
+            }
         }
-        chunks.extend(std::iter::from_fn(|| chunker.next(true)));
+        chunks.extend(std::iter::from_fn(|| chunker.next(CHUNK_BYTES)));
         chunks
     }
 
@@ -210,16 +222,27 @@ mod tests {
     }
 
     #[test]
-    fn chunks_end_with_the_first_that_is_not_kept() {
+    fn chunks_end_with_the_first_character_that_is_not_kept() {
         let mut chunker = Chunker::default();
-        let piece = "x".repeat(CHUNK_BYTES);
+        let piece = "€".repeat(CHUNK_BYTES);
         let mut sent = 0;
-        for _ in 0..2 * MAX_KEPT as usize / CHUNK_BYTES {
+        for _ in 0..2 * MAX_KEPT as usize / piece.len() {
             chunker.push(&piece);
-            sent += chunker.next(true).map_or(0, |chunk| chunk.len() as u64);
+            sent += std::iter::from_fn(|| chunker.next(LARGE_CHUNK_BYTES)).map(|chunk| chunk.len()).sum::<usize>();
         }
-        assert_eq!(sent, MAX_KEPT + CHUNK_BYTES as u64);
+        assert!((MAX_KEPT as usize + 1..MAX_KEPT as usize + 4).contains(&sent), "{sent}");
         assert!(!chunker.is_waiting());
+    }
+
+    #[test]
+    fn a_command_waits_only_for_output_that_is_kept() {
+        let mut chunker = Chunker::default();
+        chunker.push(&"x".repeat(MAX_WAITING));
+        assert!(!chunker.has_room());
+        chunker.next(LARGE_CHUNK_BYTES);
+        assert!(chunker.has_room());
+        chunker.push(&"x".repeat(MAX_KEPT as usize));
+        assert!(chunker.has_room() && chunker.is_waiting());
     }
 
     #[test]

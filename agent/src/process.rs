@@ -1,4 +1,4 @@
-//! Processes as `/proc` shows them: which one has a number, and who is in a group.
+//! Processes as `/proc` shows them: which one has a number, who is in a group, and who descends from one.
 
 use std::fs;
 use std::io;
@@ -16,24 +16,33 @@ pub struct Identity {
     start: u64,
     /// The kernel's id of the host's start.
     boot: String,
+    /// Whether it is the supervisor of a command, and not the command itself.
+    #[serde(default)]
+    pub is_supervisor: bool,
 }
 
 impl Identity {
     /// Who has the number `pid` now. None where nobody has, or where `/proc` does not tell.
     pub fn of(pid: i32) -> Option<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned();
-        Some(Self { pid, start: Stat::read(pid).ok()?.start, boot })
+        Some(Self { pid, start: Stat::read(pid).ok()?.start, boot, is_supervisor: false })
+    }
+
+    /// The same as a supervisor, or not.
+    pub fn supervising(self, is_supervisor: bool) -> Self {
+        Self { is_supervisor, ..self }
     }
 
     /// Whether this very process is still there. One that ended, and that nobody has waited for yet, is.
     pub fn is_there(&self) -> bool {
-        Self::of(self.pid).as_ref() == Some(self)
+        Self::of(self.pid).is_some_and(|found| found.start == self.start && found.boot == self.boot)
     }
 }
 
 /// What of `/proc/<pid>/stat` matters here.
 struct Stat {
     is_alive: bool,
+    parent: i32,
     group: i32,
     start: u64,
 }
@@ -52,10 +61,28 @@ impl Stat {
         Some(Self {
             // The first thread of a process can end before the others do.
             is_alive: !has_ended || threads > 1,
+            parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             start: fields.get(19)?.parse().ok()?,
         })
     }
+}
+
+/// All processes, by their numbers.
+///
+/// # Errors
+/// There is no `/proc`.
+fn all() -> io::Result<Vec<(i32, Stat)>> {
+    let numbers = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    // One that ended since is none any more.
+    let found: Vec<_> = numbers.filter_map(|pid| Some((pid, Stat::read(pid).ok()?))).collect();
+    // This one at least must be among them.
+    if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
+}
+
+/// Whether `/proc` shows processes on this host.
+pub fn are_shown() -> bool {
+    Stat::read(nix::unistd::getpid().as_raw()).is_ok()
 }
 
 /// Whether a process of the group runs. Those that ended, and that nobody has waited for, do not: in a container there
@@ -64,21 +91,24 @@ impl Stat {
 /// # Errors
 /// There is no `/proc`.
 pub fn group_runs(group: Pid) -> io::Result<bool> {
-    let mut has_processes = false;
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        // One that ended since is none any more.
-        if let Ok(stat) = Stat::read(pid) {
-            has_processes = true;
-            if stat.group == group.as_raw() && stat.is_alive {
-                return Ok(true);
-            }
-        }
+    Ok(all()?.iter().any(|(_, stat)| stat.group == group.as_raw() && stat.is_alive))
+}
+
+/// The descendants of a process that run: none if it has ended itself.
+///
+/// # Errors
+/// There is no `/proc`.
+pub fn descendants(ancestor: &Identity) -> io::Result<Vec<Pid>> {
+    let all = all()?;
+    let is_ancestor = |(pid, stat): &(i32, Stat)| *pid == ancestor.pid && stat.start == ancestor.start && stat.is_alive;
+    let mut tree: Vec<&(i32, Stat)> = all.iter().filter(|process| is_ancestor(process)).collect();
+    let mut next = 0;
+    while let Some((parent, _)) = tree.get(next) {
+        tree.extend(all.iter().filter(|(_, stat)| stat.parent == *parent));
+        next += 1;
     }
-    // This one at least must have been among them.
-    if has_processes { Ok(false) } else { Err(io::ErrorKind::NotFound.into()) }
+    let below = tree.into_iter().skip(1);
+    Ok(below.filter(|(_, stat)| stat.is_alive).map(|(pid, _)| Pid::from_raw(*pid)).collect())
 }
 
 #[cfg(test)]

@@ -95,7 +95,9 @@ impl Made {
     fn file(&self, service: &Service) -> String {
         // Of the three a URL alone can have what TOML takes for something else.
         let url = service.to_string().replace('\\', "\\\\").replace('"', "\\\"");
-        format!("url = \"{url}\"\nid = \"{}\"\nkey = \"{}\"\n", self.id, self.key.expose())
+        // The registration was allowed over it, and the agent would refuse to start otherwise.
+        let plain_http = if service.is_open() { "allow_plain_http = true\n" } else { "" };
+        format!("url = \"{url}\"\nid = \"{}\"\nkey = \"{}\"\n{plain_http}", self.id, self.key.expose())
     }
 }
 
@@ -298,7 +300,11 @@ mod tests {
         let id = "01936d3e-7a00-7000-8000-000000000000";
         let made = Made::read(&json!({"id": id, "key": "sesame", "name": "web-1"})).unwrap();
         let service = Service::parse("https://a.example/base/").unwrap();
-        assert_eq!(made.file(&service), format!("url = \"https://a.example/base\"\nid = \"{id}\"\nkey = \"sesame\"\n"));
+        let file = format!("url = \"https://a.example/base\"\nid = \"{id}\"\nkey = \"sesame\"\n");
+        assert_eq!(made.file(&service), file);
+        let plain = Service::parse("http://a.example").unwrap();
+        let file = format!("url = \"http://a.example\"\nid = \"{id}\"\nkey = \"sesame\"\nallow_plain_http = true\n");
+        assert_eq!(made.file(&plain), file);
         for bad in [
             json!(null),
             json!({"id": id, "name": "a"}),

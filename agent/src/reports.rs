@@ -11,8 +11,8 @@
 //! Before a command is acknowledged, and before its end is sent, that is in the agent's memory; after a restart what was
 //! not taken by the service is sent from there.
 //!
-//! A command's output waits in a queue of a few chunks. When that is full, its reader waits, then the pipe is full, and
-//! then the command itself waits: a slow service costs time and not memory.
+//! A command's output waits in a queue of a few chunks, and behind it in a buffer of bounded size. When both are full,
+//! the command waits for the service, until all the output that the service keeps is read.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -45,8 +45,8 @@ const LATE_TIMEOUT: Duration = Duration::from_secs(30);
 const AWAY_PAUSE: Duration = Duration::from_secs(5);
 /// The pause between tries while the agent is about to exit.
 const FLUSH_PAUSE: Duration = Duration::from_millis(500);
-/// How many chunks of one command wait to be sent.
-pub const QUEUE: usize = 16;
+/// How many chunks of one command wait to be sent. Few, so that chunks grow soon if the service is slow.
+pub const QUEUE: usize = 4;
 /// How many fins wait to be sent.
 const MAX_FINS: usize = 1_000;
 /// How large all waiting fins are together, in bytes; beyond that a new one is shortened.
@@ -467,6 +467,7 @@ mod tests {
             exit_code: Some(exit_code),
             chunks: None,
             output_bytes: None,
+            reason: None,
         }
     }
 

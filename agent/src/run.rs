@@ -6,21 +6,28 @@
 //! it is empty after [`LINGER`]; then the pipe is closed, and a process that still writes into it gets SIGPIPE.
 //!
 //! A command that is killed, or whose time is over, ends when no process of its group runs any more, those in the
-//! background included.
+//! background included: all that the command started. The agent finds them in a control group if it can create one, else
+//! below a supervisor (supervisor.rs).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CString;
+use std::fs::{File, OpenOptions, Permissions};
 use std::future::pending;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
 use std::os::unix::net::UnixStream as Socket;
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farhand_domain::wire::{Chunk, FEATURE_KILL, FEATURE_REPLAY, Fin, Order};
+use farhand_domain::output::sha256;
+use farhand_domain::wire::{
+    Chunk, FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_REPLAY, FEATURE_SCRIPT, FEATURE_STDIN, Fin, Order, Script,
+};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -36,15 +43,19 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::account::{self, Account, Own};
-use crate::group::{Group, Groups};
+use crate::cgroup::{self, Cgroup, Cgroups};
+use crate::group::{Group, Groups, Hold};
+use crate::host_journal::HostJournal;
 use crate::internal;
 use crate::journal::Stage;
 use crate::link::Commands;
 use crate::memory::{Memory, Noted};
-use crate::output::{Chunker, Decoder, Kept};
-use crate::process::Identity;
+use crate::output::{CHUNK_BYTES, Chunker, Decoder, Kept, LARGE_CHUNK_BYTES};
+use crate::policy::PolicyFile;
+use crate::process::{self, Identity};
 use crate::program::Program;
 use crate::reports::{Report, Reporter, Reports, Transport};
+use crate::supervisor::{self, Supervisor};
 
 /// How many commands wait while as many run as may.
 pub const QUEUE: usize = 200;
@@ -63,6 +74,8 @@ const LEFT_OVER: u64 = 1024 * 1024;
 const SETTLING: Duration = Duration::from_secs(5);
 /// How many bytes of a pipe are read at once: what fits into it.
 const READ: usize = 64 * 1024;
+/// How often, and how far apart, what an agent before this one left in a control group is killed until none of it runs.
+const LEFTOVER_KILLS: (usize, Duration) = (100, Duration::from_millis(20));
 /// Where programs are looked for.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -74,6 +87,12 @@ const NOT_FOUND: i64 = 127;
 const TIMED_OUT: i64 = 124;
 /// The exit codes of a command that was ended by TERM and by KILL; as of a shell.
 const TERMINATED: (i64, i64) = (143, 137);
+
+/// The shell of orders that run a program of the host.
+const SYSTEM: &str = "system";
+/// Added to the error of a new process that cannot enter its directory: it has nothing but a number to report an error
+/// with, and the kernel's are all smaller.
+const CANNOT_ENTER: i32 = 10_000;
 
 /// When the agent ends: first no more commands come, then it begins no more of those that wait, later those that still
 /// run are stopped.
@@ -192,6 +211,19 @@ impl Queue {
     }
 }
 
+/// What this host says about the commands that run here.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// Who the agent runs as.
+    pub own: Own,
+    /// What the host allows.
+    pub policy: PolicyFile,
+    /// Where the host records commands.
+    pub journal: HostJournal,
+    /// Where commands get control groups.
+    pub cgroups: Cgroups,
+}
+
 /// Takes commands and runs them.
 pub struct Runner<T> {
     queue: Arc<Queue>,
@@ -199,6 +231,7 @@ pub struct Runner<T> {
     groups: Groups,
     tasks: TaskTracker,
     program: Arc<Program>,
+    site: Arc<Site>,
     restarting: CancellationToken,
 }
 
@@ -206,13 +239,14 @@ impl<T: Transport> Runner<T> {
     /// A runner of at most `max_running` commands at once, in a process of `program`.
     pub fn new(
         max_running: usize,
-        own: Own,
+        site: Site,
         reports: Reports<T>,
         groups: Groups,
         ending: Ending,
         program: Program,
     ) -> Self {
         let queue = Arc::new(Queue::default());
+        let site = Arc::new(site);
         let tasks = TaskTracker::new();
         let runner = Self {
             queue: queue.clone(),
@@ -220,6 +254,7 @@ impl<T: Transport> Runner<T> {
             groups: groups.clone(),
             tasks: tasks.clone(),
             program: Arc::new(program),
+            site: site.clone(),
             restarting: ending.restarting.clone(),
         };
         let memory = runner.reports.memory().clone();
@@ -238,11 +273,11 @@ impl<T: Transport> Runner<T> {
                     () = ending.draining.cancelled() => break,
                     job = queue.next() => job,
                 };
-                let (queue, groups, memory) = (queue.clone(), groups.clone(), memory.clone());
+                let (queue, groups, memory, site) = (queue.clone(), groups.clone(), memory.clone(), site.clone());
                 let stops = Stops { stopping: ending.stopping.clone(), killed };
                 running.spawn(async move {
                     noted.wait().await;
-                    let fin = execute(&order, own, &groups, &stops, &memory, reporter.queue()).await;
+                    let fin = execute(&order, &site, &groups, &stops, &memory, reporter.queue()).await;
                     // The place is for the process, and not for its reports.
                     drop(place);
                     queue.done(order.id);
@@ -274,8 +309,10 @@ impl<T: Transport> Runner<T> {
                 }
                 Stage::Started(process) => {
                     let (reporter, groups) = (self.reports.begin(id, Noted::already()), self.groups.clone());
+                    let cgroup = self.site.cgroups.left(id);
                     self.tasks.spawn(async move {
-                        let was_there = end_leftover(process, &groups).await;
+                        let was_there = end_leftover(process, cgroup, &groups).await;
+                        drop(ScriptFile(ScriptFile::path(id)));
                         log::warn!("command {id}: the agent died while it ran");
                         reporter.fin(lost(was_there)).await;
                     });
@@ -298,9 +335,14 @@ impl<T: Transport> Runner<T> {
     /// Does a built-in.
     fn run_built_in(&self, order: Order, reporter: Reporter, noted: Noted) {
         let (program, restarting) = (self.program.clone(), self.restarting.clone());
-        let memory = self.reports.memory().clone();
+        let (memory, site) = (self.reports.memory().clone(), self.site.clone());
         self.tasks.spawn(async move {
             noted.wait().await;
+            let admitted = order.clone();
+            let admitted = tokio::task::spawn_blocking(move || site.admit_internal(&admitted)).await;
+            if let Err(why) = admitted.unwrap_or_else(|error| Err(error.to_string())) {
+                return end(reporter, &order, failure(REFUSED, why)).await;
+            }
             let done = internal::run(&order.line, &program, memory.is_sound()).await;
             end(reporter, &order, done.fin).await;
             if done.restarts {
@@ -377,21 +419,36 @@ impl<T: Transport> Commands for Runner<T> {
     }
 
     fn features(&self) -> String {
-        if self.reports.memory().is_sound() {
-            format!("{FEATURE_KILL}, {FEATURE_REPLAY}")
-        } else {
-            FEATURE_KILL.to_owned()
-        }
+        let replay = self.reports.memory().is_sound().then_some(FEATURE_REPLAY);
+        let features = [FEATURE_KILL].into_iter().chain(replay);
+        features.chain([FEATURE_ARGV, FEATURE_SCRIPT, FEATURE_STDIN, FEATURE_CWD]).collect::<Vec<_>>().join(", ")
     }
 }
 
-/// Ends what is left of a command that an agent before this one ran; false where that is not there any more, or cannot be
+/// Ends what is left of a command that an agent before this one ran; false if that is not there any more, or cannot be
 /// told from others.
-async fn end_leftover(process: Option<Identity>, groups: &Groups) -> bool {
+async fn end_leftover(process: Option<Identity>, cgroup: Option<Cgroup>, groups: &Groups) -> bool {
     let Some(process) = process.filter(Identity::is_there) else {
-        return false;
+        // What left the process group is still in the control group, which has the command's own name.
+        let Some(cgroup) = cgroup.filter(Cgroup::runs) else {
+            return false;
+        };
+        for _ in 0..LEFTOVER_KILLS.0 {
+            cgroup.signal(Signal::SIGKILL, None);
+            tokio::time::sleep(LEFTOVER_KILLS.1).await;
+            if !cgroup.runs() {
+                break;
+            }
+        }
+        return true;
     };
-    groups.enter(Pid::from_raw(process.pid)).end().await;
+    let id = Pid::from_raw(process.pid);
+    let hold = match cgroup {
+        _ if process.is_supervisor => Hold::Supervisor(Arc::new(Supervisor::new(process.clone(), None))),
+        Some(cgroup) => Hold::Cgroup(Arc::new(cgroup)),
+        None => Hold::Nothing,
+    };
+    groups.enter(id, hold).end().await;
     true
 }
 
@@ -401,15 +458,16 @@ async fn end(reporter: Reporter, order: &Order, fin: Fin) {
     reporter.fin(fin).await;
 }
 
-/// The end of a command that was never run.
-fn failure(exit_code: i64, result: impl Into<String>) -> Fin {
+/// The end of a command that was never run, and why.
+fn failure(exit_code: i64, reason: impl Into<String>) -> Fin {
     Fin {
         success: false,
-        result: Some(result.into()),
+        result: Some(String::new()),
         elapsed_time: Some(0.0),
         exit_code: Some(exit_code),
         chunks: Some(0),
         output_bytes: None,
+        reason: Some(reason.into()),
     }
 }
 
@@ -421,7 +479,15 @@ fn stopped_before() -> Fin {
 fn lost(was_there: bool) -> Fin {
     let rest = if was_there { "What was left of it was killed." } else { "How it ended is not known." };
     let result = Some(format!("The agent died while the command ran. {rest}"));
-    Fin { success: false, result, elapsed_time: None, exit_code: Some(TERMINATED.1), chunks: None, output_bytes: None }
+    Fin {
+        success: false,
+        result,
+        elapsed_time: None,
+        exit_code: Some(TERMINATED.1),
+        chunks: None,
+        output_bytes: None,
+        reason: None,
+    }
 }
 
 /// What ends a command before it ends by itself.
@@ -463,10 +529,10 @@ impl Stops {
 }
 
 /// Runs a command and tells its end. Chunks of its output go to `chunks` meanwhile. When one of `stops` comes, or the
-/// order's timeout is over, its process group is ended: TERM, and KILL after [`crate::group::GRACE`].
+/// order's timeout is over, all its processes are ended: TERM, and KILL after [`crate::group::GRACE`].
 pub async fn execute(
     order: &Order,
-    own: Own,
+    site: &Site,
     groups: &Groups,
     stops: &Stops,
     memory: &Memory,
@@ -483,15 +549,15 @@ pub async fn execute(
         _ => return failure(REFUSED, "The timeout is not a number of seconds above 0."),
     };
     let began = Instant::now();
-    let (mut child, output) = match start(order, own, memory).await {
+    let Started { mut child, output, hold, script: _script } = match start(order, site, memory).await {
         Ok(started) => started,
         Err(refusal) => return refusal,
     };
-    let Some(id) = child.id().and_then(|id| i32::try_from(id).ok()) else {
+    let Some(id) = child_id(&child) else {
         return failure(REFUSED, "The command could not be started.");
     };
     // It called setsid, so its process group has its number.
-    let group = groups.enter(Pid::from_raw(id));
+    let group = groups.enter(id, hold);
     let reading = Reading {
         exited: CancellationToken::new(),
         hasty: stops.stopping.child_token(),
@@ -499,12 +565,13 @@ pub async fn execute(
         over: CancellationToken::new(),
     };
     let supervise = async {
-        let why = supervise(&group, stops, limit, &reading).await;
+        let (why, ended_at) = supervise(&group, stops, limit, &reading).await;
         // Only now, as its number stands for the group.
-        (child.wait().await, why)
+        (group.status(&mut child).await, why, ended_at)
     };
     let (ended, (mut kept, count)) = tokio::join!(supervise, pump(output, chunks, &reading));
-    let (exit_code, note) = match ended {
+    let (status, why, ended_at) = ended;
+    let (exit_code, note) = match (status, why) {
         (_, Some((why, is_killed))) => why.tell(is_killed),
         (Ok(status), None) => (exit_code(status), None),
         (Err(error), None) => (REFUSED, Some(format!("The exit code is not known: {error}."))),
@@ -516,11 +583,16 @@ pub async fn execute(
     Fin {
         success: exit_code == 0,
         result: Some(kept.finish()),
-        elapsed_time: Some(began.elapsed().as_secs_f64()),
+        elapsed_time: Some(ended_at.duration_since(began).as_secs_f64()),
         exit_code: Some(exit_code),
         chunks: Some(count),
         output_bytes: Some(output_bytes),
+        reason: None,
     }
+}
+
+fn child_id(child: &Child) -> Option<Pid> {
+    child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw)
 }
 
 /// What a shell would call the end of a process.
@@ -555,59 +627,73 @@ struct Reading {
     over: CancellationToken,
 }
 
-/// Waits until the leader of a group has exited and the output is read; or ends the group when there is a reason to, and
-/// tells it, with whether it took KILL.
-async fn supervise(group: &Group, stops: &Stops, limit: Option<u64>, reading: &Reading) -> Option<(Why, bool)> {
+/// Waits until a command has exited and its output is sent, or ends its processes when there is a reason to.
+/// Returns that reason, with whether it took KILL, and when the command ended: sending its output takes longer.
+async fn supervise(
+    group: &Group,
+    stops: &Stops,
+    limit: Option<u64>,
+    reading: &Reading,
+) -> (Option<(Why, bool)>, Instant) {
     let why = tokio::select! {
         biased;
-        () = group.leader_exited() => None,
+        () = group.exited() => None,
         why = stops.first(limit) => Some(why),
     };
     let why = match why {
         Some(why) => why,
         None => {
+            let ended_at = Instant::now();
             reading.exited.cancel();
             // What is in the background is not waited for, but as long as it is read it is part of the command.
             tokio::select! {
                 biased;
-                () = reading.over.cancelled() => return None,
+                () = reading.over.cancelled() => return (None, ended_at),
                 () = stops.killed.cancelled() => {}
             }
             if !group.runs().await {
                 reading.hasty.cancel();
-                return None;
+                return (None, ended_at);
             }
             Why::Killed
         }
     };
     let is_killed = group.end().await;
+    let ended_at = Instant::now();
     reading.exited.cancel();
     reading.hasty.cancel();
     tokio::select! {
         () = reading.over.cancelled() => {}
         () = sleep(SETTLING) => reading.dropping.cancel(),
     }
-    Some((why, is_killed))
+    (Some((why, is_killed)), ended_at)
 }
 
-/// Reads the output to its end, sends it in chunks, and tells what is kept of it and how many chunks there were.
+/// Reads the output to its end and sends it in chunks. Returns what is kept of it and the number of chunks.
 async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, reading: &Reading) -> (Kept, u32) {
     let mut bytes = vec![0; READ];
     let mut text = String::new();
     let (mut decoder, mut chunker, mut kept) = (Decoder::default(), Chunker::default(), Kept::default());
-    let mut sending = Sending { chunks, dropping: &reading.dropping, count: 0, is_over: false };
-    // When what waits is sent.
+    let mut count = 0;
+    // When text that waits is sent, even if it is less than a chunk.
     let mut flush_at = Instant::now();
     // Since the process has exited: until when the pipe is read on, and how much came.
     let mut until: Option<Instant> = None;
     let mut quiet_at = Instant::now();
     let mut left_over: u64 = 0;
     loop {
-        let is_flush;
+        let is_late = chunker.is_waiting() && flush_at <= Instant::now();
+        let hurries = chunker.is_waiting() && reading.dropping.is_cancelled();
         tokio::select! {
-            // What is there is read first, so that time alone never cuts it off.
+            // Sent first, as reading may never pause. Read before any timer counts, so that time alone never cuts
+            // off what is there.
             biased;
-            read = output.read(&mut bytes) => {
+            room = chunks.reserve(), if is_late || chunker.has_chunk() || hurries => {
+                send(room, chunks, &mut chunker, &mut count);
+                flush_at = Instant::now() + FLUSH;
+            }
+            () = reading.dropping.cancelled(), if chunker.is_waiting() => chunker.close(),
+            read = output.read(&mut bytes), if chunker.has_room() => {
                 // An error on a pipe cannot be helped: it is its end.
                 let Ok(count @ 1..) = read else { break };
                 let now = Instant::now();
@@ -618,7 +704,6 @@ async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, reading
                 chunker.push(&text);
                 kept.push(&text);
                 text.clear();
-                is_flush = now >= flush_at;
                 if let Some(until) = until {
                     left_over += count as u64;
                     quiet_at = (now + QUIET).min(until.max(now));
@@ -633,56 +718,45 @@ async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, reading
             () = reading.exited.cancelled(), if until.is_none() => {
                 let now = Instant::now();
                 (until, quiet_at) = (Some(now + LINGER), now + QUIET);
-                continue;
             }
-            () = sleep_until(quiet_at), if until.is_some() => break,
+            // What is in the pipe is not cut off while it waits for room.
+            () = sleep_until(quiet_at), if until.is_some() && chunker.has_room() => break,
             () = reading.hasty.cancelled(), if until.is_some_and(|until| until > Instant::now()) => {
                 // There is no time to wait for what others may still write.
                 let now = Instant::now();
                 (until, quiet_at) = (Some(now), now + FLUSH);
-                continue;
             }
-            () = sleep_until(flush_at), if chunker.is_waiting() => is_flush = true,
-        }
-        while let Some(content) = chunker.next(is_flush) {
-            sending.send(content).await;
+            () = sleep_until(flush_at), if chunker.is_waiting() && !is_late => {}
         }
     }
     decoder.finish(&mut text);
     chunker.push(&text);
     kept.push(&text);
-    while let Some(content) = chunker.next(true) {
-        sending.send(content).await;
-    }
-    reading.over.cancel();
-    (kept, sending.count)
-}
-
-/// Where the chunks of a command go.
-struct Sending<'a> {
-    chunks: &'a mpsc::Sender<Report>,
-    dropping: &'a CancellationToken,
-    /// How many there were.
-    count: u32,
-    is_over: bool,
-}
-
-impl Sending<'_> {
-    /// Queues a chunk, when there is room for it. Once output is dropped rather than waited with, none follows the first
-    /// that found no room: an end is better than a gap.
-    async fn send(&mut self, content: String) {
-        if self.is_over {
-            return;
-        }
-        let chunk = Report::Chunk(Chunk { seq: self.count, content });
+    while chunker.is_waiting() {
         tokio::select! {
             biased;
-            room = self.chunks.reserve() => if let Ok(room) = room {
-                room.send(chunk);
-                self.count += 1;
-            },
-            () = self.dropping.cancelled() => self.is_over = true,
+            room = chunks.reserve() => send(room, chunks, &mut chunker, &mut count),
+            () = reading.dropping.cancelled() => chunker.close(),
         }
+    }
+    reading.over.cancel();
+    (kept, count)
+}
+
+/// Queues the next chunk: a large one if others wait before it.
+fn send(
+    room: Result<mpsc::Permit<'_, Report>, mpsc::error::SendError<()>>,
+    chunks: &mpsc::Sender<Report>,
+    chunker: &mut Chunker,
+    count: &mut u32,
+) {
+    // Without a receiver there is nothing to report to.
+    let Ok(room) = room else { return chunker.close() };
+    // The permit itself is one place.
+    let limit = if chunks.capacity() + 1 < chunks.max_capacity() { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
+    if let Some(content) = chunker.next(limit) {
+        room.send(Report::Chunk(Chunk { seq: *count, content }));
+        *count += 1;
     }
 }
 
@@ -690,12 +764,12 @@ impl Sending<'_> {
 ///
 /// # Errors
 /// The end of a command that cannot be run.
-async fn start(order: &Order, own: Own, memory: &Memory) -> Result<(Child, pipe::Receiver), Fin> {
+async fn start(order: &Order, site: &Site, memory: &Memory) -> Result<Started, Fin> {
     let failed = || failure(REFUSED, "The command could not be started.");
     let (door, gate) = Gate::new(memory).map_err(|_| failed())?.unzip();
-    let for_start = order.clone();
+    let (for_start, site) = (order.clone(), site.clone());
     // Account databases and home directories may be far away, and must not make everything else wait.
-    let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, own, door));
+    let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, &site, door));
     let opened = async {
         if let Some(gate) = gate {
             gate.open(order.id, memory).await;
@@ -707,6 +781,16 @@ async fn start(order: &Order, own: Own, memory: &Memory) -> Result<(Child, pipe:
         started = &mut started => started.unwrap_or_else(|_| Err(failed())),
         () = opened => Err(failed()),
     }
+}
+
+/// A process that runs a command.
+struct Started {
+    child: Child,
+    output: pipe::Receiver,
+    /// What it cannot leave.
+    hold: Hold,
+    /// The script that it runs.
+    script: Option<ScriptFile>,
 }
 
 /// What a new process waits at, between fork and exec, until it is noted. It dies there when the agent dies.
@@ -726,11 +810,14 @@ impl Gate {
     /// Waits for the process, notes it, and lets it go on.
     async fn open(mut self, id: Uuid, memory: &Memory) {
         let mut number = [0; size_of::<i32>()];
-        if self.0.read_exact(&mut number).await.is_err() {
+        let mut is_supervisor = [0];
+        if self.0.read_exact(&mut number).await.is_err() || self.0.read_exact(&mut is_supervisor).await.is_err() {
             // It ended before it came here.
             return;
         }
-        memory.started(id, Identity::of(i32::from_ne_bytes(number))).wait().await;
+        let process = Identity::of(i32::from_ne_bytes(number));
+        let process = process.map(|process| process.supervising(is_supervisor != [0]));
+        memory.started(id, process).wait().await;
         // Where nobody is there any more, nobody has to go on.
         let _ = self.0.write_all(&[1]).await;
         // Kept open until the process is through.
@@ -739,7 +826,7 @@ impl Gate {
 }
 
 /// The process's side of [`Gate::open`]. Makes system calls only.
-fn pass(gate: &OwnedFd, agent: Pid) -> nix::Result<()> {
+fn pass(gate: &OwnedFd, agent: Pid, is_supervisor: bool) -> nix::Result<()> {
     use nix::sys::prctl::set_pdeathsig;
     set_pdeathsig(Signal::SIGKILL)?;
     // The agent may have died before it was asked for.
@@ -747,6 +834,7 @@ fn pass(gate: &OwnedFd, agent: Pid) -> nix::Result<()> {
         return Err(Errno::ESRCH);
     }
     nix::unistd::write(gate.as_fd(), &nix::unistd::getpid().as_raw().to_ne_bytes())?;
+    nix::unistd::write(gate.as_fd(), &[u8::from(is_supervisor)])?;
     let mut go = [0];
     loop {
         match nix::unistd::read(gate.as_fd(), &mut go) {
@@ -758,36 +846,143 @@ fn pass(gate: &OwnedFd, agent: Pid) -> nix::Result<()> {
     }
 }
 
+impl Site {
+    /// Finds the account of a command, and records the command in the host's journal. Blocks.
+    ///
+    /// # Errors
+    /// Why this host refuses the command, in a sentence.
+    fn admit(&self, order: &Order) -> Result<Account, String> {
+        let admitted = self.policy.read().and_then(|policy| {
+            let account = account::resolve(&order.user, &order.group, self.own)?;
+            policy.check(order, account.uid)?;
+            Ok(account)
+        });
+        self.journal.write(order, admitted.as_ref().err().map(String::as_str));
+        admitted
+    }
+
+    /// The same for a built-in, which has no account. Blocks.
+    fn admit_internal(&self, order: &Order) -> Result<(), String> {
+        let admitted = self.policy.read().and_then(|policy| policy.check_internal(&order.line));
+        self.journal.write(order, admitted.as_ref().err().map(String::as_str));
+        admitted
+    }
+}
+
+/// A script in a file of its own, which is removed when this is dropped.
+struct ScriptFile(PathBuf);
+
+impl ScriptFile {
+    /// Where the script of a command is.
+    fn path(id: Uuid) -> PathBuf {
+        std::env::temp_dir().join(format!("farhand-{id}.script"))
+    }
+
+    /// Writes a script that only `account` can read.
+    fn write(id: Uuid, script: &Script, account: &Account) -> io::Result<Self> {
+        let path = Self::path(id);
+        // Never one that is there already: in a folder that all accounts can write to, it could be a link.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let written = Self(path);
+        file.write_all(script.body.as_bytes())?;
+        file.set_permissions(Permissions::from_mode(0o700))?;
+        if let Some(switch) = &account.switch {
+            fchown(&file, Some(switch.uid.as_raw()), Some(switch.gid.as_raw()))?;
+        }
+        Ok(written)
+    }
+}
+
+impl Drop for ScriptFile {
+    fn drop(&mut self) {
+        // The command can have removed it itself.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// Starts the process of a command. It waits at `gate`, if there is one. Blocks.
 ///
 /// # Errors
 /// The end of a command that cannot be run.
-fn prepare(order: &Order, own: Own, gate: Option<OwnedFd>) -> Result<(Child, pipe::Receiver), Fin> {
-    let mut command = match order.shell.as_str() {
-        "system" if order.allow_sh => {
-            let mut command = Command::new("/bin/sh");
-            command.arg("-c").arg(&order.line);
-            command
+fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<Started, Fin> {
+    let refused = |why: String| failure(REFUSED, why);
+    let account = site.admit(order).map_err(refused)?;
+    if order.shell != SYSTEM {
+        return Err(refused("This agent has no such shell.".to_owned()));
+    }
+    let blanks = |text: &str| text.split_ascii_whitespace().map(str::to_owned).collect();
+    let mut script = None;
+    let words: Vec<String> = match order {
+        Order { script: Some(found), .. } => {
+            if !sha256(&found.body).eq_ignore_ascii_case(&found.sha256) {
+                return Err(refused("The script is not the one that its SHA-256 names.".to_owned()));
+            }
+            let file = ScriptFile::write(order.id, found, &account)
+                .map_err(|error| refused(format!("The script could not be written: {error}.")))?;
+            let path = file.0.to_string_lossy().into_owned();
+            script = Some(file);
+            let mut words: Vec<String> = blanks(&found.interpreter);
+            if !words.is_empty() {
+                words.push(path);
+            }
+            words
         }
-        "system" => {
-            let mut words = order.line.split_ascii_whitespace();
-            let program = words.next().ok_or_else(|| failure(NOT_FOUND, "The line is empty."))?;
-            let mut command = Command::new(program);
-            command.args(words);
-            command
-        }
-        _ => return Err(failure(REFUSED, "This agent has no such shell.")),
+        Order { argv: Some(words), .. } => words.clone(),
+        Order { allow_sh: true, line, .. } => vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()],
+        Order { line, .. } => blanks(line),
     };
-    let account = account::resolve(&order.user, &order.group, own).map_err(|why| failure(REFUSED, why))?;
-    set_environment(&mut command, &account, order).map_err(|why| failure(REFUSED, why))?;
-    spawn(command, account, gate).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            let program =
-                if order.allow_sh { "/bin/sh" } else { order.line.split_ascii_whitespace().next().unwrap_or("") };
+    let (program, arguments) = words.split_first().ok_or_else(|| failure(NOT_FOUND, "No program is named."))?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    set_environment(&mut command, &account, order).map_err(refused)?;
+    let places = Places {
+        input: order.stdin.as_deref().map(input).transpose().map_err(|_| refused("The input does not fit.".into()))?,
+        cgroup: site.cgroups.create(order.id),
+        directory: order
+            .cwd
+            .as_deref()
+            .map(CString::new)
+            .transpose()
+            .map_err(|_| refused("The directory's name has a NUL.".to_owned()))?,
+        gate,
+    };
+    let started = spawn(command, account, places).map_err(|error| match (error.raw_os_error(), &order.cwd) {
+        (Some(code @ CANNOT_ENTER..), Some(cwd)) => {
+            let why = io::Error::from_raw_os_error(code - CANNOT_ENTER);
+            refused(format!("The directory {cwd} cannot be entered as {}: {why}.", order.user))
+        }
+        _ if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             failure(NOT_FOUND, format!("{program}: not found"))
         }
-        _ => failure(REFUSED, format!("The command could not be started: {error}.")),
-    })
+        _ => refused(format!("The command could not be started: {error}.")),
+    })?;
+    Ok(Started { script, ..started })
+}
+
+/// A file with a command's input, which has no name.
+fn input(text: &str) -> io::Result<File> {
+    // SAFETY: a system call with a constant name; what it returns is checked before it counts as a file.
+    let fd = unsafe { libc::memfd_create(c"stdin".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, and nothing else has it.
+    let mut file = unsafe { File::from_raw_fd(fd) };
+    file.write_all(text.as_bytes())?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file)
+}
+
+/// Where a command runs, and what it starts with.
+struct Places {
+    /// Its input, if it has any.
+    input: Option<File>,
+    /// Its control group, if it gets one.
+    cgroup: Option<Cgroup>,
+    /// Its directory, if it is not the account's home.
+    directory: Option<CString>,
+    /// What it waits at before it executes anything.
+    gate: Option<OwnedFd>,
 }
 
 /// Gives a command the environment of a fresh login, and what the order adds.
@@ -813,16 +1008,33 @@ fn set_environment(command: &mut Command, account: &Account, order: &Order) -> R
     Ok(())
 }
 
-/// Starts a process in a session of its own, as `account` and in its home, with both outputs going into one pipe.
-fn spawn(mut command: Command, account: Account, gate: Option<OwnedFd>) -> io::Result<(Child, pipe::Receiver)> {
+/// Starts a process in a session of its own, as `account`, with both outputs going into one pipe.
+fn spawn(mut command: Command, account: Account, places: Places) -> io::Result<Started> {
+    let Places { input, cgroup, directory, gate } = places;
+    let door = cgroup.as_ref().map(Cgroup::door).transpose()?;
+    // Without `/proc` the agent could not find what is below a supervisor.
+    let supervision = (cgroup.is_none() && process::are_shown()).then(io::pipe).transpose()?;
+    let (report, told) = supervision.map(|(reader, writer)| (reader, OwnedFd::from(writer))).unzip();
+    let report = report.map(|reader| pipe::Receiver::from_owned_fd(OwnedFd::from(reader))).transpose()?;
     // One pipe, as two would lose the order of what comes out of them.
     let (reader, writer) = io::pipe()?;
     let output = pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?;
-    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    command.stdin(input.map_or_else(Stdio::null, Stdio::from)).stdout(writer.try_clone()?).stderr(writer);
     let home = CString::new(account.home.as_os_str().as_bytes()).unwrap_or_default();
     let agent = nix::unistd::getpid();
     let become_account = move || {
         nix::unistd::setsid()?;
+        if let Some(told) = &told {
+            if let Some(gate) = &gate {
+                pass(gate, agent, true)?;
+            }
+            supervisor::part(told)?;
+            nix::unistd::setsid()?;
+        }
+        // As the agent: the account must not be able to enter other groups.
+        if let Some(door) = &door {
+            cgroup::enter(door)?;
+        }
         if let Some(switch) = &account.switch {
             // In this order: without the user's rights there would be no right to change the groups.
             nix::unistd::setgroups(&switch.groups)?;
@@ -834,12 +1046,15 @@ fn spawn(mut command: Command, account: Account, gate: Option<OwnedFd>) -> io::R
         // SAFETY: a system call on numbers.
         unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
         // As the account, which may be the only one that can enter it.
-        if nix::unistd::chdir(home.as_c_str()).is_err() {
-            nix::unistd::chdir(c"/")?;
+        match &directory {
+            Some(directory) => nix::unistd::chdir(directory.as_c_str())
+                .map_err(|error| io::Error::from_raw_os_error(CANNOT_ENTER + error as i32))?,
+            None if nix::unistd::chdir(home.as_c_str()).is_err() => nix::unistd::chdir(c"/")?,
+            None => {}
         }
         // Last of all, as becoming another user forgets what is to happen when the agent dies.
-        if let Some(gate) = &gate {
-            pass(gate, agent)?;
+        if let (Some(gate), None) = (&gate, &told) {
+            pass(gate, agent, false)?;
         }
         Ok(())
     };
@@ -847,7 +1062,16 @@ fn spawn(mut command: Command, account: Account, gate: Option<OwnedFd>) -> io::R
     // before, and an errno becomes an error without allocation.
     unsafe { command.pre_exec(become_account) };
     // With `command` the agent's own ends of the pipe's writing side are dropped, so it ends with the last process.
-    Ok((command.spawn()?, output))
+    let child = command.spawn()?;
+    let hold = match (cgroup, report) {
+        (Some(cgroup), _) => Hold::Cgroup(Arc::new(cgroup)),
+        (None, Some(report)) => {
+            let process = child_id(&child).and_then(|id| Identity::of(id.as_raw())).ok_or(Errno::ESRCH)?;
+            Hold::Supervisor(Arc::new(Supervisor::new(process, Some(report))))
+        }
+        (None, None) => Hold::Nothing,
+    };
+    Ok(Started { child, output, hold, script: None })
 }
 
 #[cfg(test)]
@@ -855,6 +1079,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::path::Path;
+    use std::sync::LazyLock;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use nix::unistd::{User, geteuid};
@@ -876,21 +1101,38 @@ mod tests {
         assert_eq!((known.ids.len(), known.in_order.len()), (REMEMBERED, REMEMBERED));
     }
 
+    /// A host without a policy, whose journal is the agent's own log.
+    static SITE: LazyLock<Site> = LazyLock::new(|| Site {
+        own: Own::current(),
+        policy: PolicyFile::absent(),
+        journal: HostJournal::new("/no/such/socket".into()),
+        cgroups: Cgroups::find(),
+    });
+
+    /// The same without control groups, so each command has a supervisor.
+    static SUPERVISED: LazyLock<Site> = LazyLock::new(|| Site { cgroups: Cgroups::default(), ..SITE.clone() });
+
+    /// The ways in which a command's processes are kept together on this host.
+    fn sites() -> impl Iterator<Item = &'static Site> {
+        if !SITE.cgroups.is_there() {
+            eprintln!("control groups cannot be created here: with supervisors only");
+        }
+        [&*SITE, &*SUPERVISED].into_iter().skip(usize::from(!SITE.cgroups.is_there()))
+    }
+
     fn own_name() -> String {
         User::from_uid(geteuid()).unwrap().unwrap().name
     }
 
     fn order(line: &str) -> Order {
         Order {
-            id: Uuid::nil(),
+            id: Uuid::from_u128(fastrand::u128(..)),
             shell: "system".into(),
             line: line.into(),
             user: own_name(),
             group: String::new(),
-            env: None,
             allow_sh: true,
-            data: None,
-            timeout: None,
+            ..Order::default()
         }
     }
 
@@ -904,6 +1146,10 @@ mod tests {
     }
 
     async fn run_until(order: &Order, stops: &Stops) -> (Fin, Vec<String>) {
+        run_at(&SITE, order, stops).await
+    }
+
+    async fn run_at(site: &Site, order: &Order, stops: &Stops) -> (Fin, Vec<String>) {
         let (queue, mut reports) = mpsc::channel(2);
         let chunks = async {
             let mut chunks = Vec::new();
@@ -915,7 +1161,7 @@ mod tests {
         };
         let execute = async {
             let queue = queue;
-            execute(order, Own::current(), &Groups::default(), stops, &Memory::default(), &queue).await
+            execute(order, site, &Groups::default(), stops, &Memory::default(), &queue).await
         };
         tokio::time::timeout(PATIENCE, async { tokio::join!(execute, chunks) }).await.expect("it does not end")
     }
@@ -931,8 +1177,8 @@ mod tests {
 
     async fn refusal(order: &Order) -> (i64, String) {
         let (fin, chunks) = run(order).await;
-        assert!(!fin.success && chunks.is_empty());
-        (fin.exit_code.unwrap(), fin.result.unwrap())
+        assert!(!fin.success && chunks.is_empty() && fin.result.as_deref() == Some(""));
+        (fin.exit_code.unwrap(), fin.reason.unwrap())
     }
 
     async fn eventually(condition: impl Fn() -> bool) {
@@ -963,13 +1209,189 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_supervisor_changes_no_end() {
+        let argv = |word: &str| Order { argv: Some(vec![word.to_owned()]), ..order("") };
+        let orders = [
+            order("exit 0"),
+            order("echo x; exit 3"),
+            order("kill -9 $$"),
+            order("kill -TERM $$"),
+            // A signal without a name.
+            order("kill -40 $$"),
+            order("no-such-program-1"),
+            argv("no-such-program-1"),
+            argv("/etc/passwd"),
+            Order { cwd: Some("/no/such/directory".to_owned()), ..order("true") },
+            order("sleep 3 & exit 4"),
+        ];
+        for order in orders {
+            let ends = [&*SITE, &*SUPERVISED].map(async |site| {
+                let Fin { success, exit_code, result, reason, .. } = run_at(site, &order, &never()).await.0;
+                (success, exit_code, result, reason)
+            });
+            let [one, other] = ends;
+            assert_eq!(one.await, other.await, "{order:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn without_a_shell_a_line_is_words() {
         let words = |line: &str| Order { allow_sh: false, ..order(line) };
         let (fin, _) = run(&words("  echo  'a b' | $HOME ")).await;
         assert_eq!(fin.result.unwrap(), "'a b' | $HOME\n");
         assert_eq!(refusal(&words("no-such-program-1 x")).await, (127, "no-such-program-1: not found".to_owned()));
         assert_eq!(refusal(&words("/etc/passwd")).await.0, 126);
-        assert_eq!(refusal(&words(" \t")).await, (127, "The line is empty.".to_owned()));
+        assert_eq!(refusal(&words(" \t")).await, (127, "No program is named.".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn argv_never_meets_a_shell() {
+        let argv = |words: &[&str]| {
+            let argv = Some(words.iter().map(|word| (*word).to_owned()).collect());
+            // With a line that says something else, which does not count.
+            Order { argv, ..order("echo line") }
+        };
+        let (fin, _) = run(&argv(&["printf", "%s|", "a b", "$HOME;id", "", "*", "\"'"])).await;
+        assert_eq!(fin.result.unwrap(), "a b|$HOME;id||*|\"'|");
+        assert_eq!(refusal(&argv(&[])).await.0, 127);
+        assert_eq!(refusal(&argv(&[""])).await.0, 127);
+        assert_eq!(refusal(&argv(&["no such program"])).await, (127, "no such program: not found".to_owned()));
+        assert_eq!(refusal(&argv(&["echo", "a\0b"])).await.0, 126);
+    }
+
+    fn script(interpreter: &str, body: &str) -> Order {
+        let sha256 = sha256(body);
+        let script = Script { interpreter: interpreter.into(), body: body.into(), sha256 };
+        Order { script: Some(script), ..order("script:x@1") }
+    }
+
+    #[tokio::test]
+    async fn a_script_runs_from_a_private_file_that_is_removed() {
+        let order = script("/bin/sh -e", "stat -c '%a %U' $0; echo $0; false; echo no");
+        let (fin, _) = run(&order).await;
+        let path = ScriptFile::path(order.id);
+        let expected = format!("700 {}\n{}\n", own_name(), path.display());
+        assert_eq!((fin.exit_code, fin.result.unwrap()), (Some(1), expected));
+        assert!(!path.exists());
+        if geteuid().is_root() {
+            let order = Order { user: "nobody".into(), ..script("sh", "stat -c '%a %U' $0; id -un") };
+            assert_eq!(run(&order).await.0.result.unwrap(), "700 nobody\nnobody\n");
+        }
+        let mut other = script("sh", "true");
+        other.script.as_mut().unwrap().body.push('x');
+        assert!(refusal(&other).await.1.contains("SHA-256"));
+        assert_eq!(refusal(&script(" ", "true")).await.0, 127);
+        let missing = script("no-such-interpreter", "true");
+        assert_eq!(refusal(&missing).await.0, 127);
+        assert!(!ScriptFile::path(missing.id).exists());
+        // A file that is there already is not used.
+        let order = script("sh", "echo mine");
+        std::fs::write(ScriptFile::path(order.id), "echo other").unwrap();
+        assert!(refusal(&order).await.1.contains("could not be written"));
+        drop(ScriptFile(ScriptFile::path(order.id)));
+    }
+
+    #[tokio::test]
+    async fn a_command_has_the_input_that_its_order_has() {
+        let text = "é\n\0".repeat(20_000);
+        let order = Order { stdin: Some(text.clone()), ..order("cat") };
+        let (fin, _) = run(&order).await;
+        assert!(fin.exit_code == Some(0) && fin.result.unwrap() == text);
+        let (fin, _) = run(&Order { stdin: Some(String::new()), ..order }).await;
+        assert_eq!(fin.result.unwrap(), "");
+    }
+
+    #[tokio::test]
+    async fn a_command_runs_in_the_directory_that_its_order_names() {
+        let within = |cwd: &str| Order { cwd: Some(cwd.to_owned()), ..order("pwd") };
+        assert_eq!(run(&within("/usr")).await.0.result.unwrap(), "/usr\n");
+        for missing in ["/no/such/directory", "/etc/passwd", "/a\0b"] {
+            let (code, why) = refusal(&within(missing)).await;
+            assert!(code == 126 && why.contains("directory"), "{missing}: {code} {why}");
+        }
+        if geteuid().is_root() {
+            let closed = tempfile::tempdir().unwrap();
+            std::fs::set_permissions(closed.path(), Permissions::from_mode(0o700)).unwrap();
+            std::fs::set_permissions(closed.path(), Permissions::from_mode(0o700)).unwrap();
+            let order = Order { user: "nobody".into(), ..within(closed.path().to_str().unwrap()) };
+            let (code, why) = refusal(&order).await;
+            assert!(code == 126 && why.contains("cannot be entered as nobody: Permission denied"), "{code} {why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_host_refuses_and_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, socket) = (folder.path().join("policy.toml"), folder.path().join("log"));
+        let log = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
+        log.set_read_timeout(Some(PATIENCE)).unwrap();
+        let site = Site {
+            policy: PolicyFile::new(Some(path.clone()), true),
+            journal: HostJournal::new(socket),
+            ..SITE.clone()
+        };
+        let run = async |order: Order| {
+            let (queue, _reports) = mpsc::channel(2);
+            let fin = execute(&order, &site, &Groups::default(), &never(), &Memory::default(), &queue).await;
+            let mut bytes = [0; 2_048];
+            let length = log.recv(&mut bytes).unwrap();
+            (fin, String::from_utf8_lossy(&bytes[..length]).into_owned())
+        };
+        let ran = folder.path().join("ran");
+        let line = format!("touch {}", ran.display());
+        std::fs::write(&path, format!("deny_accounts = [\"{}\"]", own_name())).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let (fin, record) = run(order(&line)).await;
+        let reason = fin.reason.unwrap();
+        // An ordinary account cannot write a policy that counts: everything is refused.
+        let rule = if geteuid().is_root() { "(deny_accounts)" } else { "its owner is not root" };
+        assert!((fin.exit_code, fin.result.as_deref()) == (Some(126), Some("")) && reason.contains(rule), "{reason}");
+        assert!(record.contains("refused: ") && record.contains(rule) && record.contains(&line), "{record}");
+        assert!(!ran.exists());
+        if !geteuid().is_root() {
+            return;
+        }
+        std::fs::write(&path, "").unwrap();
+        let (fin, record) = run(order(&line)).await;
+        assert!(fin.success && ran.exists() && !record.contains("refused"), "{record}");
+        // Nothing new starts, and what runs goes on.
+        let go = folder.path().join("go");
+        let running = run(order(&format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
+        let disable = async {
+            sleep(Duration::from_millis(200)).await;
+            std::fs::write(folder.path().join("disabled"), "").unwrap();
+            let refused = site.admit(&order("true")).unwrap_err();
+            std::fs::write(&go, "").unwrap();
+            refused
+        };
+        let ((fin, _), refused) = tokio::join!(running, disable);
+        assert!(fin.success && refused.contains("takes no commands"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn much_output_takes_few_calls_and_no_time_of_the_command() {
+        // A service that takes 100 ms for each call: chunks of 4 KiB would take 100 s.
+        let (queue, mut reports) = mpsc::channel(crate::reports::QUEUE);
+        let order = order("head -c 4000000 /dev/zero | tr '\\0' a");
+        let (groups, never, memory) = (Groups::default(), never(), Memory::default());
+        let execute = async {
+            let queue = queue;
+            execute(&order, &SITE, &groups, &never, &memory, &queue).await
+        };
+        let service = async {
+            let mut calls: u32 = 0;
+            while let Some(Report::Chunk(chunk)) = reports.recv().await {
+                assert!(chunk.seq == calls && chunk.content.len() <= LARGE_CHUNK_BYTES);
+                calls += 1;
+                sleep(Duration::from_millis(100)).await;
+            }
+            calls
+        };
+        let (fin, calls) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, service) }).await.unwrap();
+        assert_eq!((fin.chunks, fin.output_bytes), (Some(calls), Some(4_000_000)));
+        assert!(calls <= 120, "{calls}");
+        // The calls took six seconds and more.
+        assert!(fin.elapsed_time.unwrap() < 1.5, "{fin:?}");
     }
 
     #[tokio::test]
@@ -1023,12 +1445,21 @@ mod tests {
         nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
         let line = format!("[ -e /proc/$$/fd/0 ] && echo input; [ -e /proc/$$/fd/{fd} ] || echo closed");
-        assert_eq!(result(&line).await.1, "input\nclosed\n");
-        let (_, stat) = result("cat /proc/$$/stat").await;
-        let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-        // State, parent, group, session.
-        let pid = stat.split(' ').next().unwrap();
-        assert_eq!((fields[2], fields[3]), (pid, pid));
+        for site in sites() {
+            assert_eq!(run_at(site, &order(&line), &never()).await.0.result.unwrap(), "input\nclosed\n");
+            let stat = run_at(site, &order("cat /proc/$$/stat"), &never()).await.0.result.unwrap();
+            let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+            // State, parent, group, session.
+            let pid = stat.split(' ').next().unwrap();
+            assert_eq!((fields[2], fields[3]), (pid, pid));
+            // No signal is blocked, unlike in its supervisor.
+            let blocked = run_at(site, &order("grep ^SigBlk /proc/self/status"), &never()).await.0.result.unwrap();
+            assert_eq!(blocked, "SigBlk:\t0000000000000000\n");
+        }
+        // Nor has a supervisor, except for the pipe in which it reports to the agent.
+        let line = "ls -l /proc/$PPID/fd | grep -c -- '->'; cat /proc/$PPID/comm";
+        let supervisor = run_at(&SUPERVISED, &order(line), &never()).await.0.result.unwrap();
+        assert_eq!(supervisor, "1\nfarhand-command\n");
     }
 
     #[tokio::test]
@@ -1047,14 +1478,16 @@ mod tests {
         }
         let nobody = User::from_name("nobody").unwrap().unwrap();
         let line = "id -un; id -u; id -g; id -G; pwd; grep -E '^(Uid|Gid|CapEff)' /proc/self/status | tr -s '\\t' ' '";
-        let (fin, _) = run(&Order { user: "nobody".into(), ..order(line) }).await;
         let home = if nobody.dir.is_dir() { nobody.dir.clone() } else { "/".into() };
         let (uid, gid) = (nobody.uid, nobody.gid);
         let expected = format!(
             "nobody\n{uid}\n{gid}\n{gid}\n{}\nUid: {uid} {uid} {uid} {uid}\nGid: {gid} {gid} {gid} {gid}\nCapEff: 0000000000000000\n",
             home.display()
         );
-        assert_eq!(fin.result.unwrap(), expected);
+        for site in sites() {
+            let order = Order { user: "nobody".into(), ..order(line) };
+            assert_eq!(run_at(site, &order, &never()).await.0.result.unwrap(), expected);
+        }
         let (fin, _) = run(&Order { user: "nobody".into(), ..order("cat /etc/shadow") }).await;
         assert!(!fin.success);
     }
@@ -1081,7 +1514,8 @@ mod tests {
         let whole = "0123456789abcde\n".repeat(65536);
         assert_eq!(whole.len(), 1024 * 1024);
         assert!(chunks.concat() == whole);
-        assert!(chunks.iter().all(|chunk| chunk.len() <= crate::output::CHUNK_BYTES));
+        assert!(chunks.iter().all(|chunk| chunk.len() <= LARGE_CHUNK_BYTES));
+        assert_eq!(fin.chunks, Some(chunks.len() as u32));
         assert!(fin.result.unwrap() == farhand_domain::output::result(&whole).0);
     }
 
@@ -1092,7 +1526,7 @@ mod tests {
         let (queue, mut reports) = mpsc::channel(2);
         let order = order(&format!("printf a; until [ -e {} ]; do sleep 0.02; done; printf b", go.display()));
         let (groups, never, memory) = (Groups::default(), never(), Memory::default());
-        let execute = execute(&order, Own::current(), &groups, &never, &memory, &queue);
+        let execute = execute(&order, &SITE, &groups, &never, &memory, &queue);
         let watch = async {
             let Some(Report::Chunk(chunk)) = reports.recv().await else { panic!("no chunk") };
             assert_eq!((chunk.seq, chunk.content.as_str()), (0, "a"));
@@ -1109,9 +1543,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let done = directory.path().join("done");
         let (queue, mut reports) = mpsc::channel(2);
-        let order = order(&format!("head -c 1000000 /dev/zero; touch {}", done.display()));
+        let order = order(&format!("head -c 8000000 /dev/zero; touch {}", done.display()));
         let (groups, never, memory) = (Groups::default(), never(), Memory::default());
-        let mut execute = Box::pin(execute(&order, Own::current(), &groups, &never, &memory, &queue));
+        let mut execute = Box::pin(execute(&order, &SITE, &groups, &never, &memory, &queue));
         // The queue, the buffer and the pipe are full, and nothing more happens.
         assert!(tokio::time::timeout(Duration::from_millis(500), &mut execute).await.is_err());
         assert!(!done.exists());
@@ -1128,11 +1562,11 @@ mod tests {
     async fn endless_output_is_drained_and_stopped() {
         let stops = never();
         let endless = order("yes");
-        let (queue, mut reports) = mpsc::channel(16);
+        let (queue, mut reports) = mpsc::channel(crate::reports::QUEUE);
         let groups = Groups::default();
         let execute = async {
             let queue = queue;
-            execute(&endless, Own::current(), &groups, &stops, &Memory::default(), &queue).await
+            execute(&endless, &SITE, &groups, &stops, &Memory::default(), &queue).await
         };
         let most = farhand_domain::output::MAX_KEPT as usize;
         let sent = async {
@@ -1147,7 +1581,7 @@ mod tests {
             sent
         };
         let (fin, sent) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, sent) }).await.unwrap();
-        assert!(sent > most && sent <= most + crate::output::CHUNK_BYTES, "{sent}");
+        assert!(sent > most && sent <= most + 4, "{sent}");
         assert_eq!((fin.success, fin.exit_code), (false, Some(143)));
         let result = fin.result.unwrap();
         assert!(result.len() <= farhand_domain::output::MAX_RESULT);
@@ -1211,8 +1645,7 @@ mod tests {
         let service = Service::default();
         let reports = Reports::new(service.clone(), Memory::default(), CancellationToken::new());
         let (groups, ending) = (Groups::default(), Ending::default());
-        let runner =
-            Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone(), Program::current());
+        let runner = Runner::new(1, SITE.clone(), reports.clone(), groups.clone(), ending.clone(), Program::current());
         runner.take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
         // A place in the queue becomes free when the next one starts, and that waits for the first.
@@ -1222,7 +1655,7 @@ mod tests {
         eventually(|| service.0.lock().unwrap().len() == 3).await;
         for (id, fin) in service.0.lock().unwrap().iter() {
             assert!(id.as_u128() > QUEUE as u128 && fin.exit_code == Some(1) && !fin.success, "{id} {fin:?}");
-            assert_eq!(fin.result.as_deref(), Some("The agent is busy: 200 commands wait already."));
+            assert_eq!(fin.reason.as_deref(), Some("The agent is busy: 200 commands wait already."));
         }
         std::fs::write(&go, "").unwrap();
         eventually(|| service.0.lock().unwrap().len() == QUEUE + 4).await;
@@ -1237,8 +1670,7 @@ mod tests {
         let service = Service::default();
         let reports = Reports::new(service.clone(), Memory::default(), CancellationToken::new());
         let (groups, ending) = (Groups::default(), Ending::default());
-        let runner =
-            Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone(), Program::current());
+        let runner = Runner::new(1, SITE.clone(), reports.clone(), groups.clone(), ending.clone(), Program::current());
         runner.take(numbered(1, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
         runner.take(numbered(2, "true"));
@@ -1255,80 +1687,150 @@ mod tests {
     }
 
     /// Runs an order, and kills it when it has told the numbers of its processes, each in a line; its end and those.
-    async fn killed(line: &str, processes: usize) -> (Fin, Vec<String>) {
+    async fn killed(site: &Site, line: &str, processes: usize) -> (Fin, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
         let told = directory.path().join("told");
         let stops = never();
         let order = order(&line.replace("TOLD", told.to_str().unwrap()));
         let kill = async {
-            eventually(|| read(&told).lines().count() == processes).await;
+            eventually(|| read(&told).lines().count() >= processes).await;
             stops.killed.cancel();
         };
-        let ((fin, _), ()) = tokio::join!(run_until(&order, &stops), kill);
+        let ((fin, _), ()) = tokio::join!(run_at(site, &order, &stops), kill);
         (fin, read(&told).lines().map(str::to_owned).collect())
     }
 
     #[tokio::test]
     async fn a_kill_ends_the_whole_group() {
-        let (fin, processes) = killed("sleep 60 & echo $! >> TOLD; echo $$ >> TOLD; echo out; wait", 2).await;
-        assert_eq!((fin.success, fin.exit_code, fin.chunks), (false, Some(143), Some(1)));
-        assert_eq!(fin.result.unwrap(), "out\n\nThe command was killed.\n");
-        assert!(!processes.iter().any(|pid| is_running(pid)));
+        for site in sites() {
+            let line = "sleep 60 & echo $! >> TOLD; echo $$ >> TOLD; echo out; wait";
+            let (fin, processes) = killed(site, line, 2).await;
+            assert_eq!((fin.success, fin.exit_code, fin.chunks), (false, Some(143), Some(1)));
+            assert_eq!(fin.result.unwrap(), "out\n\nThe command was killed.\n");
+            assert!(!processes.iter().any(|pid| is_running(pid)));
+        }
     }
 
     #[tokio::test]
     async fn the_end_comes_when_the_last_of_the_group_is_gone() {
         // The shell goes at once, and the one in the background takes no TERM.
         let line = "(trap '' TERM; sh -c 'echo $$ >> TOLD; sleep 60; sleep 60') & echo $$ >> TOLD; wait";
-        let (fin, processes) = killed(line, 2).await;
-        assert_eq!((fin.success, fin.exit_code), (false, Some(137)));
-        assert!(!processes.iter().any(|pid| is_running(pid)));
+        for site in sites() {
+            let (fin, processes) = killed(site, line, 2).await;
+            assert_eq!((fin.success, fin.exit_code), (false, Some(137)));
+            assert!(!processes.iter().any(|pid| is_running(pid)));
+        }
     }
 
     #[tokio::test]
     async fn what_is_stopped_is_ended_too() {
-        let (fin, processes) = killed("echo $$ >> TOLD; kill -STOP $$; sleep 60", 1).await;
-        assert_eq!(fin.exit_code, Some(143));
-        assert!(!is_running(&processes[0]));
+        for site in sites() {
+            let (fin, processes) = killed(site, "echo $$ >> TOLD; kill -STOP $$; sleep 60", 1).await;
+            assert_eq!(fin.exit_code, Some(143));
+            assert!(!is_running(&processes[0]));
+        }
     }
 
     #[tokio::test]
-    async fn what_left_the_group_is_not_the_groups() {
-        let (fin, processes) = killed("setsid sh -c 'echo $$ >> TOLD; sleep 60' & sleep 60", 1).await;
-        assert_eq!(fin.exit_code, Some(143));
-        assert!(is_running(&processes[0]), "it was killed");
-        nix::sys::signal::killpg(Pid::from_raw(processes[0].parse().unwrap()), Signal::SIGKILL).unwrap();
+    async fn what_left_the_session_is_killed_too() {
+        // Also what takes no TERM, what left the session twice, and what starts all the time.
+        let lines = [
+            ("setsid setsid -f sh -c 'echo $$ >> TOLD; sleep 60' & sleep 60", 143),
+            ("setsid setsid -f sh -c 'echo $$ >> TOLD; trap \"\" TERM; sleep 60; sleep 60' & sleep 60", 137),
+            ("while :; do setsid sh -c 'echo $$ >> TOLD; exec sleep 60' & done", 143),
+        ];
+        for (site, (line, code)) in sites().flat_map(|site| lines.map(|line| (site, line))) {
+            let (fin, processes) = killed(site, line, 1).await;
+            assert_eq!(fin.exit_code, Some(code), "{line}");
+            assert!(!processes.iter().any(|pid| is_running(pid)), "{line}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_timeout_reaches_what_left_the_session() {
+        for site in sites() {
+            let directory = tempfile::tempdir().unwrap();
+            let told = directory.path().join("told");
+            let line = format!("setsid sh -c 'echo $$ > {}; exec sleep 60' & wait", told.display());
+            let (fin, _) = run_at(site, &Order { timeout: Some(1), ..order(&line) }, &never()).await;
+            assert_eq!(fin.exit_code, Some(124));
+            assert!(!read(&told).is_empty() && !is_running(&read(&told)));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_left_the_session_stays_after_a_normal_end() {
+        for site in sites() {
+            let directory = tempfile::tempdir().unwrap();
+            let told = directory.path().join("told");
+            let line = format!(
+                "setsid -f sh -c 'echo $$ > {0}; exec sleep 60'; until [ -s {0} ]; do sleep 0.02; done; echo $PPID; exit 3",
+                told.display()
+            );
+            let (fin, _) = run_at(site, &order(&line), &never()).await;
+            let left = read(&told);
+            assert!(fin.exit_code == Some(3) && is_running(&left), "it was killed");
+            // Its supervisor, if it had one, is gone.
+            let (parent, own) = (fin.result.unwrap().trim().to_owned(), std::process::id().to_string());
+            assert_eq!(parent == own, site.cgroups.is_there());
+            assert!(parent == own || !is_running(&parent));
+            nix::sys::signal::kill(Pid::from_raw(left.parse().unwrap()), Signal::SIGKILL).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_below_a_supervisor_is_found_by_the_next_agent() {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let left = format!(
+            "setsid setsid -f sh -c 'echo $$ > {}; trap \"\" TERM; sleep 60; sleep 60'; sleep 60",
+            told.display()
+        );
+        let (order, groups) = (order(&left), Groups::default());
+        let (queue, _reports) = mpsc::channel(2);
+        let (never, memory) = (never(), Memory::default());
+        let begun = async {
+            eventually(|| !read(&told).is_empty()).await;
+            groups.ids()[0]
+        };
+        // The agent does not get to see the end.
+        let id = tokio::select! {
+            _ = execute(&order, &SUPERVISED, &groups, &never, &memory, &queue) => panic!("it has ended"),
+            id = begun => id,
+        };
+        let process = Identity::of(id.as_raw()).unwrap().supervising(true);
+        assert!(end_leftover(Some(process), None, &groups).await);
+        assert!(!is_running(&read(&told)) && !is_running(&id.to_string()));
     }
 
     #[tokio::test]
     async fn what_a_command_left_is_killed_while_its_output_is_read() {
         // On a busy machine what it left can be quiet for so long that the command is over before it is killed.
-        for _ in 0..5 {
-            if kills_what_a_command_left().await {
-                return;
+        for site in sites() {
+            let mut killed = false;
+            for _ in 0..5 {
+                killed = killed || kills_what_a_command_left(site).await;
             }
+            assert!(killed, "it was over before it was killed, each time");
         }
-        panic!("it was over before it was killed, each time");
     }
 
     /// Kills what a command left while its output is read. False: there was nothing to kill any more.
-    async fn kills_what_a_command_left() -> bool {
+    async fn kills_what_a_command_left(site: &Site) -> bool {
         let directory = tempfile::tempdir().unwrap();
         let told = directory.path().join("told");
         let (stops, groups, memory) = (never(), Groups::default(), Memory::default());
         // It writes all the time, so the pipe is never quiet.
-        let line = "sh -c 'echo $$ > TOLD; while :; do echo x; sleep 0.1; done' & exit 0";
+        let line = "echo $$ > TOLD; setsid sh -c 'echo $$ >> TOLD; while :; do echo x; sleep 0.1; done' & exit 0";
         let order = order(&line.replace("TOLD", told.to_str().unwrap()));
         let (queue, mut reports) = mpsc::channel(2);
         let execute = async {
             let queue = queue;
-            execute(&order, Own::current(), &groups, &stops, &memory, &queue).await
+            execute(&order, site, &groups, &stops, &memory, &queue).await
         };
         let kill = async {
-            eventually(|| !read(&told).is_empty()).await;
-            let parent = || std::fs::read_to_string(format!("/proc/{}/stat", read(&told))).unwrap_or_default();
-            // Its shell has exited: it has another parent.
-            eventually(|| leader(&groups).is_none_or(|leader| !parent().contains(&format!(" S {leader} ")))).await;
+            eventually(|| read(&told).lines().count() == 2).await;
+            eventually(|| !is_running(read(&told).lines().next().unwrap())).await;
             stops.killed.cancel();
             while reports.recv().await.is_some() {}
         };
@@ -1337,7 +1839,7 @@ mod tests {
             return false;
         }
         assert_eq!((fin.success, fin.exit_code), (false, Some(143)));
-        assert!(!is_running(&read(&told)));
+        assert!(!is_running(read(&told).lines().nth(1).unwrap()));
         true
     }
 
@@ -1355,7 +1857,7 @@ mod tests {
         let (stops, groups, memory) = (never(), Groups::default(), Memory::default());
         let order = order(&format!("echo $$ > {}; exec yes", told.display()));
         let (queue, mut reports) = mpsc::channel(2);
-        let mut execute = Box::pin(execute(&order, Own::current(), &groups, &stops, &memory, &queue));
+        let mut execute = Box::pin(execute(&order, &SITE, &groups, &stops, &memory, &queue));
         let kill = async {
             eventually(|| !read(&told).is_empty()).await;
             // More than there is room for, or else nothing would be left unsent.
@@ -1393,15 +1895,11 @@ mod tests {
 
     #[tokio::test]
     async fn chunks_are_counted() {
-        for (line, chunks) in [("true", 0), ("echo x", 1), ("head -c 10000 /dev/zero", 3)] {
+        for (line, chunks) in [("true", 0..=0), ("echo x", 1..=1), ("head -c 10000 /dev/zero", 2..=3)] {
             let (fin, sent) = run(&order(line)).await;
-            assert_eq!((fin.chunks, sent.len()), (Some(chunks), chunks as usize), "{line}");
+            assert_eq!(fin.chunks, Some(sent.len() as u32), "{line}");
+            assert!(chunks.contains(&sent.len()), "{line}: {}", sent.len());
         }
-    }
-
-    /// The one group that runs, if there is one.
-    fn leader(groups: &Groups) -> Option<String> {
-        groups.ids().first().map(ToString::to_string)
     }
 
     /// A service, and a runner of one command at once with a memory.
@@ -1415,11 +1913,15 @@ mod tests {
 
     impl Host {
         fn new(memory: Memory) -> Self {
+            Self::at(&SITE, memory)
+        }
+
+        fn at(site: &Site, memory: Memory) -> Self {
             let service = Service::default();
             let reports = Reports::new(service.clone(), memory, CancellationToken::new());
             let (groups, ending) = (Groups::default(), Ending::default());
             let runner =
-                Runner::new(1, Own::current(), reports.clone(), groups.clone(), ending.clone(), Program::current());
+                Runner::new(1, site.clone(), reports.clone(), groups.clone(), ending.clone(), Program::current());
             Self { service, reports, runner, groups, ending }
         }
 
@@ -1429,7 +1931,10 @@ mod tests {
 
         async fn ended(&self, count: usize) -> Vec<(u128, i64, String)> {
             eventually(|| self.ends().len() >= count).await;
-            let tell = |(id, fin): (u128, Fin)| (id, fin.exit_code.unwrap(), fin.result.unwrap());
+            let tell = |(id, fin): (u128, Fin)| {
+                let text = fin.reason.or(fin.result).unwrap();
+                (id, fin.exit_code.unwrap(), text)
+            };
             self.ends().into_iter().map(tell).collect()
         }
 
@@ -1478,22 +1983,25 @@ mod tests {
 
     #[tokio::test]
     async fn a_command_and_its_process_are_noted_before_it_runs() {
-        let directory = tempfile::tempdir().unwrap();
-        let (memory, _) = Memory::open(directory.path()).unwrap();
-        let host = Host::new(memory);
-        let journal = directory.path().join("commands.journal");
-        // What a process finds that begins with looking.
-        let line = format!("exec grep -c \"taken\\|\\\"pid\\\":$$,\" {}", journal.display());
-        host.runner.take(numbered(1, &line));
-        assert_eq!(host.ended(1).await, [(1, 0, "2\n".to_owned())]);
-        // Without a shell, so that nothing runs before it.
-        let line = format!("grep -c pid {}", journal.display());
-        host.runner.take(Order { allow_sh: false, ..numbered(2, &line) });
-        assert_eq!(host.ended(2).await[1], (2, 0, "2\n".to_owned()));
-        let refused = Order { allow_sh: false, ..numbered(3, "/no/such/program") };
-        host.runner.take(refused);
-        assert_eq!(host.ended(3).await[2].1, 127);
-        host.finish().await;
+        for site in sites() {
+            let directory = tempfile::tempdir().unwrap();
+            let (memory, _) = Memory::open(directory.path()).unwrap();
+            let host = Host::at(site, memory);
+            let journal = directory.path().join("commands.journal");
+            // What a process finds that begins with looking: itself, or its supervisor.
+            let noted = if site.cgroups.is_there() { "$$" } else { "$PPID" };
+            let line = format!("exec grep -c \"taken\\|\\\"pid\\\":{noted},\" {}", journal.display());
+            host.runner.take(numbered(1, &line));
+            assert_eq!(host.ended(1).await, [(1, 0, "2\n".to_owned())]);
+            // Without a shell, so that nothing runs before it.
+            let line = format!("grep -c pid {}", journal.display());
+            host.runner.take(Order { allow_sh: false, ..numbered(2, &line) });
+            assert_eq!(host.ended(2).await[1], (2, 0, "2\n".to_owned()));
+            let refused = Order { allow_sh: false, ..numbered(3, "/no/such/program") };
+            host.runner.take(refused);
+            assert_eq!(host.ended(3).await[2].1, 127);
+            host.finish().await;
+        }
     }
 
     #[tokio::test]

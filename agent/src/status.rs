@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use farhand_domain::fingerprint;
 use serde_json::{Value, json};
 
 use crate::client::Client;
@@ -14,6 +15,7 @@ use crate::journal::{Journal, Seen};
 pub struct Status {
     url: String,
     id: String,
+    fingerprint: String,
     service: Answer,
     /// Where the agent keeps its state, and what that shows.
     state: Option<(PathBuf, io::Result<Seen>)>,
@@ -47,7 +49,13 @@ impl Status {
             Err(why) => Answer::None(why.0),
         };
         let state = find(&settings.state_dirs);
-        Ok(Self { url: settings.service.to_string(), id: settings.id.to_string(), service, state })
+        Ok(Self {
+            url: settings.service.to_string(),
+            id: settings.id.to_string(),
+            fingerprint: fingerprint::of_key(&settings.key),
+            service,
+            state,
+        })
     }
 
     fn seen(&self) -> Option<&Seen> {
@@ -91,14 +99,15 @@ impl Status {
             }
         };
         let commands = commands.unwrap_or_else(|| "not known".to_owned());
-        let (url, id, version) = (&self.url, &self.id, host::VERSION);
+        let (url, id, fingerprint, version) = (&self.url, &self.id, &self.fingerprint, host::VERSION);
         let lines = [
-            format!("url       {url}"),
-            format!("server    {id}"),
-            format!("service   {service}"),
-            format!("agent     {agent}"),
-            format!("commands  {commands}"),
-            format!("version   {version}"),
+            format!("url          {url}"),
+            format!("server       {id}"),
+            format!("fingerprint  {fingerprint}"),
+            format!("service      {service}"),
+            format!("agent        {agent}"),
+            format!("commands     {commands}"),
+            format!("version      {version}"),
         ];
         lines.map(|line| line.replace(char::is_control, " ")).join("\n")
     }
@@ -116,6 +125,7 @@ impl Status {
         json!({
             "url": self.url,
             "id": self.id,
+            "fingerprint": self.fingerprint,
             "name": name,
             "service": service,
             "running": self.runs(),
@@ -150,7 +160,13 @@ mod tests {
     fn status(service: Answer, agent: Option<Option<i32>>) -> Status {
         let seen = Seen { agent, waiting: 1, running: 2, unreported: 3 };
         let state = Some((PathBuf::from("/state"), Ok(seen)));
-        Status { url: "https://a.example".to_owned(), id: "x".to_owned(), service, state }
+        Status {
+            url: "https://a.example".to_owned(),
+            id: "x".to_owned(),
+            fingerprint: "ABCD-2345".to_owned(),
+            service,
+            state,
+        }
     }
 
     #[test]
@@ -176,9 +192,10 @@ mod tests {
         let status = status(Answer::Taken("web-1".to_owned()), Some(Some(7)));
         let text = status.text();
         assert!(text.contains("takes the key of web-1") && text.contains("runs, as process 7"), "{text}");
+        assert!(text.contains("fingerprint  ABCD-2345"), "{text}");
         assert!(text.contains("2 running, 1 waiting, 3 to be reported"), "{text}");
         let expected = json!({
-            "url": "https://a.example", "id": "x", "name": "web-1", "service": "ok", "running": true, "pid": 7,
+            "url": "https://a.example", "id": "x", "fingerprint": "ABCD-2345", "name": "web-1", "service": "ok", "running": true, "pid": 7,
             "commands": {"running": 2, "waiting": 1, "unreported": 3}, "version": host::VERSION,
         });
         assert_eq!(status.json(), expected);

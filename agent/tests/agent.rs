@@ -78,7 +78,7 @@ async fn it_checks_in_and_then_connects() {
         assert_eq!(seen.headers["authorization"], format!("id=\"{SERVER}\", key=\"{KEY}\""));
         assert_eq!(seen.headers["user-agent"], format!("farhand-agent/{}", env!("CARGO_PKG_VERSION")));
         assert_eq!(seen.headers["host"], format!("acme.localhost:{}", service.port));
-        let announced = seen.call.contains("/ws/").then_some("kill, replay");
+        let announced = seen.call.contains("/ws/").then_some("kill, replay, argv, script, stdin, cwd");
         assert_eq!(seen.headers.get("x-agent-features").map(String::as_str), announced);
         if !seen.call.starts_with("GET") {
             assert_eq!(seen.headers["content-type"], "application/json");
@@ -92,7 +92,7 @@ async fn it_checks_in_and_then_connects() {
     assert!(facts["load"].is_number() && facts["info"]["physical_memory"].as_u64() > Some(0), "{facts}");
     assert!(facts["info"]["cpu_logical_cores"].as_u64() > Some(0) && facts["os"].is_object(), "{facts}");
     assert!(calls[3].body["hashes"]["os"].is_string());
-    assert_eq!(calls[6].body, Value::Null);
+    assert!(calls[6].body["load"].as_f64().is_some_and(|load| load >= 0.0), "{}", calls[6].body);
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn a_command_is_acknowledged_then_streamed_then_ended() {
     let reports = service.reports(id);
     let kinds: Vec<_> = reports.iter().map(|(kind, _)| kind.as_str()).collect();
     let chunks = reports.len() - 2;
-    assert!(chunks > 5);
+    assert!(chunks >= 2);
     assert_eq!(kinds, [&["ack"], vec!["chunk"; chunks].as_slice(), &["fin"]].concat());
     assert_eq!(fin["chunks"], chunks);
     assert_eq!(reports[0].1, Value::Null);
@@ -161,7 +161,13 @@ async fn a_command_is_acknowledged_then_streamed_then_ended() {
     assert_eq!(fin["result"], text);
     assert!(text.starts_with("line 0 ä€\nline 1 ä€\n") && text.contains("\nline 1999 ä€\n"));
     assert!(!text.contains("leaked") && !text.contains(KEY));
-    // The log tells that it ran, and not what.
+    // The host's journal has the line before it runs.
+    eventually(|| !agent.records().is_empty()).await;
+    let records = agent.records();
+    assert!(records.len() == 1 && records[0].contains(&format!("command={id}")), "{records:?}");
+    let expected = format!("account={} requested_by=alice line=i=0; while", support::own_name());
+    assert!(records[0].contains(&expected), "{records:?}");
+    // The agent's own log says that it ran, and not what.
     let log = agent.log();
     assert!(log.contains(&id.to_string()) && log.contains("exit code 3"), "{log}");
     assert!(!log.contains("line 1") && !log.contains("while") && !log.contains(KEY), "{log}");
@@ -192,7 +198,7 @@ async fn a_refused_command_is_acknowledged_and_ended() {
     let id = socket.command_as("", "id").await;
     let fin = service.fin(id).await;
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(126)));
-    assert_eq!(fin["result"], "The command names no account to run as.");
+    assert_eq!((&fin["result"], &fin["reason"]), (&json!(""), &json!("The command names no account to run as.")));
     assert_eq!(service.reports(id)[0].0, "ack");
 }
 
@@ -218,10 +224,69 @@ async fn another_account_runs_commands_as_itself_only() {
     let id = socket.command_as("root", "id -un").await;
     let fin = service.fin(id).await;
     assert_eq!(fin["exit_code"], 126);
-    assert!(fin["result"].as_str().unwrap().contains("cannot run a command as root"), "{fin}");
+    assert!(fin["reason"].as_str().unwrap().contains("cannot run a command as root"), "{fin}");
     let own = nobody.map_or_else(support::own_name, |user| user.name);
     let id = socket.command_as(&own, "id -un").await;
     assert_eq!(service.fin(id).await["result"], format!("{own}\n"));
+    // It says at its start which account that is; root does not.
+    let calls = service.calls();
+    let sync = calls.iter().find(|seen| seen.call.ends_with("/sync/")).unwrap();
+    assert_eq!(sync.body["default_username"], own);
+}
+
+#[tokio::test]
+async fn root_has_no_account_of_its_own_for_commands() {
+    let mut service = Service::start(true).await;
+    let _agent = service.agent();
+    let _socket = service.socket().await;
+    let calls = service.calls();
+    let sync = calls.iter().find(|seen| seen.call.ends_with("/sync/")).unwrap();
+    let expected = (!geteuid().is_root()).then(support::own_name);
+    assert_eq!(sync.body.get("default_username"), expected.map(|name| json!(name)).as_ref());
+}
+
+#[tokio::test]
+async fn a_refused_key_is_named_in_the_log() {
+    let mut service = Service::start(true).await;
+    service.answer("/ws/", &[403]);
+    let agent = service.agent();
+    // The second attempt comes after five seconds.
+    let _socket = service.socket().await;
+    let log = agent.log();
+    assert!(log.contains("the service refuses the key: it is wrong, or the server is deleted; next try in"), "{log}");
+}
+
+#[tokio::test]
+async fn a_policy_that_is_named_must_be_there() {
+    let mut service = Service::start(true).await;
+    let agent = service.agent_with(&["--policy", "/no/such/policy.toml"], None);
+    let mut socket = service.socket().await;
+    let id = socket.command("echo x").await;
+    let fin = service.fin(id).await;
+    let reason = fin["reason"].as_str().unwrap();
+    assert_eq!((&fin["exit_code"], &fin["result"]), (&json!(126), &json!("")));
+    assert!(reason.contains("/no/such/policy.toml") && reason.contains("does not exist"), "{fin}");
+    eventually(|| agent.records().iter().any(|record| record.contains("refused: ") && record.contains("line=echo x")))
+        .await;
+}
+
+#[tokio::test]
+async fn built_ins_obey_the_policy() {
+    // A policy of another account counts for nothing, and refuses every command.
+    let folder = tempfile::tempdir().unwrap();
+    let policy = folder.path().join("policy.toml");
+    std::fs::write(&policy, "allow_internal = [\"ping\"]").unwrap();
+    let mut service = Service::start(true).await;
+    let _agent = service.agent_with(&["--policy", policy.to_str().unwrap()], None);
+    let mut socket = service.socket().await;
+    let refused = socket.internal("version").await;
+    let fin = service.fin(refused).await;
+    assert_eq!(fin["exit_code"], 126, "{fin}");
+    let is_root = geteuid().is_root();
+    let rule = if is_root { "allow_internal" } else { "its owner is not root" };
+    assert!(fin["reason"].as_str().unwrap().contains(rule), "{fin}");
+    let allowed = socket.internal("ping").await;
+    assert_eq!(service.fin(allowed).await["exit_code"], if is_root { 0 } else { 126 });
 }
 
 #[tokio::test]
@@ -430,7 +495,7 @@ async fn a_command_that_waits_is_killed_before_it_runs() {
     socket.kill(second).await;
     let fin = service.fin(second).await;
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(143)));
-    assert_eq!(fin["result"], "The command was killed before it ran.");
+    assert_eq!(fin["reason"], "The command was killed before it ran.");
     std::fs::write(&go, "").unwrap();
     assert_eq!(service.fin(first).await["exit_code"], 0);
     let third = socket.command("true").await;
@@ -475,7 +540,7 @@ async fn what_ran_when_the_agent_died_has_failed() {
     assert_eq!(fin["result"], "The agent died while the command ran. What was left of it was killed.");
     let fin = service.fin(waiting).await;
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));
-    assert_eq!(fin["result"], "The agent died before the command ran. It was not run.");
+    assert_eq!(fin["reason"], "The agent died before the command ran. It was not run.");
     // Neither runs again, whoever asks for it.
     for id in [running, waiting] {
         let before = service.fins(id).len();
@@ -563,7 +628,7 @@ async fn no_command_runs_twice_whenever_the_agent_dies() {
         let fins = service.fins(*id);
         assert!(fins.iter().all(|fin| *fin == fins[0]), "{fins:#?}");
         let ran = text.lines().filter(|line| *line == number.to_string()).count();
-        match fins[0]["result"].as_str().unwrap() {
+        match fins[0]["reason"].as_str().or(fins[0]["result"].as_str()).unwrap() {
             "done\n" => assert_eq!(ran, 1),
             "The agent died before the command ran. It was not run." => assert_eq!(ran, 0),
             other => assert!(ran <= 1 && other.starts_with("The agent died while the command ran. "), "{other} {ran}"),
@@ -578,7 +643,7 @@ async fn without_a_place_for_its_state_it_works_and_does_not_announce_replay() {
     let mut socket = service.socket().await;
     let calls = service.calls();
     let handshake = calls.iter().find(|seen| seen.call.contains("/ws/")).unwrap();
-    assert_eq!(handshake.headers["x-agent-features"], "kill");
+    assert_eq!(handshake.headers["x-agent-features"], "kill, argv, script, stdin, cwd");
     assert!(agent.log().contains("ERROR commands are not remembered over a restart: /dev/null/state/"));
     let id = socket.command("echo all the same").await;
     assert_eq!(service.fin(id).await["result"], "all the same\n");

@@ -1,27 +1,40 @@
 //! What an API token may do, where its owner limits it (contract 4, Token ACL).
 
 use std::borrow::Cow;
+use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::command::{Command, MAX_LINE, Shell};
+use crate::command::{Command, MAX_LINE, MAX_WORDS, Shell};
 use crate::fields::BLANK;
 use crate::id;
+use crate::output::sha256;
 
 /// Entries of a list at most.
 const MAX_ENTRIES: usize = 100;
 /// The longest name of an account, in characters.
 const MAX_USERNAME: usize = 64;
-/// The most that all patterns and usernames have together, in bytes: the list is read with every request of its token.
-const MAX_BYTES: usize = 65_536;
+/// The last word of a list of words that allows any further words.
+pub const ANY_FURTHER: &str = "...";
+/// The most bytes of a list's JSON, as it is stored and shown: it is read with every request of its token.
+const MAX_BYTES: usize = 32_768;
+/// The most bytes of the JSON of a list that stands whole in an audit event.
+pub const MAX_IN_EVENT: usize = 4_096;
+/// The most `*` of a pattern or a word. This and the next two bound what it costs to compare a command with a list
+/// (`docs/performance.md`, What lists cost).
+const MAX_STARS: usize = 8;
+/// The most `*` of all patterns and words together, without the words that are all `*`.
+const MAX_STARS_IN_ALL: usize = 256;
+/// The most words of all word lists together.
+const MAX_WORDS_IN_ALL: usize = 1_000;
 /// Unknown keys that are told of at most, so that an answer is not much longer than what was sent.
 const MAX_UNKNOWN: usize = 10;
 /// The keys of an ACL.
-const KEYS: [&str; 5] = ["commands", "servers", "usernames", "networks", "read_only"];
+const KEYS: [&str; 7] = ["commands", "argv", "servers", "usernames", "networks", "read_only", "read_all"];
 
 /// The limits of an API token. An absent list does not limit; an empty one allows nothing.
 ///
@@ -40,6 +53,9 @@ pub struct Acl {
     /// Patterns of the lines that may be run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commands: Option<Vec<String>>,
+    /// Patterns of the argument lists that may be run without a shell, word by word.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub argv: Option<Vec<Vec<String>>>,
     /// The servers that may be reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub servers: Option<Vec<Uuid>>,
@@ -52,6 +68,46 @@ pub struct Acl {
     /// Whether the token may only read. `None` is as `false`, but is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
+    /// Whether the token reads all commands that its user can read, not only those that the list allows. `None` is as
+    /// `false`, but is not shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_all: Option<bool>,
+}
+
+/// The part of a list that does not allow a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Limit {
+    /// `read_only`.
+    ReadOnly,
+    /// `servers`.
+    Servers,
+    /// `usernames`: another account.
+    Usernames,
+    /// A list of accounts or patterns: they do not describe groups.
+    Group,
+    /// A list of accounts or patterns: they do not describe built-ins.
+    Internal,
+    /// A list of patterns: an environment, input or a directory changes what a command does.
+    Inputs,
+    /// `commands`.
+    Commands,
+    /// `argv`.
+    Argv,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ReadOnly => "read_only allows no command",
+            Self::Servers => "servers does not name the server",
+            Self::Usernames => "usernames does not name the account",
+            Self::Group => "a token with commands, argv or usernames cannot give groupname",
+            Self::Internal => "a token with commands, argv or usernames cannot use shell internal",
+            Self::Inputs => "a token with commands or argv cannot give env, stdin or cwd",
+            Self::Commands => "no pattern in commands allows the line",
+            Self::Argv => "no entry of argv allows the arguments",
+        })
+    }
 }
 
 /// A text of 1 to `most` characters.
@@ -74,7 +130,7 @@ fn username(name: &str) -> Result<String, Cow<'static, str>> {
 
 /// A network with its prefix length. The standard library reads the address: it refuses leading zeros, which others
 /// take for octal.
-fn network(text: &str) -> Option<IpNet> {
+pub(crate) fn network(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     let digits = length.bytes().all(|b| b.is_ascii_digit());
     IpNet::new(address.parse().ok()?, digits.then(|| length.parse().ok())??).ok()
@@ -86,6 +142,16 @@ fn list<T>(
     key: &str,
     problems: &mut Vec<Cow<'static, str>>,
     entry: impl Fn(&str) -> Result<T, Cow<'static, str>>,
+) -> Option<Vec<T>> {
+    list_of(object, key, problems, |value| value.as_str().map_or_else(|| Err("Not a valid string.".into()), &entry))
+}
+
+/// The same of any values.
+fn list_of<T>(
+    object: &Map<String, Value>,
+    key: &str,
+    problems: &mut Vec<Cow<'static, str>>,
+    entry: impl Fn(&Value) -> Result<T, Cow<'static, str>>,
 ) -> Option<Vec<T>> {
     let entries = match object.get(key)? {
         Value::Null => return None,
@@ -101,7 +167,7 @@ fn list<T>(
     };
     let mut list = Vec::with_capacity(entries.len());
     for (index, value) in entries.iter().enumerate() {
-        match value.as_str().map_or_else(|| Err("Not a valid string.".into()), &entry) {
+        match entry(value) {
             Ok(entry) => list.push(entry),
             Err(message) => problems.push(format!("{key}[{index}]: {message}").into()),
         }
@@ -109,16 +175,75 @@ fn list<T>(
     Some(list)
 }
 
-/// Tells whether a shell takes none of the characters for anything but a part of a word.
+/// Whether `*` in a pattern can stand for the text: to a shell it is words, blanks between them, and nothing else.
 ///
-/// U+2028 and U+2029 are no control characters, and no shell breaks a line there; but whoever reads a log may see a line
-/// that nobody ran.
+/// Operators start another command. `#` starts a comment, quotes join words and `~` names another folder: each would change
+/// what the rest of the line means. No shell breaks a line at U+2028 or U+2029, but a log viewer does.
 fn is_plain(text: &str) -> bool {
     !text.contains(|c: char| {
         c.is_control()
             || matches!(c, '\u{2028}' | '\u{2029}')
             || matches!(c, ';' | '&' | '|' | '<' | '>' | '`' | '$' | '(' | ')' | '\\' | '{' | '}')
+            || matches!(c, '#' | '\'' | '"' | '~')
     })
+}
+
+/// Why a pattern is refused when a token is created: a `*` that its quotes or the next character would not confine.
+fn star_problem(pattern: &str) -> Option<&'static str> {
+    let mut quote = None;
+    let mut characters = pattern.chars().peekable();
+    while let Some(c) = characters.next() {
+        match (quote, c) {
+            (Some(_), '*') => return Some("A * may not stand between quotes: they do not limit what it matches."),
+            (None | Some('"'), '\\') => {
+                let escaped = characters.next();
+                if escaped == Some('*') {
+                    return Some("A * may not follow a backslash: it would still match other text.");
+                }
+            }
+            (None, '\'' | '"') => quote = Some(c),
+            (None, '*') if characters.peek() == Some(&'#') => {
+                return Some("A * may not stand before #: it could turn the rest of the line into a comment.");
+            }
+            (Some(open), _) if open == c => quote = None,
+            _ => {}
+        }
+    }
+    None
+}
+
+fn stars(text: &str) -> usize {
+    text.bytes().filter(|byte| *byte == b'*').count()
+}
+
+/// A pattern of argument lists.
+fn word_list(value: &Value) -> Result<Vec<String>, Cow<'static, str>> {
+    let Value::Array(words) = value else { return Err("Not a valid list of words.".into()) };
+    if words.is_empty() {
+        return Err("Name at least one word.".into());
+    }
+    if words.len() > MAX_WORDS {
+        return Err(format!("Ensure this has no more than {MAX_WORDS} words.").into());
+    }
+    let word = |(index, word): (usize, &Value)| match word.as_str() {
+        None => Err(format!("Word {index} is not a valid string.").into()),
+        Some(word) if word.contains('\0') => Err(format!("Word {index} has a null character.").into()),
+        Some(word) if word.chars().count() > MAX_LINE => {
+            Err(format!("Word {index} has more than {MAX_LINE} characters.").into())
+        }
+        Some(word) if stars(word) > MAX_STARS => Err(format!("Word {index} has more than {MAX_STARS} *.").into()),
+        Some(word) => Ok(word.to_owned()),
+    };
+    words.iter().enumerate().map(word).collect()
+}
+
+/// A pattern of lines.
+fn line_pattern(pattern: &str) -> Result<String, Cow<'static, str>> {
+    let pattern = text(pattern, MAX_LINE)?;
+    if stars(&pattern) > MAX_STARS {
+        return Err(format!("Ensure this has no more than {MAX_STARS} *.").into());
+    }
+    star_problem(&pattern).map_or(Ok(pattern), |problem| Err(problem.into()))
 }
 
 /// Tells whether a pattern fits a whole line.
@@ -128,20 +253,36 @@ fn is_plain(text: &str) -> bool {
 /// over plain text only: a part that is all plain can be passed over when it would have fitted later too, and a part
 /// with a character that is not plain fits in one place only, as no star passes over that character.
 fn fits(pattern: &str, line: &str) -> bool {
+    fits_with(pattern, line, is_plain)
+}
+
+/// Whether a pattern fits a whole text, where each `*` stands for a text that `may_stand` accepts.
+fn fits_with(pattern: &str, line: &str, may_stand: fn(&str) -> bool) -> bool {
     let mut parts = pattern.split('*');
     let (Some(head), Some(tail)) = (parts.next(), parts.next_back()) else { return pattern == line };
     let Some(mut rest) = line.strip_prefix(head) else { return false };
     for part in parts {
         match rest.find(part) {
-            Some(start) if is_plain(&rest[..start]) => rest = &rest[start + part.len()..],
+            Some(start) if may_stand(&rest[..start]) => rest = &rest[start + part.len()..],
             _ => return false,
         }
     }
-    rest.strip_suffix(tail).is_some_and(is_plain)
+    rest.strip_suffix(tail).is_some_and(may_stand)
+}
+
+/// Whether a pattern fits all words of a command: word by word, and after a last [`ANY_FURTHER`] any more. No shell reads
+/// them, so `*` stands for any characters of a word.
+pub fn fits_words(pattern: &[String], words: &[String]) -> bool {
+    let (pattern, is_open) = match pattern.split_last() {
+        Some((last, before)) if last == ANY_FURTHER => (before, true),
+        _ => (pattern, false),
+    };
+    let is_as_long = if is_open { words.len() >= pattern.len() } else { words.len() == pattern.len() };
+    is_as_long && pattern.iter().zip(words).all(|(pattern, word)| fits_with(pattern, word, |_| true))
 }
 
 /// An IPv6 network of addresses that stand for IPv4 ones, as the IPv4 network that it means.
-fn canonical(network: IpNet) -> IpNet {
+pub(crate) fn canonical(network: IpNet) -> IpNet {
     let mapped = match network {
         IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
         IpNet::V4(_) => None,
@@ -158,32 +299,71 @@ impl Acl {
     pub fn read(value: &Value) -> Result<Self, Vec<Cow<'static, str>>> {
         let Value::Object(object) = value else { return Err(vec!["Not a valid object.".into()]) };
         let unknown = object.keys().filter(|key| !KEYS.contains(&key.as_str())).take(MAX_UNKNOWN);
-        let mut problems: Vec<_> = unknown
-            .map(|key| format!("{key:.64}: There is no such limit; there are {}.", KEYS.join(", ")).into())
-            .collect();
-        let commands = list(object, "commands", &mut problems, |pattern| text(pattern, MAX_LINE));
+        let mut problems: Vec<_> =
+            unknown.map(|key| format!("{key:.64}: Unknown field. Use {}.", KEYS.join(", ")).into()).collect();
+        let commands = list(object, "commands", &mut problems, line_pattern);
+        let argv = list_of(object, "argv", &mut problems, word_list);
         let servers = list(object, "servers", &mut problems, |text| id::parse(text).ok_or("Not a valid UUID.".into()));
         let usernames = list(object, "usernames", &mut problems, username);
         let networks = list(object, "networks", &mut problems, |text| {
             network(text).ok_or("Not a valid network: give an address and a prefix length, such as 10.0.0.0/8.".into())
         });
-        let read_only = object.get("read_only").and_then(|value| {
+        let mut flag = |key: &str| {
+            let value = object.get(key)?;
             if !value.is_boolean() {
-                problems.push("read_only: Must be true or false.".into());
+                problems.push(format!("{key}: Must be true or false.").into());
             }
             value.as_bool()
-        });
-        let acl = Self { commands, servers, usernames, networks, read_only };
-        let bytes: usize = acl.commands.iter().flatten().chain(acl.usernames.iter().flatten()).map(String::len).sum();
-        if bytes > MAX_BYTES {
-            problems.push(format!("The texts are {bytes} bytes long together; {MAX_BYTES} are allowed.").into());
-        }
+        };
+        let (read_only, read_all) = (flag("read_only"), flag("read_all"));
+        let acl = Self { commands, argv, servers, usernames, networks, read_only, read_all };
+        problems.extend(acl.problems_in_all());
         if problems.is_empty() { Ok(acl) } else { Err(problems) }
     }
 
-    /// Tells whether a line fits one of the patterns. In a pattern each character matches itself, and `*` any run of
-    /// characters, the empty one too, with no control character and no shell operator in it. A trailing ` *` matches
-    /// no argument at all, too.
+    /// Which limits all entries together are beyond.
+    fn problems_in_all(&self) -> Vec<Cow<'static, str>> {
+        let words = || self.argv.iter().flatten().flatten();
+        let starred = self.commands.iter().flatten().chain(words().filter(|word| *word != "*"));
+        let Ok(json) = self.json() else { return vec!["Not a valid object.".into()] };
+        let (bytes, words, stars) = (json.len(), words().count(), starred.map(|text| stars(text)).sum::<usize>());
+        [
+            (words, MAX_WORDS_IN_ALL, "argv: All lists together have", "words"),
+            (stars, MAX_STARS_IN_ALL, "All patterns and words together have", "*"),
+            (bytes, MAX_BYTES, "The JSON of this list has", "bytes"),
+        ]
+        .into_iter()
+        .filter(|(number, most, ..)| number > most)
+        .map(|(number, most, what, unit)| format!("{what} {number} {unit}; {most} are allowed.").into())
+        .collect()
+    }
+
+    /// The list as it is stored and shown.
+    ///
+    /// # Errors
+    /// None that a list can have.
+    pub fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self)
+    }
+
+    /// What an audit event says of a list, or of none: `acl`, or if its JSON has more than [`MAX_IN_EVENT`] bytes, how many it
+    /// has and their hash.
+    ///
+    /// # Errors
+    /// None that a list can have.
+    pub fn in_event(acl: Option<&Self>) -> serde_json::Result<Map<String, Value>> {
+        let text = acl.map(Self::json).transpose()?.unwrap_or_default();
+        let fields = if text.len() > MAX_IN_EVENT {
+            vec![("acl_sha256", json!(sha256(&text))), ("acl_bytes", json!(text.len()))]
+        } else {
+            vec![("acl", json!(acl))]
+        };
+        Ok(fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+    }
+
+    /// Whether a line fits one of the patterns. In a pattern each character matches itself. `*` matches any text, the empty
+    /// one too, without control characters, shell operators, quotes, `#` and `~`. A trailing ` *` also matches no argument
+    /// at all.
     pub fn allows_line(&self, line: &str) -> bool {
         self.commands.as_ref().is_none_or(|patterns| {
             patterns
@@ -197,20 +377,42 @@ impl Acl {
         self.servers.as_ref().is_none_or(|servers| servers.contains(&server))
     }
 
-    /// Tells whether a command may be made, and, once more when it goes out, whether it still may; and whether one that is
-    /// there may be ended.
+    /// Whether the words of a command without a shell fit one of the lists of words.
+    pub fn allows_words(&self, words: &[String]) -> bool {
+        self.argv.as_ref().is_none_or(|patterns| patterns.iter().any(|pattern| fits_words(pattern, words)))
+    }
+
+    /// The limit that does not allow a command; `None` if it is allowed. `has_inputs`: it has an environment, input or a
+    /// directory of its own.
     ///
-    /// Patterns say nothing of built-ins, and an environment can change what a line does: where there are patterns,
-    /// neither may be used. A list of accounts says nothing of groups: none but their own. A token that may only read may
-    /// make none.
-    pub fn allows_command(&self, command: &Command, has_env: bool) -> bool {
-        let within_patterns =
-            self.commands.is_none() || (command.shell == Shell::System && !has_env && self.allows_line(&command.line));
-        let within_usernames = self
-            .usernames
-            .as_ref()
-            .is_none_or(|names| names.contains(&command.username) && command.groupname.is_empty());
-        within_patterns && within_usernames && self.allows_server(command.server) && self.read_only != Some(true)
+    /// Checked when a command is created, again when a waiting one is delivered, and when one is cancelled or killed.
+    ///
+    /// Patterns do not describe built-ins, groups, an environment, input or a directory, all of which change what a command
+    /// does: a token with patterns may use none of them. Built-ins run as the agent's own account, so a token with accounts
+    /// may not use them, nor groups. A token with patterns of one kind refuses commands of the other kind.
+    pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<Limit> {
+        let (has_patterns, is_narrow) = (self.has_patterns(), self.is_narrow());
+        let is_fitting = match &command.argv {
+            _ if !has_patterns => true,
+            None => self.commands.is_some() && self.allows_line(&command.line),
+            Some(words) => self.argv.is_some() && self.allows_words(words),
+        };
+        let is_named = self.usernames.as_ref().is_none_or(|names| names.contains(&command.username));
+        let limits = [
+            (self.read_only == Some(true), Limit::ReadOnly),
+            (!self.allows_server(command.server), Limit::Servers),
+            (is_narrow && command.shell == Shell::Internal, Limit::Internal),
+            (!is_named, Limit::Usernames),
+            (is_narrow && !command.groupname.is_empty(), Limit::Group),
+            (has_patterns && has_inputs, Limit::Inputs),
+            (!is_fitting, if command.argv.is_some() { Limit::Argv } else { Limit::Commands }),
+        ];
+        limits.into_iter().find_map(|(is_broken, limit)| is_broken.then_some(limit))
+    }
+
+    /// Whether a command is allowed; see [`Acl::refusal`].
+    pub fn allows_command(&self, command: &Command, has_inputs: bool) -> bool {
+        self.refusal(command, has_inputs).is_none()
     }
 
     /// Tells whether a request may come from an address. An IPv6 address that stands for an IPv4 one counts as that
@@ -219,6 +421,20 @@ impl Acl {
         let Some(networks) = &self.networks else { return true };
         let Ok(address) = remote_ip.parse::<IpAddr>() else { return false };
         networks.iter().any(|network| canonical(*network).contains(&address.to_canonical()))
+    }
+
+    /// Whether the token reads only commands that the list allows, and not all that its user can read.
+    pub fn reads_narrowly(&self) -> bool {
+        self.is_narrow() && self.read_all != Some(true)
+    }
+
+    fn has_patterns(&self) -> bool {
+        self.commands.is_some() || self.argv.is_some()
+    }
+
+    /// Whether the list limits which commands may be created.
+    fn is_narrow(&self) -> bool {
+        self.has_patterns() || self.usernames.is_some()
     }
 
     /// Tells whether a request may have this method, in capitals as HTTP has it.
@@ -231,7 +447,6 @@ impl Acl {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use serde_json::json;
 
     const SERVER: &str = "01936d3e-7a00-7000-8000-000000000000";
 
@@ -259,7 +474,8 @@ mod tests {
             json!({"commands": [], "servers": [], "usernames": [], "networks": []}),
             json!({
                 "commands": ["ls *", " "], "servers": [SERVER], "usernames": ["deploy"],
-                "networks": ["10.1.2.3/8", "2001:db8::1/32", "::ffff:10.0.0.0/104", "0.0.0.0/0"], "read_only": true
+                "networks": ["10.1.2.3/8", "2001:db8::1/32", "::ffff:10.0.0.0/104", "0.0.0.0/0"], "read_only": true,
+                "argv": [["ls", "", "*", "..."], ["..."]], "read_all": false
             }),
         ] {
             let read = acl(sent.clone());
@@ -267,7 +483,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<Value>(&stored).unwrap(), sent);
             assert_eq!(serde_json::from_str::<Acl>(&stored).unwrap(), read);
         }
-        let nulls = json!({"commands": null, "servers": null, "usernames": null, "networks": null});
+        let nulls = json!({"commands": null, "argv": null, "servers": null, "usernames": null, "networks": null});
         assert_eq!(acl(nulls), Acl::default());
         assert!(serde_json::from_str::<Acl>(r#"{"comands":[]}"#).is_err());
     }
@@ -277,7 +493,7 @@ mod tests {
         for bad in [json!([]), json!("x"), json!(true), json!(1), json!(null)] {
             refused(&bad, &["Not a valid object."]);
         }
-        for key in ["commands", "servers", "usernames", "networks"] {
+        for key in ["commands", "argv", "servers", "usernames", "networks"] {
             for bad in [json!("x"), json!({}), json!(true), json!(0)] {
                 refused(&json!({key: bad}), &[key]);
             }
@@ -296,7 +512,8 @@ mod tests {
     #[test]
     fn entries_that_are_refused() {
         refused(&json!({"commands": ["ls", "a\0b", "é".repeat(16_385)]}), &["commands[1]", "commands[2]"]);
-        acl(json!({"commands": ["é".repeat(16_384), " "]}));
+        acl(json!({"commands": ["é".repeat(16_000), "x".repeat(MAX_LINE - 16_000), " "]}));
+        acl(json!({"commands": ["x".repeat(MAX_LINE)]}));
         refused(&json!({"usernames": [" ", "a\0", "é".repeat(65)]}), &["usernames[0]", "usernames[1]", "usernames[2]"]);
         acl(json!({"usernames": ["é".repeat(64)]}));
         acl(json!({"usernames": vec!["a"; 100]}));
@@ -322,6 +539,36 @@ mod tests {
     }
 
     #[test]
+    fn a_star_that_nothing_confines_is_refused() {
+        for bad in [
+            r#"grep "*" /var/log/dpkg.log"#,
+            "grep '*' x",
+            "echo 'a'b\"c*\"",
+            r#"echo "\"*""#,
+            "echo '*",
+            "echo \\*",
+            r#"echo "\*""#,
+            "echo *#",
+            "echo *#x --dry-run",
+        ] {
+            refused(&json!({"commands": ["ls", bad]}), &["commands[1]"]);
+        }
+        for good in [
+            "echo 'a b' *",
+            r#"echo "it's" *"#,
+            "echo \\' * \\'",
+            r"echo '\' *",
+            r"echo 'a\' * '",
+            "echo # *",
+            "a*b*",
+            "echo *'x'",
+            "echo '#' *",
+        ] {
+            acl(json!({"commands": [good]}));
+        }
+    }
+
+    #[test]
     fn all_problems_together() {
         let bad = json!({"comands": [], "commands": [""], "servers": 1, "usernames": [1, 2], "networks": ["x"], "read_only": 0});
         refused(
@@ -333,13 +580,13 @@ mod tests {
     #[test]
     fn the_example_of_the_contract() {
         let acl = with("ls *");
-        for line in ["ls", "ls ", "ls -l", "ls -l /tmp 'a b' *.rs #é"] {
+        for line in ["ls", "ls ", "ls -l", "ls -l /tmp a=b *.rs é"] {
             assert!(acl.allows_line(line), "{line}");
         }
         for line in ["", "l", "lsof", " ls", "ls\t-l", "LS", "ls; id", "ls && id", "ls $(id)", "ls -l\nid", "ls -l\n"] {
             assert!(!acl.allows_line(line), "{line}");
         }
-        for operator in ";&|<>`$(){}\\\n\r\t\0\u{b}\u{c}\u{1b}\u{7f}\u{85}\u{2028}\u{2029}".chars() {
+        for operator in ";&|<>`$(){}\\#'\"~\n\r\t\0\u{b}\u{c}\u{1b}\u{7f}\u{85}\u{2028}\u{2029}".chars() {
             let line = format!("ls {operator}");
             assert!(!acl.allows_line(&line), "{operator:?}");
             assert!(Acl { commands: Some(vec![line.clone()]), ..Acl::default() }.allows_line(&line), "{operator:?}");
@@ -391,17 +638,63 @@ mod tests {
             let worst = Acl { commands: Some(vec![pattern; MAX_ENTRIES]), ..Acl::default() };
             assert!(!worst.allows_line(&line));
         }
-        assert!(with(&"a*".repeat(MAX_LINE / 2)).allows_line(&line));
+        let open = Acl { commands: Some(vec!["a*".repeat(MAX_LINE / 2)]), ..Acl::default() };
+        assert!(open.allows_line(&line));
     }
 
     #[test]
-    fn all_texts_together_are_bounded() {
-        let texts = |length: usize| Acl::read(&json!({"commands": vec!["x".repeat(length); 8]}));
-        assert!(texts(MAX_BYTES / 8).is_ok());
-        assert!(texts(MAX_BYTES / 8 + 1).is_err());
-        // Of one kind and the other.
-        let both = json!({"commands": vec!["ä".repeat(8_000); 4], "usernames": vec!["x".repeat(64); 25]});
-        assert!(Acl::read(&both).is_err());
+    fn the_json_of_a_list_is_bounded() {
+        let around = json!({"commands": [""]}).to_string().len();
+        let of_bytes = |bytes: usize| json!({"commands": ["x".repeat(16_384), "y".repeat(bytes - around - 16_387)]});
+        assert_eq!(acl(of_bytes(MAX_BYTES)).json().unwrap().len(), MAX_BYTES);
+        let told = Acl::read(&of_bytes(MAX_BYTES + 1)).unwrap_err();
+        assert_eq!(told, ["The JSON of this list has 32769 bytes; 32768 are allowed."]);
+        // As it is stored: a control character takes six bytes. Anything counts.
+        assert!(Acl::read(&json!({"commands": ["\u{1}".repeat(5_500)]})).is_err());
+        let everything = |number: usize| {
+            json!({"servers": vec![SERVER; 100], "usernames": vec!["x".repeat(64); 100],
+                "networks": vec!["2001:db8:1111:2222:3333:4444:5555:6666/128"; 100], "commands": vec!["y".repeat(100); number]})
+        };
+        acl(everything(100));
+        let too_much = vec![json!(["x".repeat(16_384)]); 2];
+        assert!(Acl::read(&json!({"argv": too_much})).is_err());
+    }
+
+    #[test]
+    fn what_it_costs_to_compare_is_bounded() {
+        let told = |value: Value| Acl::read(&value).map(drop).map_err(|problems| problems.join(" "));
+        // Of a pattern, and of a word.
+        acl(json!({"commands": ["a*".repeat(8)], "argv": [["*".repeat(8)]]}));
+        assert_eq!(
+            told(json!({"commands": ["ls", "a*".repeat(9)]})).unwrap_err(),
+            "commands[1]: Ensure this has no more than 8 *."
+        );
+        assert_eq!(told(json!({"argv": [["ls", "a*".repeat(9)]]})).unwrap_err(), "argv[0]: Word 1 has more than 8 *.");
+        // Of all together. Words that are all `*` do not count: they cost nothing.
+        acl(json!({"commands": vec!["*a*b"; 78], "argv": vec![vec!["a*"; 25]; 4]}));
+        acl(json!({"argv": vec![vec!["*"; 10]; 100]}));
+        assert_eq!(
+            told(json!({"commands": vec!["*a*b"; 79], "argv": vec![vec!["a*"; 25]; 4]})).unwrap_err(),
+            "All patterns and words together have 258 *; 256 are allowed."
+        );
+        // Words of all lists.
+        acl(json!({"argv": vec![vec!["x"; 250]; 4]}));
+        assert_eq!(
+            told(json!({"argv": vec![vec!["x"; 251]; 4]})).unwrap_err(),
+            "argv: All lists together have 1004 words; 1000 are allowed."
+        );
+    }
+
+    #[test]
+    fn an_event_has_a_short_list_whole_and_the_hash_of_a_long_one() {
+        assert_eq!(json!(Acl::in_event(None).unwrap()), json!({"acl": null}));
+        let around = json!({"commands": [""]}).to_string().len();
+        let longest = with(&"x".repeat(MAX_IN_EVENT - around));
+        assert_eq!(json!(Acl::in_event(Some(&longest)).unwrap()), json!({"acl": longest}));
+        let longer = with(&"x".repeat(MAX_IN_EVENT - around + 1));
+        let stored = format!(r#"{{"commands":["{}"]}}"#, "x".repeat(MAX_IN_EVENT - around + 1));
+        let told = json!({"acl_bytes": 4_097, "acl_sha256": sha256(&stored)});
+        assert_eq!(json!(Acl::in_event(Some(&longer)).unwrap()), told);
     }
 
     #[test]
@@ -410,6 +703,7 @@ mod tests {
             id: Uuid::nil(),
             shell: Shell::System,
             line: line.into(),
+            argv: None,
             username: username.into(),
             groupname: String::new(),
             server: id::parse(SERVER).unwrap(),
@@ -427,14 +721,12 @@ mod tests {
         assert!(!patterns.allows_command(&command("id", "root"), false));
         let lists = acl(json!({"servers": [SERVER], "usernames": ["deploy"]}));
         assert!(lists.allows_command(&command("id; ls", "deploy"), true));
-        assert!(lists.allows_command(&internal(command("ping", "deploy")), false));
+        assert!(!lists.allows_command(&internal(command("reboot", "deploy")), false));
         assert!(!lists.allows_command(&command("id", "root"), false));
         assert!(!lists.allows_command(&command("id", "Deploy"), false));
         let in_group = Command { groupname: "deploy".into(), ..command("id", "deploy") };
-        assert!(
-            !lists.allows_command(&in_group, false)
-                && patterns.allows_command(&Command { line: "ls".into(), ..in_group }, false)
-        );
+        assert!(!lists.allows_command(&in_group, false) && free.allows_command(&in_group, false));
+        assert!(!patterns.allows_command(&Command { line: "ls".into(), ..in_group }, false));
         let other = Uuid::nil();
         assert!(!lists.allows_command(&Command { server: other, ..command("id", "deploy") }, false));
         let server = id::parse(SERVER).unwrap();
@@ -443,6 +735,111 @@ mod tests {
             [json!({"servers": []}), json!({"usernames": []}), json!({"commands": []}), json!({"read_only": true})]
         {
             assert!(!acl(nothing.clone()).allows_command(&command("id", "a"), false), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn lists_of_words() {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let check = |patterns: Value, yes: &[&[&str]], no: &[&[&str]]| {
+            let acl = acl(json!({"argv": patterns}));
+            yes.iter().for_each(|some| assert!(acl.allows_words(&words(some)), "{patterns} should allow {some:?}"));
+            no.iter().for_each(|some| assert!(!acl.allows_words(&words(some)), "{patterns} should refuse {some:?}"));
+        };
+        check(
+            json!([["grep", "*", "/var/log/dpkg.log"]]),
+            &[&["grep", "a b; $(id) 'x' #\n", "/var/log/dpkg.log"], &["grep", "", "/var/log/dpkg.log"]],
+            &[
+                &["grep", "root", "/etc/passwd", "/var/log/dpkg.log"],
+                &["grep", "root", "/etc/passwd"],
+                &["grep", "/var/log/dpkg.log"],
+                &["grep root /etc/passwd", "x", "/var/log/dpkg.log"],
+                &["egrep", "x", "/var/log/dpkg.log"],
+                &["grep", "x", "/var/log/dpkg.log", ""],
+                &["grep", "x", "/var/log/dpkg.log "],
+                &[],
+            ],
+        );
+        check(json!([["ls", "..."]]), &[&["ls"], &["ls", "-l", "..."], &["ls", ""]], &[&["lsof"], &["ls -l"], &[]]);
+        check(json!([["a", "...", "b"]]), &[&["a", "...", "b"]], &[&["a", "b"], &["a", "x", "b"]]);
+        check(
+            json!([["systemctl", "restart", "web-*.service"]]),
+            &[&["systemctl", "restart", "web-é\n.service"]],
+            &[
+                &["systemctl", "restart", "web-.servic"],
+                &["systemctl", "stop", "web-1.service"],
+                &["systemctl", "restart", "db-1.service"],
+            ],
+        );
+        check(json!([["..."]]), &[&["id"], &[]], &[]);
+        check(json!([[""]]), &[&[""]], &[&["x"], &[]]);
+        check(json!([["id"], ["*", "-l"]]), &[&["id"], &["x", "-l"]], &[&["id", "-u"]]);
+        check(json!([]), &[], &[&["id"]]);
+    }
+
+    #[test]
+    fn lists_of_words_that_are_refused() {
+        let long = json!([["x".repeat(MAX_LINE + 1)]]);
+        let many = json!([vec!["x"; MAX_WORDS + 1]]);
+        for bad in [json!([[]]), json!(["ls"]), json!([[1]]), json!([["a\0"]]), json!([null]), long, many] {
+            refused(&json!({"argv": bad}), &["argv[0]"]);
+        }
+        refused(&json!({"argv": [["id"], ["ls", 7]]}), &["argv[1]"]);
+        refused(&json!({"argv": vec![json!(["id"]); 101]}), &["argv"]);
+        refused(&json!({"read_all": "yes"}), &["read_all"]);
+        acl(json!({"argv": [vec!["x"; MAX_WORDS], vec!["y".repeat(MAX_LINE)]]}));
+    }
+
+    #[test]
+    fn patterns_of_one_kind_refuse_the_other() {
+        let line = Command {
+            id: Uuid::nil(),
+            shell: Shell::System,
+            line: "ls".into(),
+            argv: None,
+            username: "deploy".into(),
+            groupname: String::new(),
+            server: id::parse(SERVER).unwrap(),
+            server_name: "web-1".into(),
+            requested_by: None,
+        };
+        let words = Command { argv: Some(vec!["ls".into()]), ..line.clone() };
+        let refusal = |list: Value, command: &Command, has_inputs| acl(list).refusal(command, has_inputs);
+        let (commands, argv) = (json!({"commands": ["*"]}), json!({"argv": [["..."]]}));
+        assert_eq!(refusal(commands.clone(), &line, false), None);
+        assert_eq!(refusal(commands.clone(), &words, false), Some(Limit::Argv));
+        assert_eq!(refusal(argv.clone(), &words, false), None);
+        assert_eq!(refusal(argv.clone(), &line, false), Some(Limit::Commands));
+        let both = json!({"commands": ["id"], "argv": [["ls"]]});
+        assert_eq!(refusal(both.clone(), &words, false), None);
+        assert_eq!(refusal(both, &line, false), Some(Limit::Commands));
+        assert_eq!(refusal(argv.clone(), &words, true), Some(Limit::Inputs));
+        let in_group = Command { groupname: "www".into(), ..words.clone() };
+        assert_eq!(refusal(argv.clone(), &in_group, false), Some(Limit::Group));
+        let internal = Command { shell: Shell::Internal, ..line.clone() };
+        assert_eq!(refusal(argv, &internal, false), Some(Limit::Internal));
+        let accounts = json!({"usernames": ["deploy"]});
+        assert_eq!(refusal(accounts.clone(), &words, true), None);
+        assert_eq!(refusal(accounts.clone(), &internal, false), Some(Limit::Internal));
+        assert_eq!(
+            refusal(accounts, &Command { username: "root".into(), ..words.clone() }, false),
+            Some(Limit::Usernames)
+        );
+        assert_eq!(refusal(json!({"servers": []}), &words, false), Some(Limit::Servers));
+        assert_eq!(refusal(json!({"read_only": true}), &words, false), Some(Limit::ReadOnly));
+    }
+
+    #[test]
+    fn what_a_token_reads() {
+        for narrow in
+            [json!({"commands": []}), json!({"argv": [["..."]]}), json!({"usernames": ["a"], "read_all": false})]
+        {
+            assert!(acl(narrow.clone()).reads_narrowly(), "{narrow}");
+        }
+        for wide in
+            [json!({}), json!({"servers": []}), json!({"read_only": true}), json!({"commands": [], "read_all": true})]
+        {
+            assert!(!acl(wide.clone()).reads_narrowly(), "{wide}");
         }
     }
 
@@ -488,7 +885,7 @@ mod tests {
 
     /// What no star may stand for, spelled out a second time (contract 4, Token ACL).
     fn is_barred(c: char) -> bool {
-        ";&|<>`$()\\{}\u{2028}\u{2029}".contains(c) || c.is_control()
+        ";&|<>`$()\\{}#'\"~\u{2028}\u{2029}".contains(c) || c.is_control()
     }
 
     fn operators(text: &str) -> String {

@@ -52,6 +52,9 @@ pub struct TokenFilter {
     pub enabled: Option<bool>,
 }
 
+/// The fields of a token object that `PUT` and `PATCH` accept and ignore.
+const READ_ONLY: &[&str] = &["id", "key", "added_at", "updated_at", "last_used_at"];
+
 /// The field `expires_at`: `None` where it was not sent, else null or in the future.
 pub fn expires_at(fields: &mut Fields, now: Timestamp) -> Option<Option<Timestamp>> {
     if !fields.has("expires_at") {
@@ -84,11 +87,19 @@ fn acl(fields: &mut Fields) -> Option<Option<Acl>> {
 }
 
 impl NewToken {
-    /// Reads a request for a token. `expires_at` must be there. `enabled` says nothing here: a new token can be used.
+    /// Reads a request for a token. `expires_at` is required. A new token is enabled, so `enabled` may only be true.
     ///
     /// # Errors
     /// All bad fields together.
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
+        if fields.optional_boolean("enabled") == Some(false) {
+            fields.reject("enabled", "A new token is enabled. Disable it with PATCH.");
+        }
+        Self::read_common(fields, now)
+    }
+
+    /// Reads what a `POST` and a `PUT` have in common.
+    fn read_common(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         let name = fields.text("name", 1..=128);
         let expires_at = expires_at(&mut fields, now).unwrap_or_else(|| {
             fields.reject("expires_at", REQUIRED);
@@ -117,8 +128,9 @@ impl TokenReplacement {
     /// # Errors
     /// All bad fields together.
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
+        fields.ignore(READ_ONLY);
         let enabled = fields.optional_boolean("enabled").unwrap_or(true);
-        let NewToken { name, expires_at, acl } = NewToken::read(fields, now)?;
+        let NewToken { name, expires_at, acl } = NewToken::read_common(fields, now)?;
         Ok(Self { name, enabled, expires_at, acl })
     }
 }
@@ -129,6 +141,7 @@ impl TokenChanges {
     /// # Errors
     /// All bad fields together.
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
+        fields.ignore(READ_ONLY);
         let changes = Self {
             name: fields.has("name").then(|| fields.text("name", 1..=128)).flatten(),
             enabled: fields.optional_boolean("enabled"),
@@ -137,6 +150,19 @@ impl TokenChanges {
         };
         fields.finish()?;
         Ok(changes)
+    }
+}
+
+/// The refusal of a change by which a token would outlive the API token that asks for it, which expires at `limit`.
+pub fn outlives(field: &'static str, limit: Timestamp) -> Error {
+    Error::field(field, format!("A token that expires cannot create, extend or enable one that outlives it ({limit})."))
+}
+
+impl TokenChanges {
+    /// The field by which these changes make a token outlive one that expires at `limit`.
+    pub fn field_that_outlives(&self, limit: Timestamp) -> &'static str {
+        let is_later = |end: Option<Timestamp>| end.is_none_or(|end| end > limit);
+        if self.expires_at.is_some_and(is_later) { "expires_at" } else { "enabled" }
     }
 }
 
@@ -197,8 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn a_new_token_is_limited_as_asked_and_enabled_whatever_is_asked() {
-        let body = json!({"name": "ci", "expires_at": null, "acl": {"read_only": true}, "enabled": "no"});
+    fn a_new_token_is_limited_as_asked_and_enabled() {
+        let body = json!({"name": "ci", "expires_at": null, "acl": {"read_only": true}, "enabled": true});
         assert_eq!(read(&body).unwrap().acl, reader());
         assert_eq!(read(&json!({"name": "ci", "expires_at": null, "acl": {}})).unwrap().acl, Some(Acl::default()));
     }
@@ -230,6 +256,16 @@ mod tests {
         }
         refused(changes(&json!({"name": null})), &["name"]);
         refused(changes(&json!({"name": " "})), &["name"]);
+    }
+
+    #[test]
+    fn what_would_silently_give_an_unlimited_token_is_refused() {
+        for name in ["ACL", "scopes", "expires", "id", "key"] {
+            refused(read(&json!({"name": "ci", "expires_at": null, name: {"read_only": true}})), &[name]);
+        }
+        refused(read(&json!({"name": "ci", "expires_at": null, "enabled": false})), &["enabled"]);
+        refused(replacement(&json!({"name": "ci", "expires_at": null, "scopes": ["read"]})), &["scopes"]);
+        refused(changes(&json!({"ACL": null, "key": "x"})), &["ACL"]);
     }
 
     #[test]

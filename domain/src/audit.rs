@@ -1,11 +1,14 @@
 //! The audit log: what an event is, and the chain of hashes that shows whether events were changed, taken away or put in
 //! between afterwards (`docs/audit.md`).
 //!
-//! Each sealed event is a *link*: it has a number, from 1 on in its workspace, and the SHA-256 of the link before it, that
-//! number and all of its own columns. So whoever changes one must make all later links anew; and the hash of the latest is
-//! kept elsewhere.
+//! Each sealed event is a *link*: it has a number, from 1 on in its workspace, and the SHA-256 of the hash before it, that
+//! number, the type of its actor and the digest of all of its columns. Whoever changes one must compute all later hashes again;
+//! and the hash of the latest is kept elsewhere.
+//!
+//! Old anonymous events are deleted from the middle of the chain. Their digest stays, so the chain can still be verified, and
+//! the type of the actor in the hash proves that the deleted event was an anonymous one.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -14,6 +17,7 @@ use uuid::Uuid;
 
 use crate::error::{Error, FieldErrors};
 use crate::fields::Fields;
+use crate::output::hex;
 use crate::page::parameter;
 use crate::time::Timestamp;
 
@@ -22,7 +26,7 @@ pub const CELL: i64 = 0;
 /// How much of a command's line an event has, in characters.
 pub const MAX_LINE: usize = 1_024;
 /// How many ids of a list an event has.
-const MAX_IDS: usize = 100;
+pub const MAX_IDS: usize = 100;
 /// The highest number that JSON is exact for.
 const MAX_LINK: i64 = 1 << 53;
 
@@ -70,6 +74,20 @@ pub enum Outcome {
     Failure,
     /// It was refused for want of a right to it.
     Denied,
+}
+
+impl Outcome {
+    /// All of them.
+    const ALL: [Self; 3] = [Self::Success, Self::Failure, Self::Denied];
+
+    /// Its name in requests, answers and D1.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Failure => "failure",
+            Self::Denied => "denied",
+        }
+    }
 }
 
 /// An actor.
@@ -213,6 +231,8 @@ pub struct EventFilter {
     pub action: Option<String>,
     /// The object's id.
     pub object: Option<String>,
+    /// How it went.
+    pub outcome: Option<Outcome>,
     /// The earliest time.
     pub from: Option<Timestamp>,
     /// The time before which.
@@ -242,10 +262,17 @@ impl EventFilter {
             Some(text.to_owned())
         };
         let (actor, action, object) = (text("actor"), text("action"), text("object"));
+        let outcome = parameter(query, "outcome").and_then(|name| {
+            let outcome = Outcome::ALL.into_iter().find(|outcome| outcome.as_str() == name);
+            if outcome.is_none() {
+                errors.insert("outcome".into(), vec!["Choose success, failure or denied.".into()]);
+            }
+            outcome
+        });
         if !errors.is_empty() {
             return Err(Error::fields(errors));
         }
-        Ok(Self { actor, action, object, from, before })
+        Ok(Self { actor, action, object, outcome, from, before })
     }
 
     /// Whether nothing is filtered.
@@ -263,20 +290,33 @@ pub fn read_first_link(mut fields: Fields) -> Result<i64, Error> {
     fields.finish_with(Some(first))
 }
 
-/// An event as it is stored: its columns in their order, as the database's `json_array` tells them.
+/// A link as it is stored, in the order of the database's `json_array`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// The row's number. It grows in the order in which the events were written.
+    /// The row's number. It grows in the order in which the events were written; 0 for an expired event.
     pub seq: i64,
     /// The number in the chain; `None` until it is sealed.
     pub link: Option<i64>,
     /// The hash, in hexadecimal.
     pub hash: Option<String>,
-    /// The other columns, as texts.
-    pub columns: [Option<String>; COLUMNS.len()],
+    /// What the hash is of.
+    pub content: Content,
 }
 
-/// The columns that a hash covers, in its order, beside the workspace and the number of the link.
+/// An event's columns, as texts.
+pub type Columns = [Option<String>; COLUMNS.len()];
+
+/// What a link holds.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Content {
+    /// An event.
+    Event(Box<Columns>),
+    /// The digest of an anonymous event that was deleted because of its age.
+    Expired(String),
+}
+
+/// The columns that a digest covers, in its order.
 pub const COLUMNS: [&str; 15] = [
     "id",
     "occurred_at",
@@ -295,15 +335,45 @@ pub const COLUMNS: [&str; 15] = [
     "details",
 ];
 
+/// The type of the actor of an anonymous event, as it is stored.
+const ANONYMOUS: &str = "anonymous";
+
 impl Row {
+    /// An event's column.
+    fn column(&self, place: usize) -> Option<&str> {
+        match &self.content {
+            Content::Event(columns) => columns.get(place)?.as_deref(),
+            Content::Expired(_) => None,
+        }
+    }
+
     /// The event's id.
     pub fn id(&self) -> Option<&str> {
-        self.columns[0].as_deref()
+        self.column(0)
     }
 
     /// When it happened.
     pub fn occurred_at(&self) -> Option<Timestamp> {
-        self.columns[1].as_deref().and_then(|time| Timestamp::parse(time).ok())
+        self.column(1).and_then(|time| Timestamp::parse(time).ok())
+    }
+
+    /// Whether the event was deleted because of its age.
+    pub fn is_expired(&self) -> bool {
+        matches!(self.content, Content::Expired(_))
+    }
+
+    /// The digest of the event.
+    pub fn digest(&self) -> String {
+        match &self.content {
+            Content::Event(columns) => digest(columns),
+            Content::Expired(digest) => digest.clone(),
+        }
+    }
+
+    /// The hash of the link with a number, behind another hash.
+    fn hash(&self, workspace: i64, before: &str, link: i64) -> String {
+        let actor = if self.is_expired() { Some(ANONYMOUS) } else { self.column(2) };
+        hash(workspace, before, link, actor, &self.digest())
     }
 }
 
@@ -331,23 +401,33 @@ impl Encoder {
         self.number(text.len() as i64);
         self.0.update(text.as_bytes());
     }
+
+    /// The hash in hexadecimal.
+    fn finish(self) -> String {
+        hex(&self.0.finalize())
+    }
 }
 
-/// The hash of a link: of its workspace, the hash before it, its number and its columns.
-pub fn hash(workspace: i64, before: &str, link: i64, columns: &[Option<String>; COLUMNS.len()]) -> String {
+/// The digest of an event.
+pub fn digest(columns: &Columns) -> String {
     let mut encoder = Encoder(Sha256::new());
-    encoder.text(Some("farhand audit link 1"));
-    encoder.text(Some(&workspace.to_string()));
-    encoder.text(Some(before));
-    encoder.number(link);
+    encoder.text(Some("farhand audit event 1"));
     for column in columns {
         encoder.text(column.as_deref());
     }
-    encoder.0.finalize().iter().fold(String::with_capacity(64), |mut hex, byte| {
-        // Writing to a text cannot fail.
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    encoder.finish()
+}
+
+/// The hash of a link: of its workspace, the hash before it, its number, the type of its event's actor and the event's digest.
+pub fn hash(workspace: i64, before: &str, link: i64, actor: Option<&str>, digest: &str) -> String {
+    let mut encoder = Encoder(Sha256::new());
+    encoder.text(Some("farhand audit link 2"));
+    encoder.text(Some(&workspace.to_string()));
+    encoder.text(Some(before));
+    encoder.number(link);
+    encoder.text(actor);
+    encoder.text(Some(digest));
+    encoder.finish()
 }
 
 /// The number and the hash that a row gets.
@@ -368,7 +448,7 @@ pub fn seal(workspace: i64, head: &Head, rows: &[Row]) -> (Vec<Seal>, Head) {
     let mut head = head.clone();
     let seals = rows.iter().map(|row| {
         let link = head.link + 1;
-        let hash = hash(workspace, &head.hash, link, &row.columns);
+        let hash = row.hash(workspace, &head.hash, link);
         head = Head { link, hash: hash.clone() };
         Seal { seq: row.seq, id: row.id().unwrap_or_default().to_owned(), link, hash }
     });
@@ -421,17 +501,23 @@ pub struct Verifier {
     workspace: i64,
     last: Head,
     seq: i64,
+    expired: i64,
 }
 
 impl Verifier {
     /// Begins behind a link that was looked at before.
     pub fn behind(workspace: i64, link: i64, row: &Row) -> Self {
-        Self { workspace, last: Head { link, hash: row.hash.clone().unwrap_or_default() }, seq: row.seq }
+        Self { seq: row.seq, ..Self::after(workspace, Head { link, hash: row.hash.clone().unwrap_or_default() }) }
     }
 
     /// Begins behind a link that is known by its number and hash alone.
     pub fn after(workspace: i64, last: Head) -> Self {
-        Self { workspace, last, seq: i64::MIN }
+        Self { workspace, last, seq: i64::MIN, expired: 0 }
+    }
+
+    /// The same, which accepts that anonymous events up to a link were deleted because of their age.
+    pub fn expired_up_to(self, link: i64) -> Self {
+        Self { expired: link, ..self }
     }
 
     /// The last link that was found good.
@@ -460,17 +546,20 @@ impl Verifier {
         if link < expected {
             return broken(Problem::Foreign);
         }
-        let hash = hash(self.workspace, &self.last.hash, link, &row.columns);
+        if row.is_expired() && link > self.expired {
+            return Err(self.missing());
+        }
+        let hash = row.hash(self.workspace, &self.last.hash, link);
         if row.hash.as_deref() != Some(hash.as_str()) {
             return broken(Problem::Altered);
         }
-        if row.seq <= self.seq {
+        if !row.is_expired() && row.seq <= self.seq {
             return broken(Problem::Moved);
         }
         if anchor.is_some_and(|anchor| anchor != hash) {
             return broken(Problem::Rewritten);
         }
-        (self.last, self.seq) = (Head { link, hash }, row.seq);
+        (self.last, self.seq) = (Head { link, hash }, self.seq.max(row.seq));
         Ok(())
     }
 }
@@ -483,15 +572,18 @@ mod tests {
 
     const WORKSPACE: i64 = 7;
 
-    type Columns = [Option<String>; COLUMNS.len()];
-
     fn columns() -> impl Strategy<Value = Columns> {
         proptest::array::uniform15(proptest::option::of("[ab\"\\\\\0,]{0,3}"))
     }
 
     fn rows(most: usize) -> impl Strategy<Value = Vec<Row>> {
         proptest::collection::vec(columns(), 1..=most).prop_map(|all| {
-            let row = |(place, columns)| Row { seq: 10 + 2 * place as i64, link: None, hash: None, columns };
+            let row = |(place, columns)| Row {
+                seq: 10 + 2 * place as i64,
+                link: None,
+                hash: None,
+                content: Content::Event(Box::new(columns)),
+            };
             all.into_iter().enumerate().map(row).collect()
         })
     }
@@ -508,9 +600,14 @@ mod tests {
 
     /// Looks along rows as they are read: by their numbers.
     fn verify(rows: &[Row], head: &Head) -> Result<(), Broken> {
+        verify_expired(rows, head, 0)
+    }
+
+    /// The same when anonymous events up to a link may be expired.
+    fn verify_expired(rows: &[Row], head: &Head, expired: i64) -> Result<(), Broken> {
         let mut rows = rows.to_vec();
         rows.sort_by_key(|row| (row.link, row.seq));
-        let mut verifier = Verifier::after(WORKSPACE, Head::default());
+        let mut verifier = Verifier::after(WORKSPACE, Head::default()).expired_up_to(expired);
         for row in &rows {
             let anchor = (row.link == Some(head.link)).then_some(head.hash.as_str());
             if verifier.last().link == head.link {
@@ -537,16 +634,47 @@ mod tests {
 
         #[test]
         fn different_columns_have_different_hashes(one in columns(), other in columns()) {
-            let of = |columns: &Columns| hash(WORKSPACE, "", 1, columns);
-            prop_assert_eq!(one == other, of(&one) == of(&other));
+            prop_assert_eq!(one == other, digest(&one) == digest(&other));
+        }
+
+        #[test]
+        fn an_anonymous_event_expires_and_no_other_does(rows in rows(12), at in 0_usize..12, cursor in 0_i64..14) {
+            let mut rows = rows;
+            let at = at % rows.len();
+            let (link, is_anonymous) = (at as i64 + 1, at % 2 == 0);
+            let Content::Event(columns) = &mut rows[at].content else { unreachable!() };
+            columns[2] = Some(if is_anonymous { ANONYMOUS } else { "user" }.to_owned());
+            let (mut rows, head) = sealed(rows);
+            (rows[at].content, rows[at].seq) = (Content::Expired(rows[at].digest()), 0);
+            let problem = match verify_expired(&rows, &head, cursor) {
+                Ok(()) => None,
+                Err(broken) => {
+                    prop_assert_eq!((broken.link, broken.event), (link, None));
+                    Some(broken.problem)
+                }
+            };
+            let expected = match (link <= cursor, is_anonymous) {
+                (false, _) => Some(Problem::Missing),
+                (true, false) => Some(Problem::Altered),
+                (true, true) => None,
+            };
+            prop_assert_eq!(problem, expected);
+            // Another digest does not fit.
+            rows[at].content = Content::Expired("0".repeat(64));
+            prop_assert!(verify_expired(&rows, &head, 100).is_err());
+            // Nor does nothing at all.
+            rows.remove(at);
+            let missing = Broken { link, event: None, problem: Problem::Missing };
+            prop_assert_eq!(verify_expired(&rows, &head, 100), Err(missing));
         }
 
         #[test]
         fn what_was_changed_is_named(rows in rows(12), at in 0_usize..12, column in 0..COLUMNS.len(), text in proptest::option::of("[a-c]{0,2}")) {
             let (mut rows, head) = sealed(rows);
             let at = at % rows.len();
-            prop_assume!(rows[at].columns[column] != text);
-            rows[at].columns[column] = text;
+            let Content::Event(columns) = &mut rows[at].content else { unreachable!() };
+            prop_assume!(columns[column] != text);
+            columns[column] = text;
             let broken = verify(&rows, &head).unwrap_err();
             prop_assert_eq!((broken.link, broken.problem), (at as i64 + 1, Problem::Altered));
         }
@@ -575,8 +703,9 @@ mod tests {
             let (mut rows, head) = sealed(rows);
             let at = at.min(head.link + 1);
             let before = usize::try_from(at - 2).ok().and_then(|place| rows[place].hash.clone()).unwrap_or_default();
-            let hash = hash(WORKSPACE, &before, at, &stranger);
-            rows.push(Row { seq: 1_000, link: Some(at), hash: Some(hash), columns: stranger });
+            let mut stranger = Row { seq: 1_000, link: Some(at), hash: None, content: Content::Event(Box::new(stranger)) };
+            stranger.hash = Some(stranger.hash(WORKSPACE, &before, at));
+            rows.push(stranger);
             prop_assert!(verify(&rows, &head).is_err());
         }
 
@@ -585,7 +714,8 @@ mod tests {
             let (whole, head) = sealed(rows.clone());
             let mut rows = rows;
             let at = at % rows.len();
-            rows[at].columns[0] = Some("another".to_owned());
+            let Content::Event(columns) = &mut rows[at].content else { unreachable!() };
+            columns[0] = Some("another".to_owned());
             let (forged, _) = sealed(rows);
             let broken = verify(&forged, &head).unwrap_err();
             prop_assert_eq!((broken.link, broken.problem), (whole.len() as i64, Problem::Rewritten));
@@ -596,27 +726,32 @@ mod tests {
     fn a_hash_is_what_the_documentation_says() {
         let mut columns: Columns = Default::default();
         columns[0] = Some("x".to_owned());
+        columns[2] = Some("user".to_owned());
         // Put together by hand: a flag and a length before each text.
-        let mut bytes = Vec::new();
-        let mut text = |text: Option<&str>| {
+        let text = |bytes: &mut Vec<u8>, text: Option<&str>| {
             bytes.push(u8::from(text.is_some()));
             bytes.extend((text.unwrap_or("").len() as u64).to_be_bytes());
             bytes.extend(text.unwrap_or("").bytes());
         };
-        text(Some("farhand audit link 1"));
-        text(Some("7"));
-        text(Some("before"));
-        bytes.extend(3_i64.to_be_bytes());
-        for column in &columns {
-            bytes.push(u8::from(column.is_some()));
-            bytes.extend((column.as_deref().unwrap_or("").len() as u64).to_be_bytes());
-            bytes.extend(column.as_deref().unwrap_or("").bytes());
-        }
-        let expected: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hash(7, "before", 3, &columns), expected);
-        assert_ne!(hash(8, "before", 3, &columns), expected);
-        assert_ne!(hash(7, "before", 4, &columns), expected);
-        assert_ne!(hash(7, "", 3, &columns), expected);
+        let hex = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let mut event = Vec::new();
+        text(&mut event, Some("farhand audit event 1"));
+        columns.iter().for_each(|column| text(&mut event, column.as_deref()));
+        let digest_of_event = digest(&columns);
+        assert_eq!(digest_of_event, hex(&event));
+        let mut link = Vec::new();
+        text(&mut link, Some("farhand audit link 2"));
+        text(&mut link, Some("7"));
+        text(&mut link, Some("before"));
+        link.extend(3_i64.to_be_bytes());
+        text(&mut link, Some("user"));
+        text(&mut link, Some(&digest_of_event));
+        let row = Row { seq: 1, link: None, hash: None, content: Content::Event(Box::new(columns)) };
+        let expected = row.hash(7, "before", 3);
+        assert_eq!(expected, hex(&link));
+        assert_ne!(row.hash(8, "before", 3), expected);
+        assert_ne!(row.hash(7, "before", 4), expected);
+        assert_ne!(row.hash(7, "", 3), expected);
     }
 
     #[test]
@@ -629,15 +764,28 @@ mod tests {
             ("actor", "boss"),
             ("action", "command.create"),
             ("object", "7"),
+            ("outcome", "denied"),
             ("occurred_at__gte", "2026-11-21T00:00:00Z"),
             ("occurred_at__lt", "2026-11-22T00:00:00Z"),
         ]);
         let filter = EventFilter::of(&all).unwrap();
         assert_eq!((filter.actor.as_deref(), filter.object.as_deref()), (Some("boss"), Some("7")));
-        assert!(filter.from < filter.before);
-        let bad = query(&[("occurred_at__gte", "today"), ("occurred_at__lt", "2026-11-22"), ("object", "\0")]);
+        assert!(filter.from < filter.before && filter.outcome == Some(Outcome::Denied));
+        for outcome in Outcome::ALL {
+            assert_eq!(serde_json::to_value(outcome).unwrap(), outcome.as_str());
+            assert_eq!(EventFilter::of(&query(&[("outcome", outcome.as_str())])).unwrap().outcome, Some(outcome));
+        }
+        let bad = query(&[
+            ("occurred_at__gte", "today"),
+            ("occurred_at__lt", "2026-11-22"),
+            ("object", "\0"),
+            ("outcome", ""),
+        ]);
         let wrong = EventFilter::of(&bad).unwrap_err();
-        assert_eq!(wrong.fields.keys().collect::<Vec<_>>(), ["object", "occurred_at__gte", "occurred_at__lt"]);
+        assert_eq!(
+            wrong.fields.keys().collect::<Vec<_>>(),
+            ["object", "occurred_at__gte", "occurred_at__lt", "outcome"]
+        );
     }
 
     #[test]

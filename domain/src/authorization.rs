@@ -52,13 +52,17 @@ pub fn user(header: Option<&str>) -> Result<Secret, Error> {
 /// Reads `id="<server uuid>", key="<agent key>"` (agent-protocol 1).
 ///
 /// # Errors
-/// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] where it has another form.
+/// [`Kind::Unauthenticated`] without a header, [`Kind::NotFound`] with a user's token, as paths for agents do not exist for
+/// users, [`Kind::Forbidden`] where it has another form.
 pub fn agent(header: Option<&str>) -> Result<AgentCredential, Error> {
     let header = header.ok_or_else(unauthenticated)?;
     let parse = || {
         let (id, key) = header.strip_prefix("id=")?.split_once(", key=")?;
         Some(AgentCredential { server: id::parse(quoted(id)?)?, key: Secret::new(quoted(key)?) })
     };
+    if user(Some(header)).is_ok() {
+        return Err(Error::not_found());
+    }
     (header.len() <= LONGEST).then(parse).flatten().ok_or_else(|| malformed(AGENT_FORM))
 }
 
@@ -121,12 +125,13 @@ mod tests {
         let read = agent(Some(&format!("id=\"{id}\", key=\"k\""))).unwrap();
         assert_eq!((read.server.to_string().as_str(), read.key.expose()), (id, "k"));
         refused(agent(None), Kind::Unauthenticated);
+        refused(agent(Some("token=\"k\"")), Kind::NotFound);
         for bad in [
             format!("id=\"{id}\",key=\"k\""),
             format!("id=\"{id}\""),
             "id=\"x\", key=\"k\"".into(),
             format!("id=\"{id}\", key=\"\""),
-            "token=\"k\"".into(),
+            "token=k".into(),
         ] {
             refused(agent(Some(&bad)), Kind::Forbidden);
         }

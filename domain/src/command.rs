@@ -3,21 +3,30 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::acl::Acl;
-use crate::error::{Code, Error};
+use crate::error::Error;
+use crate::features::{Feature, Features};
 use crate::fields::{BLANK, Fields, REQUIRED};
 use crate::id;
 use crate::lifecycle::{Denial, Label, Lifecycle, SCHEDULED, State};
 use crate::output;
+use crate::shell_words;
 use crate::time::Timestamp;
 use crate::wire::Order;
 
 /// The longest line, in characters.
 pub const MAX_LINE: usize = 16_384;
+/// The most words of a command without a shell.
+pub const MAX_WORDS: usize = 256;
+/// The most input of a command, in bytes.
+const MAX_STDIN: usize = 64 * 1024;
+/// The longest name of a directory, in bytes: the longest that Linux takes.
+const MAX_CWD: usize = 4_095;
 /// The longest name of a remote account or group, in characters.
 const MAX_ACCOUNT: usize = 64;
 /// Seconds that a command may run where the caller does not say.
@@ -66,6 +75,27 @@ pub const KEY_LASTS: i64 = 24 * 60 * 60;
 /// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
 
+/// What a command is given beside what it runs. It is never returned, and deleted when the command is delivered or ends.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Inputs {
+    /// More environment variables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env: Option<Environment>,
+    /// What the command reads on its standard input.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin: Option<String>,
+    /// The directory to run in, in place of the account's home.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+}
+
+impl Inputs {
+    /// The inputs, if there are any.
+    pub fn given(self) -> Option<Self> {
+        (self != Self::default()).then_some(self)
+    }
+}
+
 /// What becomes of an immediate command whose agent is not connected (contract 7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum OnOffline {
@@ -82,22 +112,29 @@ pub struct NewCommand {
     pub server: ServerRef,
     /// What the line is for.
     pub shell: Shell,
-    /// What to run.
+    /// What to run; for a command without a shell, its words as a shell would read them.
     pub line: String,
+    /// The words of a command without a shell.
+    pub argv: Option<Vec<String>>,
     /// The remote account; `None` means the caller's own name.
     pub username: Option<String>,
     /// The remote group; empty means the account's own.
     pub groupname: String,
     /// Seconds that it may run.
     pub timeout: i64,
-    /// More environment variables; never shown again.
-    pub env: Option<Environment>,
+    /// What it is given beside that.
+    pub inputs: Option<Inputs>,
     /// When to run it; `None` or a past time means now.
     pub scheduled_at: Option<Timestamp>,
     /// When to deliver it at the latest.
     pub expires_at: Option<Timestamp>,
     /// What becomes of it where it is immediate and the agent is not connected.
     pub on_offline: OnOffline,
+}
+
+/// The server, by its id or its name.
+fn read_server(fields: &mut Fields) -> Option<ServerRef> {
+    fields.text("server", 1..=64).map(|text| id::parse(&text).map_or(ServerRef::Name(text), ServerRef::Id))
 }
 
 /// A moment that may be missing or null.
@@ -133,7 +170,7 @@ fn read_environment(fields: &mut Fields) -> Option<Environment> {
             match texts.collect::<Option<Environment>>() {
                 None => "Ensure all values are strings.".into(),
                 Some(env) if !env.keys().all(|name| is_name(name)) => {
-                    "Ensure all names are letters, digits and underscores, and begin with no digit.".into()
+                    "Names consist of letters, digits and underscores, and do not start with a digit.".into()
                 }
                 Some(env) if env.values().any(|value| value.contains('\0')) => {
                     "Null characters are not allowed.".into()
@@ -152,55 +189,125 @@ fn read_environment(fields: &mut Fields) -> Option<Environment> {
     None
 }
 
-/// A name of an account or group on a host.
-fn read_account(fields: &mut Fields, name: &'static str, fewest: usize) -> Option<String> {
-    let account = fields.optional_text(name, fewest..=MAX_ACCOUNT)?;
+/// The standard input: any text of at most [`MAX_STDIN`] bytes.
+fn read_stdin(fields: &mut Fields) -> Option<String> {
+    let problem: Cow<'static, str> = match fields.value("stdin")? {
+        Value::String(text) if text.len() > MAX_STDIN => {
+            format!("Ensure this field has no more than {MAX_STDIN} bytes.").into()
+        }
+        Value::String(text) => return Some(text.clone()),
+        _ => "Not a valid string.".into(),
+    };
+    fields.reject("stdin", problem);
+    None
+}
+
+/// The directory to run in: an absolute path.
+fn read_cwd(fields: &mut Fields) -> Option<String> {
+    let problem: Cow<'static, str> = match fields.value("cwd")? {
+        Value::String(path) if path.contains('\0') => "Null characters are not allowed.".into(),
+        Value::String(path) if !path.starts_with('/') => "Enter an absolute path.".into(),
+        Value::String(path) if path.len() > MAX_CWD => {
+            format!("Ensure this field has no more than {MAX_CWD} bytes.").into()
+        }
+        Value::String(path) => return Some(path.clone()),
+        _ => "Not a valid string.".into(),
+    };
+    fields.reject("cwd", problem);
+    None
+}
+
+/// Whether a text can be the name of a remote account or group; an empty one stands for none.
+pub fn is_account(name: &str) -> bool {
     let odd = |c: char| c.is_control() || c.is_whitespace() || matches!(c, ':' | '/');
-    if account.starts_with('-') || account.contains(odd) {
+    name.chars().count() <= MAX_ACCOUNT && !name.starts_with('-') && !name.contains(odd)
+}
+
+/// A name of an account or group on a host.
+pub fn read_account(fields: &mut Fields, name: &'static str, fewest: usize) -> Option<String> {
+    let account = fields.optional_text(name, fewest..=MAX_ACCOUNT)?;
+    if !is_account(&account) {
         fields.reject(name, "Not a valid account name.");
         return None;
     }
     Some(account)
 }
 
-/// Reads the line from `line` or its alias `command`. The flag tells that what is wrong is the line itself
-/// (`INVALID_COMMAND`), not the form of the request.
-fn read_line(fields: &mut Fields) -> (Option<String>, bool) {
-    let mut given = ["line", "command"].into_iter().filter(|name| fields.value(name).is_some());
-    let name = given.next().unwrap_or("line");
-    if given.next().is_some() && fields.value("line") != fields.value("command") {
-        fields.reject("command", "Give the line in line or in command, or the same in both.");
-        return (None, false);
+/// Reads the line from `line` or its alias `command`.
+fn read_line(fields: &mut Fields) -> Option<String> {
+    let (has_line, has_command) = (fields.value("line").is_some(), fields.value("command").is_some());
+    let name = if has_command && !has_line { "command" } else { "line" };
+    if has_line && has_command && fields.value("line") != fields.value("command") {
+        fields.reject("command", "line and command differ. Send one of them.");
+        return None;
     }
     let message: Cow<'static, str> = match fields.value(name) {
         None => {
             fields.reject("line", REQUIRED);
-            return (None, false);
+            return None;
         }
         Some(Value::String(line)) if line.trim().is_empty() => BLANK.into(),
         Some(Value::String(line)) if line.contains('\0') => "Null characters are not allowed.".into(),
         Some(Value::String(line)) if line.chars().count() > MAX_LINE => {
             format!("Ensure this field has no more than {MAX_LINE} characters.").into()
         }
-        Some(Value::String(line)) => return (Some(line.clone()), false),
+        Some(Value::String(line)) => return Some(line.clone()),
         Some(_) => {
             fields.reject(name, "Not a valid string.");
-            return (None, false);
+            return None;
         }
     };
     fields.reject(name, message);
-    (None, true)
+    None
+}
+
+/// Reads the words of a command without a shell.
+fn read_words(fields: &mut Fields) -> Option<Vec<String>> {
+    if fields.value("line").is_some() || fields.value("command").is_some() {
+        fields.reject("argv", "Give either line or argv.");
+        return None;
+    }
+    let words = match fields.value("argv") {
+        Some(Value::Array(words)) => {
+            words.iter().map(|word| word.as_str().map(ToOwned::to_owned)).collect::<Option<Vec<_>>>()
+        }
+        _ => None,
+    };
+    let Some(words) = words else {
+        fields.reject("argv", "Not a valid list of strings.");
+        return None;
+    };
+    let problem: Cow<'static, str> = if words.is_empty() || words.len() > MAX_WORDS {
+        format!("Ensure there are 1 to {MAX_WORDS} strings.").into()
+    } else if words.iter().any(|word| word.contains('\0')) {
+        "Null characters are not allowed.".into()
+    } else if words.iter().map(|word| word.chars().count()).sum::<usize>() > MAX_LINE {
+        format!("Ensure the strings have no more than {MAX_LINE} characters together.").into()
+    } else if words[0].trim().is_empty() {
+        "The first string names the program and may not be blank.".into()
+    } else {
+        return Some(words);
+    };
+    fields.reject("argv", problem);
+    None
+}
+
+/// Reads what to run: a line, or words and the line that shows them.
+fn read_run(fields: &mut Fields) -> Option<(String, Option<Vec<String>>)> {
+    if fields.value("argv").is_some() {
+        return read_words(fields).map(|words| (shell_words::quoted(&words), Some(words)));
+    }
+    read_line(fields).map(|line| (line, None))
 }
 
 impl NewCommand {
-    /// Reads a request for a command that came in at `now`.
+    /// Reads a request for a command that came in at `now`, and is scheduled at most so many days ahead.
     ///
     /// # Errors
-    /// All bad fields together; with [`Code::InvalidCommand`] where the line or the shell is what is wrong.
-    pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
-        let server =
-            fields.text("server", 1..=64).map(|text| id::parse(&text).map_or(ServerRef::Name(text), ServerRef::Id));
-        let (line, bad_line) = read_line(&mut fields);
+    /// All bad fields together.
+    pub fn read(mut fields: Fields, now: Timestamp, most_days: i64) -> Result<Self, Error> {
+        let server = read_server(&mut fields);
+        let run = read_run(&mut fields);
         let shell = match fields.value("shell").map(Value::as_str) {
             None | Some(Some("system")) => Some(Shell::System),
             Some(Some("internal")) => Some(Shell::Internal),
@@ -212,8 +319,20 @@ impl NewCommand {
         let username = read_account(&mut fields, "username", 1);
         let groupname = read_account(&mut fields, "groupname", 0).unwrap_or_default();
         let timeout = fields.optional_integer("timeout", 1..=MAX_TIMEOUT).unwrap_or(DEFAULT_TIMEOUT);
+        if shell == Some(Shell::Internal) {
+            for name in ["argv", "stdin", "cwd"] {
+                if fields.value(name).is_some() {
+                    fields.reject(name, "The agent's built-ins take only a line.");
+                }
+            }
+        }
         let env = read_environment(&mut fields);
+        let (stdin, cwd) = (read_stdin(&mut fields), read_cwd(&mut fields));
+        let inputs = Inputs { env, stdin, cwd }.given();
         let scheduled_at = read_moment(&mut fields, "scheduled_at");
+        if scheduled_at.is_some_and(|at| at > now.plus_seconds(most_days.saturating_mul(24 * 60 * 60))) {
+            fields.reject("scheduled_at", format!("Must be at most {most_days} days ahead."));
+        }
         let expires_at = read_moment(&mut fields, "expires_at");
         if expires_at.is_some_and(|expires| expires <= scheduled_at.map_or(now, |scheduled| scheduled.max(now))) {
             fields.reject("expires_at", "Ensure this is in the future, and later than scheduled_at.");
@@ -226,23 +345,94 @@ impl NewCommand {
                 OnOffline::Reject
             }
         };
-        let invalid_command = bad_line || shell.is_none();
-        let finished = fields.finish_with(server.zip(line).zip(shell));
-        let ((server, line), shell) =
-            finished.map_err(|error| if invalid_command { error.code(Code::InvalidCommand) } else { error })?;
-        Ok(Self { server, shell, line, username, groupname, timeout, env, scheduled_at, expires_at, on_offline })
+        let ((server, (line, argv)), shell) = fields.finish_with(server.zip(run).zip(shell))?;
+        Ok(Self {
+            server,
+            shell,
+            line,
+            argv,
+            username,
+            groupname,
+            timeout,
+            inputs,
+            scheduled_at,
+            expires_at,
+            on_offline,
+        })
+    }
+}
+
+/// The access control list that a check is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Tried {
+    /// That of the API token that the request came with.
+    Own,
+    /// One that was sent.
+    Sent(Box<Acl>),
+    /// That of one of the caller's API tokens.
+    Token(Uuid),
+}
+
+/// A question whether an access control list allows a command (contract 11, ACL).
+#[derive(Clone, Debug)]
+pub struct AclCheck {
+    /// The list.
+    pub tried: Tried,
+    /// Where the command would run.
+    pub server: ServerRef,
+    /// What would run.
+    pub line: String,
+    /// The words of a command without a shell.
+    pub argv: Option<Vec<String>>,
+    /// The remote account; `None` means the caller's own name.
+    pub username: Option<String>,
+}
+
+impl AclCheck {
+    /// Reads a request for a check.
+    ///
+    /// # Errors
+    /// All bad fields together.
+    pub fn read(mut fields: Fields) -> Result<Self, Error> {
+        let acl = fields.value("acl").map(Acl::read);
+        let token = fields.optional_text("token", 1..=64).map(|text| id::parse(&text));
+        let tried = match (acl, token) {
+            (None, None) => Some(Tried::Own),
+            (Some(Ok(acl)), None) => Some(Tried::Sent(Box::new(acl))),
+            (None, Some(Some(token))) => Some(Tried::Token(token)),
+            (Some(Err(problems)), _) => {
+                problems.into_iter().for_each(|problem| fields.reject("acl", problem));
+                None
+            }
+            (None, Some(None)) => {
+                fields.reject("token", "Not a valid UUID.");
+                None
+            }
+            (Some(Ok(_)), Some(_)) => {
+                fields.reject("token", "Give either acl or token.");
+                None
+            }
+        };
+        let server = read_server(&mut fields);
+        let run = read_run(&mut fields);
+        let username = read_account(&mut fields, "username", 1);
+        let ((tried, server), (line, argv)) = fields.finish_with(tried.zip(server).zip(run))?;
+        Ok(Self { tried, server, line, argv, username })
     }
 }
 
 /// What a command was asked for with: its right is checked against that again when it goes out (contract 7).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Origin {
-    /// The API token, where it was one. An ended login session changes nothing.
+    /// The API token, where it was one.
     pub api_token: Option<Uuid>,
+    /// The login session, where it was one. Its logout or expiry changes nothing, its revocation cancels the command.
+    #[serde(default)]
+    pub session: Option<Uuid>,
     /// The client's address.
     pub remote_ip: String,
-    /// Whether it has environment variables of its own.
-    pub has_env: bool,
+    /// Whether it has an environment, input or a directory of its own.
+    pub has_inputs: bool,
 }
 
 /// What a user may do on a server, as far as it matters to a command there.
@@ -271,7 +461,8 @@ impl Rights {
         if command.shell == Shell::Internal && !self.is_staff {
             return Err(Denial::Internal);
         }
-        let allows = |acl: &Acl| acl.allows_command(command, origin.has_env) && acl.allows_address(&origin.remote_ip);
+        let allows =
+            |acl: &Acl| acl.allows_command(command, origin.has_inputs) && acl.allows_address(&origin.remote_ip);
         if self.acl.as_ref().is_none_or(allows) { Ok(()) } else { Err(Denial::Acl) }
     }
 }
@@ -294,8 +485,11 @@ pub struct Command {
     pub id: Uuid,
     /// What the line is for.
     pub shell: Shell,
-    /// What to run.
+    /// What to run; for a command without a shell, its words as a shell would read them.
     pub line: String,
+    /// The words of a command without a shell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub argv: Option<Vec<String>>,
     /// The remote account.
     pub username: String,
     /// The remote group; empty means the account's own.
@@ -309,18 +503,37 @@ pub struct Command {
 }
 
 impl Command {
-    /// What the agent is sent. The timeout is for agents that can kill.
-    pub fn order(&self, env: Option<&Environment>, timeout: Option<i64>) -> Order {
+    /// A feature that the command needs and an agent lacks.
+    pub fn lacks(&self, inputs: Option<&Inputs>, features: Features) -> Option<Feature> {
+        let needs_words = self.argv.as_ref().is_some_and(|words| !shell_words::fit_a_line(words));
+        let has = |given: fn(&Inputs) -> bool| inputs.is_some_and(given);
+        let lacking = [
+            (needs_words && !features.argv, Feature::Argv),
+            (has(|inputs| inputs.stdin.is_some()) && !features.stdin, Feature::Stdin),
+            (has(|inputs| inputs.cwd.is_some()) && !features.cwd, Feature::Cwd),
+        ];
+        lacking.into_iter().find_map(|(is_lacking, feature)| is_lacking.then_some(feature))
+    }
+
+    /// What the agent is sent. It has what the command needs; see [`Command::lacks`].
+    pub fn order(&self, inputs: Option<&Inputs>, timeout: i64, features: Features) -> Order {
+        let inputs = inputs.cloned().unwrap_or_default();
+        let env = inputs.env.map(|env| env.into_iter().map(|(name, value)| (name, json!(value))).collect());
         Order {
             id: self.id,
             shell: self.shell.as_str().to_owned(),
-            line: self.line.clone(),
+            // An agent without the feature splits the line at blanks.
+            line: self.argv.as_ref().map_or_else(|| self.line.clone(), |words| words.join(" ")),
             user: self.username.clone(),
             group: self.groupname.clone(),
-            env: env.map(|env| env.iter().map(|(name, value)| (name.clone(), json!(value))).collect()),
-            allow_sh: self.shell == Shell::System,
-            data: None,
-            timeout,
+            env,
+            allow_sh: self.shell == Shell::System && self.argv.is_none(),
+            timeout: features.kill.then_some(timeout),
+            requested_by: self.requested_by.as_ref().map(|requester| requester.username.clone()),
+            argv: self.argv.clone().filter(|_| features.argv),
+            stdin: inputs.stdin,
+            cwd: inputs.cwd,
+            ..Order::default()
         }
     }
 }
@@ -347,6 +560,7 @@ pub fn live_fields(life: &Lifecycle, output: &Output, now: Timestamp) -> Map<Str
         "result": output.result,
         "result_truncated": output.truncated,
         "output_bytes": output.bytes,
+        "state": life.state().shown(life.scheduled_at <= now),
         "status": life.status(now),
         "response_delay": life.response_delay(),
         "elapsed_time": outcome.and_then(|outcome| outcome.elapsed_time),
@@ -385,6 +599,71 @@ pub fn object(command: &Command, live: Map<String, Value>) -> Map<String, Value>
     object
 }
 
+/// The order in which answers show the fields of a command object, and of the objects in it.
+const ORDER: [&str; 30] = [
+    "id",
+    "shell",
+    "line",
+    "username",
+    "groupname",
+    "server",
+    "server_name",
+    "requested_by",
+    "success",
+    "exit_code",
+    "result",
+    "result_truncated",
+    "output_bytes",
+    "output_truncated",
+    "state",
+    "status",
+    "text",
+    "color",
+    "cancellable",
+    "message",
+    "response_delay",
+    "elapsed_time",
+    "added_at",
+    "scheduled_at",
+    "expires_at",
+    "timeout",
+    "delivered_at",
+    "acked_at",
+    "handled_at",
+    "email",
+];
+
+/// A command object as answers show it: its fields in the order of [`ORDER`], any others after them.
+#[derive(Debug)]
+pub struct Shown<'a>(pub &'a Map<String, Value>);
+
+impl Serialize for Shown<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let place = |name: &str| ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len());
+        let mut members: Vec<_> = self.0.iter().collect();
+        members.sort_by_cached_key(|(name, _)| place(name));
+        let mut map = serializer.serialize_map(Some(members.len()))?;
+        for (name, value) in members {
+            match value {
+                Value::Object(inner) => map.serialize_entry(name, &Shown(inner))?,
+                value => map.serialize_entry(name, value)?,
+            }
+        }
+        map.end()
+    }
+}
+
+/// SQL for the `state` of a row of `commands c`, at the moment in the parameter `now`.
+pub fn state_sql(now: &str) -> String {
+    let waiting = State::Waiting;
+    format!(
+        "iif(c.state <> '{}', c.state, iif(c.scheduled_at <= {now}, '{}', '{}'))",
+        waiting.as_str(),
+        waiting.shown(true),
+        waiting.shown(false)
+    )
+}
+
 /// SQL for the status object of a row of `commands c`, as JSON, at the moment in the parameter `now`.
 ///
 /// It is made from the same table as [`Lifecycle::status`], so that the two cannot differ; the Worker's tests compare
@@ -420,6 +699,7 @@ pub fn split_result(result: Option<&str>) -> (Option<&str>, Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
 
     const SERVER: &str = "01936d3e-7a00-7000-8000-000000000000";
 
@@ -428,17 +708,13 @@ mod tests {
     }
 
     fn read(body: &Value) -> Result<NewCommand, Error> {
-        NewCommand::read(Fields::from_json(body.to_string().as_bytes()).unwrap(), now())
+        NewCommand::read(Fields::from_json(body.to_string().as_bytes()).unwrap(), now(), 400)
     }
 
     #[track_caller]
-    fn refused(body: &Value, fields: &[&str], code: Option<Code>) {
+    fn refused(body: &Value, fields: &[&str]) {
         let error = read(body).expect_err(&body.to_string());
-        assert_eq!(
-            (error.fields.keys().map(AsRef::as_ref).collect::<Vec<_>>(), error.code),
-            (fields.to_vec(), code),
-            "{body}"
-        );
+        assert_eq!(error.fields.keys().map(AsRef::as_ref).collect::<Vec<_>>(), fields, "{body}");
     }
 
     #[test]
@@ -460,32 +736,49 @@ mod tests {
 
     #[test]
     fn lines_that_cannot_be_run() {
-        let invalid = Some(Code::InvalidCommand);
         let longest = "é".repeat(MAX_LINE);
         assert!(read(&json!({"server": "a", "line": longest})).is_ok());
         for bad in ["", " \t\n", "a\0b", &format!("{longest}x")] {
-            refused(&json!({"server": "a", "line": bad}), &["line"], invalid);
-            refused(&json!({"server": "a", "command": bad}), &["command"], invalid);
+            refused(&json!({"server": "a", "line": bad}), &["line"]);
+            refused(&json!({"server": "a", "command": bad}), &["command"]);
         }
         for shell in [json!("bash"), json!("SYSTEM"), json!(""), json!(1)] {
-            refused(&json!({"server": "a", "line": "id", "shell": shell}), &["shell"], invalid);
+            refused(&json!({"server": "a", "line": "id", "shell": shell}), &["shell"]);
         }
-        refused(&json!({"line": ""}), &["line", "server"], invalid);
+        refused(&json!({"line": ""}), &["line", "server"]);
     }
 
     #[test]
     fn fields_of_the_wrong_form() {
-        refused(&json!({}), &["line", "server"], None);
-        refused(&json!({"server": "a", "line": "id", "command": "ls"}), &["command"], None);
-        refused(&json!({"server": "a", "line": 7}), &["line"], None);
-        refused(&json!({"server": 7, "line": "id"}), &["server"], None);
+        refused(&json!({}), &["line", "server"]);
+        refused(&json!({"server": "a", "line": "id", "command": "ls"}), &["command"]);
+        refused(&json!({"server": "a", "line": 7}), &["line"]);
+        refused(&json!({"server": 7, "line": "id"}), &["server"]);
         for bad in ["", " ", "a b", "a:b", "../x", "-x", "a\nb"] {
-            refused(&json!({"server": "a", "line": "id", "username": bad}), &["username"], None);
+            refused(&json!({"server": "a", "line": "id", "username": bad}), &["username"]);
         }
-        refused(&json!({"server": "a", "line": "id", "groupname": "a b"}), &["groupname"], None);
+        refused(&json!({"server": "a", "line": "id", "groupname": "a b"}), &["groupname"]);
         for bad in [json!(0), json!(86_401), json!(1.5), json!("60")] {
-            refused(&json!({"server": "a", "line": "id", "timeout": bad}), &["timeout"], None);
+            refused(&json!({"server": "a", "line": "id", "timeout": bad}), &["timeout"]);
         }
+    }
+
+    #[test]
+    fn a_command_object_is_shown_in_one_order() {
+        let object = members(json!({"zzz": 1, "status": {"message": "m", "text": "t"}, "line": "id", "id": 7,
+            "requested_by": {"email": "e", "id": 1, "username": "u"}}));
+        let shown = r#"{"id":7,"line":"id","requested_by":{"id":1,"username":"u","email":"e"},"status":{"text":"t","message":"m"},"zzz":1}"#;
+        assert_eq!(serde_json::to_string(&Shown(&object)).unwrap(), shown);
+    }
+
+    #[test]
+    fn unknown_fields_are_refused() {
+        for name in ["scheduled_for", "run_after", "data", "cmd", "id", "Line"] {
+            refused(&json!({"server": "a", "line": "id", name: []}), &[name]);
+        }
+        assert!(read(&json!({"server": "a", "line": "id", "env": {"ANY": "name"}})).is_ok());
+        let error = read(&json!({"line": "id", "data": ""})).unwrap_err().invalid_command();
+        assert_eq!((error.code, error.detail.as_ref()), (Some(Code::InvalidCommand), "Invalid input: data, server."));
     }
 
     #[test]
@@ -506,19 +799,21 @@ mod tests {
         assert_eq!(command.scheduled_at, Some(now().plus_seconds(3_600)));
         assert_eq!((command.expires_at, command.on_offline), (Some(now().plus_seconds(3_601)), OnOffline::Queue));
         assert!(read(&with(json!({"scheduled_at": "2020-01-01T00:00:00Z"}))).is_ok(), "the past means now");
+        assert!(read(&with(json!({"scheduled_at": now().plus_seconds(400 * 86_400)}))).is_ok());
+        refused(&with(json!({"scheduled_at": now().plus_seconds(400 * 86_400 + 1)})), &["scheduled_at"]);
         for bad in [json!("2026-11-21T13:00:00"), json!("tomorrow"), json!(""), json!(1_700_000_000), json!({})] {
-            refused(&with(json!({"scheduled_at": bad})), &["scheduled_at"], None);
-            refused(&with(json!({"expires_at": bad})), &["expires_at"], None);
+            refused(&with(json!({"scheduled_at": bad})), &["scheduled_at"]);
+            refused(&with(json!({"expires_at": bad})), &["expires_at"]);
         }
         for (scheduled_at, expires_at) in [
             (json!(null), "2026-11-21T12:00:00Z"),
             (json!("2020-01-01T00:00:00Z"), "2020-01-01T00:00:01Z"),
             (json!("2026-11-21T13:00:00Z"), "2026-11-21T13:00:00Z"),
         ] {
-            refused(&with(json!({"scheduled_at": scheduled_at, "expires_at": expires_at})), &["expires_at"], None);
+            refused(&with(json!({"scheduled_at": scheduled_at, "expires_at": expires_at})), &["expires_at"]);
         }
         for bad in [json!("drop"), json!("Queue"), json!(true), json!("")] {
-            refused(&with(json!({"on_offline": bad})), &["on_offline"], None);
+            refused(&with(json!({"on_offline": bad})), &["on_offline"]);
         }
     }
 
@@ -526,8 +821,9 @@ mod tests {
     fn environments() {
         let with = |env: Value| json!({"server": "a", "line": "id", "env": env});
         let command = read(&with(json!({"A_1": "b", "_": "", "a": "ü\n"}))).unwrap();
-        assert_eq!(command.env.unwrap().len(), 3);
-        assert_eq!(read(&with(json!({}))).unwrap().env, Some(Environment::new()));
+        assert_eq!(command.inputs.unwrap().env.unwrap().len(), 3);
+        assert_eq!(read(&with(json!({}))).unwrap().inputs.unwrap().env, Some(Environment::new()));
+        assert_eq!(read(&with(json!(null))).unwrap().inputs, None);
         let many: Map<String, Value> = (0..101).map(|n| (format!("A{n}"), json!(""))).collect();
         for bad in [
             json!([]),
@@ -545,9 +841,116 @@ mod tests {
             json!({"A": "x".repeat(32 * 1024)}),
             json!(many),
         ] {
-            refused(&with(bad), &["env"], None);
+            refused(&with(bad), &["env"]);
         }
         assert!(read(&with(json!({"A".repeat(128): "x".repeat(32 * 1024 - 128)}))).is_ok());
+    }
+
+    #[test]
+    fn commands_without_a_shell() {
+        let with = |argv: Value| json!({"server": "a", "argv": argv});
+        let command = read(&with(json!(["echo", "a b", "", "$(id)\n'"]))).unwrap();
+        assert_eq!(command.argv.as_deref().map(<[String]>::len), Some(4));
+        assert_eq!(command.line, "echo 'a b' '' '$(id)\n'\\'".to_owned() + "''");
+        assert!(read(&json!({"server": "a", "line": "id", "argv": null})).unwrap().argv.is_none());
+        assert!(read(&with(json!(vec!["x".repeat(64); 256]))).is_ok());
+        assert!(read(&with(json!(["é".repeat(16_384)]))).is_ok());
+        for bad in [
+            json!([]),
+            json!(vec!["x"; 257]),
+            json!(["a\0"]),
+            json!(["x".repeat(16_384), "y"]),
+            json!([""]),
+            json!([" \n", "x"]),
+        ] {
+            refused(&with(bad), &["argv"]);
+        }
+        for bad in [json!("id"), json!({}), json!([1]), json!([["id"]]), json!([null])] {
+            refused(&with(bad), &["argv"]);
+        }
+        refused(&json!({"server": "a", "argv": ["id"], "line": "id"}), &["argv"]);
+        refused(&json!({"server": "a", "argv": ["id"], "command": "id"}), &["argv"]);
+        refused(&json!({"server": "a", "argv": ["id"], "shell": "internal"}), &["argv"]);
+    }
+
+    #[test]
+    fn input_and_directory() {
+        let with = |name: &str, value: Value| json!({"server": "a", "line": "id", name: value});
+        let inputs = |name: &str, value: Value| read(&with(name, value)).unwrap().inputs;
+        assert_eq!(inputs("stdin", json!("")), Some(Inputs { stdin: Some(String::new()), ..Inputs::default() }));
+        assert!(inputs("stdin", json!("\0é\n")).is_some() && inputs("stdin", json!(null)).is_none());
+        assert!(inputs("stdin", json!("x".repeat(65_536))).is_some());
+        for bad in [json!(1), json!([]), json!({}), json!("x".repeat(65_537)), json!("é".repeat(32_769))] {
+            refused(&with("stdin", bad), &["stdin"]);
+        }
+        assert_eq!(
+            inputs("cwd", json!("/srv/a b")),
+            Some(Inputs { cwd: Some("/srv/a b".into()), ..Inputs::default() })
+        );
+        for bad in [json!(""), json!("srv"), json!("./x"), json!("~"), json!(" /x"), json!("/a\0"), json!(1)] {
+            refused(&with("cwd", bad), &["cwd"]);
+        }
+        refused(&with("cwd", json!(format!("/{}", "x".repeat(4_095)))), &["cwd"]);
+        let internal = json!({"server": "a", "line": "id", "shell": "internal", "stdin": "x", "cwd": "/"});
+        refused(&internal, &["cwd", "stdin"]);
+    }
+
+    #[test]
+    fn what_an_agent_is_sent() {
+        let command = Command {
+            id: Uuid::nil(),
+            shell: Shell::System,
+            line: "echo 'A=a'".into(),
+            argv: Some(vec!["echo".into(), "A=a".into()]),
+            username: "alice".into(),
+            groupname: String::new(),
+            server: id::parse(SERVER).unwrap(),
+            server_name: "web-1".into(),
+            requested_by: None,
+        };
+        let all = Features { kill: true, argv: true, stdin: true, cwd: true };
+        let none = Features::default();
+        let order = command.order(None, 60, all);
+        assert_eq!((order.line.as_str(), order.allow_sh, order.timeout), ("echo A=a", false, Some(60)));
+        assert_eq!(order.argv.as_deref(), command.argv.as_deref());
+        let order = command.order(None, 60, none);
+        assert_eq!((order.line.as_str(), order.allow_sh, order.timeout, order.argv), ("echo A=a", false, None, None));
+        assert_eq!(command.lacks(None, none), None);
+        let blank = Command { argv: Some(vec!["echo".into(), String::new()]), ..command.clone() };
+        assert_eq!((blank.lacks(None, none), blank.lacks(None, all)), (Some(Feature::Argv), None));
+        let inputs = Inputs { stdin: Some("x".into()), cwd: Some("/".into()), ..Inputs::default() };
+        assert_eq!(command.lacks(Some(&inputs), Features { stdin: false, ..all }), Some(Feature::Stdin));
+        assert_eq!(command.lacks(Some(&inputs), Features { cwd: false, ..all }), Some(Feature::Cwd));
+        assert_eq!(command.lacks(Some(&inputs), all), None);
+        let order = command.order(Some(&inputs), 60, all);
+        assert_eq!((order.stdin.as_deref(), order.cwd.as_deref()), (Some("x"), Some("/")));
+        let line = Command { argv: None, ..command };
+        let order = line.order(None, 60, all);
+        assert_eq!((order.line.as_str(), order.allow_sh, order.argv), ("echo 'A=a'", true, None));
+        assert_eq!(line.lacks(None, none), None);
+    }
+
+    #[test]
+    fn checks_of_a_list() {
+        let read = |body: Value| AclCheck::read(Fields::from_json(body.to_string().as_bytes()).unwrap());
+        let check = read(json!({"server": "a", "line": "id"})).unwrap();
+        assert_eq!((check.tried, check.username, check.argv), (Tried::Own, None, None));
+        let check = read(json!({"server": SERVER, "argv": ["id"], "token": SERVER, "acl": null})).unwrap();
+        assert_eq!((check.tried, check.line.as_str()), (Tried::Token(id::parse(SERVER).unwrap()), "id"));
+        let check =
+            read(json!({"server": "a", "command": "id", "acl": {"commands": ["id"]}, "username": "x"})).unwrap();
+        assert!(matches!(check.tried, Tried::Sent(acl) if acl.allows_line("id")));
+        for (body, bad) in [
+            (json!({}), vec!["line", "server"]),
+            (json!({"server": "a", "line": "id", "token": "x"}), vec!["token"]),
+            (json!({"server": "a", "line": "id", "token": SERVER, "acl": {}}), vec!["token"]),
+            (json!({"server": "a", "line": "id", "acl": {"x": 1}}), vec!["acl"]),
+            (json!({"server": "a", "line": "id", "acl": []}), vec!["acl"]),
+            (json!({"server": "a", "line": "", "argv": [], "username": "a b"}), vec!["argv", "username"]),
+        ] {
+            let error = read(body.clone()).expect_err(&body.to_string());
+            assert_eq!(error.fields.keys().map(AsRef::as_ref).collect::<Vec<_>>(), bad, "{body}");
+        }
     }
 
     #[test]
@@ -556,13 +959,14 @@ mod tests {
             id: Uuid::nil(),
             shell: Shell::System,
             line: "id".into(),
+            argv: None,
             username: "alice".into(),
             groupname: String::new(),
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
         };
-        let origin = Origin { api_token: None, remote_ip: "192.0.2.1".into(), has_env: false };
+        let origin = Origin { api_token: None, session: None, remote_ip: "192.0.2.1".into(), has_inputs: false };
         let rights = Rights { username: "alice".into(), is_staff: false, any_account: false, acl: None };
         assert_eq!(rights.allow(&command, &origin), Ok(()));
         let as_other = Command { username: "root".into(), ..command.clone() };
@@ -586,7 +990,7 @@ mod tests {
         denied(json!({"usernames": ["bob"]}), &command, &origin);
         denied(json!({"usernames": ["alice"]}), &as_group, &origin);
         denied(json!({"networks": ["198.51.100.0/24"]}), &command, &origin);
-        denied(json!({"commands": ["id"]}), &command, &Origin { has_env: true, ..origin.clone() });
+        denied(json!({"commands": ["id"]}), &command, &Origin { has_inputs: true, ..origin.clone() });
         denied(json!({"commands": ["ls"]}), &command, &origin);
         denied(json!({"servers": []}), &command, &origin);
         denied(json!({"read_only": true}), &command, &origin);

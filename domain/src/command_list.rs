@@ -7,7 +7,9 @@ use uuid::Uuid;
 use crate::command::Shell;
 use crate::error::{Error, FieldErrors};
 use crate::id;
+use crate::lifecycle::State;
 use crate::page::{boolean_parameter, id_parameter, ordering, parameter};
+use crate::time::Timestamp;
 
 /// How many words of a search the index of all lines is asked for; the others are looked for in what that finds.
 pub const INDEXED_WORDS: usize = 16;
@@ -17,6 +19,10 @@ const MAX_PHRASE: usize = 64;
 const MAX_PATTERN: usize = 50;
 /// How many characters make a token of the index of all lines.
 const TOKEN: usize = 3;
+/// How many characters of each line the index of all lines has (see the migration).
+pub const INDEXED_CHARACTERS: u64 = 1_024;
+/// How many characters of longer lines a search of one short word of ASCII reads.
+const READ_CHARACTERS: u64 = 24_000_000;
 
 /// A moment of a command's that a list is ordered by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +63,10 @@ pub struct Key {
     /// The latest first.
     pub descending: bool,
 }
+
+/// The message for an unknown state.
+const STATES: &str = "Use any of scheduled, queued, sent, acked, success, failed, cancelled, expired and stuck, separated \
+    by commas.";
 
 /// What a list without `ordering` is ordered by.
 const DEFAULT_ORDER: Key = Key { moment: Moment::Scheduled, descending: true };
@@ -144,6 +154,20 @@ impl Word {
     }
 }
 
+impl Word {
+    /// How long it takes to look for it in a line, as a multiple of a short word of ASCII.
+    fn weight(&self) -> u64 {
+        let length = 1 + (self.0.len() / MAX_PHRASE) as u64;
+        if self.is_ascii() { length } else { 4 * length }
+    }
+}
+
+/// How many characters of lines that are longer than [`INDEXED_CHARACTERS`] a search for words reads, so that its time is
+/// bounded.
+pub fn read_characters(words: &[Word]) -> u64 {
+    READ_CHARACTERS / words.iter().map(Word::weight).sum::<u64>().max(1)
+}
+
 /// A text as a phrase of an FTS5 query.
 fn phrase(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\"\""))
@@ -175,6 +199,18 @@ pub struct CommandList {
     pub requested_by_isnull: Option<bool>,
     /// Scheduled for later than now, or not.
     pub is_scheduled: Option<bool>,
+    /// In one of these states, as command objects show them.
+    pub states: Option<Vec<&'static str>>,
+    /// With this outcome.
+    pub success: Option<bool>,
+    /// With this exit code.
+    pub exit_code: Option<i64>,
+    /// Running as this remote account.
+    pub username: Option<String>,
+    /// Created at this moment or later.
+    pub added_from: Option<Timestamp>,
+    /// Created before this moment.
+    pub added_before: Option<Timestamp>,
     /// With each of these words, which differ.
     pub words: Vec<Word>,
     /// Never empty, each field once. Ties are broken by id, in the direction of the first one.
@@ -194,6 +230,31 @@ fn read_shell(query: &[(String, String)]) -> Result<Option<Shell>, Error> {
         _ => Err(Error::field("shell", "Choose system or internal.")),
     };
     parameter(query, "shell").map(read).transpose()
+}
+
+/// `state`: a comma-separated list.
+fn read_states(query: &[(String, String)]) -> Result<Option<Vec<&'static str>>, Error> {
+    let all = || State::ALL.into_iter().flat_map(|state| [state.shown(false), state.shown(true)]);
+    let read = |name| all().find(|known| *known == name);
+    let states = parameter(query, "state").map(|text| text.split(',').map(read).collect::<Option<Vec<_>>>());
+    states.map(|states| states.ok_or_else(|| Error::field("state", STATES))).transpose()
+}
+
+fn read_exit_code(query: &[(String, String)]) -> Result<Option<i64>, Error> {
+    let read = |text: &str| {
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        let is_whole = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+        let number = is_whole.then(|| text.parse().ok()).flatten();
+        number
+            .filter(|number: &i64| number.unsigned_abs() < 1 << 53)
+            .ok_or_else(|| Error::field("exit_code", "Enter a whole number."))
+    };
+    parameter(query, "exit_code").map(read).transpose()
+}
+
+fn read_moment(query: &[(String, String)], name: &'static str) -> Result<Option<Timestamp>, Error> {
+    let read = |text: &str| Timestamp::parse(text).map_err(|error| Error::field(name, error.to_string()));
+    parameter(query, name).map(read).transpose()
 }
 
 fn read_words(query: &[(String, String)]) -> Result<Vec<Word>, Error> {
@@ -226,6 +287,12 @@ impl CommandList {
         let requested_by = take(id_parameter(query, "requested_by"), &mut errors);
         let requested_by_isnull = take(boolean_parameter(query, "requested_by_isnull"), &mut errors);
         let is_scheduled = take(boolean_parameter(query, "is_scheduled"), &mut errors);
+        let states = take(read_states(query), &mut errors);
+        let success = take(boolean_parameter(query, "success"), &mut errors);
+        let exit_code = take(read_exit_code(query), &mut errors);
+        let username = parameter(query, "username").map(str::to_owned);
+        let added_from = take(read_moment(query, "added_at__gte"), &mut errors);
+        let added_before = take(read_moment(query, "added_at__lt"), &mut errors);
         let words = take(read_words(query), &mut errors);
         let order = take(read_order(query), &mut errors);
         let read = || {
@@ -235,6 +302,12 @@ impl CommandList {
                 requested_by: requested_by?,
                 requested_by_isnull: requested_by_isnull?,
                 is_scheduled: is_scheduled?,
+                states: states?,
+                success: success?,
+                exit_code: exit_code?,
+                username,
+                added_from: added_from?,
+                added_before: added_before?,
                 words: words?,
                 order: order?,
             })
@@ -271,6 +344,12 @@ mod tests {
             requested_by: None,
             requested_by_isnull: None,
             is_scheduled: None,
+            states: None,
+            success: None,
+            exit_code: None,
+            username: None,
+            added_from: None,
+            added_before: None,
             words: vec![],
             order: vec![key(Moment::Scheduled, true)],
         };
@@ -291,6 +370,20 @@ mod tests {
     }
 
     #[test]
+    fn filters_by_outcome() {
+        let list = of("state=scheduled,queued,stuck&success=false&exit_code=-1&username=root&\
+            added_at__gte=2026-01-01T00:00:00Z&added_at__lt=2026-01-01T02:00:00Z")
+        .unwrap();
+        assert_eq!(list.states, Some(vec!["scheduled", "queued", "stuck"]));
+        assert_eq!((list.success, list.exit_code, list.username.as_deref()), (Some(false), Some(-1), Some("root")));
+        assert_eq!(list.added_from, Timestamp::parse("2026-01-01T00:00:00Z").ok());
+        assert_eq!(list.added_before, Timestamp::parse("2026-01-01T02:00:00Z").ok());
+        for state in ["sent", "acked", "success", "failed", "cancelled", "expired"] {
+            assert_eq!(of(&format!("state={state}")).unwrap().states, Some(vec![state]));
+        }
+    }
+
+    #[test]
     fn malformed_parameters_are_told_together() {
         for (name, bad) in [
             ("server", "web-1"),
@@ -306,6 +399,17 @@ mod tests {
             ("requested_by", "boss"),
             ("requested_by_isnull", "maybe"),
             ("is_scheduled", ""),
+            ("state", ""),
+            ("state", "Failed"),
+            ("state", "failed,"),
+            ("state", "waiting"),
+            ("success", "yes"),
+            ("exit_code", "1.0"),
+            ("exit_code", "-"),
+            ("exit_code", "99999999999999999999"),
+            ("exit_code", "-9223372036854775808"),
+            ("added_at__gte", "2026-01-01"),
+            ("added_at__lt", "yesterday"),
             ("search", "a\0b"),
             ("ordering", ""),
             ("ordering", "line"),
@@ -380,6 +484,17 @@ mod tests {
             assert_eq!(word(text).query(), Some(format!("line:{}", phrase(part))), "{text}");
             assert_eq!(word(text).is_exact(), part == text, "{text}");
         }
+    }
+
+    #[test]
+    fn the_more_there_is_to_look_for_the_less_is_read() {
+        let words = |texts: &[&str]| texts.iter().map(|text| Word((*text).to_owned())).collect::<Vec<_>>();
+        assert_eq!(read_characters(&words(&["deploy"])), 24_000_000);
+        assert_eq!(read_characters(&words(&["deploy", "web-1"])), 12_000_000);
+        assert_eq!(read_characters(&words(&["größe"])), 6_000_000);
+        assert_eq!(read_characters(&words(&[&"w".repeat(640)])), 24_000_000 / 11);
+        let many: Vec<_> = (0..5_000).map(|number| Word(number.to_string())).collect();
+        assert_eq!(read_characters(&many), 4_800);
     }
 
     #[test]

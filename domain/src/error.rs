@@ -36,7 +36,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// The line or the shell of a command cannot be run (spec.md).
+    /// A request to a command endpoint is invalid (spec.md; contract 11, Answers).
     InvalidCommand = "INVALID_COMMAND",
     /// No such command, or none that the caller can see (spec.md).
     CommandNotFound = "COMMAND_NOT_FOUND",
@@ -52,16 +52,44 @@ codes! {
     ApiTokenAclNotAllowed = "API_TOKEN_ACL_NOT_ALLOWED",
     /// Too many tries; the header Retry-After says when to try again.
     Throttled = "THROTTLED",
+    /// The user or the workspace has as many of these as its quota allows (contract 11, Quotas).
+    QuotaExceeded = "QUOTA_EXCEEDED",
     /// The command was delivered to the server, and cannot be cancelled any more (spec.md).
     EventCommandAlreadySent = "EVENT_COMMAND_ALREADY_SENT",
     /// The command has ended.
     CommandAlreadyHandled = "COMMAND_ALREADY_HANDLED",
     /// The command's agent cannot kill it: it is of another kind, or not connected.
     AgentCannotKill = "AGENT_CANNOT_KILL",
+    /// Another agent with this server's identity is connected and alive.
+    IdentityConflict = "IDENTITY_CONFLICT",
+    /// The server's agent lacks a feature that the command needs: `argv`, `stdin` or `cwd`.
+    AgentCannot = "AGENT_CANNOT",
+    /// The server was registered with a token that asks for approval, and is not approved yet.
+    ServerPending = "SERVER_PENDING",
     /// The Idempotency-Key was used with another body.
     IdempotencyKeyReused = "IDEMPOTENCY_KEY_REUSED",
     /// The first request with the Idempotency-Key was cut off, and what became of it is not known yet.
     IdempotencyKeyInUse = "IDEMPOTENCY_KEY_IN_USE",
+    /// Fields or parameters are invalid. It stands in the header `X-Error-Code` only.
+    InvalidInput = "INVALID_INPUT",
+    /// There is no Authorization header.
+    Unauthenticated = "UNAUTHENTICATED",
+    /// No such path, resource or page, or none that the caller can access.
+    NotFound = "NOT_FOUND",
+    /// The path has other methods.
+    MethodNotAllowed = "METHOD_NOT_ALLOWED",
+    /// The body is larger than the endpoint takes.
+    BodyTooLarge = "BODY_TOO_LARGE",
+    /// The body has a media type that the endpoint does not take.
+    UnsupportedMediaType = "UNSUPPORTED_MEDIA_TYPE",
+    /// Another request changed the same thing at the same time.
+    Conflict = "CONFLICT",
+    /// A fault of the service.
+    Internal = "INTERNAL",
+    /// The request came over plain http, to a host that takes https only.
+    HttpsRequired = "HTTPS_REQUIRED",
+    /// The deployment is not complete: a secret or the database's tables are missing.
+    NotSetUp = "NOT_SET_UP",
 }
 
 /// The kinds of refusal; each has one status.
@@ -87,10 +115,33 @@ pub enum Kind {
     Unprocessable,
     /// Too many tries.
     Throttled,
-    /// The target server has no agent connected.
+    /// The connection that it takes is not there: the target server has no agent connected, or another agent holds it.
     NotConnected,
+    /// The deployment is not complete.
+    NotSetUp,
     /// Our own fault. The detail is for the log, never for the client.
     Internal,
+}
+
+impl Kind {
+    /// The code of a refusal that names no other.
+    pub fn code(self) -> Code {
+        match self {
+            Self::Invalid => Code::InvalidInput,
+            Self::Unauthenticated => Code::Unauthenticated,
+            Self::Forbidden => Code::PermissionDenied,
+            Self::NotFound => Code::NotFound,
+            Self::MethodNotAllowed => Code::MethodNotAllowed,
+            Self::TooLarge => Code::BodyTooLarge,
+            Self::UnsupportedMediaType => Code::UnsupportedMediaType,
+            Self::Conflict => Code::Conflict,
+            Self::Unprocessable => Code::IdempotencyKeyReused,
+            Self::Throttled => Code::Throttled,
+            Self::NotConnected => Code::ServerNotConnected,
+            Self::NotSetUp => Code::NotSetUp,
+            Self::Internal => Code::Internal,
+        }
+    }
 }
 
 /// A refusal.
@@ -98,7 +149,7 @@ pub enum Kind {
 pub struct Error {
     /// What kind, and so which status.
     pub kind: Kind,
-    /// The code of the body, where it has one.
+    /// A more specific code than that of the kind ([`Kind::code`]).
     pub code: Option<Code>,
     /// A sentence for the client; for [`Kind::Internal`], for the log only.
     pub detail: Cow<'static, str>,
@@ -153,14 +204,31 @@ impl Error {
         Self::new(Kind::NotFound, "Not found.")
     }
 
+    /// The host name belongs to no workspace of this region.
+    pub fn no_workspace() -> Self {
+        Self::new(Kind::NotFound, "No workspace has this host name.")
+    }
+
+    /// No endpoint has this path.
+    pub fn no_path() -> Self {
+        Self::new(Kind::NotFound, "There is no such path.")
+    }
+
     /// The one answer for every credential that is not alive (contract 4).
     pub fn invalid_token() -> Self {
         Self::new(Kind::Forbidden, "Invalid or expired token.").code(Code::InvalidToken)
     }
 
-    /// The credential is alive, but its holder may not do this.
-    pub fn permission_denied() -> Self {
-        Self::new(Kind::Forbidden, "You do not have permission to perform this action.").code(Code::PermissionDenied)
+    /// The credential is alive, but its holder may not do this. `rule` says in a sentence who may.
+    pub fn permission_denied(rule: &'static str) -> Self {
+        Self::new(Kind::Forbidden, rule).code(Code::PermissionDenied)
+    }
+
+    /// An invalid request to a command endpoint (spec.md, Command errors). The sentence names the bad fields.
+    pub fn invalid_command(self) -> Self {
+        let names: Vec<&str> = self.fields.keys().map(AsRef::as_ref).collect();
+        let detail = format!("Invalid input: {}.", names.join(", "));
+        Self { detail: detail.into(), ..self }.code(Code::InvalidCommand)
     }
 
     /// The API token's access control list does not allow it (contract 4).
@@ -169,9 +237,21 @@ impl Error {
             .code(Code::ApiTokenAclNotAllowed)
     }
 
+    /// The same with the limit that does not allow it.
+    pub fn acl_refusal(limit: impl std::fmt::Display) -> Self {
+        let detail = format!("The access control list of the API token does not allow this: {limit}.");
+        Self::new(Kind::Forbidden, detail).code(Code::ApiTokenAclNotAllowed)
+    }
+
     /// Too many tries; another one makes sense after so many seconds.
     pub fn throttled(retry_after: u64) -> Self {
         let error = Self::new(Kind::Throttled, "Too many tries. Try again later.").code(Code::Throttled);
+        Self { retry_after: Some(retry_after), ..error }
+    }
+
+    /// A quota is used up (contract 11, Quotas); another try makes sense after so many seconds.
+    pub fn quota_exceeded(detail: impl Into<Cow<'static, str>>, retry_after: u64) -> Self {
+        let error = Self::new(Kind::Throttled, detail).code(Code::QuotaExceeded);
         Self { retry_after: Some(retry_after), ..error }
     }
 

@@ -12,6 +12,8 @@ use crate::server;
 const MAX_DISPLAY_NAME: usize = 150;
 /// The longest description, in characters.
 const MAX_DESCRIPTION: usize = 1_000;
+/// The fields of a group object that `PUT` and `PATCH` accept and ignore.
+const READ_ONLY: &[&str] = &["id", "num_members", "added_at", "updated_at"];
 /// The most servers of a group.
 pub const MAX_SERVERS: usize = 5_000;
 
@@ -44,6 +46,12 @@ impl Role {
         Self::ALL.into_iter().find(|role| role.as_str() == text)
     }
 }
+
+/// The rule of [`Standing::owns`].
+pub const OWNS: &str = "Only staff and the group's owners may change or delete it.";
+/// The rule of [`Standing::grants`].
+pub const GRANTS: &str =
+    "Only staff and the group's owners may add and remove managers and owners; its managers only plain members.";
 
 /// What a caller is to a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,6 +112,7 @@ impl GroupChanges {
     /// # Errors
     /// All bad fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
+        fields.ignore(READ_ONLY);
         let changes = Self {
             name: fields.has("name").then(|| server::read_name(&mut fields)).flatten(),
             display_name: fields.given_text("display_name", MAX_DISPLAY_NAME),
@@ -114,12 +123,25 @@ impl GroupChanges {
         Ok(changes)
     }
 
-    /// Reads all fields (POST, PUT): the name must be there, and a text that is left out is empty. Servers that are left out
-    /// are for the caller's right to tell.
+    /// Reads a new group (POST).
+    ///
+    /// # Errors
+    /// All bad fields together.
+    pub fn read_new(fields: Fields) -> Result<Self, Error> {
+        Self::read_common(fields)
+    }
+
+    /// Reads all fields (PUT). The handler decides what omitted servers mean: that depends on the caller's permission.
     ///
     /// # Errors
     /// All bad fields together.
     pub fn read_all(mut fields: Fields) -> Result<Self, Error> {
+        fields.ignore(READ_ONLY);
+        Self::read_common(fields)
+    }
+
+    /// Reads what a `POST` and a `PUT` have in common. The name is required, and an omitted text is empty.
+    fn read_common(mut fields: Fields) -> Result<Self, Error> {
         let name = server::read_name(&mut fields);
         let display_name = fields.given_text("display_name", MAX_DISPLAY_NAME).unwrap_or_default();
         let description = fields.given_text("description", MAX_DESCRIPTION).unwrap_or_default();
@@ -177,6 +199,9 @@ pub fn peek(fields: &Fields) -> Option<(i64, Role)> {
     Some((group, role))
 }
 
+/// The fields of a membership object that `PUT` and `PATCH` accept and ignore.
+const MEMBERSHIP_READ_ONLY: &[&str] = &["id"];
+
 impl NewMembership {
     /// Reads a request (POST).
     ///
@@ -207,6 +232,7 @@ impl MembershipChange {
     /// # Errors
     /// All bad fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
+        fields.ignore(MEMBERSHIP_READ_ONLY);
         let group = fields.has("group").then(|| fields.id("group")).flatten();
         let user = fields.has("user").then(|| fields.id("user")).flatten();
         let role = read_role(&mut fields);
@@ -218,7 +244,8 @@ impl MembershipChange {
     ///
     /// # Errors
     /// All bad fields together.
-    pub fn read_all(fields: Fields) -> Result<Self, Error> {
+    pub fn read_all(mut fields: Fields) -> Result<Self, Error> {
+        fields.ignore(MEMBERSHIP_READ_ONLY);
         let NewMembership { group, user, role } = NewMembership::read(fields)?;
         Ok(Self { group: Some(group), user: Some(user), role: Some(role) })
     }
@@ -258,7 +285,7 @@ pub struct Membership {
 /// No right to it; the only owner.
 pub fn may_change(standing: Standing, membership: Membership, role: Role, has_other_owner: bool) -> Result<(), Error> {
     if !standing.owns() {
-        return Err(Error::permission_denied());
+        return Err(Error::permission_denied("Only staff and the group's owners may change a role."));
     }
     let ends_owner = membership.role == Role::Owner && role != Role::Owner;
     if ends_owner && !has_other_owner { Err(only_owner()) } else { Ok(()) }
@@ -270,7 +297,7 @@ pub fn may_change(standing: Standing, membership: Membership, role: Role, has_ot
 /// No right to it; the only owner.
 pub fn may_end(standing: Standing, caller: i64, membership: Membership, has_other_owner: bool) -> Result<(), Error> {
     if !(standing.grants(membership.role) || membership.user == caller) {
-        return Err(Error::permission_denied());
+        return Err(Error::permission_denied(GRANTS));
     }
     if membership.role == Role::Owner && !has_other_owner { Err(only_owner()) } else { Ok(()) }
 }

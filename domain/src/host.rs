@@ -55,6 +55,15 @@ impl Host {
     }
 }
 
+/// Whether a Host header names the machine that the caller is on: `localhost`, a name below it, or a loopback address.
+/// Requests to it never leave that machine.
+pub fn is_local(header: &str) -> bool {
+    let host = without_port(header).to_ascii_lowercase();
+    let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(&host);
+    let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
+    host == "localhost" || host.ends_with(".localhost") || literal.parse().is_ok_and(is_loopback)
+}
+
 /// A Host header without its port; an IPv6 address keeps its brackets.
 fn without_port(header: &str) -> &str {
     match header.rsplit_once(':') {
@@ -100,6 +109,26 @@ mod tests {
         }
         let none = Names { default_workspace: Some(""), ..NAMES };
         assert_eq!(Host::of("localhost", none), Host::Bare(None));
+    }
+
+    #[test]
+    fn local_names_are_localhost_and_loopback() {
+        for local in [
+            "localhost",
+            "LOCALHOST:8787",
+            "demo.local.localhost:8787",
+            "127.0.0.1",
+            "127.9.9.9:80",
+            "[::1]:8787",
+            "[::ffff:127.0.0.1]",
+        ] {
+            assert!(is_local(local), "{local}");
+        }
+        for other in
+            ["", "farhand.example", "localhost.example", "notlocalhost", "10.0.0.1", "0.0.0.0", "[::]", "[2001:db8::1]"]
+        {
+            assert!(!is_local(other), "{other}");
+        }
     }
 
     #[test]

@@ -8,15 +8,21 @@
 //! project's HTTP contract; `docs/api.md` tells what of them is served today.
 
 pub mod acl;
+pub mod address;
 pub mod api_token;
 pub mod audit;
 pub mod authorization;
+pub mod chunk_row;
 pub mod command;
 pub mod command_list;
+pub mod contest;
 pub mod cors;
 pub mod error;
+pub mod features;
 pub mod fields;
+pub mod fingerprint;
 pub mod group;
+pub mod hashing_gate;
 pub mod host;
 pub mod id;
 pub mod lifecycle;
@@ -29,6 +35,7 @@ pub mod retention;
 pub mod secret;
 pub mod server;
 pub mod session;
+pub mod shell_words;
 pub mod smtp;
 pub mod throttle;
 pub mod time;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::features::Feature;
 use crate::time::Timestamp;
 
 /// How long a delivered command may go unacknowledged before it is stuck, in seconds.
@@ -24,6 +25,8 @@ pub enum Cancellation {
     NotAllowed(Denial),
     /// Its server was deleted.
     ServerDeleted,
+    /// Its environment or input could not be decrypted when it was due: the service has another `SECRET_KEY`.
+    InputsUnreadable,
 }
 
 impl fmt::Display for Cancellation {
@@ -32,6 +35,9 @@ impl fmt::Display for Cancellation {
             Self::By(username) => write!(f, "by {username}"),
             Self::NotAllowed(denial) => write!(f, "as {denial}"),
             Self::ServerDeleted => write!(f, "as its server was deleted"),
+            Self::InputsUnreadable => {
+                write!(f, "as its environment or input cannot be decrypted: the service's SECRET_KEY was replaced")
+            }
         }
     }
 }
@@ -43,6 +49,8 @@ pub enum Denial {
     Requester,
     /// The API token that it was made with was disabled or deleted, or expired.
     Token,
+    /// The login session that it was made with was revoked.
+    Session,
     /// Its requester does not reach the server.
     Server,
     /// Its requester may not run commands as that account or group there.
@@ -58,6 +66,7 @@ impl fmt::Display for Denial {
         f.write_str(match self {
             Self::Requester => "its requester is not active any more",
             Self::Token => "the API token that it was made with is not valid any more",
+            Self::Session => "the login session that created it was revoked",
             Self::Server => "its requester does not reach the server any more",
             Self::Account => "its requester may not run commands as that account any more",
             Self::Internal => "its requester may not use the agent's built-in commands any more",
@@ -73,6 +82,8 @@ pub enum End {
     Cancelled(Cancellation),
     /// It was not delivered by its latest time.
     Expired,
+    /// It was not delivered: the agent that connected lacks a feature that it needs.
+    Undeliverable(Feature),
     /// The agent gave up on it, or never took it: no result came in time. A late result still replaces this.
     Stuck,
     /// The agent reported the end.
@@ -88,6 +99,28 @@ pub struct Outcome {
     pub exit_code: Option<i64>,
     /// Seconds.
     pub elapsed_time: Option<f64>,
+    /// Why the agent did not run it, in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// The most characters of [`Outcome::reason`].
+const MAX_REASON: usize = 500;
+
+impl Outcome {
+    /// A reason as it is kept: one line of bounded length that ends like a sentence. `None` if nothing is left of it.
+    pub fn reason(text: &str) -> Option<String> {
+        let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect();
+        let line = line.trim();
+        let end = if line.ends_with(['.', '!', '?']) { "" } else { "." };
+        (!line.is_empty()).then(|| format!("{line}{end}"))
+    }
+}
+
+/// Seconds, rounded to microseconds. Numbers too large for that stay as they are.
+pub fn in_micros(seconds: f64) -> f64 {
+    let rounded = (seconds * 1e6).round() / 1e6;
+    if rounded.is_finite() { rounded } else { seconds }
 }
 
 /// The moments of a command and how it ended.
@@ -109,9 +142,12 @@ pub struct Lifecycle {
     pub handled_at: Option<Timestamp>,
     /// How it ended, once it did.
     pub end: Option<End>,
-    /// The agent that it was delivered to started anew: it may not know the command any more.
+    /// When its agent reported a new start after the delivery: the agent may not know the command any more.
     #[serde(default)]
     pub restarted_at: Option<Timestamp>,
+    /// When its server was deleted after the delivery: no report of its agent is accepted any more.
+    #[serde(default)]
+    pub server_deleted_at: Option<Timestamp>,
     /// Who asked for it to be killed, first, by name.
     #[serde(default)]
     pub killed_by: Option<String>,
@@ -150,6 +186,15 @@ impl State {
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
             Self::Expired => "expired",
+        }
+    }
+
+    /// The `state` of a command object (contract 11, Answers): a waiting command is `queued` once it is due.
+    pub fn shown(self, is_due: bool) -> &'static str {
+        match self {
+            Self::Waiting if is_due => "queued",
+            Self::Waiting => "scheduled",
+            state => state.as_str(),
         }
     }
 
@@ -233,6 +278,7 @@ impl Lifecycle {
             handled_at: None,
             end: None,
             restarted_at: None,
+            server_deleted_at: None,
             killed_by: None,
         }
     }
@@ -244,7 +290,7 @@ impl Lifecycle {
             (Some(End::Expired), ..) => State::Expired,
             (Some(End::Stuck), ..) => State::Stuck,
             (Some(End::Finished(outcome)), ..) if outcome.success => State::Success,
-            (Some(End::Finished(_)), ..) => State::Failed,
+            (Some(End::Finished(_) | End::Undeliverable(_)), ..) => State::Failed,
             (None, Some(_), _) => State::Acked,
             (None, None, Some(_)) => State::Sent,
             (None, None, None) => State::Waiting,
@@ -263,12 +309,22 @@ impl Lifecycle {
             (Some(End::Expired), ..) => {
                 format!("Not delivered by {}, its latest time.", self.expires_at)
             }
-            (Some(End::Stuck), ..) => format!("No result came in time; given up at {handled}."),
+            (Some(End::Undeliverable(feature)), ..) => {
+                format!("Failed at {handled} without delivery: its agent {feature}.")
+            }
+            (Some(End::Stuck), ..) => match (self.server_deleted_at, self.restarted_at) {
+                (Some(at), _) => format!("Its server was deleted at {at}; given up at {handled}."),
+                (None, Some(at)) => {
+                    format!("Its agent restarted at {at} and reported no result; given up at {handled}.")
+                }
+                (None, None) => format!("No result came in time; given up at {handled}."),
+            },
             (Some(End::Finished(outcome)), ..) => {
                 let how = if outcome.success { "Succeeded" } else { "Failed" };
                 let code = outcome.exit_code.map(|code| format!(" with exit code {code}")).unwrap_or_default();
                 let killer = if outcome.success { String::new() } else { killer("; killed by ", "") };
-                format!("{how}{code} at {handled}{killer}.")
+                let reason = outcome.reason.as_ref().map(|reason| format!(" {reason}")).unwrap_or_default();
+                format!("{how}{code} at {handled}{killer}.{reason}")
             }
             (None, Some(_), _) => {
                 format!("Running since {}{}.", shown(self.acked_at), killer("; ", " asked to kill it"))
@@ -338,6 +394,15 @@ impl Lifecycle {
         waits
     }
 
+    /// The agent that connected lacks a feature that it needs. Returns false if it was delivered before or has ended.
+    pub fn undeliverable(&mut self, now: Timestamp, feature: Feature) -> bool {
+        let waits = self.state() == State::Waiting;
+        if waits {
+            self.end_undelivered(now, End::Undeliverable(feature));
+        }
+        waits
+    }
+
     fn end_undelivered(&mut self, now: Timestamp, end: End) {
         self.handled_at = Some(now.max(self.added_at));
         self.end = Some(end);
@@ -349,6 +414,15 @@ impl Lifecycle {
         let concerns = matches!(self.state(), State::Sent | State::Acked) && self.restarted_at.is_none();
         if concerns {
             self.restarted_at = Some(now);
+        }
+        concerns
+    }
+
+    /// Its server was deleted while it was under way. Returns false if it is not under way.
+    pub fn server_deleted(&mut self, now: Timestamp) -> bool {
+        let concerns = matches!(self.state(), State::Sent | State::Acked) && self.server_deleted_at.is_none();
+        if concerns {
+            self.server_deleted_at = Some(now);
         }
         concerns
     }
@@ -389,8 +463,8 @@ impl Lifecycle {
             (None, Some(acked), _) => acked.plus_seconds(self.timeout + GRACE),
             (None, None, Some(delivered)) => delivered.plus_seconds(ACK_WITHIN),
         };
-        let restarted = self.restarted_at.map(|at| at.plus_seconds(AFTER_RESTART));
-        Some(restarted.map_or(usual, |at| at.min(usual)))
+        let doubted = [self.restarted_at, self.server_deleted_at].into_iter().flatten().min();
+        Some(doubted.map_or(usual, |at| at.plus_seconds(AFTER_RESTART).min(usual)))
     }
 
     /// Looks at it: what is past its deadline is stuck, or expired where it never went out. The flag tells whether that
@@ -422,6 +496,19 @@ mod tests {
         Timestamp::from_millis(1_000_000).plus_seconds(seconds)
     }
 
+    #[test]
+    fn an_agent_that_lacks_a_feature_fails_it() {
+        let mut life = Lifecycle::new(at(0), None, None, 10);
+        assert!(life.undeliverable(at(5), Feature::Stdin) && !life.undeliverable(at(6), Feature::Cwd));
+        check(&life, "Failed", "danger", false);
+        assert_eq!((life.success(), life.delivered_at, life.handled_at), (Some(false), None, Some(at(5))));
+        assert!(life.message().contains("cannot give commands standard input"), "{}", life.message());
+        assert!(!life.deliver(at(7)) && !life.finish(at(8), outcome(true)) && !life.ack(at(8)) && !life.kill("a"));
+        assert!(!life.cancel(at(9), Cancellation::ServerDeleted) && life.deadline(at(9)).is_none());
+        let mut life = delivered();
+        assert!(!life.undeliverable(at(5), Feature::Argv) && life.state() == State::Sent);
+    }
+
     fn delivered() -> Lifecycle {
         let mut life = Lifecycle::new(at(0), None, None, 10);
         assert!(life.deliver(at(1)));
@@ -429,7 +516,7 @@ mod tests {
     }
 
     fn outcome(success: bool) -> Outcome {
-        Outcome { success, exit_code: Some(i64::from(!success)), elapsed_time: Some(0.5) }
+        Outcome { success, exit_code: Some(i64::from(!success)), elapsed_time: Some(0.5), reason: None }
     }
 
     #[track_caller]
@@ -437,6 +524,20 @@ mod tests {
         let status = life.status(at(100));
         assert_eq!((status.text, status.color, status.cancellable), (text, color, cancellable));
         assert!(status.message.ends_with('.'), "{}", status.message);
+    }
+
+    #[test]
+    fn a_reason_is_part_of_the_message() {
+        let mut refused = delivered();
+        let reason = Outcome::reason("There is no account\nadmin on this server");
+        refused.finish(at(3), Outcome { exit_code: Some(126), reason, ..outcome(false) });
+        let expected = format!("Failed with exit code 126 at {}. There is no account admin on this server.", at(3));
+        assert_eq!(refused.message(), expected);
+        assert_eq!(Outcome::reason(" \n\0"), None);
+        assert_eq!(Outcome::reason(&"é".repeat(9_000)).map(|reason| reason.chars().count()), Some(MAX_REASON + 1));
+        // As an object stored it before there were reasons.
+        let stored = r#"{"success":true,"exit_code":0,"elapsed_time":0.5}"#;
+        assert_eq!(serde_json::from_str::<Outcome>(stored).unwrap().reason, None);
     }
 
     #[test]
@@ -496,7 +597,16 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_started_anew_has_a_minute() {
+    fn seconds_are_rounded_to_microseconds() {
+        assert_eq!(in_micros(0.123_456_7), 0.123_457);
+        assert_eq!(in_micros(0.123_456_4), 0.123_456);
+        assert_eq!(in_micros(0.000_000_4), 0.0);
+        assert_eq!((in_micros(0.25), in_micros(3.0)), (0.25, 3.0));
+        assert_eq!(in_micros(f64::MAX), f64::MAX);
+    }
+
+    #[test]
+    fn an_agent_that_restarted_has_a_minute() {
         let mut life = Lifecycle::new(at(0), None, None, 1_000);
         assert!(!life.agent_restarted(at(1)), "it did not go out");
         life.deliver(at(1));
@@ -504,7 +614,20 @@ mod tests {
         assert!(life.agent_restarted(at(10)) && !life.agent_restarted(at(20)));
         assert_eq!(life.deadline(at(20)), Some(at(70)));
         assert!(!life.give_up_if_overdue(at(69)) && life.give_up_if_overdue(at(70)));
+        let message = format!("Its agent restarted at {} and reported no result; given up at {}.", at(10), at(70));
+        assert_eq!(life.message(), message);
         assert!(life.finish(at(80), outcome(false)) && life.state() == State::Failed);
+    }
+
+    #[test]
+    fn a_deleted_server_leaves_a_minute_too() {
+        let mut life = Lifecycle::new(at(0), None, None, 1_000);
+        assert!(!life.server_deleted(at(1)), "it was not delivered");
+        life.deliver(at(1));
+        life.ack(at(2));
+        assert!(life.server_deleted(at(10)) && !life.server_deleted(at(20)));
+        assert!(!life.give_up_if_overdue(at(69)) && life.give_up_if_overdue(at(70)));
+        assert_eq!(life.message(), format!("Its server was deleted at {}; given up at {}.", at(10), at(70)));
     }
 
     #[test]

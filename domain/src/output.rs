@@ -1,11 +1,47 @@
 //! The output of a command, and how much of it is kept where (contract 7, Output).
 
+use std::fmt::Write;
+
+use sha2::{Digest, Sha256};
+
 /// The most bytes of a command's `result`.
 pub const MAX_RESULT: usize = 256 * 1024;
 /// The most characters of a `result` in a list.
 pub const MAX_RESULT_IN_LIST: usize = 4_096;
 /// The most bytes of chunks that are kept for one command.
 pub const MAX_KEPT: u64 = 16 * 1024 * 1024;
+
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
+        // Writing to a text cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+/// The SHA-256 of output, which comes in pieces.
+#[derive(Default)]
+pub struct OutputHash(Sha256);
+
+impl OutputHash {
+    /// Adds the next piece.
+    pub fn add(&mut self, piece: &str) {
+        self.0.update(piece);
+    }
+
+    /// The hash in hexadecimal.
+    pub fn finish(self) -> String {
+        hex(&self.0.finalize())
+    }
+}
+
+/// The SHA-256 of a whole text, in hexadecimal.
+pub fn sha256(text: &str) -> String {
+    let mut hash = OutputHash::default();
+    hash.add(text);
+    hash.finish()
+}
 
 /// What is kept of `text` as a result: all of it, or its head and tail around a line that tells of the cut. The flag
 /// tells whether it was cut.
@@ -33,6 +69,14 @@ pub fn in_list(result: &str) -> Option<&str> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn the_hash_does_not_depend_on_the_pieces() {
+        let mut hash = OutputHash::default();
+        ["", "a", "bc"].into_iter().for_each(|piece| hash.add(piece));
+        assert_eq!(hash.finish(), sha256("abc"));
+        assert_eq!(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    }
 
     #[test]
     fn what_fits_is_kept_whole() {

@@ -71,7 +71,7 @@ pub fn ordering<T: Copy + PartialEq>(
         let field = all.iter().copied().find(|field| name_of(*field) == name).ok_or_else(|| {
             let names: Vec<&str> = all.iter().copied().map(&name_of).collect();
             let names = names.join(", ");
-            Error::field("ordering", format!("Choose of {names}, with a leading - for the highest first."))
+            Error::field("ordering", format!("Use any of {names}, separated by commas; a leading - sorts descending."))
         })?;
         // The first one has ordered by it already.
         if !order.iter().any(|(known, _)| *known == field) {

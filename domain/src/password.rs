@@ -2,9 +2,11 @@
 
 use std::borrow::Cow;
 
-use pbkdf2::password_hash::CustomizedPasswordHasher;
+use base64ct::{Base64Unpadded, Encoding};
+use pbkdf2::Params;
 use pbkdf2::password_hash::phc::{Output, PasswordHash, Salt};
-use pbkdf2::{Params, Pbkdf2};
+use sha2::block_api::compress256;
+use sha2::{Digest, Sha256};
 use similar::{Algorithm, capture_diff_slices, diff_ratio};
 use subtle::ConstantTimeEq;
 
@@ -118,18 +120,112 @@ pub struct Checked {
     pub rounds: u32,
 }
 
-/// The one place where hashing is done, and its work counted. It calls what the crate has compiled itself: a generic
-/// function of it would be compiled with this one, for size and not for speed.
-fn derive(password: &str, salt: &[u8], rounds: u32, work: &mut u32) -> Option<PasswordHash> {
-    let params = Params::new(rounds.max(Params::MIN_ROUNDS)).ok()?;
-    *work = work.saturating_add(params.rounds());
-    Pbkdf2::SHA256.hash_password_customized(password.as_bytes(), salt, None, None, params).ok()
+/// The bytes of a SHA-256 block.
+const BLOCK: usize = 64;
+/// The bytes of a SHA-256 hash, which is all that a password's hash has.
+const HASH: usize = 32;
+/// The state that SHA-256 starts from (FIPS 180-4, 5.3.3).
+const INITIAL: [u32; 8] =
+    [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
+
+/// How far a [`Derivation`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// Rounds are left.
+    More,
+    /// The derived key.
+    Done([u8; HASH]),
 }
 
-/// The PHC string of PBKDF2-HMAC-SHA-256 over a password.
-pub fn hash(password: &str, salt: [u8; 16], rounds: u32) -> String {
-    let hash = derive(password, &salt, rounds.max(MIN_ROUNDS), &mut 0);
-    hash.expect("the salt's length and the rounds are in the crate's bounds").to_string()
+/// PBKDF2-HMAC-SHA-256 with a key of 32 bytes (RFC 8018, 5.2), in steps: the caller can do other work between two of them.
+///
+/// Each round is two calls of SHA-256's compression function, on states that have the two pads of HMAC already. That function
+/// is compiled in its own crate, for speed; this crate is compiled for size.
+#[derive(Clone, Debug)]
+pub struct Derivation {
+    /// SHA-256 after the block of HMAC's inner and outer pad.
+    inner: [u32; 8],
+    outer: [u32; 8],
+    /// The last U of the RFC, in a block with the padding of a message of one pad and one hash.
+    block: [[u8; BLOCK]; 1],
+    /// The exclusive or of every U so far.
+    key: [u8; HASH],
+    rounds: u32,
+    left: u32,
+}
+
+fn bytes_of(state: [u32; 8]) -> [u8; HASH] {
+    let mut bytes = [0; HASH];
+    for (bytes, word) in bytes.chunks_exact_mut(4).zip(state) {
+        bytes.copy_from_slice(&word.to_be_bytes());
+    }
+    bytes
+}
+
+impl Derivation {
+    /// Begins. At least one round is made.
+    pub fn new(password: &str, salt: &[u8], rounds: u32) -> Self {
+        let mut padded = [0; BLOCK];
+        if password.len() > BLOCK {
+            padded[..HASH].copy_from_slice(&Sha256::digest(password));
+        } else {
+            padded[..password.len()].copy_from_slice(password.as_bytes());
+        }
+        let (inner_pad, outer_pad) = (padded.map(|byte| byte ^ 0x36), padded.map(|byte| byte ^ 0x5c));
+        let keyed = |pad: [u8; BLOCK]| {
+            let mut state = INITIAL;
+            compress256(&mut state, &[pad]);
+            state
+        };
+        // The first U is of the salt and the number of the only block of output, 1.
+        let first =
+            Sha256::new().chain_update(inner_pad).chain_update(salt).chain_update(1u32.to_be_bytes()).finalize();
+        let first = Sha256::new().chain_update(outer_pad).chain_update(first).finalize();
+        let mut block = [0; BLOCK];
+        block[..HASH].copy_from_slice(&first);
+        block[HASH] = 0x80;
+        let bits = 8 * (BLOCK + HASH) as u64;
+        block[BLOCK - 8..].copy_from_slice(&bits.to_be_bytes());
+        let rounds = rounds.max(1);
+        Self {
+            inner: keyed(inner_pad),
+            outer: keyed(outer_pad),
+            block: [block],
+            key: first.into(),
+            rounds,
+            left: rounds - 1,
+        }
+    }
+
+    /// Makes at most so many rounds more.
+    pub fn step(&mut self, rounds: u32) -> Progress {
+        let now = self.left.min(rounds);
+        for _ in 0..now {
+            for keyed in [self.inner, self.outer] {
+                let mut state = keyed;
+                compress256(&mut state, &self.block);
+                self.block[0][..HASH].copy_from_slice(&bytes_of(state));
+            }
+            for (key, byte) in self.key.iter_mut().zip(&self.block[0]) {
+                *key ^= byte;
+            }
+        }
+        self.left -= now;
+        if self.left == 0 { Progress::Done(self.key) } else { Progress::More }
+    }
+}
+
+/// The PHC string of PBKDF2-HMAC-SHA-256 over a password. `derive` runs a derivation to its end.
+pub async fn hash(
+    password: &str,
+    salt: [u8; 16],
+    rounds: u32,
+    derive: impl AsyncFn(Derivation) -> [u8; HASH],
+) -> String {
+    let derivation = Derivation::new(password, &salt, rounds.max(MIN_ROUNDS));
+    let rounds = derivation.rounds;
+    let (salt, key) = (Base64Unpadded::encode_string(&salt), Base64Unpadded::encode_string(&derive(derivation).await));
+    format!("$pbkdf2-sha256$i={rounds},l={HASH}${salt}${key}")
 }
 
 /// The parts of a PHC string that was made by [`hash`].
@@ -139,27 +235,42 @@ fn parse(stored: &str) -> Option<(Salt, u32, Output)> {
     Some((parsed.salt?, params.rounds(), parsed.hash?))
 }
 
-/// Checks a password against a PHC string, in time that does not depend on where they differ.
+/// Checks a password against a PHC string, in time that does not depend on where they differ. `derive` runs a derivation to its end.
 ///
 /// Where there is no account, or it may not log in, `stored` is `None`: the same work is done, and it is wrong.
-pub fn check(password: &str, stored: Option<&str>, rounds: u32) -> Checked {
+pub async fn check(
+    password: &str,
+    stored: Option<&str>,
+    rounds: u32,
+    derive: impl AsyncFn(Derivation) -> [u8; HASH],
+) -> Checked {
     let wanted = rounds.max(MIN_ROUNDS);
     let mut work = 0;
     let parsed = stored.and_then(parse);
     let stored_rounds = parsed.as_ref().map_or(0, |(_, rounds, _)| *rounds);
-    let is_right = parsed.is_some_and(|(salt, rounds, hash)| {
-        let derived = derive(password, &salt, rounds, &mut work).and_then(|derived| derived.hash);
-        derived.is_some_and(|derived| derived.as_bytes().ct_eq(hash.as_bytes()).into())
-    });
+    let mut is_right = false;
+    if let Some((salt, rounds, hash)) = parsed {
+        let derivation = Derivation::new(password, &salt, rounds);
+        work = derivation.rounds;
+        is_right = derive(derivation).await.ct_eq(hash.as_bytes()).into();
+    }
     if !is_right && work < wanted {
         // Its result is of no use to anyone; the time that it takes is.
-        std::hint::black_box(derive(password, &[0; 16], wanted - work, &mut work));
+        std::hint::black_box(derive(Derivation::new(password, &[0; 16], wanted - work)).await);
+        work = wanted;
     }
     Checked { is_right, is_outdated: stored_rounds < wanted, rounds: work }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use pbkdf2::Pbkdf2;
+    use pbkdf2::password_hash::CustomizedPasswordHasher;
+    use proptest::prelude::*;
+
     use super::*;
 
     const NOBODY: Personal<'_> = Personal { username: "zoraquill", email: "j.doe@example.com" };
@@ -215,6 +326,79 @@ mod tests {
         for other in ["", "correct horse battery", "passwore", "passwordd1x", "zzzzzzzzzzzzzzzzz"] {
             assert!(!is_common(other), "{other}");
         }
+    }
+
+    /// Runs derivations in steps of so many rounds.
+    fn in_steps(rounds: u32) -> impl AsyncFn(Derivation) -> [u8; HASH] {
+        async move |mut derivation: Derivation| {
+            loop {
+                if let Progress::Done(key) = derivation.step(rounds) {
+                    return key;
+                }
+            }
+        }
+    }
+
+    /// The value of a future that never waits.
+    fn ready<T>(future: impl Future<Output = T>) -> T {
+        let mut context = Context::from_waker(Waker::noop());
+        match pin!(future).poll(&mut context) {
+            Poll::Ready(value) => value,
+            Poll::Pending => panic!("it waits"),
+        }
+    }
+
+    fn hash(password: &str, salt: [u8; 16], rounds: u32) -> String {
+        ready(super::hash(password, salt, rounds, in_steps(15_000)))
+    }
+
+    fn check(password: &str, stored: Option<&str>, rounds: u32) -> Checked {
+        ready(super::check(password, stored, rounds, in_steps(15_000)))
+    }
+
+    /// What the crate makes of it.
+    fn reference(password: &str, salt: &[u8], rounds: u32) -> String {
+        let params = Params::new(rounds).unwrap();
+        Pbkdf2::SHA256.hash_password_customized(password.as_bytes(), salt, None, None, params).unwrap().to_string()
+    }
+
+    proptest! {
+        #[test]
+        fn derivations_are_those_of_the_crate(
+            password in ".{0,200}", salt in proptest::collection::vec(any::<u8>(), 0..100), rounds in 1u32..40, step in 1u32..50,
+        ) {
+            let mut expected = [0; HASH];
+            pbkdf2::pbkdf2_hmac::<Sha256>(password.as_bytes(), &salt, rounds, &mut expected);
+            let mut derivation = Derivation::new(&password, &salt, rounds);
+            let mut steps = 0;
+            let key = loop {
+                steps += 1;
+                if let Progress::Done(key) = derivation.step(step) {
+                    break key;
+                }
+            };
+            prop_assert_eq!(key, expected);
+            prop_assert_eq!(steps, (rounds - 1).div_ceil(step).max(1));
+        }
+    }
+
+    #[test]
+    fn passwords_as_long_as_a_block_or_longer() {
+        for length in [0, 1, 55, 56, 63, 64, 65, 128, 1_000] {
+            let password = "p".repeat(length);
+            let mut expected = [0; HASH];
+            pbkdf2::pbkdf2_hmac::<Sha256>(password.as_bytes(), b"salt", 3, &mut expected);
+            let mut derivation = Derivation::new(&password, b"salt", 3);
+            assert_eq!(derivation.step(0), Progress::More);
+            assert_eq!(derivation.step(1), Progress::More);
+            assert_eq!(derivation.step(9), Progress::Done(expected), "{length}");
+            assert_eq!(derivation.step(9), Progress::Done(expected));
+        }
+    }
+
+    #[test]
+    fn strings_are_those_of_the_crate() {
+        assert_eq!(hash("\u{e9}\u{1f511}", [200; 16], 100_000), reference("\u{e9}\u{1f511}", &[200; 16], 100_000));
     }
 
     #[test]

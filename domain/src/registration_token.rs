@@ -1,13 +1,33 @@
 //! Registration tokens, with which agents make servers of their own hosts (contract 6; agent-protocol 1).
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde_json::Value;
+
+use crate::acl;
 use crate::api_token;
 use crate::error::Error;
 use crate::fields::Fields;
 use crate::server;
 use crate::time::Timestamp;
 
-/// The most registrations that a token may allow.
-const MAX_USES: i64 = 1_000_000;
+/// The most registrations that a token may allow, unless it allows any number.
+const MAX_USES: i64 = 100_000;
+/// How many registrations a token allows if the request does not say.
+const DEFAULT_USES: i64 = 10;
+/// How long a token is valid if the request does not say, in seconds.
+const DEFAULT_LIFETIME: i64 = 24 * 60 * 60;
+/// The longest pattern of names, in characters: as long as a name may be.
+const MAX_PATTERN: usize = 64;
+/// The most wildcards of a pattern.
+const MAX_WILDCARDS: usize = 8;
+/// The most networks of a token.
+const MAX_NETWORKS: usize = 100;
+/// How long the name of a deleted or renamed server is kept from pending servers, in seconds.
+pub const NAME_KEPT: i64 = 30 * 24 * 60 * 60;
+/// How long a pending server waits for approval, in seconds.
+pub const APPROVED_WITHIN: i64 = 24 * 60 * 60;
 /// The longest name of a platform, in characters.
 const MAX_PLATFORM: usize = 64;
 
@@ -22,6 +42,56 @@ pub struct NewRegistrationToken {
     pub expires_at: Option<Timestamp>,
     /// How many servers can be registered with it; `None` means any number.
     pub uses: Option<i64>,
+    /// What the names look like that agents may ask for; `*` stands for any characters.
+    pub name_pattern: Option<String>,
+    /// The networks from which agents may register, without host bits.
+    pub networks: Option<Vec<IpNet>>,
+    /// Whether staff must approve each server.
+    pub approval: bool,
+}
+
+/// The field `name_pattern`: the characters of names, and `*`.
+fn read_pattern(fields: &mut Fields) -> Option<String> {
+    let pattern = fields.optional_text("name_pattern", 1..=MAX_PATTERN)?;
+    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.' | b'*');
+    if !pattern.bytes().all(allowed) {
+        let message = "Use lower-case letters, digits, hyphens, underscores and dots, and * for any characters.";
+        fields.reject("name_pattern", message);
+    } else if pattern.bytes().filter(|b| *b == b'*').count() > MAX_WILDCARDS {
+        fields.reject("name_pattern", format!("Ensure there are no more than {MAX_WILDCARDS} stars."));
+    } else {
+        return Some(pattern);
+    }
+    None
+}
+
+/// The field `networks`: a list of CIDRs.
+fn read_networks(fields: &mut Fields) -> Option<Vec<IpNet>> {
+    fields.value("networks")?;
+    let read = |value: &Value| value.as_str().and_then(acl::network).map(|network| acl::canonical(network).trunc());
+    fields.optional_list("networks", MAX_NETWORKS, "Enter networks such as 10.0.0.0/8 or 2001:db8::/32.", read)
+}
+
+/// All networks that an address is in, as a token stores its networks; none for what is no address.
+pub fn networks_of(address: &str) -> Vec<String> {
+    let Ok(address) = address.parse::<IpAddr>() else { return Vec::new() };
+    let address = address.to_canonical();
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    (0..=longest).filter_map(|length| Some(IpNet::new(address, length).ok()?.trunc().to_string())).collect()
+}
+
+/// Reads a fingerprint that a person typed: any case, with or without the hyphen.
+pub fn read_fingerprint(mut fields: Fields) -> Result<String, Error> {
+    let text = fields.text("fingerprint", 1..=32).map(|text| text.trim().replace('-', "").to_ascii_uppercase());
+    let text = text.filter(|text| {
+        let is_one = text.len() == 8 && text.bytes().all(|b| matches!(b, b'A'..=b'Z' | b'2'..=b'7'));
+        if !is_one {
+            fields.reject("fingerprint", "Enter the fingerprint that the agent shows, such as ABCD-2345.");
+        }
+        is_one
+    });
+    let text = fields.finish_with(text)?;
+    Ok(format!("{}-{}", &text[..4], &text[4..]))
 }
 
 impl NewRegistrationToken {
@@ -32,10 +102,16 @@ impl NewRegistrationToken {
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         let name = fields.text("name", 1..=128);
         let groups = fields.optional_groups().unwrap_or_default();
-        let expires_at = api_token::expires_at(&mut fields, now).flatten();
-        let uses = fields.optional_integer("uses", 1..=MAX_USES);
+        let expires_at = api_token::expires_at(&mut fields, now).unwrap_or(Some(now.plus_seconds(DEFAULT_LIFETIME)));
+        let uses = match fields.any("uses") {
+            None => Some(DEFAULT_USES),
+            Some(_) => fields.optional_integer("uses", 1..=MAX_USES),
+        };
+        let name_pattern = read_pattern(&mut fields);
+        let networks = read_networks(&mut fields);
+        let approval = fields.optional_boolean("approval").unwrap_or(false);
         let name = fields.finish_with(name)?;
-        Ok(Self { name, groups, expires_at, uses })
+        Ok(Self { name, groups, expires_at, uses, name_pattern, networks, approval })
     }
 }
 
@@ -57,7 +133,9 @@ impl Registration {
         let platform = fields.optional_text("platform", 0..=MAX_PLATFORM).filter(|platform| !platform.is_empty());
         fields.lower_case("name");
         let name = server::read_name(&mut fields);
-        let name = fields.finish_with(name)?;
+        // Agents send more about their hosts than is used here.
+        fields.finish_lenient()?;
+        let name = name.ok_or_else(|| Error::internal("a name is missing and nothing was noted"))?;
         Ok(Self { name, platform })
     }
 }
@@ -80,16 +158,82 @@ mod tests {
     fn tokens() {
         let now = Timestamp::parse("2026-11-21T00:00:00Z").unwrap();
         let read = |body: Value| NewRegistrationToken::read(fields(&body), now);
-        let least = NewRegistrationToken { name: "web".into(), groups: vec![], expires_at: None, uses: None };
+        let least = NewRegistrationToken {
+            name: "web".into(),
+            groups: vec![],
+            expires_at: Some(now.plus_seconds(24 * 3600)),
+            uses: Some(10),
+            name_pattern: None,
+            networks: None,
+            approval: false,
+        };
         assert_eq!(read(json!({"name": "web"})).unwrap(), least);
+        let endless = NewRegistrationToken { expires_at: None, uses: None, ..least };
+        assert_eq!(read(json!({"name": "web", "expires_at": null, "uses": null})).unwrap(), endless);
         let all = json!({"name": "web", "groups": [2, 1], "expires_at": "2026-11-21T00:00:01Z", "uses": 3});
         let token = read(all).unwrap();
         assert_eq!((token.groups, token.uses, token.expires_at.is_some()), (vec![1, 2], Some(3), true));
         assert_eq!(wrong(read(json!({}))), ["name"]);
+        assert_eq!(wrong(read(json!({"name": "web", "allowed_groups": [1]}))), ["allowed_groups"]);
         let bad = json!({"name": "", "groups": [[]], "expires_at": "2026-11-21T00:00:00Z", "uses": 0});
         assert_eq!(wrong(read(bad)), ["expires_at", "groups", "name", "uses"]);
-        for uses in [json!(-1), json!(1.5), json!("1"), json!(1_000_001)] {
+        for uses in [json!(-1), json!(1.5), json!("1"), json!(100_001)] {
             assert_eq!(wrong(read(json!({"name": "web", "uses": uses}))), ["uses"]);
+        }
+    }
+
+    #[test]
+    fn patterns_and_networks() {
+        let now = Timestamp::parse("2026-11-21T00:00:00Z").unwrap();
+        let read = |mut body: Value| {
+            body["name"] = json!("web");
+            NewRegistrationToken::read(fields(&body), now)
+        };
+        for good in ["web-*", "*", "*.example.com", "web-1", "a*b*c"] {
+            assert_eq!(read(json!({"name_pattern": good})).unwrap().name_pattern.as_deref(), Some(good));
+        }
+        for bad in [json!(""), json!("Web-*"), json!("web-?"), json!("[a]"), json!("a b"), json!(7), json!("*********")]
+        {
+            assert_eq!(wrong(read(json!({"name_pattern": bad}))), ["name_pattern"]);
+        }
+        let all = json!({"networks": ["10.1.2.3/8", "2001:db8::1/32", "::ffff:192.0.2.0/120"], "approval": true});
+        let token = read(all).unwrap();
+        let shown: Vec<String> = token.networks.unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!((shown.join(" "), token.approval), ("10.0.0.0/8 2001:db8::/32 192.0.2.0/24".into(), true));
+        assert_eq!(read(json!({"networks": null, "name_pattern": null})).unwrap().networks, None);
+        for bad in [json!("10.0.0.0/8"), json!(["10.0.0.0"]), json!(["10.0.0.0/33"]), json!([1]), json!({})] {
+            assert_eq!(wrong(read(json!({"networks": bad}))), ["networks"]);
+        }
+        assert_eq!(wrong(read(json!({"approval": "yes"}))), ["approval"]);
+    }
+
+    #[test]
+    fn networks_of_addresses() {
+        for (address, inside, outside) in [
+            ("10.1.2.3", &["0.0.0.0/0", "10.0.0.0/8", "10.1.2.3/32"][..], &["10.1.2.0/32", "::/0"][..]),
+            ("::ffff:10.1.2.3", &["10.0.0.0/8"], &["::/0"]),
+            ("2001:db8::1", &["::/0", "2001:db8::/32", "2001:db8::1/128"], &["2001:db9::/32"]),
+        ] {
+            let networks = networks_of(address);
+            assert!(inside.iter().all(|network| networks.iter().any(|of| of == network)), "{networks:?}");
+            assert!(outside.iter().all(|network| networks.iter().all(|of| of != network)), "{networks:?}");
+        }
+        assert!(networks_of("").is_empty() && networks_of("unknown").is_empty());
+    }
+
+    #[test]
+    fn fingerprints() {
+        let read = |body: Value| read_fingerprint(fields(&body));
+        for good in ["ABCD-2345", "abcd2345", " abcd-2345 "] {
+            assert_eq!(read(json!({"fingerprint": good})).unwrap(), "ABCD-2345");
+        }
+        for bad in [
+            json!({}),
+            json!({"fingerprint": "ABCD-234"}),
+            json!({"fingerprint": "ABCD-2340"}),
+            json!({"fingerprint": 7}),
+        ] {
+            assert_eq!(wrong(read(bad)), ["fingerprint"]);
         }
     }
 

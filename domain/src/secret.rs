@@ -1,9 +1,13 @@
-//! Secrets: credentials in plain form, which are never stored, and their keyed hashes, which are.
+//! Secrets: credentials, their stored hashes, and the cell's own key with all that is derived from it.
 
 use std::fmt;
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use crate::output::hex;
+use aes_gcm::aead::{Aead, KeyInit, Payload};
+use aes_gcm::{Aes256Gcm, Key, Nonce};
+use base64ct::{Base64, Encoding};
+use hmac::{Hmac, Mac};
+use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
@@ -37,6 +41,11 @@ impl Secret {
         Ok(Self(token))
     }
 
+    /// Tells whether it has the form of a token that [`Secret::generate`] makes. Any other one needs no lookup.
+    pub fn is_token(&self) -> bool {
+        self.0.len() == TOKEN_LENGTH && self.0.bytes().all(|b| b.is_ascii_alphanumeric())
+    }
+
     /// The plain text, for the one response that shows it and for hashing.
     pub fn expose(&self) -> &str {
         &self.0
@@ -44,9 +53,9 @@ impl Secret {
 
     /// Compares in time that does not depend on where the texts differ.
     pub fn equals(&self, other: &Self) -> bool {
-        // Hashes are of one length, and a hash that matches in part says nothing of the text.
-        let of = |secret| mac(b"comparison", "compare", secret);
-        of(self).ct_eq(&of(other)).into()
+        // Digests have one length, and a digest that matches in part says nothing about the text.
+        let digest = |secret: &Self| Sha256::digest(secret.expose());
+        digest(self).ct_eq(&digest(other)).into()
     }
 }
 
@@ -56,130 +65,188 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a credential is for. It goes into the hash, so that a hash of one kind is never found as another.
+/// What a credential is for. The stored hash depends on it, so a hash of one kind never matches another kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// A login token or an API key: one kind, told apart by where the hash is found (contract 4).
+    /// A login token or an API key: one kind; the table that has the hash distinguishes them (contract 4).
     Token,
     /// An agent's key.
     AgentKey,
-    /// What an agent registers its server with.
+    /// A registration token, with which an agent registers its server.
     RegistrationToken,
-    /// An e-mail address that a password reset was asked for: not a credential, but nobody else's business.
-    Address,
-    /// A username that somebody tried to log in with: it may be a password that was typed in the wrong place.
-    GuessedName,
-    /// An Idempotency-Key, which may be anything that a client thinks up.
-    IdempotencyKey,
-    /// The body of a request for a command, whose environment may hold credentials.
-    CommandBody,
 }
 
-/// By what a credential may be found: its keyed hash, and while the pepper is being rotated also the one under the previous.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Hashes {
-    /// Under the pepper of now, by which it is stored from now on.
-    pub current: String,
-    /// Under the pepper before it, where that is still good.
-    pub previous: Option<String>,
-}
-
-impl Hashes {
-    /// Tells whether a stored hash is one of them.
-    ///
-    /// ```
-    /// # use farhand_domain::secret::{Pepper, Purpose, Secret};
-    /// let secret = Secret::new("s3cret");
-    /// let old = Pepper::new(b"old").hash(Purpose::Token, &secret);
-    /// let rotating = Pepper::new(b"new").with_previous(b"old");
-    /// assert!(rotating.hashes(Purpose::Token, &secret).include(&old));
-    /// assert!(!Pepper::new(b"new").hashes(Purpose::Token, &secret).include(&old));
-    /// ```
-    pub fn include(&self, stored: &str) -> bool {
-        self.current == stored || self.previous.as_deref() == Some(stored)
+impl Purpose {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Token => "token",
+            Self::AgentKey => "agent-key",
+            Self::RegistrationToken => "registration-token",
+        }
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
+/// The hash of a credential, in hexadecimal. D1, KV and the objects store it instead of the credential.
+///
+/// It needs no key and no slow hash: a credential of [`TOKEN_LENGTH`] random characters has over 700 bits of entropy, so
+/// nobody can guess one and compare.
+///
+/// ```
+/// # use farhand_domain::secret::{Purpose, Secret, credential_hash};
+/// let secret = Secret::new("s3cret");
+/// assert_eq!(credential_hash(Purpose::Token, &secret).len(), 64);
+/// assert_ne!(credential_hash(Purpose::Token, &secret), credential_hash(Purpose::AgentKey, &secret));
+/// ```
+pub fn credential_hash(purpose: Purpose, secret: &Secret) -> String {
+    let prefix = format!("farhand {} 1\0", purpose.label());
+    hex(&Sha256::new().chain_update(prefix).chain_update(secret.expose()).finalize())
 }
 
-fn mac(key: &[u8], label: &str, secret: &Secret) -> [u8; 32] {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
-    mac.update(label.as_bytes());
-    mac.update(&[0]);
-    mac.update(secret.expose().as_bytes());
+/// Text that can be guessed, or that may hold a credential. It is stored and counted by its keyed hash only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Guessable {
+    /// An e-mail address for which a password reset was requested.
+    Address,
+    /// A username of a login attempt. It may be a password that was typed into the wrong field.
+    Username,
+    /// An Idempotency-Key, whose text the client chooses.
+    IdempotencyKey,
+    /// The body of a request, whose `env` may hold credentials.
+    Body,
+    /// The environment of a command, for the audit log.
+    Environment,
+}
+
+impl Guessable {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Address => "address",
+            Self::Username => "username",
+            Self::IdempotencyKey => "idempotency-key",
+            Self::Body => "body",
+            Self::Environment => "audit-env",
+        }
+    }
+}
+
+fn mac(key: &[u8], text: &str) -> [u8; 32] {
+    let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(key).expect("HMAC takes keys of any length");
+    mac.update(text.as_bytes());
     mac.finalize().into_bytes().into()
 }
 
-/// The key under which credentials are hashed: the Worker secret `TOKEN_PEPPER`. While it is being rotated, what was hashed
-/// under the one before it, `TOKEN_PEPPER_PREVIOUS`, is found as well.
+/// The shortest `SECRET_KEY` and `OPERATOR_TOKEN`, in characters (contract 11).
+pub const SHORTEST_SECRET: usize = 32;
+
+/// Why a `SECRET_KEY` cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BadKey {
+    /// It is empty or not set.
+    Missing,
+    /// It has fewer than [`SHORTEST_SECRET`] characters.
+    TooShort,
+}
+
+/// The key of the region cell: the secret `SECRET_KEY`, and during a rotation also `SECRET_KEY_PREVIOUS`.
+///
+/// Each use has a key of its own, derived by its label. New hashes, links and ciphertexts use the current key. Links
+/// are accepted under both keys.
 #[derive(Clone)]
-pub struct Pepper {
+pub struct SecretKey {
     current: Vec<u8>,
     previous: Option<Vec<u8>>,
 }
 
-impl Pepper {
-    /// Takes the secret's bytes.
-    pub fn new(bytes: &[u8]) -> Self {
-        Self { current: bytes.to_vec(), previous: None }
+impl SecretKey {
+    /// Takes the two secrets. An empty `previous` means that no rotation is under way.
+    ///
+    /// # Errors
+    /// `current` is missing, or one of the two is too short.
+    pub fn new(current: &str, previous: &str) -> Result<Self, BadKey> {
+        if current.is_empty() {
+            return Err(BadKey::Missing);
+        }
+        let is_short = |key: &str| key.chars().count() < SHORTEST_SECRET;
+        if is_short(current) || (!previous.is_empty() && is_short(previous)) {
+            return Err(BadKey::TooShort);
+        }
+        let previous = Some(previous).filter(|previous| !previous.is_empty() && *previous != current);
+        Ok(Self { current: current.into(), previous: previous.map(Into::into) })
     }
 
-    /// The same beside the one before it. An empty one is none, and the same one once more is none either.
-    #[must_use]
-    pub fn with_previous(self, bytes: &[u8]) -> Self {
-        let previous = Some(bytes).filter(|bytes| !bytes.is_empty() && *bytes != self.current);
-        Self { previous: previous.map(<[u8]>::to_vec), ..self }
+    /// The key of one use, which reveals nothing of the keys of other uses.
+    fn derive(key: &[u8], label: &str) -> [u8; 32] {
+        mac(key, &format!("farhand {label} 1"))
     }
 
-    /// The keyed hash of a credential, in hexadecimal: what D1, KV and the objects hold in its place.
-    pub fn hash(&self, purpose: Purpose, secret: &Secret) -> String {
-        Self::hash_under(&self.current, purpose, secret)
+    /// The keyed hash of a text that can be guessed, in hexadecimal. A rotation changes it.
+    pub fn hash(&self, what: Guessable, text: &str) -> String {
+        hex(&mac(&Self::derive(&self.current, what.label()), text))
     }
 
-    /// The keyed hashes by which a credential may be found.
-    pub fn hashes(&self, purpose: Purpose, secret: &Secret) -> Hashes {
-        let previous = self.previous.as_ref().map(|key| Self::hash_under(key, purpose, secret));
-        Hashes { current: self.hash(purpose, secret), previous }
-    }
-
-    fn hash_under(key: &[u8], purpose: Purpose, secret: &Secret) -> String {
-        let label = match purpose {
-            Purpose::Token => "token",
-            Purpose::AgentKey => "agent-key",
-            Purpose::RegistrationToken => "registration-token",
-            Purpose::Address => "address",
-            Purpose::GuessedName => "guessed-name",
-            Purpose::IdempotencyKey => "idempotency-key",
-            Purpose::CommandBody => "command-body",
-        };
-        hex(&mac(key, label, secret))
-    }
-
-    /// The key of the link that resets a password: the request's id, and a keyed hash of it. So nothing of the key needs to
-    /// be stored, be it where the request is kept or where its mail waits to be sent.
+    /// The key in the link that resets a password: the request's id and its signature. So the key itself is stored
+    /// neither with the request nor with its waiting mail.
     pub fn reset_key(&self, request: Uuid) -> Secret {
         Self::reset_key_under(&self.current, request)
     }
 
     fn reset_key_under(key: &[u8], request: Uuid) -> Secret {
         let id = request.simple().to_string();
-        let mac = mac(key, "reset-key", &Secret::new(&id));
-        Secret::new(format!("{id}{}", hex(&mac)))
+        let signature = mac(&Self::derive(key, "reset-key"), &id);
+        Secret::new(format!("{id}{}", hex(&signature)))
     }
 
-    /// The request that a key of such a link is for; `None` where it was made with neither pepper.
+    /// The current key, and the previous one during a rotation.
+    fn keys(&self) -> impl Iterator<Item = &Vec<u8>> {
+        [Some(&self.current), self.previous.as_ref()].into_iter().flatten()
+    }
+
+    /// The request that a link's key is for; `None` if neither secret signed it.
     pub fn reset_request(&self, key: &Secret) -> Option<Uuid> {
         let request = Uuid::try_parse(key.expose().get(..32)?).ok()?;
-        let mut peppers = [Some(&self.current), self.previous.as_ref()].into_iter().flatten();
-        peppers.any(|pepper| Self::reset_key_under(pepper, request).equals(key)).then_some(request)
+        self.keys().any(|signer| Self::reset_key_under(signer, request).equals(key)).then_some(request)
     }
 }
 
-impl fmt::Debug for Pepper {
+/// The length of the nonce of an encrypted text, in bytes.
+pub const NONCE_LENGTH: usize = 12;
+
+impl SecretKey {
+    /// Encrypts the inputs of a command (AES-256-GCM), so that it can wait in storage. The result is base64 and opens only for
+    /// the same command.
+    ///
+    /// # Errors
+    /// The text is too long for the cipher: 64 GiB.
+    pub fn seal_inputs(&self, command: Uuid, text: &str, nonce: [u8; NONCE_LENGTH]) -> Result<String, Unsealable> {
+        let payload = Payload { msg: text.as_bytes(), aad: command.as_bytes() };
+        let sealed =
+            Self::inputs_cipher(&self.current).encrypt(&Nonce::from(nonce), payload).map_err(|_| Unsealable)?;
+        Ok(Base64::encode_string(&[&nonce[..], &sealed].concat()))
+    }
+
+    /// Decrypts what [`SecretKey::seal_inputs`] made, also under the previous key; `None` if neither key opens it for this command.
+    pub fn open_inputs(&self, command: Uuid, sealed: &str) -> Option<String> {
+        let sealed = Base64::decode_vec(sealed).ok()?;
+        let (nonce, sealed) = sealed.split_first_chunk::<NONCE_LENGTH>()?;
+        let opened = self.keys().find_map(|key| {
+            let payload = Payload { msg: sealed, aad: command.as_bytes() };
+            Self::inputs_cipher(key).decrypt(&Nonce::from(*nonce), payload).ok()
+        })?;
+        String::from_utf8(opened).ok()
+    }
+
+    fn inputs_cipher(key: &[u8]) -> Aes256Gcm {
+        Aes256Gcm::new(&Key::<Aes256Gcm>::from(Self::derive(key, "command-inputs")))
+    }
+}
+
+/// A text that cannot be encrypted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unsealable;
+
+impl fmt::Debug for SecretKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Pepper(…)")
+        f.write_str("SecretKey(…)")
     }
 }
 
@@ -216,26 +283,57 @@ mod tests {
         assert_eq!(Secret::generate(|_| Err("dry")).unwrap_err(), "dry");
     }
 
+    const OLD: &str = "an old key of 32 characters or more";
+    const NEW: &str = "a new key of 32 characters or more!";
+
+    fn key(current: &str, previous: &str) -> SecretKey {
+        SecretKey::new(current, previous).unwrap()
+    }
+
     #[test]
-    fn hashes_depend_on_pepper_and_purpose() {
-        let secret = Secret::new("abc");
-        let (one, two) = (Pepper::new(b"one"), Pepper::new(b"two"));
-        let hash = one.hash(Purpose::Token, &secret);
+    fn a_credential_is_stored_as_sha_256_with_a_prefix() {
+        let token = Secret::new("abc");
+        assert_eq!(
+            credential_hash(Purpose::Token, &token),
+            hex(&Sha256::digest(b"farhand token 1\0abc")),
+            "the documented form"
+        );
+        let hashes =
+            [Purpose::Token, Purpose::AgentKey, Purpose::RegistrationToken].map(|p| credential_hash(p, &token));
+        assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2] && hashes[0] != hashes[2]);
+        assert_ne!(hashes[0], credential_hash(Purpose::Token, &Secret::new("abd")));
+    }
+
+    #[test]
+    fn keyed_hashes_depend_on_key_and_use() {
+        let (one, two) = (key(OLD, ""), key(NEW, ""));
+        let hash = one.hash(Guessable::Address, "a@example.com");
         assert_eq!(hash.len(), 64);
-        assert_eq!(hash, one.hash(Purpose::Token, &Secret::new("abc")));
-        assert_ne!(hash, two.hash(Purpose::Token, &secret));
-        assert_ne!(hash, one.hash(Purpose::AgentKey, &secret));
+        assert_eq!(hash, one.hash(Guessable::Address, "a@example.com"));
+        assert_ne!(hash, two.hash(Guessable::Address, "a@example.com"));
+        assert_ne!(hash, one.hash(Guessable::Username, "a@example.com"));
+        assert_eq!(two.hash(Guessable::Body, "x"), key(NEW, OLD).hash(Guessable::Body, "x"));
+    }
+
+    #[test]
+    fn short_keys_are_refused() {
+        let short = &OLD[..SHORTEST_SECRET - 1];
+        assert_eq!(SecretKey::new("", OLD).unwrap_err(), BadKey::Missing);
+        assert_eq!(SecretKey::new(short, "").unwrap_err(), BadKey::TooShort);
+        assert_eq!(SecretKey::new(OLD, short).unwrap_err(), BadKey::TooShort);
+        assert_eq!(SecretKey::new(&"ä".repeat(SHORTEST_SECRET - 1), "").unwrap_err(), BadKey::TooShort);
+        assert!(SecretKey::new(&OLD[..SHORTEST_SECRET], "").is_ok());
     }
 
     #[test]
     fn reset_keys_name_their_request() {
-        let (one, two) = (Pepper::new(b"one"), Pepper::new(b"two"));
+        let (one, two) = (key(OLD, ""), key(NEW, ""));
         let request = Uuid::from_u128(7);
-        let key = one.reset_key(request);
-        assert_eq!(key.expose().len(), 96);
-        assert_eq!(one.reset_request(&key), Some(request));
-        assert_eq!(two.reset_request(&key), None);
-        let text = key.expose();
+        let reset = one.reset_key(request);
+        assert_eq!(reset.expose().len(), 96);
+        assert_eq!(one.reset_request(&reset), Some(request));
+        assert_eq!(two.reset_request(&reset), None);
+        let text = reset.expose();
         for bad in
             ["", "x", &text[..95], &format!("{text}0"), &text.to_uppercase(), &text.replace('0', "ä"), &text[..32]]
         {
@@ -246,30 +344,43 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_before_a_rotation_is_found_during_it() {
-        let secret = Secret::new("s3cret");
-        let (old, new) = (Pepper::new(b"old"), Pepper::new(b"new"));
-        let rotating = new.clone().with_previous(b"old");
-        let hashes = rotating.hashes(Purpose::Token, &secret);
-        assert_eq!(hashes.current, new.hash(Purpose::Token, &secret));
-        assert_eq!(hashes.previous, Some(old.hash(Purpose::Token, &secret)));
-        assert!(hashes.include(&hashes.current) && !hashes.include("") && !hashes.include(&hashes.current[1..]));
-        assert!(!hashes.include(&Pepper::new(b"other").hash(Purpose::Token, &secret)));
+    fn links_from_before_a_rotation_work_during_it() {
+        let rotating = key(NEW, OLD);
         let request = Uuid::from_u128(7);
-        assert_eq!(rotating.reset_key(request), new.reset_key(request));
-        for (pepper, found) in [(&old, Some(request)), (&new, Some(request)), (&Pepper::new(b"other"), None)] {
-            assert_eq!(rotating.reset_request(&pepper.reset_key(request)), found);
+        assert_eq!(rotating.reset_key(request), key(NEW, "").reset_key(request));
+        let unrelated = key("another key of 32 characters or more", "");
+        for (signer, found) in [(key(OLD, ""), Some(request)), (key(NEW, ""), Some(request)), (unrelated, None)] {
+            assert_eq!(rotating.reset_request(&signer.reset_key(request)), found);
         }
-        // An unset secret is an empty one, and the same one twice makes no second hash.
-        for none in [&b""[..], b"new"] {
-            assert_eq!(new.clone().with_previous(none).hashes(Purpose::Token, &secret).previous, None);
+    }
+
+    #[test]
+    fn an_env_opens_under_both_keys_and_for_its_command_only() {
+        let (command, nonce) = (Uuid::from_u128(7), [1; NONCE_LENGTH]);
+        let text = r#"{"TOKEN":"s3cret ü"}"#;
+        let sealed = key(OLD, "").seal_inputs(command, text, nonce).unwrap();
+        assert!(!sealed.contains("s3cret") && !Base64::decode_vec(&sealed).unwrap().windows(6).any(|w| w == b"s3cret"));
+        assert_ne!(sealed, key(OLD, "").seal_inputs(command, text, [2; NONCE_LENGTH]).unwrap());
+        for opener in [key(OLD, ""), key(NEW, OLD), key(OLD, NEW)] {
+            assert_eq!(opener.open_inputs(command, &sealed).as_deref(), Some(text));
+        }
+        assert_eq!(key(NEW, "").open_inputs(command, &sealed), None);
+        assert_eq!(key(OLD, "").open_inputs(Uuid::from_u128(8), &sealed), None);
+        let mut changed = Base64::decode_vec(&sealed).unwrap();
+        for at in 0..changed.len() {
+            changed[at] ^= 1;
+            assert_eq!(key(OLD, "").open_inputs(command, &Base64::encode_string(&changed)), None, "byte {at}");
+            changed[at] ^= 1;
+        }
+        for bad in ["", "x", "AAAA", &sealed[..sealed.len() - 4]] {
+            assert_eq!(key(OLD, "").open_inputs(command, bad), None, "{bad}");
         }
     }
 
     #[test]
     fn debug_shows_nothing() {
-        let shown = format!("{:?} {:?}", Secret::new("hunter2"), Pepper::new(b"hunter2").with_previous(b"hunter22"));
-        assert!(!shown.contains("hunter2"), "{shown}");
+        let shown = format!("{:?} {:?}", Secret::new(OLD), key(NEW, OLD));
+        assert!(!shown.contains("key of"), "{shown}");
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! What a server must look like (contract 6).
 
+use serde_json::Value;
 use uuid::Uuid;
 
-use crate::error::{Error, both};
-use crate::fields::Fields;
+use crate::command::read_account;
+use crate::error::{Error, FieldErrors};
+use crate::fields::{Fields, as_id};
 use crate::id;
-use crate::page::{Query, boolean_parameter, ordering, parameter, words};
+use crate::page::{Query, boolean_parameter, id_parameter, ordering, parameter, words};
 use crate::secret::Secret;
 
 /// The shell commands that start an agent for a server on the host where they are pasted (contract 6).
@@ -23,8 +25,49 @@ farhand-agent run --config farhand-agent.toml"
     )
 }
 
+/// The shell commands that connect an installed Alpamon 2.x to a server, for root on the host (contract 6).
+pub fn install_commands_of_alpamon(base_url: &str, server: Uuid, key: &Secret) -> String {
+    let key = key.expose();
+    format!(
+        "umask 077 && mkdir -p /etc/alpamon && cat > /etc/alpamon/alpamon.conf <<'END'
+[server]
+url = {base_url}
+id = {server}
+key = {key}
+
+[ssl]
+verify = true
+END
+systemctl restart alpamon"
+    )
+}
+
 /// The longest name of a server or a group, in characters.
 const MAX_NAME: usize = 64;
+
+/// The fields of a server object that `PUT` and `PATCH` accept and ignore.
+const READ_ONLY: &[&str] = &[
+    "id",
+    "is_connected",
+    "remote_ip",
+    "platform",
+    "os_name",
+    "os_version",
+    "agent_version",
+    "cpu_logical_cores",
+    "physical_memory",
+    "load",
+    "registration",
+    "fingerprint",
+    "connected_at",
+    "last_seen_at",
+    "identity_conflict_at",
+    "added_at",
+    "updated_at",
+    "key",
+    "install",
+    "install_alpamon",
+];
 
 /// Reads and checks the name of a server or a group: 1 to 64 of `[a-z0-9-_.]`. What is wrong is noted in `fields`.
 ///
@@ -42,6 +85,14 @@ pub fn read_name(fields: &mut Fields) -> Option<String> {
     None
 }
 
+/// Reads `default_username`, which may be null.
+fn read_default_username(fields: &mut Fields) -> Option<Option<String>> {
+    match fields.any("default_username")? {
+        Value::Null => Some(None),
+        _ => read_account(fields, "default_username", 1).map(Some),
+    }
+}
+
 /// SQL for a name with a number at its end, for those after the first, and no longer than a name may be: of SQL for the name,
 /// which is ASCII, and for the number.
 pub fn numbered_sql(name: &str, number: &str) -> String {
@@ -55,6 +106,24 @@ pub struct ServerChanges {
     pub name: Option<String>,
     /// The groups that it is in, each once, sorted.
     pub groups: Option<Vec<i64>>,
+    /// The id of its owner; `Some(None)` means no owner.
+    pub owner: Option<Option<i64>>,
+    /// The remote account of commands that name none; `Some(None)`: the one that its agent reports, if any.
+    pub default_username: Option<Option<String>>,
+}
+
+/// The field `owner`: a user's id or null. The object in which responses show the owner stands for its `id`, so that a client
+/// can send back what it read.
+fn read_owner(fields: &mut Fields) -> Option<Option<i64>> {
+    let owner = match fields.any("owner")? {
+        Value::Null => return Some(None),
+        Value::Object(shown) => shown.get("id").and_then(as_id),
+        value => as_id(value),
+    };
+    if owner.is_none() {
+        fields.reject("owner", "Enter the id of a user, or null.");
+    }
+    owner.map(Some)
 }
 
 impl ServerChanges {
@@ -63,21 +132,41 @@ impl ServerChanges {
     /// # Errors
     /// All bad fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
+        fields.ignore(READ_ONLY);
         let name = fields.has("name").then(|| read_name(&mut fields)).flatten();
         let groups = fields.optional_groups();
+        let owner = read_owner(&mut fields);
+        let default_username = read_default_username(&mut fields);
         fields.finish()?;
-        Ok(Self { name, groups })
+        Ok(Self { name, groups, owner, default_username })
     }
 
-    /// Reads all fields (POST, PUT): the name must be there. Groups that are left out are for the caller's right to tell.
+    /// Reads a new server (POST). Its owner is its creator, so `owner` is an unknown field.
+    ///
+    /// # Errors
+    /// All bad fields together.
+    pub fn read_new(fields: Fields) -> Result<Self, Error> {
+        Self::read_common(fields, None)
+    }
+
+    /// Reads all fields (PUT): the name must be there. What omitted groups mean depends on the caller's permissions; an omitted
+    /// owner stays.
     ///
     /// # Errors
     /// All bad fields together.
     pub fn read_all(mut fields: Fields) -> Result<Self, Error> {
+        fields.ignore(READ_ONLY);
+        let owner = read_owner(&mut fields);
+        Self::read_common(fields, owner)
+    }
+
+    /// Reads what a `POST` and a `PUT` have in common. The name is required.
+    fn read_common(mut fields: Fields, owner: Option<Option<i64>>) -> Result<Self, Error> {
         let name = read_name(&mut fields);
         let groups = fields.optional_groups();
+        let default_username = Some(read_default_username(&mut fields).flatten());
         let name = fields.finish_with(name)?;
-        Ok(Self { name: Some(name), groups })
+        Ok(Self { name: Some(name), groups, owner, default_username })
     }
 }
 
@@ -122,6 +211,14 @@ pub struct ServerList {
     pub name: Option<String>,
     /// With an agent connected, or without.
     pub is_connected: Option<bool>,
+    /// In this group.
+    pub group: Option<i64>,
+    /// Owned by this user.
+    pub owner: Option<i64>,
+    /// With this platform.
+    pub platform: Option<String>,
+    /// With this version of the agent.
+    pub agent_version: Option<String>,
     /// With each of these words, in lower case, somewhere in what is known of it.
     pub words: Vec<String>,
     /// The fields of its order, and whether each is descending. Never empty; ties are broken by id, in the direction of the
@@ -130,16 +227,34 @@ pub struct ServerList {
 }
 
 impl ServerList {
-    /// Reads `name`, `is_connected`, `search` and `ordering`. Without the last one the newest is first.
+    /// Reads the filters, `search` and `ordering`. Without `ordering` the newest is first.
     ///
     /// # Errors
     /// All bad parameters together.
     pub fn of(query: &Query) -> Result<Self, Error> {
-        let order = ordering(query, &Key::ALL, Key::as_str);
-        let texts = both(boolean_parameter(query, "is_connected"), words(query));
-        let ((is_connected, words), order) = both(texts, order)?;
-        let order = order.unwrap_or_else(|| vec![(Key::Added, true)]);
-        Ok(Self { name: parameter(query, "name").map(ToOwned::to_owned), is_connected, words, order })
+        fn take<T>(read: Result<T, Error>, errors: &mut FieldErrors) -> Option<T> {
+            read.map_err(|error| errors.extend(error.fields)).ok()
+        }
+        let mut errors = FieldErrors::new();
+        let is_connected = take(boolean_parameter(query, "is_connected"), &mut errors);
+        let group = take(id_parameter(query, "group"), &mut errors);
+        let owner = take(id_parameter(query, "owner"), &mut errors);
+        let words = take(words(query), &mut errors);
+        let order = take(ordering(query, &Key::ALL, Key::as_str), &mut errors);
+        let text = |name| parameter(query, name).map(ToOwned::to_owned);
+        let read = || {
+            Some(Self {
+                name: text("name"),
+                is_connected: is_connected?,
+                group: group?,
+                owner: owner?,
+                platform: text("platform"),
+                agent_version: text("agent_version"),
+                words: words?,
+                order: order?.unwrap_or_else(|| vec![(Key::Added, true)]),
+            })
+        };
+        read().ok_or_else(|| Error::fields(errors))
     }
 }
 
@@ -164,6 +279,34 @@ mod tests {
     }
 
     #[test]
+    fn a_change_ignores_what_is_read_only_and_refuses_what_is_unknown() {
+        let fields = |body: serde_json::Value| Fields::from_json(body.to_string().as_bytes()).unwrap();
+        let wrong = |read: Result<ServerChanges, Error>| read.unwrap_err().fields.into_keys().collect::<Vec<_>>();
+        let whole = || fields(serde_json::json!({"name": "web-1", "id": "x", "added_at": 7, "load": 1}));
+        assert!(ServerChanges::read(whole()).is_ok() && ServerChanges::read_all(whole()).is_ok());
+        assert_eq!(wrong(ServerChanges::read_new(whole())), ["added_at", "id", "load"]);
+        assert_eq!(wrong(ServerChanges::read(fields(serde_json::json!({"tags": ["prod"]})))), ["tags"]);
+    }
+
+    #[test]
+    fn owners() {
+        let owner =
+            |body: &str| ServerChanges::read(Fields::from_json(body.as_bytes()).unwrap()).map(|read| read.owner);
+        assert_eq!(owner("{}").unwrap(), None);
+        assert_eq!(owner(r#"{"owner": null}"#).unwrap(), Some(None));
+        assert_eq!(owner(r#"{"owner": 7}"#).unwrap(), Some(Some(7)));
+        let shown = r#"{"owner": {"id": 7, "username": "deploy", "email": "deploy@example.com"}}"#;
+        assert_eq!(owner(shown).unwrap(), Some(Some(7)), "as responses show it");
+        for bad in [r#""7""#, "7.5", "true", "[7]", "{}", r#"{"id": null}"#] {
+            let error = owner(&format!(r#"{{"owner": {bad}}}"#)).unwrap_err();
+            assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["owner"], "{bad}");
+        }
+        let new = Fields::from_json(br#"{"name": "web-1", "owner": 7}"#).unwrap();
+        let error = ServerChanges::read_new(new).unwrap_err();
+        assert!(error.fields.contains_key("owner"), "a new server belongs to its creator");
+    }
+
+    #[test]
     fn lists() {
         let of = |pairs: &[(&str, &str)]| {
             let query: Query = pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
@@ -175,7 +318,11 @@ mod tests {
             (list.words, list.order),
             (vec!["web".into(), "ubuntu".into()], vec![(Key::Seen, true), (Key::Name, false)])
         );
-        let wrong = of(&[("is_connected", "x"), ("search", "\0"), ("ordering", "load")]).unwrap_err();
-        assert_eq!(wrong.fields.keys().collect::<Vec<_>>(), ["is_connected", "ordering", "search"]);
+        let list = of(&[("group", "7"), ("owner", "-1"), ("platform", "debian"), ("agent_version", "2.0.0")]).unwrap();
+        assert_eq!((list.group, list.owner), (Some(7), Some(0)));
+        assert_eq!((list.platform.as_deref(), list.agent_version.as_deref()), (Some("debian"), Some("2.0.0")));
+        let wrong = [("is_connected", "x"), ("group", "ops"), ("owner", ""), ("search", "\0"), ("ordering", "load")];
+        let wrong = of(&wrong).unwrap_err();
+        assert_eq!(wrong.fields.keys().collect::<Vec<_>>(), ["group", "is_connected", "ordering", "owner", "search"]);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Failures are counted in fixed windows: a window begins at its first counted failure and lasts its length; then the
 //! count begins anew. The counters lie in objects that each count on their own. One holds what bounds a username
-//! ([`Attempt::login_by_username`]), one what bounds an address ([`Attempt::login_by_address`],
+//! ([`Attempt::login_by_username`]), one what bounds addresses, networks and the workspace ([`Attempt::login_by_address`],
 //! [`Attempt::reset_by_address`]); a login needs the leave of both.
 //!
 //! Whether a password is right is known only some time after the attempt was let through. So attempts under way count
@@ -12,6 +12,10 @@
 //! Of one address's failures at most 20 count towards the 100 of a username's hour: it takes five addresses to lock a
 //! user out everywhere, not one; of IPv6, five networks of /48, as one of them may be a single customer's. An address that has
 //! used up its share goes on being bounded by the pair's limit.
+//!
+//! A user's known addresses are those that they logged in from within 30 days. An attempt from one is bounded by its pair alone
+//! ([`Attempt::for_known_address`]), so that strangers at other addresses cannot lock the user out. The username's object stores
+//! them, as hashes. Whether a name exists is not revealed: a name that never logged in has no known address.
 //!
 //! For an attempt the object:
 //! 1. counts as failed what [`UnderWay::take_lapsed`] gives, reads the counters of [`Attempt::keys`] and calls
@@ -28,6 +32,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use crate::output::sha256;
 use crate::time::Timestamp;
 
 /// Seconds after which an attempt that has not ended is taken for failed.
@@ -48,18 +53,45 @@ const SITE_BITS: u32 = 48;
 /// Requests for a reset of an address in an hour.
 const MOST_RESETS: u32 = 20;
 
-/// The lengths of the windows, in seconds. An instance for tests may shorten them.
+/// Wrong operator tokens of the whole cell in [`OPERATOR_SECONDS`].
+const MOST_OF_OPERATOR: u32 = 10;
+/// The window of wrong operator tokens, in seconds.
+const OPERATOR_SECONDS: i64 = 60;
+
+/// Days for which an address that a user logged in from is known.
+pub const KNOWN_DAYS: i64 = 30;
+/// Known addresses of one user at most: the newest.
+pub const MAX_KNOWN_ADDRESSES: u32 = 16;
+/// Seconds after which a known address is stored again.
+pub const KNOWN_STORED_EVERY: i64 = 24 * 3_600;
+
+/// What a deployment may set: the lengths of the windows, in seconds, and the ceilings of networks and workspaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Windows {
+pub struct Settings {
     /// The window of failed logins, for pairs and addresses.
     pub login_seconds: i64,
     /// The hour, for usernames and resets.
     pub hour_seconds: i64,
+    /// Failed logins of an IPv6 network of /48 in a login window.
+    pub logins_of_site: u32,
+    /// Failed logins in a workspace in a login window, not counting known addresses.
+    pub logins_of_workspace: u32,
+    /// Requests for a reset of an IPv6 network of /48 in an hour.
+    pub resets_of_site: u32,
+    /// Requests for a reset in a workspace in an hour.
+    pub resets_of_workspace: u32,
 }
 
-impl Default for Windows {
+impl Default for Settings {
     fn default() -> Self {
-        Self { login_seconds: 300, hour_seconds: 3_600 }
+        Self {
+            login_seconds: 300,
+            hour_seconds: 3_600,
+            logins_of_site: 200,
+            logins_of_workspace: 1_000,
+            resets_of_site: 200,
+            resets_of_workspace: 2_000,
+        }
     }
 }
 
@@ -121,6 +153,17 @@ pub struct Attempt {
     pub home: String,
     /// Its counters and their bounds.
     pub limits: Vec<Limit>,
+    /// What the object stores of its address after a success, if anything.
+    pub origin: Option<Origin>,
+}
+
+/// A username and an address, as hashes: what a known address is stored as.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Origin {
+    /// The hash of the workspace and the username.
+    pub user: String,
+    /// The hash of these and the address.
+    pub address: String,
 }
 
 /// A key that no other parts can make. Usernames and addresses come from outside and may hold any character.
@@ -145,41 +188,88 @@ fn live<'a>(counters: &'a [Counter], key: &str, now: Timestamp) -> Option<&'a Co
 impl Attempt {
     /// A login, or a check of the current password at change-password, where usernames are counted. `scope` is the
     /// workspace; usernames are taken without regard to case.
-    pub fn login_by_username(scope: &str, username: &str, address: &str, windows: Windows) -> Self {
+    pub fn login_by_username(scope: &str, username: &str, address: &str, settings: Settings) -> Self {
         let (username, site) = (username.to_lowercase(), one_address(address, SITE_BITS));
+        let is_unknown = address.parse::<IpAddr>().is_err();
         let address = one_address(address, HOST_BITS);
         let home = key("login-username", &[scope, &username]);
+        let origin =
+            Origin { user: sha256(&home), address: sha256(&key("login-origin", &[scope, &username, &address])) };
         let pair = Limit {
             key: key("login-pair", &[scope, &username, &address]),
             most: MOST_OF_PAIR,
-            window_seconds: windows.login_seconds,
+            window_seconds: settings.login_seconds,
             share: None,
             cleared_by_success: true,
         };
         let everywhere = Limit {
             key: home.clone(),
             most: MOST_OF_USERNAME,
-            window_seconds: windows.hour_seconds,
+            window_seconds: settings.hour_seconds,
             share: Some(Share { key: key("login-share", &[scope, &username, &site]), most: MOST_OF_SHARE }),
             cleared_by_success: false,
         };
-        Self { home, limits: vec![pair, everywhere] }
+        // Every client whose address is unknown would share it.
+        let origin = Some(origin).filter(|_| !is_unknown);
+        Self { home, limits: vec![pair, everywhere], origin }
     }
 
-    /// The same where addresses are counted.
-    pub fn login_by_address(scope: &str, address: &str, windows: Windows) -> Self {
-        Self::by_address("login-address", scope, address, MOST_OF_ADDRESS, windows.login_seconds)
+    /// The same attempt from an address that the user logged in from lately: its pair's limit alone bounds it.
+    pub fn for_known_address(mut self) -> Self {
+        self.limits.retain(|limit| limit.cleared_by_success);
+        self
     }
 
-    /// A request for a password reset. Each one counts, whatever becomes of it: the object ends it as failed at once.
-    pub fn reset_by_address(scope: &str, address: &str, windows: Windows) -> Self {
-        Self::by_address("reset-address", scope, address, MOST_RESETS, windows.hour_seconds)
+    /// The same where addresses are counted, and the workspace as a whole.
+    pub fn login_by_address(scope: &str, address: &str, settings: Settings) -> Self {
+        let most = [MOST_OF_ADDRESS, settings.logins_of_site, settings.logins_of_workspace];
+        Self::by_address(
+            ["login-address", "login-site", "login-workspace"],
+            scope,
+            address,
+            most,
+            settings.login_seconds,
+        )
     }
 
-    fn by_address(kind: &str, scope: &str, address: &str, most: u32, window_seconds: i64) -> Self {
-        let home = key(kind, &[scope, &one_address(address, HOST_BITS)]);
-        let limit = Limit { key: home.clone(), most, window_seconds, share: None, cleared_by_success: false };
-        Self { home, limits: vec![limit] }
+    /// A request for a password reset. Each one counts, whatever becomes of it: the object immediately ends it as failed.
+    pub fn reset_by_address(scope: &str, address: &str, settings: Settings) -> Self {
+        let most = [MOST_RESETS, settings.resets_of_site, settings.resets_of_workspace];
+        Self::by_address(
+            ["reset-address", "reset-site", "reset-workspace"],
+            scope,
+            address,
+            most,
+            settings.hour_seconds,
+        )
+    }
+
+    /// A wrong operator token. All of the cell's count together, whatever address they come from.
+    pub fn operator() -> Self {
+        let home = key("operator", &[]);
+        let limit = Limit {
+            key: home.clone(),
+            most: MOST_OF_OPERATOR,
+            window_seconds: OPERATOR_SECONDS,
+            share: None,
+            cleared_by_success: false,
+        };
+        Self { home, limits: vec![limit], origin: None }
+    }
+
+    /// Bounds an address, its IPv6 network of /48 and the workspace, by counters of these kinds.
+    fn by_address(kinds: [&str; 3], scope: &str, address: &str, most: [u32; 3], window_seconds: i64) -> Self {
+        let home = key(kinds[2], &[scope]);
+        let (host, site) = (one_address(address, HOST_BITS), one_address(address, SITE_BITS));
+        let is_site = site.contains('/');
+        let keys = [key(kinds[0], &[scope, &host]), key(kinds[1], &[scope, &site]), home.clone()];
+        let limit = |(key, most)| Limit { key, most, window_seconds, share: None, cleared_by_success: false };
+        let mut limits: Vec<Limit> = keys.into_iter().zip(most).map(limit).collect();
+        // An IPv4 address is a network of its own.
+        if !is_site {
+            limits.remove(1);
+        }
+        Self { home, limits, origin: None }
     }
 
     /// The keys of all counters that the other functions need.
@@ -365,7 +455,7 @@ mod tests {
     }
 
     fn login(username: &str, address: &str) -> Attempt {
-        Attempt::login_by_username("ws", username, address, Windows::default())
+        Attempt::login_by_username("ws", username, address, Settings::default())
     }
 
     #[test]
@@ -385,10 +475,11 @@ mod tests {
 
     #[test]
     fn fifty_failures_of_an_address_and_twenty_resets() {
-        let windows = Windows::default();
+        let settings = Settings::default();
         for (attempt, most, seconds) in [
-            (Attempt::login_by_address("ws", ADDRESS, windows), 50, 300),
-            (Attempt::reset_by_address("ws", ADDRESS, windows), 20, 3_600),
+            (Attempt::login_by_address("ws", ADDRESS, settings), 50, 300),
+            (Attempt::reset_by_address("ws", ADDRESS, settings), 20, 3_600),
+            (Attempt::operator(), 10, 60),
         ] {
             let mut object = Object::default();
             object.fail(&attempt, most, at(0));
@@ -401,14 +492,51 @@ mod tests {
 
     #[test]
     fn shorter_windows_for_tests() {
-        let windows = Windows { login_seconds: 2, hour_seconds: 5 };
+        let settings = Settings { login_seconds: 2, hour_seconds: 5, ..Settings::default() };
         let mut object = Object::default();
-        let attempt = Attempt::reset_by_address("ws", ADDRESS, windows);
+        let attempt = Attempt::reset_by_address("ws", ADDRESS, settings);
         object.fail(&attempt, 20, at(0));
         assert_eq!(object.begin(&attempt, at(0)).1, refused(5));
-        let attempt = Attempt::login_by_username("ws", "alice", ADDRESS, windows);
+        let attempt = Attempt::login_by_username("ws", "alice", ADDRESS, settings);
         object.fail(&attempt, 10, at(0));
         assert_eq!(object.begin(&attempt, at(0)).1, refused(2));
+    }
+
+    #[test]
+    fn ceilings_of_networks_and_workspaces() {
+        let settings = Settings { logins_of_workspace: 210, resets_of_workspace: 205, ..Settings::default() };
+        type Kind = fn(&str, &str, Settings) -> Attempt;
+        let kinds: [(Kind, u32, u32, u64); 2] =
+            [(Attempt::login_by_address, 50, 10, 300), (Attempt::reset_by_address, 20, 5, 3_600)];
+        for (kind, of_address, left, seconds) in kinds {
+            let from = |address: String| kind("ws", &address, settings);
+            let mut object = Object::default();
+            for host in 0..200 / of_address {
+                object.fail(&from(format!("2001:db8:0:{host}::1")), of_address, at(0));
+            }
+            assert_eq!(object.begin(&from("2001:db8:0:ffff::1".into()), at(0)).1, refused(seconds), "a /48 has 200");
+            object.fail(&from("2001:db8:1::1".into()), left - 1, at(0));
+            let last = object.begin(&from(ADDRESS.into()), at(0));
+            assert_eq!(last.1, Verdict::Go);
+            assert_eq!(object.begin(&from(ADDRESS.into()), at(0)).1, Verdict::Wait, "one under way counts");
+            object.end(last.0, &from(ADDRESS.into()), End::Failure, at(0));
+            assert_eq!(object.begin(&from("198.51.100.1".into()), at(0)).1, refused(seconds));
+            assert_eq!(object.begin(&kind("other", ADDRESS, settings), at(0)).1, Verdict::Go);
+        }
+        // An IPv4 address has no network beside it.
+        assert_eq!(Attempt::login_by_address("ws", ADDRESS, settings).limits.len(), 2);
+    }
+
+    #[test]
+    fn strangers_cannot_lock_out_a_known_address() {
+        let (mut object, known) = (Object::default(), login("alice", ADDRESS).for_known_address());
+        for n in 0..20 {
+            object.fail(&login("alice", &format!("198.51.100.{n}")), if n < 10 { 10 } else { 0 }, at(0));
+        }
+        assert_eq!(object.begin(&login("alice", ADDRESS), at(1)).1, refused(3_599));
+        object.fail(&known, 10, at(1));
+        assert_eq!(object.begin(&known, at(2)).1, refused(299), "but its own failures count");
+        assert_eq!(object.count(&known.home), 100);
     }
 
     #[test]
@@ -509,7 +637,7 @@ mod tests {
 
     #[test]
     fn who_is_counted_as_one() {
-        let home = |address| Attempt::login_by_address("ws", address, Windows::default()).home;
+        let home = |address| Attempt::login_by_address("ws", address, Settings::default()).limits[0].key.clone();
         let same = |a, b| assert_eq!(home(a), home(b), "{a} {b}");
         let differ = |a, b| assert_ne!(home(a), home(b), "{a} {b}");
         same("203.0.113.7", "::ffff:203.0.113.7");
@@ -521,6 +649,11 @@ mod tests {
         same("nonsense", "203.0.113.7, 203.0.113.8");
         differ("2001:db8::1", "203.0.113.7");
         assert_eq!(login("Alice", "::1"), login("aLICE", "::2"));
+        let origin = |username, address| login(username, address).origin;
+        assert_eq!(origin("alice", "2001:db8:0:1::1"), origin("alice", "2001:db8:0:1::2"));
+        assert_ne!(origin("alice", "2001:db8:0:1::1"), origin("alice", "2001:db8:0:2::1"));
+        assert_ne!(origin("alice", ADDRESS), origin("bob", ADDRESS));
+        assert_eq!(origin("alice", "no address"), None);
         let share = |address| login("alice", address).limits[1].share.clone();
         assert_eq!(share("2001:db8:0:1::1"), share("2001:db8:0:ffff::1"), "of one /48");
         assert_ne!(share("2001:db8:0:1::1"), share("2001:db8:1:1::1"));
@@ -596,15 +729,15 @@ mod tests {
         /// reached one; and what waits has others under way to wait for.
         #[test]
         fn no_window_has_more_failures_than_its_bound(steps in proptest::collection::vec(step(), 0..1_500)) {
-            let windows = Windows { login_seconds: 20, hour_seconds: 120 };
+            let settings = Settings { login_seconds: 20, hour_seconds: 120, ..Settings::default() };
             let (mut users, mut addresses) = (Object::default(), Object::default());
             let mut tally = Tally::default();
             let mut begun: Vec<(Timestamp, Uuid, Uuid, u32, u32)> = Vec::new();
             let mut now = at(0);
             let attempts = |user: u32, address: u32| {
                 let address = format!("203.0.113.{address}");
-                let by_username = Attempt::login_by_username("ws", &format!("user-{user}"), &address, windows);
-                (by_username, Attempt::login_by_address("ws", &address, windows))
+                let by_username = Attempt::login_by_username("ws", &format!("user-{user}"), &address, settings);
+                (by_username, Attempt::login_by_address("ws", &address, settings))
             };
             let keys = |user, address| {
                 [(format!("pair {user} {address}"), 10), (format!("user {user}"), 100), (format!("address {address}"), 50)]
@@ -678,19 +811,19 @@ mod tests {
             two in ["[a:\",\\[/ ]{0,3}", "[a:\",\\[/ ]{0,3}", "[a:\",\\[/ ]{0,3}"],
         ) {
             let key_of = |[scope, username, address]: &[String; 3]| {
-                Attempt::login_by_username(scope, username, address, Windows::default()).limits[0].key.clone()
+                Attempt::login_by_username(scope, username, address, Settings::default()).limits[0].key.clone()
             };
             let parts = |[scope, username, address]: &[String; 3]| {
                 (scope.clone(), username.clone(), one_address(address, HOST_BITS))
             };
             prop_assert_eq!(key_of(&one) == key_of(&two), parts(&one) == parts(&two));
             let [scope, username, address] = &one;
-            let attempt = Attempt::login_by_username(scope, username, address, Windows::default());
+            let attempt = Attempt::login_by_username(scope, username, address, Settings::default());
             let own = attempt.keys().collect::<std::collections::HashSet<_>>();
             prop_assert_eq!(own.len(), 3);
             for other in [
-                Attempt::login_by_address(&two[0], &two[2], Windows::default()),
-                Attempt::reset_by_address(&two[0], &two[2], Windows::default()),
+                Attempt::login_by_address(&two[0], &two[2], Settings::default()),
+                Attempt::reset_by_address(&two[0], &two[2], Settings::default()),
             ] {
                 prop_assert!(other.keys().all(|key| !own.contains(key)));
             }

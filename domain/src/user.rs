@@ -19,8 +19,17 @@ const RESERVED: [&str; 15] = [
     "games", "lp", "man",
 ];
 
+/// The fields of a user object that `PUT` and `PATCH` accept and ignore.
+pub const READ_ONLY: &[&str] = &["id", "date_joined", "last_login"];
+
 /// The longest first or last name, in characters.
 const LONGEST_NAME: usize = 150;
+
+/// The rule for changes of a user.
+pub const MANAGES: &str = "Only staff may change ordinary users, and only superusers may change staff and superusers. \
+    Users may change their own names and email address.";
+/// The rule for who makes staff and superusers.
+pub const RANKS: &str = "Only superusers may set is_staff and is_superuser.";
 
 /// What a user may do beyond what everyone may (contract 5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +118,8 @@ pub struct Changes {
     pub password: Option<Secret>,
     /// Whether the request names an e-mail address, be it the same.
     pub names_email: bool,
+    /// The user stays the owner of their servers if the change lowers their rank.
+    pub keep_servers: bool,
 }
 
 /// Tells whether `text` is a username, `^[a-z][a-z0-9_-]{0,31}$`: a UNIX account name.
@@ -206,13 +217,15 @@ impl Changes {
     /// # Errors
     /// All bad fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
+        fields.ignore(READ_ONLY);
         let username = fields.has("username").then(|| read_username(&mut fields)).flatten();
         let email = fields.has("email").then(|| read_email(&mut fields)).flatten();
         let password = fields.optional_text("password", 1..=usize::MAX).map(Secret::new);
         let names_email = fields.has("email");
+        let keep_servers = fields.optional_boolean("keep_servers").unwrap_or(false);
         let rest = Self::read_rest(&mut fields);
         fields.finish()?;
-        Ok(Self { username, email, password, names_email, ..rest })
+        Ok(Self { username, email, password, names_email, keep_servers, ..rest })
     }
 
     /// Reads all fields (PUT): what is left out is as in a plain new user.
@@ -220,8 +233,10 @@ impl Changes {
     /// # Errors
     /// All bad fields together; name and address must be there.
     pub fn read_all(mut fields: Fields) -> Result<Self, Error> {
+        fields.ignore(READ_ONLY);
         let (username, email) = (read_username(&mut fields), read_email(&mut fields));
         let password = fields.optional_text("password", 1..=usize::MAX).map(Secret::new);
+        let keep_servers = fields.optional_boolean("keep_servers").unwrap_or(false);
         let rest = Self::read_rest(&mut fields);
         fields.finish()?;
         Ok(Self {
@@ -234,6 +249,7 @@ impl Changes {
             is_superuser: Some(rest.is_superuser.unwrap_or(false)),
             password,
             names_email: true,
+            keep_servers,
         })
     }
 
@@ -252,7 +268,18 @@ impl Changes {
             is_superuser: other(self.is_superuser, &account.is_superuser),
             password: self.password,
             names_email: self.names_email,
+            keep_servers: self.keep_servers,
         }
+    }
+
+    /// Tells whether they take staff or superuser rank from an account.
+    pub fn lower_rank(&self, account: &Account) -> bool {
+        (account.is_staff && self.is_staff == Some(false)) || (account.is_superuser && self.is_superuser == Some(false))
+    }
+
+    /// Tells whether the account's servers lose their owner with them.
+    pub fn release_servers(&self, account: &Account) -> bool {
+        self.lower_rank(account) && !self.keep_servers
     }
 
     /// Tells whether they change somebody's rank.
@@ -294,8 +321,11 @@ pub fn may_change(caller: (i64, Rank), account: &Account, changes: &Changes, has
     let is_managed = rank.manages(account.rank());
     let others = changes.username.is_some() || changes.is_active.is_some() || changes.change_rank();
     let is_allowed = is_managed || (is_self && !others);
-    if !is_allowed || (changes.change_rank() && !rank.is_superuser) {
-        return Err(Error::permission_denied());
+    if changes.change_rank() && !rank.is_superuser {
+        return Err(Error::permission_denied(RANKS));
+    }
+    if !is_allowed {
+        return Err(Error::permission_denied(MANAGES));
     }
     if changes.end_superuser(account) && !has_other {
         return Err(last_superuser());
@@ -320,7 +350,9 @@ pub fn may_change(caller: (i64, Rank), account: &Account, changes: &Changes, has
 /// No right to it; the last superuser; the only owner of a group.
 pub fn may_delete(rank: Rank, account: &Account, has_other: bool, is_only_owner: bool) -> Result<(), Error> {
     if !rank.manages(account.rank()) {
-        return Err(Error::permission_denied());
+        return Err(Error::permission_denied(
+            "Only staff may delete ordinary users, and only superusers may delete staff and superusers.",
+        ));
     }
     if is_active_superuser(account) && !has_other {
         return Err(last_superuser());

@@ -1,10 +1,13 @@
 //! What agents call (agent-protocol 1 to 4). Every call goes to the object of the agent's server, which knows the hash
 //! of its key: so no call costs a read of D1.
 
-use farhand_domain::error::Error;
+use std::collections::BTreeMap;
+
+use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::features::Features;
 use farhand_domain::id;
-use farhand_domain::secret::Purpose;
-use farhand_domain::wire::{Chunk, FEATURE_KILL, FEATURES_HEADER, Fin, HostFacts};
+use farhand_domain::secret::{Purpose, credential_hash};
+use farhand_domain::wire::{Chunk, FEATURES_HEADER, Fin, HostFacts, heartbeat_load};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -18,16 +21,16 @@ use crate::response::Reply;
 /// Reads the agent's id and key.
 fn read_identity(call: &Call) -> Result<Identity, Error> {
     let credential = call.agent_credential()?;
-    let hashes = platform::pepper(&call.env)?.hashes(Purpose::AgentKey, &credential.key);
+    // A key that we did not make is refused without asking the server's object.
+    if !credential.key.is_token() {
+        return Err(Error::invalid_token());
+    }
     Ok(Identity {
         workspace: call.workspace()?.to_owned(),
         server: credential.server,
-        key_hash: hashes.current,
-        previous_key_hash: hashes.previous,
+        key_hash: credential_hash(Purpose::AgentKey, &credential.key),
         remote_ip: call.remote_ip(),
-        can_kill: call.header(FEATURES_HEADER).is_some_and(|features| {
-            features.split(',').any(|feature| feature.trim().eq_ignore_ascii_case(FEATURE_KILL))
-        }),
+        features: call.header(FEATURES_HEADER).as_deref().map_or_else(Features::default, Features::parse),
     })
 }
 
@@ -118,7 +121,8 @@ pub async fn reject(call: &mut Call) -> Result<Reply, Error> {
     let rejection = call.report_with(|body| Ok(serde_json::from_str::<Rejection>(body).ok())).await;
     let fin = rejection.and_then(|rejection| {
         let reason = rejection.map_or_else(String::new, |rejection| format!(": {}", rejection.reason));
-        let fin = Fin { result: Some(format!("The agent refused it{reason}")), ..Fin::default() };
+        let reason = Some(format!("The agent refused it{reason}"));
+        let fin = Fin { result: Some(String::new()), reason, ..Fin::default() };
         Ok(Report::Fin { command: command(call)?, fin })
     });
     report(call, identity, fin).await?;
@@ -133,12 +137,24 @@ pub async fn facts(call: &mut Call, is_commit: bool) -> Result<Reply, Error> {
     Reply::ok(&json!({}))
 }
 
-/// `POST /api/servers/servers/-/sync-check/`: of all that an agent could send, `info` and `os` are of use.
+/// The categories of host facts that an agent could send.
+#[derive(Deserialize)]
+struct Offer {
+    hashes: BTreeMap<String, IgnoredAny>,
+}
+
+/// `POST /api/servers/servers/-/sync-check/`: asks for `info` and `os`, as far as the agent offers them.
 pub async fn sync_check(call: &mut Call) -> Result<Reply, Error> {
     let identity = identity(call).await?;
-    let body = call.report::<IgnoredAny>().await;
-    report(call, identity, body.map(|_| Report::Seen)).await?;
-    Reply::ok(&json!({"sync_required": ["info", "os"]}))
+    let offer = call.report_with(|body| Ok(serde_json::from_str::<Offer>(body).ok())).await;
+    let (seen, offer) = match offer {
+        Ok(offer) => (Ok(Report::Seen), offer),
+        Err(error) => (Err(error), None),
+    };
+    report(call, identity, seen).await?;
+    let is_offered = |category: &&str| offer.as_ref().is_some_and(|offer| offer.hashes.contains_key(*category));
+    let required: Vec<_> = ["info", "os"].into_iter().filter(is_offered).collect();
+    Reply::ok(&json!({"sync_required": required}))
 }
 
 /// An event that an agent tells of (agent-protocol 2).
@@ -185,10 +201,21 @@ pub async fn unregister(call: &mut Call) -> Result<Reply, Error> {
 /// What is for users only, on a path that agents have something on.
 pub async fn denied(call: &Call) -> Result<Reply, Error> {
     tell(call, read_identity(call)?, Report::Seen).await?;
-    Err(Error::permission_denied())
+    Err(Error::permission_denied("Only users may do this; an agent may not."))
 }
 
-/// Heartbeats, and reports that the service has no use for: all that is kept is that the agent was there.
+/// `PATCH /api/servers/servers/-/status/`: the heartbeat. The project's own agent sends the host's load in it.
+pub async fn heartbeat(call: &mut Call) -> Result<Reply, Error> {
+    let identity = identity(call).await?;
+    let load = match call.take_report().await {
+        Ok(body) => Ok(Report::Heartbeat { load: str::from_utf8(&body).ok().and_then(heartbeat_load) }),
+        Err(error) => Err(error),
+    };
+    report(call, identity, load).await?;
+    Ok(Reply::no_content())
+}
+
+/// Reports that the service has no use for: all that is kept is when the agent was seen.
 pub async fn seen(call: &mut Call) -> Result<Reply, Error> {
     let identity = identity(call).await?;
     let body = call.discard_report().await;
@@ -196,10 +223,10 @@ pub async fn seen(call: &mut Call) -> Result<Reply, Error> {
     Ok(Reply::no_content())
 }
 
-/// `GET /api/metrics/config/`: makes the agent send a heartbeat every five minutes.
+/// `GET /api/metrics/config/`: makes the agent send a heartbeat regularly.
 pub async fn metrics_config(call: &Call) -> Result<Reply, Error> {
     tell(call, read_identity(call)?, Report::Seen).await?;
-    Reply::ok(&json!([{"type": "status", "interval": 300}]))
+    Reply::ok(&json!([{"type": "status", "interval": platform::heartbeat_seconds(&call.env)}]))
 }
 
 /// `GET /api/proc/<category>/…sync/`: older agents want something to compare with, and crash on a 404.
@@ -228,11 +255,17 @@ pub async fn web_socket(call: &Call, path: &str) -> Result<Reply, Error> {
         return Err(Error::field(farhand_domain::error::NON_FIELD, "Connect with a WebSocket."));
     }
     let response: Response = link_calls::connect(call, &identity, path).await?;
+    let is_conflict = response.status_code() == 503;
     match response.websocket() {
         Some(socket) => {
             call.workspace_proven.set(true);
             Ok(Reply::web_socket(socket))
         }
+        None if is_conflict => Err(Error::new(
+            Kind::NotConnected,
+            "Another agent with the same id and key is connected. Give each host a server of its own.",
+        )
+        .code(Code::IdentityConflict)),
         None => Err(Error::invalid_token()),
     }
 }

@@ -28,7 +28,7 @@ pub async fn verify(call: &mut Call) -> Result<Reply, Error> {
 
 /// `GET /operator/audit/events/`: what the operator did, newest first.
 pub async fn list_of_cell(call: &Call) -> Result<Reply, Error> {
-    operator::authorize(call)?;
+    operator::authorize(call).await?;
     let query = call.query();
     let (page, filter) = farhand_domain::error::both(Page::of(&query), EventFilter::of(&query))?;
     let (items, count) = audit::list_of_cell(&call.env, CELL, filter, page).await?;
@@ -37,7 +37,7 @@ pub async fn list_of_cell(call: &Call) -> Result<Reply, Error> {
 
 /// `POST /operator/audit/verify/`: looks along the chain of those events.
 pub async fn verify_cell(call: &mut Call) -> Result<Reply, Error> {
-    if let Err(error) = operator::authorize(call) {
+    if let Err(error) = operator::authorize(call).await {
         call.discard().await;
         return Err(error);
     }

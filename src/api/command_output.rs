@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use farhand_domain::command::Shown;
 use farhand_domain::error::{self, Error, NON_FIELD};
 use farhand_domain::page::{Page, Query, parameter};
 use farhand_domain::time::Timestamp;
@@ -14,8 +15,9 @@ use worker::{Delay, Env};
 
 use super::commands::{command_not_found, find};
 use super::envelope;
+use crate::audit;
 use crate::caller::{Credential, Watch};
-use crate::link_calls::{self, Ask, ChunkPage, Chunks, Follow, Followed, Refusal};
+use crate::link_calls::{self, Ask, ChunkPage, Chunks, Follow, Followed, Live, Refusal};
 use crate::log;
 use crate::platform::{self, internal};
 use crate::request::Call;
@@ -32,6 +34,9 @@ const GAP_LASTS: i64 = 40;
 /// How many questions a stream asks at most; the platform allows a request 10,000. Then it ends without an `end`, and who
 /// follows resumes.
 const MAX_QUESTIONS: u32 = 8_000;
+
+/// How many chunks of the whole output one call to the object returns.
+const WHOLE_STEP: u64 = 64;
 
 fn is_whole_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
@@ -64,7 +69,8 @@ pub async fn chunks(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let query = call.query();
     let id = credential.checked(call.path_id(command_not_found)).await?;
-    let (_, body) = find(&credential, id).await?;
+    let (caller, body) = find(&credential, id).await?;
+    audit::note_read(call, &caller, id);
     let (page, from) = error::both(Page::of(&query), lowest_seq(&query))?;
     let ask = Ask::Chunks(Chunks { id, from, offset: page.offset(), limit: page.size });
     let told = match link_calls::try_ask(&call.env, server_of(&body)?, &ask).await? {
@@ -74,6 +80,72 @@ pub async fn chunks(call: &Call) -> Result<Reply, Error> {
         Err(refusal) => return Err(refusal.into()),
     };
     envelope(call, &query, page, serde_json::to_string(&told.chunks).map_err(internal)?, told.count)
+}
+
+/// The first and the next pieces of a command's whole output.
+struct Whole {
+    env: Env,
+    id: Uuid,
+    server: Uuid,
+    /// The next `seq` to ask for; `None` after the last chunk.
+    next: Option<u64>,
+}
+
+impl Whole {
+    /// The next chunks as one text; `None` after the last one.
+    async fn next_text(&mut self) -> Result<Option<String>, Error> {
+        let Some(from) = self.next else { return Ok(None) };
+        let ask = Ask::Chunks(Chunks { id: self.id, from, offset: 0, limit: WHOLE_STEP });
+        let chunks = match link_calls::try_ask::<ChunkPage>(&self.env, self.server, &ask).await? {
+            Ok(page) => page.chunks,
+            // The server's object was wiped, and the chunks with it.
+            Err(Refusal::NotFound) => vec![],
+            Err(refusal) => return Err(refusal.into()),
+        };
+        self.next = chunks.last().map(|chunk| u64::from(chunk.seq) + 1);
+        let text: String = chunks.into_iter().map(|chunk| chunk.content).collect();
+        Ok(self.next.map(|_| text))
+    }
+}
+
+/// The result of a command: the object's own, which may be newer than D1's, or else that of its command object.
+async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<String, Error> {
+    #[derive(Deserialize)]
+    struct Finished {
+        result: Option<String>,
+    }
+    let ask = Ask::Live(Live { id, wait: None });
+    let finished = match link_calls::try_ask::<Finished>(&call.env, server, &ask).await? {
+        Ok(finished) => finished,
+        Err(Refusal::NotFound) => serde_json::from_str(body).map_err(internal)?,
+        Err(refusal) => return Err(refusal.into()),
+    };
+    Ok(finished.result.unwrap_or_default())
+}
+
+/// `GET /api/events/commands/<id>/output/`: the whole kept output as plain text. Without any chunk, it is the command's
+/// result: some agents send no chunks.
+pub async fn whole(call: &Call) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(command_not_found)).await?;
+    let (caller, body) = find(&credential, id).await?;
+    audit::note_read(call, &caller, id);
+    let mut rest = Whole { env: call.env.clone(), id, server: server_of(&body)?, next: Some(0) };
+    let first = match rest.next_text().await? {
+        Some(text) => text,
+        None => result_of(call, id, rest.server, &body).await?,
+    };
+    let texts = stream::unfold((rest, Some(first)), |(mut rest, first)| async move {
+        if let Some(text) = first {
+            return Some((Ok(text), (rest, None)));
+        }
+        match rest.next_text().await {
+            Ok(text) => text.map(|text| (Ok(text), (rest, None))),
+            // An error cuts the answer off, so that a client does not take a part for the whole.
+            Err(error) => Some((Err(error.detail.to_string().into()), (rest, None))),
+        }
+    });
+    Ok(Reply::stream("text/plain; charset=utf-8", texts))
 }
 
 /// Somebody who follows a command's output.
@@ -108,12 +180,13 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         Some(id) => seq(&id).map(|seq| seq + 1).ok_or_else(malformed),
     };
     let id = credential.checked(call.path_id(command_not_found)).await?;
-    let (_, body) = find(&credential, id).await?;
+    let (caller, body) = find(&credential, id).await?;
+    audit::note_read(call, &caller, id);
     let next = next?;
-    let reachable = format!("(SELECT c.id FROM commands c WHERE c.id = ?5 AND {})", commands::reachable());
+    let readable = format!("(SELECT c.id FROM commands c WHERE c.id = ?5 AND {})", commands::readable());
     let follower = Follower {
         env: call.env.clone(),
-        watch: credential.watch(reachable, vec![id.into()]),
+        watch: credential.watch(readable, vec![id.into()]),
         id,
         server: server_of(&body)?,
         command: serde_json::from_str(&body).map_err(internal)?,
@@ -220,7 +293,7 @@ impl Follower {
         if self.has_skipped {
             self.command.insert("output_truncated".to_owned(), true.into());
         }
-        format!("event: end\ndata: {}\n\n", json!(self.command))
+        format!("event: end\ndata: {}\n\n", serde_json::to_string(&Shown(&self.command)).unwrap_or_default())
     }
 }
 

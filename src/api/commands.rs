@@ -2,20 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use farhand_domain::audit::{Object, shown_line};
-use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester, Rights};
+use farhand_domain::audit::{Object, show_ids, shown_line};
+use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester, Rights, Shown};
 use farhand_domain::command_list::CommandList;
-use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
+use farhand_domain::error::{Code, Error, Kind};
 use farhand_domain::lifecycle::Denial;
+use farhand_domain::output::sha256;
 use farhand_domain::page::parameter;
-use farhand_domain::secret::{Hashes, Purpose, Secret};
+use farhand_domain::secret::{Guessable, SecretKey};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::{anybody, page_of};
-use crate::audit::Refused;
+use super::{anybody, idempotency, location, page_of};
+use crate::audit::{self, Refused};
 use crate::caller::{self, Caller, Credential};
 use crate::link_calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
 use crate::log;
@@ -37,10 +39,25 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 
 /// A server that a new command names, as far as the caller may use it.
 #[derive(Deserialize)]
-struct Target {
-    id: Uuid,
-    name: String,
-    any_account: bool,
+pub struct Target {
+    /// Its id.
+    pub id: Uuid,
+    /// Its name.
+    pub name: String,
+    /// Whether the caller may name any remote account there.
+    pub any_account: bool,
+    /// Whether it waits for approval.
+    pub is_pending: bool,
+    /// The remote account of commands that name none.
+    pub default_username: Option<String>,
+}
+
+impl Target {
+    /// The remote account of a command that names none: the server's, if the caller may name that one, else the caller's own.
+    pub fn username_for(&self, caller: &Caller) -> String {
+        let may_name = |name: &&String| self.any_account || **name == caller.username;
+        self.default_username.as_ref().filter(may_name).unwrap_or(&caller.username).clone()
+    }
 }
 
 /// A command that was made with the same Idempotency-Key.
@@ -48,7 +65,6 @@ struct Target {
 struct Used {
     id: Uuid,
     server: Uuid,
-    key: String,
     body: String,
 }
 
@@ -62,8 +78,8 @@ struct Found {
 /// How often a request looks for the command that took its Idempotency-Key.
 const LOOKS_FOR_KEY: u32 = 3;
 
-/// The longest Idempotency-Key, in bytes (contract 7).
-const MAX_KEY: usize = 128;
+/// After how long a wait the caller's permission is checked again, in milliseconds.
+const RECHECKED_AFTER: i64 = 1_000;
 
 /// `POST /api/events/commands/`.
 ///
@@ -79,22 +95,24 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let wait = preferred_wait(&call.header("Prefer").unwrap_or_default());
     let input = fields.and_then(|fields| {
         let body = fields.canonical();
-        Ok((NewCommand::read(fields, call.now)?, idempotency_key(call)?, body))
+        Ok((NewCommand::read(fields, call.now, call.config.schedule_max_days)?, idempotency::key_of(call)?, body))
     });
     let (new, key, body) = credential.checked(input).await?;
-    let pepper = platform::pepper(&call.env)?;
-    let key = key.map(|key| (pepper.hashes(Purpose::IdempotencyKey, &key), pepper.hashes(Purpose::CommandBody, &body)));
+    let secret_key = platform::secret_key(&call.env)?;
+    let hashes = key.map(|key| {
+        let key_hash = secret_key.hash(Guessable::IdempotencyKey, key.expose());
+        (key_hash, secret_key.hash(Guessable::Body, body.expose()))
+    });
 
     for _ in 0..LOOKS_FOR_KEY {
         let (sql, server) = servers::for_command(&new.server);
-        let hashes = key.as_ref().map(|(hashes, _)| hashes);
-        let sql =
-            format!("json_object('target', json({sql}), 'used', json({})) AS found", commands::made_with_key(hashes));
-        let parameters = vec![server, hashes.into(), call.now.plus_seconds(-KEY_LASTS).into()];
+        let sql = format!("json_object('target', json({sql}), 'used', json({})) AS found", commands::MADE_WITH_KEY);
+        let key_hash = hashes.as_ref().map(|(key_hash, _)| key_hash);
+        let parameters = vec![server, key_hash.into(), call.now.plus_seconds(-KEY_LASTS).into()];
         let (caller, found) = credential.read(&sql, parameters).await?;
         let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
         let Found { target, used } = serde_json::from_str(&found).map_err(internal)?;
-        let key = key.as_ref().map(|(hashes, body)| key_of(&caller, hashes, body));
+        let key = hashes.clone().map(|(hash, body)| Key { hash: format!("{}/{hash}", caller.user_id), body });
         let create = match target {
             Some(target) => Some(authorize(call, &new, &caller, target, key.clone(), wait)?),
             // What a token's list does not name is refused alike, whether or not there is such a server.
@@ -103,27 +121,36 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             }
             None => None,
         };
-        if let (Some(used), Some(key)) = (used, key)
-            && let Some(reply) = replay(call, &credential, used, key, create.is_some()).await?
-        {
-            return Ok(reply);
+        let replayed = match (used, key) {
+            (Some(used), Some(key)) => replay(call, &credential, used, key, create.is_some()).await?,
+            _ => None,
+        };
+        let mut taken = match replayed {
+            Some(created) => Ok(created),
+            None => take(call, create.ok_or(Refusal::NoServer)?).await?,
+        };
+        match (recheck(call, &credential, &taken, wait).await, &mut taken) {
+            // The command was accepted, and an error would make the client send it again. Its output is left out, as the
+            // credential may have been revoked.
+            (Err(error), Ok(created)) if error.kind == Kind::Internal => {
+                log::trouble("not_rechecked", json!({"command": created.command.get("id")}), &error.detail);
+                created.command.insert("result".into(), Value::Null);
+            }
+            (rechecked, _) => rechecked?,
         }
-        let create = create.ok_or(Refusal::NoServer)?;
-        match take(call, create).await? {
-            Ok(created) => return created_reply(&created),
+        match taken {
+            Ok(created) => {
+                let reply = created_reply(call, &created)?;
+                return Ok(match wait {
+                    Some(seconds) => reply.header("Preference-Applied", format!("wait={seconds}")),
+                    None => reply,
+                });
+            }
             Err(Refusal::KeyTaken) => {}
             Err(refusal) => return Err(refusal.into()),
         }
     }
     Err(Refusal::KeyTaken.into())
-}
-
-/// A caller's Idempotency-Key with the body that it came with.
-fn key_of(caller: &Caller, hashes: &Hashes, body: &Hashes) -> Key {
-    let of = |hash: &str| format!("{}/{hash}", caller.user_id);
-    let previous = hashes.previous.as_deref().zip(body.previous.as_ref());
-    let previous = previous.map(|(hash, body)| Key { hash: of(hash), body: body.clone(), previous: None });
-    Key { hash: of(&hashes.current), body: body.current.clone(), previous: previous.map(Box::new) }
 }
 
 /// The first answer to an Idempotency-Key that was used, for those whom the command itself is still for; `None` where nothing
@@ -134,8 +161,7 @@ async fn replay(
     used: Used,
     key: Key,
     reaches_server: bool,
-) -> Result<Option<Reply>, Error> {
-    let key = key.stored_as(&used.key);
+) -> Result<Option<Created>, Error> {
     let is_same = used.body == key.body;
     let shown = if reaches_server {
         None
@@ -147,36 +173,50 @@ async fn replay(
         return Err(Refusal::KeyReused.into());
     }
     match link_calls::try_ask::<Created>(&call.env, used.server, &Ask::Replay(key)).await? {
-        Ok(created) => return created_reply(&created).map(Some),
+        Ok(created) => return Ok(Some(created)),
         Err(Refusal::NotFound | Refusal::KeyTaken) => {}
         Err(refusal) => return Err(refusal.into()),
     }
     // Its server is gone, and has taken the answer along.
     let command = shown.map(|body| serde_json::from_str(&body)).transpose().map_err(internal)?;
-    command.map(|command| created_reply(&Created { command, replayed: true })).transpose()
+    Ok(command.map(|command| Created { command, replayed: true }))
 }
 
-/// The command object of a command that the caller still reaches, though not its server by the name that a request has, and
-/// that the API token's list would allow.
+/// The command object of a command that the caller can still read, though not its server by the name that a request has, and
+/// that the API token's list allows.
 async fn still_shown(credential: &Credential<'_>, id: Uuid) -> Result<Option<String>, Error> {
-    let (caller, body) = match find(credential, id).await {
-        Err(error) if error.kind == Kind::NotFound => return Ok(None),
-        found => found?,
-    };
-    is_within_list(&serde_json::from_str(&body).map_err(internal)?, &caller)?;
-    Ok(Some(body))
+    match find_endable(credential, id).await {
+        Err(error) if error.kind == Kind::NotFound => Ok(None),
+        found => found.map(|(_, body)| Some(body)),
+    }
 }
 
-/// With an API token that is limited, a command is touched only if it could have been made with it. What environment it has
-/// is not told by D1, and does not matter here.
-fn is_within_list(command: &Command, caller: &Caller) -> Result<(), Error> {
-    let is_within = caller.acl.as_ref().is_none_or(|acl| acl.allows_command(command, false));
-    if is_within { Ok(()) } else { Err(Error::acl_not_allowed()) }
-}
-
-fn created_reply(created: &Created) -> Result<Reply, Error> {
-    let reply = Reply::created(&created.command)?;
+fn created_reply(call: &Call, created: &Created) -> Result<Reply, Error> {
+    let reply = Reply::created(&Shown(&created.command), location(call, "/api/events/commands/", created.id()?))?;
     Ok(if created.replayed { reply.header("Idempotent-Replayed", "true") } else { reply })
+}
+
+/// Whether an answer waited so long that the caller may have lost permission since.
+fn has_waited(call: &Call, wait: Option<u32>) -> bool {
+    wait.is_some_and(|seconds| seconds > 0) && call.now.plus_millis(RECHECKED_AFTER) < platform::now()
+}
+
+/// Checks again that the caller can read the command, if the answer waited. A replayed answer waits for the first request.
+async fn recheck(
+    call: &Call,
+    credential: &Credential<'_>,
+    taken: &Result<Created, Refusal>,
+    wait: Option<u32>,
+) -> Result<(), Error> {
+    let of_twin = taken.as_ref().is_ok_and(|created| created.replayed).then_some(MAX_WAIT);
+    if !has_waited(call, of_twin.or(wait)) {
+        return Ok(());
+    }
+    let credential = credential.after_wait();
+    match taken {
+        Ok(created) => find(&credential, created.id()?).await.map(drop),
+        Err(_) => credential.check().await.map(drop),
+    }
 }
 
 /// Has the server's object take a command.
@@ -189,16 +229,6 @@ async fn take(call: &Call, create: Create) -> Result<Result<Created, Refusal>, E
     let Ok(live) = link_calls::ask::<Map<String, Value>>(&call.env, server, &live).await else { return Err(error) };
     log::trouble("answer_cut_off", json!({"command": command.id}), &error.detail);
     Ok(Ok(Created { command: farhand_domain::command::object(&command, live), replayed: false }))
-}
-
-/// The Idempotency-Key of the request.
-fn idempotency_key(call: &Call) -> Result<Option<Secret>, Error> {
-    let Some(key) = call.header("Idempotency-Key") else { return Ok(None) };
-    if (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Ok(Some(Secret::new(key)));
-    }
-    let message = format!("The header Idempotency-Key takes 1 to {MAX_KEY} visible ASCII characters.");
-    Err(Error::field(NON_FIELD, message))
 }
 
 /// The command that a request asks for, if the caller may run it on that server (contract 5, Run-as; contract 4, Token
@@ -216,7 +246,8 @@ fn authorize(
         id: platform::new_id(call.now)?,
         shell: new.shell,
         line: new.line.clone(),
-        username: new.username.clone().unwrap_or_else(|| caller.username.clone()),
+        argv: new.argv.clone(),
+        username: new.username.clone().unwrap_or_else(|| target.username_for(caller)),
         groupname: new.groupname.clone(),
         server: target.id,
         server_name: target.name,
@@ -224,8 +255,9 @@ fn authorize(
     };
     let origin = Origin {
         api_token: (caller.kind == caller::Kind::ApiToken).then_some(caller.credential_id),
+        session: (caller.kind == caller::Kind::Session).then_some(caller.credential_id),
         remote_ip: call.remote_ip(),
-        has_env: new.env.is_some(),
+        has_inputs: new.inputs.is_some(),
     };
     let rights = Rights {
         username: caller.username.clone(),
@@ -233,21 +265,28 @@ fn authorize(
         any_account: target.any_account,
         acl: caller.acl.clone(),
     };
-    let event = caller.sign(call.event("command.create")?).on(Some(command.id.to_string()), None);
-    let event = event.details(told(&command, new));
+    let event = caller.sign(call.event()?).on(Some(command.id.to_string()), None);
+    let event = event.details(told(&command, new, &platform::secret_key(&call.env)?)?);
     rights.allow(&command, &origin).map_err(|denial| {
         let object = Object::new("command", None, None);
         call.refused.set(Some(Refused { object: Some(object), details: event.details.clone() }));
         match denial {
-            Denial::Acl => Error::acl_not_allowed(),
-            _ => Error::permission_denied(),
+            Denial::Acl => {
+                let limit = rights.acl.as_ref().and_then(|acl| acl.refusal(&command, origin.has_inputs));
+                limit.map_or_else(Error::acl_not_allowed, Error::acl_refusal)
+            }
+            denial => Error::permission_denied(rule_of(denial)),
         }
     })?;
+    if target.is_pending {
+        let detail = "The server waits for approval: staff compare its fingerprint and approve it.";
+        return Err(Error::new(Kind::Conflict, detail).code(Code::ServerPending));
+    }
     Ok(Create {
         workspace_id: caller.workspace_id,
         command,
         origin,
-        env: new.env.clone(),
+        inputs: new.inputs.clone(),
         timeout: new.timeout,
         scheduled_at: new.scheduled_at,
         expires_at: new.expires_at,
@@ -258,16 +297,43 @@ fn authorize(
     })
 }
 
-/// What an audit event tells of a command: neither its environment nor, later, its output.
-fn told(command: &Command, new: &NewCommand) -> Value {
-    json!({
+/// Who may do what a command was denied for (contract 5, Run-as; contract 7).
+fn rule_of(denial: Denial) -> &'static str {
+    match denial {
+        Denial::Internal => "Only staff and superusers may use the shell internal.",
+        _ => {
+            "Only staff, the server's owner and managers and owners of its groups may name another account or a group."
+        }
+    }
+}
+
+/// What an audit event says about a command. Of its environment it has the names, and a keyed hash of the values; of its standard
+/// input the length and a hash.
+fn told(command: &Command, new: &NewCommand, key: &SecretKey) -> Result<Value, Error> {
+    let mut told = json!({
         "server": {"id": command.server, "name": command.server_name},
         "shell": command.shell.as_str(),
         "line": shown_line(&command.line),
+        "line_sha256": sha256(&command.line),
+        "line_length": command.line.chars().count(),
         "username": command.username,
         "groupname": command.groupname,
         "scheduled_at": new.scheduled_at,
-    })
+        "timeout": new.timeout,
+    });
+    let Some(inputs) = &new.inputs else { return Ok(told) };
+    if let Some(stdin) = &inputs.stdin {
+        (told["stdin_bytes"], told["stdin_sha256"]) = (json!(stdin.len()), json!(sha256(stdin)));
+    }
+    if let Some(cwd) = &inputs.cwd {
+        told["cwd"] = json!(cwd);
+    }
+    if let Some(env) = &inputs.env {
+        show_ids(&mut told, "env", &env.keys().collect::<Vec<_>>());
+        let text = serde_json::to_string(env).map_err(internal)?;
+        told["env_hmac"] = json!(key.hash(Guessable::Environment, &text));
+    }
+    Ok(told)
 }
 
 /// N of `Prefer: wait=N` (RFC 7240). A preference that is malformed is as good as none.
@@ -310,24 +376,40 @@ impl Known {
     }
 }
 
-/// Only its requester, staff and superusers take a command back or kill it (contract 7), within the API token's list.
+/// Only its requester, staff and superusers cancel or kill a command (contract 7).
 fn may_be_ended(command: &Command, caller: &Caller) -> Result<(), Error> {
     let is_own = command.requested_by.as_ref().is_some_and(|requester| requester.id == caller.user_id);
-    if !is_own && !caller.is_staff_or_superuser() {
-        return Err(Error::permission_denied());
+    if is_own || caller.is_staff_or_superuser() {
+        Ok(())
+    } else {
+        Err(Error::permission_denied("Only the command's requester and staff may cancel or kill it."))
     }
-    is_within_list(command, caller)
 }
 
-/// The command object of a command that the caller reaches, as D1 knows it.
+/// The command object of a command that the caller can read, as D1 knows it.
 ///
 /// # Errors
 /// The credential is not alive, or there is no such command.
 pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
-    let (object, reachable) = (commands::whole_object(), commands::reachable());
-    let sql = format!("(SELECT {object} FROM commands c WHERE c.id = ?5 AND {reachable})");
+    let (object, readable) = (commands::whole_object(), commands::readable());
+    let sql = format!("(SELECT {object} FROM commands c WHERE c.id = ?5 AND {readable})");
     let (caller, body) = credential.read(&sql, vec![id.into()]).await?;
     Ok((caller, body.ok_or_else(command_not_found)?))
+}
+
+/// The same of a command that the API token's list allows: with a limited token, a command is touched only if it could have been
+/// created with it.
+async fn find_endable(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
+    #[derive(Deserialize)]
+    struct Endable {
+        is_within: bool,
+        command: Box<RawValue>,
+    }
+    let (object, readable) = (commands::endable_object(), commands::readable());
+    let sql = format!("(SELECT {object} FROM commands c WHERE c.id = ?5 AND {readable})");
+    let (caller, found) = credential.read(&sql, vec![id.into()]).await?;
+    let found: Endable = serde_json::from_str(&found.ok_or_else(command_not_found)?).map_err(internal)?;
+    if found.is_within { Ok((caller, found.command.get().to_owned())) } else { Err(Error::acl_not_allowed()) }
 }
 
 /// Lays what the object tells of a command over what D1 does.
@@ -341,14 +423,19 @@ fn updated(body: &str, live: Map<String, Value>) -> Result<Map<String, Value>, E
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(command_not_found)).await?;
-    let (_, body) = find(&credential, id).await?;
+    let (caller, mut body) = find(&credential, id).await?;
     let wait = asked_wait(call)?;
+    audit::note_read(call, &caller, id);
     let known: Known = serde_json::from_str(&body).map_err(internal)?;
     if !known.may_change(call.now) {
         return Ok(Reply::ok_text(body));
     }
-    match link_calls::try_ask(&call.env, known.server, &Ask::Live(Live { id, wait })).await {
-        Ok(Ok(live)) => Reply::ok(&updated(&body, live)?),
+    let live = link_calls::try_ask(&call.env, known.server, &Ask::Live(Live { id, wait })).await;
+    if has_waited(call, wait) {
+        (_, body) = find(&credential.after_wait(), id).await?;
+    }
+    match live {
+        Ok(Ok(live)) => Reply::ok(&Shown(&updated(&body, live)?)),
         // What D1 knows is all there is.
         Ok(Err(_)) => Ok(Reply::ok_text(body)),
         // What D1 knows is true, if not the latest.
@@ -360,13 +447,14 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 }
 
 /// Asks the object of a command's server to end it, and returns the command object that comes of it.
-async fn end(call: &Call, action: &str, ask: fn(ByUser) -> Ask) -> Result<Map<String, Value>, Error> {
+async fn end(call: &Call, input: Result<(), Error>, ask: fn(ByUser) -> Ask) -> Result<Map<String, Value>, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(command_not_found)).await?;
-    let (caller, body) = find(&credential, id).await?;
+    let (caller, body) = find_endable(&credential, id).await?;
     let known: Known = serde_json::from_str(&body).map_err(internal)?;
     may_be_ended(&serde_json::from_str(&body).map_err(internal)?, &caller)?;
-    let event = caller.sign(call.event(action)?).on(Some(id.to_string()), None);
+    input?;
+    let event = caller.sign(call.event()?).on(Some(id.to_string()), None);
     let ask = ask(ByUser { id, username: caller.username, event });
     match link_calls::try_ask(&call.env, known.server, &ask).await? {
         Ok(live) => updated(&body, live),
@@ -381,25 +469,25 @@ async fn end(call: &Call, action: &str, ask: fn(ByUser) -> Ask) -> Result<Map<St
 
 /// `POST /api/events/commands/<id>/cancel/`.
 pub async fn cancel(call: &mut Call) -> Result<Reply, Error> {
-    call.discard().await;
-    Reply::ok(&end(call, "command.cancel", Ask::Cancel).await?)
+    let input = call.no_fields().await;
+    Reply::ok(&Shown(&end(call, input, Ask::Cancel).await?))
 }
 
 /// `DELETE /api/events/commands/<id>/`: the same as cancelling.
 pub async fn delete(call: &mut Call) -> Result<Reply, Error> {
     call.discard().await;
-    end(call, "command.cancel", Ask::Cancel).await?;
+    end(call, Ok(()), Ask::Cancel).await?;
     Ok(Reply::no_content())
 }
 
 /// `POST /api/events/commands/<id>/kill/`: 202 where the agent was asked, 200 where it never went out.
 pub async fn kill(call: &mut Call) -> Result<Reply, Error> {
-    call.discard().await;
-    let command = end(call, "command.kill", Ask::Kill).await?;
+    let input = call.no_fields().await;
+    let command = end(call, input, Ask::Kill).await?;
     if command.get("delivered_at").is_some_and(Value::is_null) {
-        Reply::ok(&command)
+        Reply::ok(&Shown(&command))
     } else {
-        Reply::accepted(&command)
+        Reply::accepted(&Shown(&command))
     }
 }
 

@@ -9,12 +9,13 @@ use farhand_domain::group::{
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{TRIES, anybody, changed, conflict, find, page_of, staff};
+use super::idempotency::{self, Kept, Once, Written};
+use super::{TRIES, anybody, changed, conflict, find, location, location_of, page_of, staff, staff_only};
 use crate::caller::{Caller, Credential};
 use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
-use crate::store::audit::{after_change_by, after_insert_by};
+use crate::store::audit::{Numbered, after_change_by, after_insert_by};
 use crate::store::db::Failure;
 use crate::store::groups::{self, ForChange, ForJoining, MembershipForChange};
 
@@ -45,28 +46,49 @@ fn no_such_server() -> Error {
     Error::field("servers", "No such server.")
 }
 
+/// What a replay of a new group shows.
+const KEPT: Kept = Kept {
+    collection: "/api/iam/groups/",
+    object: groups::OBJECT,
+    made: "groups g ON g.workspace_id = me.workspace_id AND g.name = ?7 AND g.added_at = ?3",
+    hidden: &[],
+};
+
 /// `POST /api/iam/groups/`: makes a group, if the caller is staff, who owns it.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
+    let body = idempotency::body_of(&fields);
     let credential = Credential::of(call)?;
-    let input = fields.and_then(GroupChanges::read_all);
+    let input = fields.and_then(GroupChanges::read_new);
     let servers = input.as_ref().ok().and_then(|new| new.servers.clone()).unwrap_or_default();
     let (caller, unknown) =
         credential.read(&groups::has_unknown_server("?5"), vec![json!(servers).to_string().into()]).await?;
     // The caller's right comes before the input (contract 3, order of refusals).
     staff(&caller)?;
     let new = input?;
+    let once = Once::of(call, &KEPT, body)?;
+    if let Some(once) = &once
+        && let Some((_, reply)) = once.replay(&credential).await?
+    {
+        return Ok(reply);
+    }
     if unknown.as_deref() == Some("true") {
         return Err(no_such_server());
     }
     let statements = groups::insert(&credential, &new, platform::new_id(call.now)?);
-    let event = call.event("group.create")?.on(None, new.name.as_deref());
+    let event = call.event()?.on(None, new.name.as_deref());
     let mut details = json!({});
     show_ids(&mut details, "servers", new.servers.as_deref().unwrap_or_default());
-    let event = after_insert_by(&credential, &event.details(details))?;
-    let (_, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
-    let group = bodies.into_iter().next_back().flatten().ok_or_else(Error::permission_denied)?;
-    Ok(Reply::created_text(group))
+    let event = after_insert_by(&credential, Numbered::Group, &event.details(details))?;
+    let name = new.name.as_deref().unwrap_or_default();
+    let written = idempotency::write(&credential, once.as_ref(), name, statements, (1, event)).await;
+    let bodies = match written.map_err(taken)? {
+        Written::Done(_, bodies) => bodies,
+        Written::Replayed(reply) => return Ok(reply),
+    };
+    let group = bodies.into_iter().next_back().flatten().ok_or_else(staff_only)?;
+    let location = location_of(call, "/api/iam/groups/", &group)?;
+    Ok(Reply::created_text(group, location))
 }
 
 /// What an audit event tells of a change: the fields, and the servers, as they decide who reaches what.
@@ -119,7 +141,7 @@ async fn change(
         let (caller, found) = find::<ForChange>(&credential, &groups::for_change(), parameters).await?;
         let standing = Standing { is_staff: caller.is_staff_or_superuser(), role: found.role };
         if !standing.owns() {
-            return Err(Error::permission_denied());
+            return Err(Error::permission_denied(group::OWNS));
         }
         let mut changes = input.clone()?;
         if is_whole && standing.is_staff {
@@ -127,12 +149,12 @@ async fn change(
         }
         changes.servers = changes.servers.filter(|servers| *servers != found.servers);
         if changes.servers.is_some() && !standing.is_staff {
-            return Err(Error::permission_denied());
+            return Err(Error::permission_denied("Only staff may set a group's servers."));
         }
         if found.has_unknown_server {
             return Err(no_such_server());
         }
-        let event = call.event("group.update")?.on(Some(id.to_string()), Some(&found.name));
+        let event = call.event()?.on(Some(id.to_string()), Some(&found.name));
         let event = after_change_by(&credential, &event.details(told(&changes)))?;
         let statements = groups::update(&credential, id, &changes);
         let (_, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
@@ -152,9 +174,9 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         let parameters = vec![id.into(), "[]".into()];
         let (caller, found) = find::<ForChange>(&credential, &groups::for_change(), parameters).await?;
         if !(Standing { is_staff: caller.is_staff_or_superuser(), role: found.role }).owns() {
-            return Err(Error::permission_denied());
+            return Err(Error::permission_denied(group::OWNS));
         }
-        let event = call.event("group.delete")?.on(Some(id.to_string()), Some(&found.name));
+        let event = call.event()?.on(Some(id.to_string()), Some(&found.name));
         let event = after_change_by(&credential, &event)?;
         let (_, bodies) = credential.write_audited(vec![groups::delete(&credential, id)], 1, event).await?;
         if bodies.into_iter().flatten().next().is_some() {
@@ -179,11 +201,20 @@ pub async fn retrieve_membership(call: &Call) -> Result<Reply, Error> {
     membership.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
+/// What a replay of a new membership shows.
+const MEMBERSHIP_KEPT: Kept = Kept {
+    collection: "/api/iam/memberships/",
+    object: groups::MEMBERSHIP,
+    made: "memberships m ON m.id = ?7 AND m.workspace_id = me.workspace_id",
+    hidden: &[],
+};
+
 /// `POST /api/iam/memberships/`: brings a user into a group.
 pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let asked = fields.as_ref().ok().and_then(group::peek);
+    let once = Once::of(call, &MEMBERSHIP_KEPT, idempotency::body_of(&fields));
     let input = fields.and_then(NewMembership::read);
     for _ in 0..TRIES {
         // What the caller has a right to comes before what else is wrong (contract 3, order of refusals).
@@ -193,9 +224,15 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
         let standing = Standing { is_staff: caller.is_staff_or_superuser(), role: found.role };
         let is_seen = found.has_group && standing.sees();
         if is_seen && !standing.grants(role) {
-            return Err(Error::permission_denied());
+            return Err(Error::permission_denied(group::GRANTS));
         }
         let new = input.clone()?;
+        let once = once.as_ref().map_err(Clone::clone)?.as_ref();
+        if let Some(once) = once
+            && let Some((_, reply)) = once.replay(&credential).await?
+        {
+            return Ok(reply);
+        }
         if !is_seen {
             return Err(Error::field("group", "No such group."));
         }
@@ -203,12 +240,16 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
             return Err(Error::field("user", "No such user."));
         }
         let id = platform::new_id(call.now)?;
-        let event = call.event("membership.create")?.on(Some(id.to_string()), None);
+        let event = call.event()?.on(Some(id.to_string()), None);
         let event = event.details(json!({"group": new.group, "user": new.user, "role": new.role.as_str()}));
         let (insert, event) = (groups::insert_membership(&credential, id, new), after_change_by(&credential, &event)?);
-        let (_, bodies) = credential.write_audited(vec![insert], 1, event).await.map_err(joined)?;
+        let written = idempotency::write(&credential, once, &id.to_string(), vec![insert], (1, event)).await;
+        let bodies = match written.map_err(joined)? {
+            Written::Done(_, bodies) => bodies,
+            Written::Replayed(reply) => return Ok(reply),
+        };
         if let Some(membership) = bodies.into_iter().flatten().next() {
-            return Ok(Reply::created_text(membership));
+            return Ok(Reply::created_text(membership, location(call, "/api/iam/memberships/", id)));
         }
     }
     Err(conflict("group"))
@@ -245,6 +286,13 @@ async fn find_membership(
     Ok((caller, standing, found))
 }
 
+/// What an audit event says about a membership that got another role.
+fn told_of_change(membership: Membership, role: Role) -> Value {
+    let mut told = told_of(membership, role);
+    told["old"] = json!({"role": membership.role.as_str()});
+    told
+}
+
 /// Gives a membership another role. Who may not is refused before the input is looked at.
 async fn change_membership(
     call: &mut Call,
@@ -261,8 +309,8 @@ async fn change_membership(
         let role = input.clone()?.of(membership)?;
         group::may_change(standing, membership, role, found.has_other_owner)?;
         let update = groups::update_membership(&credential, membership, role);
-        let event = call.event("membership.update")?.on(Some(id.to_string()), None);
-        let event = after_change_by(&credential, &event.details(told_of(membership, role)))?;
+        let event = call.event()?.on(Some(id.to_string()), None);
+        let event = after_change_by(&credential, &event.details(told_of_change(membership, role)))?;
         let (_, bodies) = credential.write_audited(vec![update], 1, event).await?;
         if let Some(membership) = bodies.into_iter().flatten().next() {
             return Ok(Reply::ok_text(membership));
@@ -278,7 +326,7 @@ pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
     for _ in 0..TRIES {
         let (caller, standing, found) = find_membership(&credential, id).await?;
         group::may_end(standing, caller.user_id, found.membership, found.has_other_owner)?;
-        let event = call.event("membership.delete")?.on(Some(id.to_string()), None);
+        let event = call.event()?.on(Some(id.to_string()), None);
         let event = event.details(told_of(found.membership, found.membership.role));
         let (delete, event) =
             (groups::delete_membership(&credential, found.membership), after_change_by(&credential, &event)?);

@@ -1,10 +1,12 @@
 //! The handlers, one file per resource: each reads its input, makes one call into the store or an object, and answers.
 
+pub mod acl_check;
 pub mod agent;
 pub mod audit;
 pub mod command_output;
 pub mod commands;
 pub mod groups;
+pub mod idempotency;
 pub mod operator;
 pub mod pages;
 pub mod passwords;
@@ -15,8 +17,11 @@ pub mod sessions;
 pub mod tokens;
 pub mod users;
 
+use std::fmt::Display;
+
 use farhand_domain::error::{self, Error, Kind};
 use farhand_domain::page::{Page, Query};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -29,11 +34,12 @@ use crate::store::db::{Parameter, Selection};
 /// Hands a request to its endpoint's handler.
 pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Error> {
     match endpoint {
-        Endpoint::Health => service::health(),
+        Endpoint::Health => service::health(call),
         Endpoint::Page => pages::file(call),
         Endpoint::WorkspaceCreate => operator::create(call).await,
         Endpoint::WorkspaceList => operator::list(call).await,
         Endpoint::WorkspaceDelete => operator::delete(call).await,
+        Endpoint::WorkspaceUndelete => operator::undelete(call).await,
         Endpoint::WorkspaceResync => operator::resync(call).await,
         Endpoint::Status => service::status(call).await,
         Endpoint::Schema => Ok(service::schema()),
@@ -49,6 +55,7 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::TokenReplace => tokens::replace(call).await,
         Endpoint::TokenUpdate => tokens::update(call).await,
         Endpoint::TokenDelete => tokens::delete(call).await,
+        Endpoint::AclCheck => acl_check::check(call).await,
         Endpoint::PasswordChange => passwords::change(call).await,
         Endpoint::PasswordSet => passwords::set(call).await,
         Endpoint::ResetRequest => passwords::request_reset(call).await,
@@ -66,6 +73,7 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::ServerReplace => servers::replace(call).await,
         Endpoint::ServerUpdate => servers::update(call).await,
         Endpoint::ServerDelete => servers::delete(call).await,
+        Endpoint::ServerApprove => servers::approve(call).await,
         Endpoint::ServerRotateKey => servers::rotate_key(call).await,
         Endpoint::RegistrationTokenList => registration_tokens::list(call).await,
         Endpoint::RegistrationTokenCreate => registration_tokens::create(call).await,
@@ -90,6 +98,7 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::CommandDelete => commands::delete(call).await,
         Endpoint::CommandKill => commands::kill(call).await,
         Endpoint::CommandChunks => command_output::chunks(call).await,
+        Endpoint::CommandOutput => command_output::whole(call).await,
         Endpoint::CommandStream => command_output::stream(call).await,
         Endpoint::AgentAck => agent::ack(call).await,
         Endpoint::AgentChunk => agent::chunk(call).await,
@@ -102,7 +111,8 @@ pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Erro
         Endpoint::AgentSyncCheck => agent::sync_check(call).await,
         Endpoint::AgentReject => agent::reject(call).await,
         Endpoint::AgentEvent => agent::event(call).await,
-        Endpoint::AgentHeartbeat | Endpoint::AgentIgnored => agent::seen(call).await,
+        Endpoint::AgentHeartbeat => agent::heartbeat(call).await,
+        Endpoint::AgentIgnored => agent::seen(call).await,
         Endpoint::AgentMetricsConfig => agent::metrics_config(call).await,
         Endpoint::AgentProcSync => agent::proc_sync(call).await,
         Endpoint::AgentUnknown => agent::unknown(call).await,
@@ -157,6 +167,21 @@ fn envelope(call: &Call, query: &Query, page: Page, items: String, count: u64) -
     Ok(Reply::ok_text(format!(r#"{{"count":{count},"next":{next},"previous":{previous},"results":{items}}}"#)))
 }
 
+/// The address of a resource in a collection, on the caller's own base URL.
+fn location(call: &Call, collection: &str, id: impl Display) -> String {
+    format!("{}{collection}{id}/", call.origin)
+}
+
+/// The address of a resource whose JSON has a number as its id.
+fn location_of(call: &Call, collection: &str, json: &str) -> Result<String, Error> {
+    #[derive(Deserialize)]
+    struct Numbered {
+        id: i64,
+    }
+    let Numbered { id } = serde_json::from_str(json).map_err(crate::platform::internal)?;
+    Ok(location(call, collection, id))
+}
+
 /// What a list of the caller's is made of, in SQL that may use the columns of `me`.
 struct Listing<'a> {
     /// An item as JSON.
@@ -187,9 +212,14 @@ fn anybody(_: &Caller) -> Result<(), Error> {
     Ok(())
 }
 
+/// The refusal of what only staff and superusers may do.
+fn staff_only() -> Error {
+    Error::permission_denied("Only staff and superusers may do this.")
+}
+
 /// Lets staff and superusers do something.
 fn staff(caller: &Caller) -> Result<(), Error> {
-    if caller.is_staff_or_superuser() { Ok(()) } else { Err(Error::permission_denied()) }
+    if caller.is_staff_or_superuser() { Ok(()) } else { Err(staff_only()) }
 }
 
 /// Answers with a page of a list of the caller's that a query asks for, to those who are permitted it.

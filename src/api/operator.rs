@@ -1,42 +1,65 @@
 //! The operator API (contract 2): workspaces, on the bare service domain only.
 
 use farhand_domain::audit::{ActorType, CELL, CredentialType, Event};
+use farhand_domain::command::KEY_LASTS;
 use farhand_domain::error::{Error, Kind};
 use farhand_domain::fields::Fields;
 use farhand_domain::host::Host;
-use farhand_domain::page::Page;
-use farhand_domain::password;
+use farhand_domain::page::{Page, boolean_parameter};
+use farhand_domain::secret::Secret;
 use farhand_domain::user::{self, NewUser};
 use farhand_domain::workspace;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::envelope;
-use crate::audit::record_later;
+use super::idempotency::{self, Hashes};
+use super::{envelope, location};
+use crate::audit::{note_refused_operator, record_later};
+use crate::hashing;
 use crate::janitor;
 use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
-use crate::store::workspaces;
+use crate::store::{idempotency_keys, workspaces};
+use crate::throttle;
 
-/// Refuses whoever is not the operator.
-///
-/// # Errors
-/// 404 on a workspace's own name or without the secret `OPERATOR_TOKEN`, 401 without a header, 403 with a wrong one.
-pub fn authorize(call: &Call) -> Result<(), Error> {
-    let expected = platform::operator_tokens(&call.env).filter(|_| matches!(call.host, Host::Bare(_)));
-    let expected = expected.ok_or_else(Error::not_found)?;
-    let token = call.operator_token()?;
-    if expected.iter().any(|expected| token.equals(expected)) { Ok(()) } else { Err(Error::invalid_token()) }
+/// Whose hashing it is in the isolate's queue.
+const OPERATOR: &str = "operator";
+/// The collection of workspaces.
+const WORKSPACES: &str = "/operator/workspaces/";
+
+/// The operator's tokens, if this request can see the operator API at all: on the bare service domain, with the secret
+/// `OPERATOR_TOKEN`.
+fn tokens(call: &Call) -> Option<Vec<Secret>> {
+    platform::operator_tokens(&call.env).filter(|_| matches!(call.host, Host::Bare(_)))
 }
 
-/// Tells whether the operator API can be seen at all by this request.
+/// Refuses a caller that is not the operator.
+///
+/// The right token is taken however many wrong ones came before: anybody can send those, and must not lock the operator out.
+/// What keeps guesses out is the token's length ([`SHORTEST_SECRET`](farhand_domain::secret::SHORTEST_SECRET)); the limit bounds what they cost and log.
+///
+/// # Errors
+/// 404 on a workspace's own name or without the secret `OPERATOR_TOKEN`, 401 without a header, 403 with a wrong one, 429 after
+/// ten wrong ones in a minute.
+pub async fn authorize(call: &Call) -> Result<(), Error> {
+    let expected = tokens(call).ok_or_else(Error::not_found)?;
+    let token = call.operator_token()?;
+    if expected.iter().any(|expected| token.equals(expected)) {
+        return Ok(());
+    }
+    let refusal = throttle::count_operator(call).await.err().unwrap_or_else(Error::invalid_token);
+    note_refused_operator(call, &refusal);
+    Err(refusal)
+}
+
+/// Whether the operator API can be seen at all by this request.
 pub fn is_visible(call: &Call) -> bool {
-    !matches!(authorize(call), Err(Error { kind: Kind::NotFound, .. }))
+    tokens(call).is_some()
 }
 
 /// The operator's event about a workspace, which is known by its slug.
-fn event_of(call: &Call, action: &str, slug: &str) -> Result<Event, Error> {
-    let event = call.event(action)?.by(ActorType::Operator, None, None).with(CredentialType::OperatorToken, None);
+fn event_of(call: &Call, slug: &str) -> Result<Event, Error> {
+    let event = call.event()?.by(ActorType::Operator, None, None).with(CredentialType::OperatorToken, None);
     Ok(event.on(None, Some(slug)))
 }
 
@@ -64,15 +87,30 @@ fn read(mut fields: Fields) -> Result<NewWorkspace, Error> {
 
 /// `POST /operator/workspaces/`.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
-    if let Err(error) = authorize(call) {
+    if let Err(error) = authorize(call).await {
         call.discard().await;
         return Err(error);
     }
-    let NewWorkspace { slug, name, admin } = call.fields().await.and_then(read)?;
-    let hash = password::hash(&admin.password, platform::random()?, call.config.pbkdf2_rounds);
-    let (event, own_event) = (event_of(call, "workspace.create", &slug)?, event_of(call, "workspace.create", &slug)?);
-    let details = json!({"name": name, "admin": admin.username});
-    let (event, own_event) = (event.details(details.clone()), own_event.details(details));
+    let fields = call.fields().await;
+    let hashes = Hashes::of(call, idempotency::body_of(&fields));
+    let (NewWorkspace { slug, name, admin }, hashes) = fields.and_then(read).and_then(|new| Ok((new, hashes?)))?;
+    if let Some(reply) = replay(call, hashes.as_ref()).await? {
+        return Ok(reply);
+    }
+    let hash = hashing::hash(call, OPERATOR, &admin.password).await?;
+    // One in the cell's chain, and one in the workspace's own.
+    let made = || Ok::<_, Error>(event_of(call, &slug)?.details(json!({"name": name, "admin": admin.username})));
+    let (event, own_event) = (made()?, made()?);
+    let mut answer = json!({
+        "slug": slug,
+        "name": name,
+        "region": call.config.names().region,
+        "base_url": call.config.base_url_of(&slug),
+        "admin": {"id": null, "username": admin.username, "email": admin.email},
+    });
+    let store = |hashes: &Hashes| {
+        idempotency_keys::insert_of_operator((&hashes.key, &hashes.request), &answer.to_string(), &slug, call.now)
+    };
     let new = workspaces::New {
         slug: &slug,
         name: &name,
@@ -80,47 +118,81 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         password: &hash,
         event: &event,
         own_event: &own_event,
+        answer: hashes.as_ref().map(store),
     };
-    let made = workspaces::insert(&call.env, new, call.now).await?;
-    let made = made.ok_or_else(|| Error::field("slug", "A workspace with this slug already exists."))?;
+    let Some(made) = workspaces::insert(&call.env, new, call.now).await? else {
+        // A concurrent request with the same key may have been first.
+        let taken = || Error::field("slug", "A workspace with this slug already exists.");
+        return replay(call, hashes.as_ref()).await?.ok_or_else(taken);
+    };
     call.audited.borrow_mut().extend([CELL, made.workspace]);
-    Reply::created(&json!({
-        "slug": slug,
-        "name": name,
-        "region": call.config.names().region,
-        "base_url": call.config.base_url_of(&slug),
-        "admin": {"id": made.admin, "username": admin.username, "email": admin.email},
-    }))
+    answer["admin"]["id"] = json!(made.admin);
+    Reply::created(&answer, location(call, WORKSPACES, &slug))
+}
+
+/// The first answer to the Idempotency-Key of a request, if there is one.
+async fn replay(call: &Call, hashes: Option<&Hashes>) -> Result<Option<Reply>, Error> {
+    let Some(hashes) = hashes else { return Ok(None) };
+    let since = call.now.plus_seconds(-KEY_LASTS);
+    let Some(earlier) = idempotency_keys::earlier_of_operator(&call.env, &hashes.key, since).await? else {
+        return Ok(None);
+    };
+    let answer = hashes.answer(&earlier)?;
+    let slug = answer.get("slug").and_then(Value::as_str).unwrap_or_default();
+    idempotency::replayed(&answer, location(call, WORKSPACES, slug)).map(Some)
 }
 
 /// `GET /operator/workspaces/`.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    authorize(call)?;
+    authorize(call).await?;
     let query = call.query();
     let page = Page::of(&query)?;
     let (items, count) = workspaces::list(&call.env, call.config.names().region, page).await?;
     envelope(call, &query, page, items, count)
 }
 
-/// `DELETE /operator/workspaces/<slug>/`: everything in it is refused when this answers; the rest is purged after.
+/// `DELETE /operator/workspaces/<slug>/`: everything in the workspace is refused when this answers. The purge follows after the
+/// grace period, or with `?now=true` immediately.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
-    authorize(call)?;
+    authorize(call).await?;
+    let is_now = boolean_parameter(&call.query(), "now")?.unwrap_or(false);
     let slug = call.parameter("slug");
-    let event = event_of(call, "workspace.delete", slug)?;
-    let existed = janitor::delete_workspace(&call.env, slug, event).await?;
+    let purge_at = if is_now { call.now } else { platform::purge_at(&call.env, call.now) };
+    let event = event_of(call, slug)?.details(json!({"purge_at": purge_at}));
+    let existed = janitor::delete_workspace(&call.env, slug, (purge_at, purge_at <= call.now), event).await?;
     call.audited.borrow_mut().push(CELL);
     workspaces::forget(slug);
-    if existed { Ok(Reply::no_content()) } else { Err(Error::new(Kind::NotFound, "No such workspace.")) }
+    if existed { Ok(Reply::no_content()) } else { Err(no_workspace()) }
+}
+
+/// `POST /operator/workspaces/<slug>/undelete/`: makes a deleted workspace whose purge has not begun a live one again.
+pub async fn undelete(call: &mut Call) -> Result<Reply, Error> {
+    let input = call.no_fields().await;
+    authorize(call).await?;
+    input?;
+    let slug = call.parameter("slug");
+    let event = event_of(call, slug)?;
+    if !janitor::undelete_workspace(&call.env, slug, event).await? {
+        return Err(Error::new(Kind::NotFound, "No such deleted workspace, or its purge has begun."));
+    }
+    call.audited.borrow_mut().push(CELL);
+    Reply::ok(&json!({"slug": slug}))
+}
+
+fn no_workspace() -> Error {
+    Error::new(Kind::NotFound, "No such workspace.")
 }
 
 /// `POST /operator/workspaces/<slug>/resync/`: begins to have all objects of servers tell D1 everything again, for when D1 was
 /// taken back to an earlier moment (docs/operations.md, Restore).
-pub async fn resync(call: &Call) -> Result<Reply, Error> {
-    authorize(call)?;
+pub async fn resync(call: &mut Call) -> Result<Reply, Error> {
+    let input = call.no_fields().await;
+    authorize(call).await?;
+    input?;
     let slug = call.parameter("slug");
     if !janitor::resync(&call.env, slug).await? {
-        return Err(Error::new(Kind::NotFound, "No such workspace."));
+        return Err(no_workspace());
     }
-    record_later(call, CELL, event_of(call, "workspace.resync", slug)?);
+    record_later(call, CELL, event_of(call, slug)?);
     Reply::accepted(&json!({"slug": slug}))
 }

@@ -4,19 +4,21 @@ use farhand_domain::audit::{ActorType, CredentialType};
 use farhand_domain::error::{Code, Error, Kind};
 use farhand_domain::fields::Fields;
 use farhand_domain::password::{self, Personal};
-use farhand_domain::secret::{Purpose, Secret};
+use farhand_domain::secret::{Guessable, Secret};
 use farhand_domain::user;
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::users::{end_sessions, find, target};
 use crate::caller::{self, Credential};
+use crate::hashing;
 use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
 use crate::store::audit::after_change;
+use crate::store::db::Statement;
 use crate::store::reset_requests::{self, Requested};
-use crate::store::users::{self, Found, Target};
+use crate::store::users::{self, Found, NewPassword, Target};
 use crate::{mailer, throttle};
 
 /// 403 in place of 401, for endpoints of which spec.md says so: logout and change-password.
@@ -35,11 +37,36 @@ fn judge(fields: &mut Fields, name: &'static str, password: Option<&String>, per
     }
 }
 
-/// Reads a new password that is all that is asked for.
-fn new_password(mut fields: Fields, name: &'static str, personal: Personal<'_>) -> Result<String, Error> {
+/// Reads whether the waiting commands of the user's sessions stay.
+fn keep_scheduled(fields: &mut Fields) -> bool {
+    fields.optional_boolean("keep_scheduled").unwrap_or(false)
+}
+
+/// Reads a new password, and whether scheduled commands are kept.
+fn new_password(mut fields: Fields, name: &'static str, personal: Personal<'_>) -> Result<(String, bool), Error> {
     let new = user::read_password(&mut fields, name);
+    let keep_scheduled = keep_scheduled(&mut fields);
     judge(&mut fields, name, new.as_ref(), personal);
-    fields.finish_with(new)
+    Ok((fields.finish_with(new)?, keep_scheduled))
+}
+
+/// Sets a password, with the audit event behind it; returns the user, if the password was set.
+async fn set_password(
+    call: &Call,
+    credential: &Credential<'_>,
+    user_id: i64,
+    stored: Option<&str>,
+    new: &NewPassword<'_>,
+    event: Statement,
+) -> Result<Option<String>, Error> {
+    let statements = users::set_password(credential, user_id, stored, new, call.now);
+    let last = statements.len();
+    let (_, bodies) = credential.write_audited(statements, last, event).await?;
+    let user = end_sessions(call, bodies, last - 1)?;
+    if user.is_some() && !new.keep_scheduled {
+        caller::cancel_revoked(call);
+    }
+    Ok(user)
 }
 
 /// `POST /api/auth/change-password/`.
@@ -56,6 +83,7 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let mut fields = fields?;
     let current = user::read_password(&mut fields, "password");
     let new = user::read_password(&mut fields, "new_password");
+    let keep_scheduled = keep_scheduled(&mut fields);
     judge(&mut fields, "new_password", new.as_ref(), account.personal());
     if let Some(current) = current
         && !throttle::is_current(call, &caller.username, &current, &stored).await?
@@ -64,13 +92,13 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     }
     let new = fields.finish_with(new)?;
 
-    let hash = password::hash(&new, platform::random()?, call.config.pbkdf2_rounds);
-    let statements = users::set_password(&credential, caller.user_id, Some(&stored), &hash, call.now);
-    let event =
-        caller.sign(call.event("user.change_password")?).on(Some(account.id.to_string()), Some(&account.username));
-    let event = after_change(caller.workspace_id, &event)?;
-    let (_, bodies) = credential.write_audited(statements, 2, event).await?;
-    end_sessions(call, bodies)?.ok_or_else(|| Error::field("password", throttle::WRONG_PASSWORD))?;
+    let hash = hashing::hash(call, &caller.username, &new).await?;
+    let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
+    let event = after_change(caller.workspace_id, &event.details(json!({"keep_scheduled": keep_scheduled})))?;
+    let new = NewPassword { hash: &hash, keep_scheduled };
+    set_password(call, &credential, caller.user_id, Some(&stored), &new, event)
+        .await?
+        .ok_or_else(|| Error::field("password", throttle::WRONG_PASSWORD))?;
     Reply::ok(&Value::Null)
 }
 
@@ -80,16 +108,18 @@ pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let (caller, found) = find(&credential, &target(call)?).await?;
     if !caller.is_superuser {
-        return Err(Error::permission_denied());
+        return Err(Error::permission_denied("Only superusers may set another user's password."));
     }
     let Found { account, .. } = found.ok_or_else(Error::not_found)?;
-    let new = new_password(fields?, "password", account.personal())?;
-    let hash = password::hash(&new, platform::random()?, call.config.pbkdf2_rounds);
-    let event = caller.sign(call.event("user.set_password")?).on(Some(account.id.to_string()), Some(&account.username));
-    let event = after_change(caller.workspace_id, &event)?;
-    let statements = users::set_password(&credential, account.id, None, &hash, call.now);
-    let (_, bodies) = credential.write_audited(statements, 2, event).await?;
-    end_sessions(call, bodies)?.map(Reply::ok_text).ok_or_else(Error::not_found)
+    let mut fields = fields?;
+    fields.ignore(user::READ_ONLY);
+    let (new, keep_scheduled) = new_password(fields, "password", account.personal())?;
+    let hash = hashing::hash(call, &caller.username, &new).await?;
+    let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
+    let event = after_change(caller.workspace_id, &event.details(json!({"keep_scheduled": keep_scheduled})))?;
+    let new = NewPassword { hash: &hash, keep_scheduled };
+    let user = set_password(call, &credential, account.id, None, &new, event).await?;
+    user.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
 /// `POST /api/auth/reset-password/`: `null`, whatever is answered (spec.md: no error body in any case).
@@ -111,10 +141,10 @@ async fn try_to_request(call: &mut Call) -> Result<(), Error> {
     throttle::count_reset(call).await?;
     let address = fields?.value("email").and_then(Value::as_str).and_then(user::normalized_email);
     let Some(address) = address else { return Ok(()) };
-    let address_hashes = platform::pepper(&call.env)?.hashes(Purpose::Address, &Secret::new(address.clone()));
+    let address_hash = platform::secret_key(&call.env)?.hash(Guessable::Address, &address);
     let id = platform::new_id(call.now)?;
-    let event = call.event("user.request_reset")?.on(None, None);
-    let new = reset_requests::New { id, address: &address, address_hashes: &address_hashes, event: &event };
+    let event = call.event()?.on(None, None);
+    let new = reset_requests::New { id, address: &address, address_hash: &address_hash, event: &event };
     match reset_requests::insert(&call.env, call.workspace()?, new, call.now).await? {
         Requested::Stored(workspace_id) => {
             call.audited.borrow_mut().push(workspace_id);
@@ -128,7 +158,7 @@ async fn try_to_request(call: &mut Call) -> Result<(), Error> {
 /// The request that the path's key is for, as far as the key itself tells.
 fn request_of_key(call: &Call) -> Result<Option<Uuid>, Error> {
     let key = Secret::new(call.parameter("key"));
-    Ok(platform::pepper(&call.env)?.reset_request(&key))
+    Ok(platform::secret_key(&call.env)?.reset_request(&key))
 }
 
 /// `GET /api/auth/reset-password/confirm/<confirmation_key>/`: sends the browser to the page that asks for the password.
@@ -154,14 +184,19 @@ pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let workspace = call.workspace()?;
     let id = request_of_key(call)?.ok_or_else(Error::not_found)?;
     let account = reset_requests::find(&call.env, workspace, id, call.now).await?.ok_or_else(Error::not_found)?;
-    let new = new_password(fields?, "new_password", account.personal())?;
-    let hash = password::hash(&new, platform::random()?, call.config.pbkdf2_rounds);
-    let event = call.event("user.reset_password")?.on(Some(account.id.to_string()), Some(&account.username));
+    let (new, keep_scheduled) = new_password(fields?, "new_password", account.personal())?;
+    let hash = hashing::hash(call, &account.username, &new).await?;
+    let event = call.event()?.on(Some(account.id.to_string()), Some(&account.username));
     let event = event.by(ActorType::User, Some(account.id.to_string()), Some(account.username));
     let event = event.with(CredentialType::ResetKey, Some(id.to_string()));
-    let done = reset_requests::consume(&call.env, workspace, id, &hash, &event, call.now).await?;
+    let event = event.details(json!({"keep_scheduled": keep_scheduled}));
+    let new = NewPassword { hash: &hash, keep_scheduled };
+    let done = reset_requests::consume(&call.env, workspace, id, &new, &event, call.now).await?;
     let (workspace_id, hashes) = done.ok_or_else(Error::not_found)?;
     call.audited.borrow_mut().push(workspace_id);
     caller::forget_login_tokens(call, workspace, hashes);
+    if !keep_scheduled {
+        caller::cancel_revoked(call);
+    }
     Reply::ok(&Value::Null)
 }

@@ -2,11 +2,13 @@
 
 use farhand_domain::audit::show_ids;
 use farhand_domain::error::Error;
+use farhand_domain::fingerprint;
 use farhand_domain::registration_token::{NewRegistrationToken, Registration};
-use farhand_domain::secret::Purpose;
+use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
 
-use super::{Listing, list_of, servers as api_servers, staff};
+use super::idempotency::{self, Kept, Once, Written};
+use super::{Listing, list_of, location, servers as api_servers, staff, staff_only};
 use crate::caller::Credential;
 use crate::platform::{self, internal};
 use crate::request::Call;
@@ -30,10 +32,19 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     token.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
+/// What a replay of a creation shows.
+const KEPT: Kept = Kept {
+    collection: "/api/servers/registration-tokens/",
+    object: OBJECT,
+    made: "registration_tokens t ON t.id = ?7 AND t.workspace_id = me.workspace_id",
+    hidden: &["key"],
+};
+
 /// `POST /api/servers/registration-tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
     let fields = call.fields_of_user().await?;
+    let body = idempotency::body_of(&fields);
     let credential = Credential::of(call)?;
     let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
     let groups = input.as_ref().map_or_else(|_| json!([]), |new| json!(new.groups));
@@ -41,29 +52,45 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     // The caller's right comes before the input (contract 3, order of refusals).
     staff(&caller)?;
     let new = input?;
+    let once = Once::of(call, &KEPT, body)?;
+    if let Some(once) = &once
+        && let Some((_, reply)) = once.replay(&credential).await?
+    {
+        return Ok(reply);
+    }
     if let Some(error) = api_servers::bad_groups(problem.as_deref()) {
         return Err(error);
     }
     let key = platform::new_secret()?;
-    let key_hash = platform::pepper(&call.env)?.hash(Purpose::RegistrationToken, &key);
+    let key_hash = credential_hash(Purpose::RegistrationToken, &key);
     let id = platform::new_id(now)?;
-    let event = call.event("registration_token.create")?.on(Some(id.to_string()), Some(&new.name));
-    let mut details = json!({"expires_at": new.expires_at, "uses": new.uses});
+    let event = call.event()?.on(Some(id.to_string()), Some(&new.name));
+    let mut details = json!({
+        "expires_at": new.expires_at,
+        "uses": new.uses,
+        "name_pattern": new.name_pattern,
+        "networks": new.networks,
+        "approval": new.approval,
+    });
     show_ids(&mut details, "groups", &new.groups);
     let event = event.details(details);
     let statements = registration_tokens::insert(&credential, id, &new, &key_hash);
-    let (_, bodies) = credential.write_audited(statements, 1, after_change_by(&credential, &event)?).await?;
-    let body = bodies.into_iter().next_back().flatten().ok_or_else(Error::permission_denied)?;
+    let event = (1, after_change_by(&credential, &event)?);
+    let bodies = match idempotency::write(&credential, once.as_ref(), &id.to_string(), statements, event).await? {
+        Written::Done(_, bodies) => bodies,
+        Written::Replayed(reply) => return Ok(reply),
+    };
+    let body = bodies.into_iter().next_back().flatten().ok_or_else(staff_only)?;
     let mut token: Value = serde_json::from_str(&body).map_err(internal)?;
     token["key"] = json!(key.expose());
-    Reply::created(&token)
+    Reply::created(&token, location(call, "/api/servers/registration-tokens/", id))
 }
 
 /// `DELETE /api/servers/registration-tokens/<id>/`.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let event = call.event("registration_token.delete")?.on(Some(id.to_string()), None);
+    let event = call.event()?.on(Some(id.to_string()), None);
     let event = registration_tokens::before_delete(&credential, &event)?;
     let delete = registration_tokens::delete(&credential, id);
     let (caller, bodies) = credential.write_audited(vec![delete], 0, event).await?;
@@ -74,27 +101,42 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 
 /// `POST /api/servers/servers/register/`: an agent makes a server of its host. Exactly 201 (agent-protocol 1).
 ///
-/// The server belongs to whoever made the token, and comes into the token's groups. A name that is taken gets a number.
+/// The server has no owner and is in the token's groups. A name that is taken gets a number.
 pub async fn register(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let token = platform::pepper(&call.env)?.hashes(Purpose::RegistrationToken, &call.user_token()?);
+    let key = call.user_token()?;
+    if !key.is_token() {
+        return Err(Error::invalid_token());
+    }
+    let token = credential_hash(Purpose::RegistrationToken, &key);
     let workspace = call.workspace()?.to_owned();
     let registration = match fields.and_then(Registration::read) {
         Ok(registration) => registration,
         Err(error) => {
-            registration_tokens::refusal(&call.env, &workspace, &token, call.now).await?;
+            let remote_ip = call.remote_ip();
+            registration_tokens::refusal(&call.env, &workspace, &token, (None, &remote_ip), call.now).await?;
             return Err(error);
         }
     };
-    let (id, (key, key_hash)) = (platform::new_id(call.now)?, api_servers::new_key(call)?);
-    let event = call.event("server.register")?.on(Some(id.to_string()), None);
-    let new = NewServer { id, key_hash: &key_hash, registration: &registration, event: &event };
+    let (id, (key, key_hash)) = (platform::new_id(call.now)?, api_servers::new_key()?);
+    let event = call.event()?.on(Some(id.to_string()), None);
+    let (fingerprint, remote_ip) = (fingerprint::of_key(&key), call.remote_ip());
+    let new = NewServer {
+        id,
+        key_hash: &key_hash,
+        fingerprint: &fingerprint,
+        registration: &registration,
+        remote_ip: &remote_ip,
+        event: &event,
+    };
     let registered = registration_tokens::register(&call.env, &workspace, &token, new, call.now).await?;
     let Some(registered) = registered else {
-        registration_tokens::refusal(&call.env, &workspace, &token, call.now).await?;
+        let asked = (Some(registration.name.as_str()), remote_ip.as_str());
+        registration_tokens::refusal(&call.env, &workspace, &token, asked, call.now).await?;
         return Err(Error::field("name", "Servers of this name have all the numbers that there are."));
     };
     call.audited.borrow_mut().push(registered.workspace_id as i64);
     api_servers::adopt(call, registered.workspace_id as i64, id).await?;
-    Reply::created(&json!({"id": id, "key": key.expose(), "name": registered.name}))
+    let made = json!({"id": id, "key": key.expose(), "name": registered.name});
+    Reply::created(&made, location(call, api_servers::SERVERS, id))
 }

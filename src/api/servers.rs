@@ -3,13 +3,16 @@
 use farhand_domain::audit::show_ids;
 use farhand_domain::error::Error;
 use farhand_domain::fields::Fields;
+use farhand_domain::fingerprint;
 use farhand_domain::group::MAX_SERVERS;
-use farhand_domain::secret::{Purpose, Secret};
+use farhand_domain::registration_token;
+use farhand_domain::secret::{Purpose, Secret, credential_hash};
 use farhand_domain::server::{self, ServerChanges, ServerList};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{TRIES, agent, anybody, changed, conflict, find, page_of, staff};
+use super::idempotency::{self, Kept, Once, Written};
+use super::{TRIES, agent, anybody, changed, conflict, find, location, page_of, staff};
 use crate::caller::{Caller, Credential};
 use crate::link_calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
 use crate::log;
@@ -18,7 +21,10 @@ use crate::request::Call;
 use crate::response::Reply;
 use crate::store::audit::after_change_by;
 use crate::store::db::Failure;
-use crate::store::servers::{self, ForChange, OBJECT, REACHABLE};
+use crate::store::servers::{self, ForApproval, ForChange, OBJECT, REACHABLE};
+
+/// Where servers are.
+pub const SERVERS: &str = "/api/servers/servers/";
 
 /// `GET /api/servers/` and `/api/servers/servers/`: those that the caller reaches.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
@@ -38,17 +44,20 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 }
 
 /// A new key for an agent, with its hash.
-pub fn new_key(call: &Call) -> Result<(Secret, String), Error> {
+pub fn new_key() -> Result<(Secret, String), Error> {
     let key = platform::new_secret()?;
-    let hash = platform::pepper(&call.env)?.hash(Purpose::AgentKey, &key);
+    let hash = credential_hash(Purpose::AgentKey, &key);
     Ok((key, hash))
 }
 
-/// A server with its agent's key and how to start one: the one answer that shows them.
-fn with_key(call: &Call, mut server: Value, id: Uuid, key: &Secret) -> Value {
-    server["install"] = json!(server::install_commands(&call.origin, id, key));
+/// A server with its agent's key and how to start one: the one answer that shows them. The agent's address of the service
+/// comes from configuration: the caller's Host header must not decide whom the agent obeys.
+fn with_key(call: &Call, mut server: Value, id: Uuid, key: &Secret) -> Result<Value, Error> {
+    let service = call.config.base_url_of(call.workspace()?);
+    server["install"] = json!(server::install_commands(&service, id, key));
+    server["install_alpamon"] = json!(server::install_commands_of_alpamon(&service, id, key));
     server["key"] = json!(key.expose());
-    server
+    Ok(server)
 }
 
 /// What a name that another server has is to the client.
@@ -68,24 +77,52 @@ pub fn bad_groups(problem: Option<&str>) -> Option<Error> {
     }
 }
 
+/// What a replay of a creation shows.
+const KEPT: Kept = Kept {
+    collection: SERVERS,
+    object: OBJECT,
+    made: "servers s ON s.id = ?7 AND s.workspace_id = me.workspace_id",
+    hidden: &["key", "install", "install_alpamon"],
+};
+
 /// `POST /api/servers/`: makes a server, if the caller is staff; the one answer that has the agent's key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
+    let body = idempotency::body_of(&fields);
     let credential = Credential::of(call)?;
-    let new = match fields.and_then(ServerChanges::read_all) {
+    let once = Once::of(call, &KEPT, body);
+    let new = match fields.and_then(ServerChanges::read_new).and_then(|new| Ok((new, once?))) {
         Ok(new) => new,
         // The caller's right comes before the input (contract 3, order of refusals).
         Err(error) => return Err(staff(&credential.check().await?).err().unwrap_or(error)),
     };
+    let (new, once) = new;
+    if let Some(once) = &once
+        && let Some((caller, reply)) = once.replay(&credential).await?
+    {
+        staff(&caller)?;
+        return Ok(reply);
+    }
     let (name, groups) = (new.name.unwrap_or_default(), new.groups.unwrap_or_default());
-    let (id, (key, key_hash)) = (platform::new_id(call.now)?, new_key(call)?);
-    let new = servers::New { id, name: &name, key_hash: &key_hash, groups: &groups };
-    let event = call.event("server.create")?.on(Some(id.to_string()), Some(&name));
+    let default_username = new.default_username.flatten();
+    let (id, (key, key_hash)) = (platform::new_id(call.now)?, new_key()?);
+    let new = servers::New {
+        id,
+        name: &name,
+        key_hash: &key_hash,
+        groups: &groups,
+        default_username: default_username.as_deref(),
+    };
+    let event = call.event()?.on(Some(id.to_string()), Some(&name));
     let mut details = json!({});
     show_ids(&mut details, "groups", &groups);
     let event = event.details(details);
     let (statements, event) = (servers::insert(&credential, &new), after_change_by(&credential, &event)?);
-    let (caller, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
+    let written = idempotency::write(&credential, once.as_ref(), &id.to_string(), statements, (1, event)).await;
+    let (caller, bodies) = match written.map_err(taken)? {
+        Written::Done(caller, bodies) => (caller, bodies),
+        Written::Replayed(reply) => return Ok(reply),
+    };
     let Some(body) = bodies.into_iter().next_back().flatten() else {
         staff(&caller)?;
         let (_, problem) =
@@ -94,7 +131,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     };
     adopt(call, caller.workspace_id, id).await?;
     let server = serde_json::from_str(&body).map_err(internal)?;
-    Reply::created(&with_key(call, server, id, &key))
+    Reply::created(&with_key(call, server, id, &key)?, location(call, SERVERS, id))
 }
 
 /// A server, for an object that may not know yet whose it is.
@@ -114,7 +151,7 @@ pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), E
     Ok(())
 }
 
-/// `PUT /api/servers/servers/<id>/`: its name and its groups.
+/// `PUT /api/servers/servers/<id>/`: its name, its groups and its owner.
 pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
     change(call, ServerChanges::read_all, true).await
 }
@@ -124,14 +161,22 @@ pub async fn update(call: &mut Call) -> Result<Reply, Error> {
     change(call, ServerChanges::read, false).await
 }
 
+/// Who changes servers (contract 5, Run-as).
+const EDITS: &str = "Only staff and the server's owner may change or delete it.";
+
 /// What a server is to somebody who wants to change it, for whom it is there at all.
 ///
 /// # Errors
 /// No such server; no right to change it.
-async fn for_change(credential: &Credential<'_>, id: Uuid, groups: &[i64]) -> Result<(Caller, ForChange), Error> {
-    let parameters = vec![id.into(), json!(groups).to_string().into()];
+async fn for_change(
+    credential: &Credential<'_>,
+    id: Uuid,
+    groups: &[i64],
+    owner: Option<i64>,
+) -> Result<(Caller, ForChange), Error> {
+    let parameters = vec![id.into(), json!(groups).to_string().into(), owner.into()];
     let (caller, found) = find::<ForChange>(credential, &servers::for_change(), parameters).await?;
-    if found.is_editable { Ok((caller, found)) } else { Err(Error::permission_denied()) }
+    if found.is_editable { Ok((caller, found)) } else { Err(Error::permission_denied(EDITS)) }
 }
 
 /// Changes a server.
@@ -139,7 +184,8 @@ async fn for_change(credential: &Credential<'_>, id: Uuid, groups: &[i64]) -> Re
 /// 1. Looks caller and server up; who may not edit it is refused before the input is looked at.
 /// 2. Its groups are for staff (contract 5). To name the same again is no change; left out of a `PUT`, they are none for staff,
 ///    and stay for its owner.
-/// 3. Writes, if the caller still may; else all is done once more.
+/// 3. Its owner is for superusers. To name the same again is no change; left out of a `PUT`, it stays.
+/// 4. Writes, if the caller still may; else all is done once more.
 async fn change(
     call: &mut Call,
     read_changes: impl FnOnce(Fields) -> Result<ServerChanges, Error>,
@@ -153,8 +199,9 @@ async fn change(
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let input = fields.and_then(read_changes);
     let groups = input.as_ref().ok().and_then(|changes| changes.groups.clone()).unwrap_or_default();
+    let owner = input.as_ref().ok().and_then(|changes| changes.owner).flatten();
     for _ in 0..TRIES {
-        let (caller, found) = for_change(&credential, id, &groups).await?;
+        let (caller, found) = for_change(&credential, id, &groups, owner).await?;
         let mut changes = input.clone()?;
         let is_staff = caller.is_staff_or_superuser();
         if is_whole && is_staff {
@@ -162,13 +209,21 @@ async fn change(
         }
         changes.groups = changes.groups.filter(|groups| json!(groups) != found.server["groups"]);
         if changes.groups.is_some() && !is_staff {
-            return Err(Error::permission_denied());
+            return Err(Error::permission_denied("Only staff may set a server's groups."));
+        }
+        let owner_before = found.server["owner"]["id"].as_i64();
+        changes.owner = changes.owner.filter(|owner| *owner != owner_before);
+        if changes.owner.is_some() && !caller.is_superuser {
+            return Err(Error::permission_denied("Only superusers may set a server's owner."));
         }
         if let Some(error) = bad_groups(found.group_problem.as_deref()) {
             return Err(error);
         }
-        let event = call.event("server.update")?.on(Some(id.to_string()), found.server["name"].as_str());
-        let event = after_change_by(&credential, &event.details(told(&changes)))?;
+        if changes.owner.flatten().is_some() && !found.has_new_owner {
+            return Err(Error::field("owner", "No such user."));
+        }
+        let event = call.event()?.on(Some(id.to_string()), found.server["name"].as_str());
+        let event = after_change_by(&credential, &event.details(told(&changes, owner_before)))?;
         let statements = servers::update(&credential, id, &changes);
         let (_, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
         let done = bodies.first().is_some_and(Option::is_some);
@@ -182,9 +237,21 @@ async fn change(
     Err(conflict("server"))
 }
 
-/// What an audit event tells of a change: the fields, and what they are after it.
-fn told(changes: &ServerChanges) -> Value {
-    let mut told = changed(&[("name", changes.name.is_some()), ("groups", changes.groups.is_some())]);
+/// The details of a change's audit event: the fields, their new values, and the owner before.
+fn told(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
+    let mut told = changed(&[
+        ("name", changes.name.is_some()),
+        ("groups", changes.groups.is_some()),
+        ("owner", changes.owner.is_some()),
+        ("default_username", changes.default_username.is_some()),
+    ]);
+    if let Some(default_username) = &changes.default_username {
+        told["default_username"] = json!(default_username);
+    }
+    if let Some(owner) = changes.owner {
+        told["owner"] = json!(owner);
+        told["old"] = json!({"owner": owner_before});
+    }
     if let Some(name) = &changes.name {
         told["name"] = json!(name);
     }
@@ -211,30 +278,64 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     }
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (caller, found) = for_change(&credential, id, &[]).await?;
+    let (caller, found) = for_change(&credential, id, &[], None).await?;
     let of = of_server(call, found.workspace_id, id)?;
-    let event = caller.sign(call.event("server.delete")?).on(Some(id.to_string()), found.server["name"].as_str());
-    let remove = Remove { of, by: Some(caller.user_id), event };
+    let event = caller.sign(call.event()?).on(Some(id.to_string()), found.server["name"].as_str());
+    let remove = Remove { of, by: Some(caller.user_id), only_pending: false, event };
     link_calls::ask::<Value>(&call.env, id, &Ask::Remove(remove)).await?;
     Ok(Reply::no_content())
+}
+
+/// `POST /api/servers/servers/<id>/approve/`: lets a pending server run commands, if staff know the fingerprint of its agent's key.
+/// To approve it again with the same fingerprint changes nothing.
+pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let (caller, found) = find::<ForApproval>(&credential, &servers::for_approval(), vec![id.into()]).await?;
+    staff(&caller)?;
+    let fingerprint = fields.and_then(registration_token::read_fingerprint)?;
+    let wrong = || Error::field("fingerprint", "This is not the fingerprint of the server's agent.");
+    let Some(right) = found.fingerprint else {
+        return Err(Error::field("fingerprint", "The server was not registered with a token that asks for approval."));
+    };
+    if fingerprint != right {
+        return Err(wrong());
+    }
+    if !found.is_pending {
+        return retrieve(call).await;
+    }
+    let event = call.event()?.on(Some(id.to_string()), Some(&found.name));
+    let event = after_change_by(&credential, &event.details(json!({"fingerprint": fingerprint})))?;
+    let (_, bodies) = credential.write_audited(servers::approve(&credential, id, &fingerprint), 1, event).await?;
+    // Nothing was changed: another request approved it first, or its key was rotated.
+    if bodies.first().is_none_or(Option::is_none) {
+        return Err(conflict("server"));
+    }
+    bodies.into_iter().next_back().flatten().map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
 /// `POST /api/servers/servers/<id>/rotate-key/`: another key for its agent, told this once. The old one is dead when this
 /// answers.
 pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
-    call.discard().await;
+    let input = call.no_fields().await;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (caller, mut found) = for_change(&credential, id, &[]).await?;
+    let (caller, mut found) = for_change(&credential, id, &[], None).await?;
+    input?;
     let of = of_server(call, found.workspace_id, id)?;
-    let (key, key_hash) = new_key(call)?;
-    let event = caller.sign(call.event("server.rotate_key")?).on(Some(id.to_string()), found.server["name"].as_str());
-    let rotate = Rotate { of, by: caller.user_id, key_hash, at: call.now, event };
+    let (key, key_hash) = new_key()?;
+    let event = caller.sign(call.event()?).on(Some(id.to_string()), found.server["name"].as_str());
+    let fingerprint = fingerprint::of_key(&key);
+    let rotate = Rotate { of, by: caller.user_id, key_hash, fingerprint, at: call.now, event };
     let rotated = link_calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;
     rotated.map_err(|refusal| match refusal {
         Refusal::NoServer => Error::not_found(),
         refusal => refusal.into(),
     })?;
     found.server["updated_at"] = json!(call.now);
-    Reply::ok(&with_key(call, found.server, id, &key))
+    if found.server["fingerprint"].is_string() {
+        found.server["fingerprint"] = json!(fingerprint::of_key(&key));
+    }
+    Reply::ok(&with_key(call, found.server, id, &key)?)
 }

@@ -4,6 +4,7 @@ use farhand_domain::error::Error;
 use serde_json::json;
 
 use crate::caller::Credential;
+use crate::platform;
 use crate::request::Call;
 use crate::response::Reply;
 
@@ -16,8 +17,9 @@ pub fn schema() -> Reply {
 }
 
 /// `GET /healthz` (contract 9).
-pub fn health() -> Result<Reply, Error> {
-    Reply::ok(&json!({"status": "ok", "version": env!("CARGO_PKG_VERSION")}))
+pub fn health(call: &Call) -> Result<Reply, Error> {
+    let commit = platform::commit(&call.env);
+    Reply::ok(&json!({"status": "ok", "version": env!("CARGO_PKG_VERSION"), "commit": commit}))
 }
 
 /// `GET /api/status/` (contract 9).

@@ -3,8 +3,10 @@
 use farhand_domain::audit::{ActorType, CredentialType, Event};
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::fields::Fields;
-use farhand_domain::password::{self, Checked};
-use farhand_domain::secret::Purpose;
+use farhand_domain::hashing_gate::Rank;
+use farhand_domain::page::boolean_parameter;
+use farhand_domain::password::Checked;
+use farhand_domain::secret::{Purpose, credential_hash};
 use farhand_domain::session;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -13,6 +15,7 @@ use super::passwords::forbidden_without_header;
 use super::{Listing, anybody, list_of};
 use crate::audit::note_failed_login;
 use crate::caller::{self, Credential};
+use crate::hashing;
 use crate::log;
 use crate::platform;
 use crate::request::Call;
@@ -20,7 +23,7 @@ use crate::response::Reply;
 use crate::store::login_tokens::{self, Entry};
 use crate::store::sessions::{OBJECT, OWN};
 use crate::store::{sessions, users};
-use crate::throttle;
+use crate::throttle::{self, Guesser};
 
 /// The one answer to an unknown username, a wrong password and a user who may not log in.
 const WRONG_CREDENTIALS: &str = "Unable to log in with the provided credentials.";
@@ -39,7 +42,8 @@ pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     let (username, password) = read(fields)?;
     let workspace = call.workspace()?;
 
-    let reply = throttle::guess(call, &username, async || log_in(call, workspace, &username, &password).await).await?;
+    let check = async |rank: &Rank| log_in(call, workspace, (&username, &password), rank).await;
+    let reply = throttle::guess(call, (Guesser::Anonymous, &username), check).await?;
     reply.ok_or_else(|| Error { kind: Kind::Forbidden, ..Error::field(NON_FIELD, WRONG_CREDENTIALS) })
 }
 
@@ -49,20 +53,27 @@ fn name_of_user(username: &str) -> String {
 }
 
 /// Logs a user in, if that is their password.
-async fn log_in(call: &Call, workspace: &str, username: &str, password: &str) -> Result<Option<Reply>, Error> {
+async fn log_in(
+    call: &Call,
+    workspace: &str,
+    (username, password): (&str, &str),
+    rank: &Rank,
+) -> Result<Option<Reply>, Error> {
     let mut failed = None;
     // Another login of the same user may renew the hash between the look and the session: then all is done once more.
     for _ in 0..2 {
         let found = users::for_login(&call.env, workspace, username).await?.ok_or_else(Error::not_found)?;
         let stored = found.user.as_ref().map(|(_, password)| password.as_str());
-        let checked = throttle::check(call, password, stored);
+        let checked = hashing::check(call, rank, password, stored).await?;
         failed = Some((found.workspace_id, found.user.as_ref().map(|(id, _)| (*id, name_of_user(username)))));
         let (Some((user_id, stored)), true) = (&found.user, checked.is_right) else { break };
         let id = platform::new_id(call.now)?;
-        let event = call.event("session.login")?.on(Some(id.to_string()), None);
+        let event = call.event()?.on(Some(id.to_string()), None);
         let event = event.by(ActorType::User, Some(user_id.to_string()), Some(name_of_user(username)));
         let event = event.with(CredentialType::Session, Some(id.to_string()));
-        if let Some(reply) = begin_session(call, workspace, (id, *user_id), password, stored, checked, &event).await? {
+        if let Some(reply) =
+            begin_session(call, workspace, (id, *user_id), (username, password), stored, checked, &event).await?
+        {
             return Ok(Some(reply));
         }
     }
@@ -77,15 +88,14 @@ async fn begin_session(
     call: &Call,
     workspace: &str,
     (id, user_id): (Uuid, i64),
-    password: &str,
+    (username, password): (&str, &str),
     stored: &str,
     checked: Checked,
     event: &Event,
 ) -> Result<Option<Reply>, Error> {
     let token = platform::new_secret()?;
-    let token_hash = platform::pepper(&call.env)?.hash(Purpose::Token, &token);
-    let rounds = call.config.pbkdf2_rounds;
-    let renewed = if checked.is_outdated { Some(password::hash(password, platform::random()?, rounds)) } else { None };
+    let token_hash = credential_hash(Purpose::Token, &token);
+    let renewed = if checked.is_outdated { Some(hashing::hash(call, username, password).await?) } else { None };
     let user_agent: String = call.header("User-Agent").unwrap_or_default().chars().take(MAX_USER_AGENT).collect();
     let new = sessions::New {
         id,
@@ -96,6 +106,7 @@ async fn begin_session(
         user_agent: &user_agent,
         remote_ip: &call.remote_ip(),
         expires_at: session::expires_at(call.now),
+        most: call.config.quotas.sessions_of_user,
     };
     let entry = Entry { session: new.id, expires_at: new.expires_at };
     let made = sessions::insert(&call.env, workspace, new, event, call.now).await?;
@@ -108,12 +119,13 @@ async fn begin_session(
     Reply::ok(&json!({"token": token.expose(), "expires_at": entry.expires_at})).map(Some)
 }
 
-/// A login's fields. Missing or blank ones are not a 400 here (spec.md: 403 on failure).
+/// A login's fields. Missing or blank ones are 403 and not 400 (spec.md: 403 on failure); unknown ones are 400.
 fn read(mut fields: Fields) -> Result<(String, String), Error> {
     let username = fields.text("username", 1..=usize::MAX);
     let password = fields.text("password", 1..=usize::MAX);
-    let read = fields.finish_with(username.zip(password));
-    read.map_err(|error| if error.kind == Kind::Invalid { Error { kind: Kind::Forbidden, ..error } } else { error })
+    let kind = if fields.has_unknown() { Kind::Invalid } else { Kind::Forbidden };
+    let refused = |error: Error| if error.kind == Kind::Invalid { Error { kind, ..error } } else { error };
+    fields.finish_with(username.zip(password)).map_err(refused)
 }
 
 /// `GET /api/auth/is-authenticated/`: 200 whatever the header holds (contract 4).
@@ -132,9 +144,11 @@ pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
 
 /// `GET` or `POST /api/auth/logout/`: ends the session of a login token. Without a header it is 403, not 401
 /// (spec.md); with an API token it is 403, and the token stays (contract 4).
-pub async fn logout(call: &Call) -> Result<Reply, Error> {
+pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
+    let input = call.no_fields().await;
     let credential = Credential::of(call).map_err(forbidden_without_header)?;
-    let event = call.event("session.logout")?.on(None, None);
+    credential.checked(input).await?;
+    let event = call.event()?.on(None, None);
     let (event, delete) = (sessions::before_delete_own(&credential, &event)?, sessions::delete_own(&credential));
     let (caller, _) = credential.write_audited(vec![delete], 0, event).await?;
     if caller.kind == caller::Kind::ApiToken {
@@ -159,13 +173,30 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     session.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
-/// `DELETE /api/auth/sessions/<id>/`: refuses the session's token from the next request on.
+/// `DELETE /api/auth/sessions/<id>/`: refuses the session's token from the next request on. The waiting commands that it created
+/// are cancelled, unless `keep_scheduled` says otherwise.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let event = sessions::before_delete(&credential, &call.event("session.delete")?.on(Some(id.to_string()), None))?;
-    let (_, bodies) = credential.write_audited(vec![sessions::delete(&credential, id)], 0, event).await?;
+    let keep_scheduled = match boolean_parameter(&call.query(), "keep_scheduled") {
+        Ok(keep_scheduled) => keep_scheduled.unwrap_or(false),
+        // That there is no such session comes before the input (contract 3, order of refusals).
+        Err(error) => {
+            retrieve(call).await?;
+            return Err(error);
+        }
+    };
+    let event = call.event()?.on(Some(id.to_string()), None).details(json!({"keep_scheduled": keep_scheduled}));
+    let event = sessions::before_delete(&credential, &event)?;
+    let mut statements = vec![sessions::delete(&credential, id)];
+    if !keep_scheduled {
+        statements.insert(0, sessions::revoke(&credential, id));
+    }
+    let (_, bodies) = credential.write_audited(statements, 0, event).await?;
     let token_hash = bodies.into_iter().flatten().next().ok_or_else(Error::not_found)?;
     caller::forget_login_tokens(call, call.workspace()?, vec![token_hash]);
+    if !keep_scheduled {
+        caller::cancel_revoked(call);
+    }
     Ok(Reply::no_content())
 }

@@ -2,17 +2,18 @@
 
 use farhand_domain::error::{Error, FieldErrors};
 use farhand_domain::fields::Fields;
-use farhand_domain::password;
-use farhand_domain::user::{self, Changes, Filter, Proof};
+use farhand_domain::user::{self, Account, Changes, Filter, Proof};
 use serde_json::{Value, from_str, json};
 
-use super::{Listing, TRIES, anybody, changed, conflict, list_of};
+use super::idempotency::{self, Kept, Once, Written};
+use super::{Listing, TRIES, anybody, changed, conflict, list_of, location_of, staff_only};
 use crate::caller::{self, Caller, Credential};
+use crate::hashing;
 use crate::janitor;
-use crate::platform::{self, internal};
+use crate::platform::internal;
 use crate::request::Call;
 use crate::response::Reply;
-use crate::store::audit::{after_change, after_insert_by};
+use crate::store::audit::{Numbered, after_change, after_insert_by};
 use crate::store::db::Failure;
 use crate::store::sessions::read_token_hashes;
 use crate::store::users::{self, Found, Target};
@@ -48,6 +49,14 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     list_of(call, anybody, listing, |query| Filter::of(query).map(users::filters)).await
 }
 
+/// What a replay of a creation shows.
+const KEPT: Kept = Kept {
+    collection: "/api/iam/users/",
+    object: users::OBJECT,
+    made: "users u ON u.workspace_id = me.workspace_id AND u.username = ?7 AND u.date_joined = ?3",
+    hidden: &[],
+};
+
 /// `POST`: makes a user. Staff make ordinary users, superusers all.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
@@ -55,22 +64,33 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let caller = credential.check().await?;
     let rank = caller.rank();
     if !rank.is_staff_or_superuser() {
-        return Err(Error::permission_denied());
+        return Err(staff_only());
     }
+    let body = idempotency::body_of(&fields);
     let (new, rest) = fields.and_then(user::read_creation)?;
     if (rest.is_staff == Some(true) || rest.is_superuser == Some(true)) && !rank.is_superuser {
-        return Err(Error::permission_denied());
+        return Err(Error::permission_denied(user::RANKS));
     }
-    let hash = password::hash(&new.password, platform::random()?, call.config.pbkdf2_rounds);
+    let once = Once::of(call, &KEPT, body)?;
+    if let Some(once) = &once
+        && let Some((_, reply)) = once.replay(&credential).await?
+    {
+        return Ok(reply);
+    }
+    let hash = hashing::hash(call, &caller.username, &new.password).await?;
     let insert = users::insert(&credential, rank, &new, &rest, &hash, call.now);
-    let event = call.event("user.create")?.on(None, Some(&new.username)).details(json!({
+    let event = call.event()?.on(None, Some(&new.username)).details(json!({
+        "email": new.email,
         "is_staff": rest.is_staff.unwrap_or(false),
         "is_superuser": rest.is_superuser.unwrap_or(false),
     }));
-    match credential.write_audited(vec![insert], 1, after_insert_by(&credential, &event)?).await {
-        Ok((_, bodies)) => {
-            let body = bodies.into_iter().flatten().next().ok_or_else(Error::permission_denied)?;
-            Ok(Reply::created_text(body))
+    let event = (1, after_insert_by(&credential, Numbered::User, &event)?);
+    match idempotency::write(&credential, once.as_ref(), &new.username, vec![insert], event).await {
+        Ok(Written::Replayed(reply)) => Ok(reply),
+        Ok(Written::Done(_, bodies)) => {
+            let body = bodies.into_iter().flatten().next().ok_or_else(staff_only)?;
+            let location = location_of(call, "/api/iam/users/", &body)?;
+            Ok(Reply::created_text(body, location))
         }
         Err(failure) => Err(taken(&credential, failure, Some(&new.username), Some(&new.email), None).await),
     }
@@ -109,20 +129,20 @@ pub async fn find(credential: &Credential<'_>, target: &Target) -> Result<(Calle
     Ok((caller, found))
 }
 
-/// Takes what a change of a user gave that may have ended their sessions: in the first place the hashes of their login
-/// tokens, in the last what the change returned, if it was made. Then the tokens are forgotten.
-pub fn end_sessions(call: &Call, bodies: Vec<Option<String>>) -> Result<Option<String>, Error> {
+/// Returns what the statement at `place` returned, which changed a user and may have ended their sessions. If it changed
+/// something, the KV entries of the login tokens are deleted whose hashes are the first body.
+pub fn end_sessions(call: &Call, bodies: Vec<Option<String>>, place: usize) -> Result<Option<String>, Error> {
     let mut bodies = bodies.into_iter();
     let hashes = bodies.next().flatten();
-    let changed = bodies.next_back().flatten();
+    let changed = bodies.nth(place - 1).flatten();
     if changed.is_some() {
         caller::forget_login_tokens(call, call.workspace()?, read_token_hashes(hashes)?);
     }
     Ok(changed)
 }
 
-/// What an audit event tells of a change: the fields, and what the user may do after it.
-fn told(changes: &Changes) -> Value {
+/// The details of a change's audit event: the fields, and the permissions before and after it.
+fn told(account: &Account, changes: &Changes) -> Value {
     let mut told = changed(&[
         ("username", changes.username.is_some()),
         ("email", changes.email.is_some()),
@@ -132,10 +152,19 @@ fn told(changes: &Changes) -> Value {
         ("is_staff", changes.is_staff.is_some()),
         ("is_superuser", changes.is_superuser.is_some()),
     ]);
-    let rights =
-        [("is_active", changes.is_active), ("is_staff", changes.is_staff), ("is_superuser", changes.is_superuser)];
-    for (name, value) in rights.into_iter().filter_map(|(name, value)| Some((name, value?))) {
-        told[name] = json!(value);
+    for (name, old, new) in [
+        ("is_active", account.is_active, changes.is_active),
+        ("is_staff", account.is_staff, changes.is_staff),
+        ("is_superuser", account.is_superuser, changes.is_superuser),
+    ] {
+        if let Some(new) = new {
+            told[name] = json!(new);
+            told["old"][name] = json!(old);
+        }
+    }
+    if let Some(email) = &changes.email {
+        told["email"] = json!(email);
+        told["old"]["email"] = json!(account.email);
     }
     told
 }
@@ -165,7 +194,7 @@ async fn change(call: &mut Call, read: impl FnOnce(Fields) -> Result<Changes, Er
         let found = found.ok_or_else(Error::not_found)?;
         let (rank, account) = (caller.rank(), &found.account);
         if !(rank.manages(account.rank()) || caller.user_id == account.id) {
-            return Err(Error::permission_denied());
+            return Err(Error::permission_denied(user::MANAGES));
         }
         let changes = input.clone()?.of(account);
         let proof = user::may_change((caller.user_id, rank), account, &changes, found.has_other)?;
@@ -176,12 +205,16 @@ async fn change(call: &mut Call, read: impl FnOnce(Fields) -> Result<Changes, Er
             }
             _ => None,
         };
-        let event = caller.sign(call.event("user.update")?).on(Some(account.id.to_string()), Some(&account.username));
-        let event = after_change(caller.workspace_id, &event.details(told(&changes)))?;
-        let statements = users::update(&credential, rank, account, &changes, proved);
+        let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
+        let event = event.details(told(account, &changes));
+        let event = users::update_event(caller.workspace_id, account, &changes, &event)?;
+        let mut statements = users::update(&credential, rank, account, &changes, proved);
+        if changes.release_servers(account) {
+            statements.push(users::release_servers(caller.workspace_id, account, call.now));
+        }
         match credential.write_audited(statements, 2, event).await {
             Ok((_, bodies)) => {
-                if let Some(user) = end_sessions(call, bodies)? {
+                if let Some(user) = end_sessions(call, bodies, 1)? {
                     return Ok(Reply::ok_text(user));
                 }
             }
@@ -205,11 +238,11 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         // It looks after the commands; asked before, so that nothing that is cut off can be forgotten.
         janitor::wake(&call.env).await?;
         let account = &found.account;
-        let event = caller.sign(call.event("user.delete")?).on(Some(account.id.to_string()), Some(&account.username));
+        let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
         let statements = users::delete(&credential, caller.rank(), account);
         let event = after_change(caller.workspace_id, &event)?;
         let (_, bodies) = credential.write_audited(statements, 3, event).await?;
-        if end_sessions(call, bodies)?.is_some() {
+        if end_sessions(call, bodies, 2)?.is_some() {
             // That look may have come before the deletion.
             janitor::wake(&call.env).await?;
             return Ok(Reply::no_content());

@@ -1,22 +1,28 @@
 //! Commands in a server's object: taken, queued, handed out, taken back, killed and followed.
 
+use std::pin::pin;
 use std::time::Duration;
 
-use farhand_domain::audit::{ActorType, CredentialType, Event, Source};
-use farhand_domain::command::{self, KEY_LASTS, OnOffline, Rights};
-use farhand_domain::lifecycle::{Cancellation, End, Lifecycle, State as Life};
+use farhand_domain::audit::{Event, Source};
+use farhand_domain::command::{self, Inputs, KEY_LASTS, OnOffline, Rights};
+use farhand_domain::lifecycle::{Cancellation, Denial, End, Lifecycle, State as Life};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::ToAgent;
+use futures_util::future::{self, Either};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
-use worker::WebSocket;
+use worker::{Delay, WebSocket};
 
+use super::connection::agent_event;
 use super::identity::Known;
-use super::{GATHER, GATHER_REPORTS, ServerLink, now, wake};
+use super::{GATHER, GATHER_REPORTS, ServerLink, fact, now, wake};
 use crate::audit::of_service;
-use crate::link_calls::{Answer, ByUser, ChunkPage, Chunks, Create, Created, Follow, Followed, Key, Live, Refusal};
+use crate::link_calls::{
+    Answer, ByUser, ChunkPage, Chunks, Create, Created, Follow, Followed, Key, Live, Refusal, RevokedSessions,
+};
 use crate::log;
+use crate::platform;
 use crate::server_link_sql::{Held, Most, NewHeld, Phase};
 use crate::store::server_link::{self as d1, Recorded};
 
@@ -37,15 +43,18 @@ const CHECK_WITHIN: i64 = 20;
 const CHECK_AGAIN: i64 = 2;
 /// How much output a follower is told at once: so many chunks, and not many more than so many bytes.
 const TOLD_AT_ONCE: (u64, usize) = (1_000, 256 * 1024);
-/// How long after its end a command's last output may still come, in seconds, where nothing tells that it is complete.
-const SETTLES_WITHIN: i64 = 2;
-/// The same where some is known to be missing.
-const COMPLETES_WITHIN: i64 = 10;
+/// How long an answer waits for output that its command's end has overtaken, in milliseconds.
+const OUTPUT_FOLLOWS_WITHIN: i64 = 1_000;
+/// How long an answer waits for D1 to have the end that it shows, in milliseconds.
+const D1_HAS_END_WITHIN: i64 = 1_000;
 
 /// The audit log's name for a command that is taken back.
 const CANCEL: &str = "command.cancel";
 /// Its name for a command that ended in another way.
 const FINISH: &str = "command.finish";
+
+/// Its name for output that came after the end.
+const OUTPUT: &str = "command.output";
 
 /// An audit event of a command that no request is the cause of.
 fn service_event(held: &Held, action: &str) -> worker::Result<Event> {
@@ -53,29 +62,50 @@ fn service_event(held: &Held, action: &str) -> worker::Result<Event> {
     Ok(event.on(Some(held.command.id.to_string()), None))
 }
 
-/// What an audit event tells of a command's end: not its output.
-fn told_of_end(held: &Held) -> Value {
-    json!({
+/// What an audit event says about a command's end, with the hash of its output if that is known to be all.
+fn told_of_end(held: &Held, hash: Option<String>) -> Value {
+    let mut told = json!({
         "state": held.life.state().as_str(),
         "exit_code": held.life.outcome().and_then(|outcome| outcome.exit_code),
         "server": {"id": held.command.server, "name": held.command.server_name},
-    })
+    });
+    if let Some(hash) = hash {
+        told["output_bytes"] = json!(held.output_bytes());
+        told["output_sha256"] = json!(hash);
+    }
+    told
 }
 
-/// Notes for the audit log how a command ended, which its time or nobody's answer ended.
-pub(super) fn note_end(held: &mut Held) -> worker::Result<()> {
-    let event = service_event(held, FINISH)?.details(told_of_end(held));
-    held.note(event);
-    Ok(())
-}
+impl ServerLink {
+    /// Notes for the audit log how a command ended that timed out or was not delivered.
+    pub(super) fn note_end(&self, held: &mut Held) -> worker::Result<()> {
+        let hash = match held.life.delivered_at {
+            Some(_) => self.tables().output_hash(held, true)?,
+            None => None,
+        };
+        let event = service_event(held, FINISH)?.details(told_of_end(held, hash));
+        held.note(event);
+        Ok(())
+    }
 
-/// The same where its agent did. The agent's key is known by its server's id.
-pub(super) fn note_end_by_agent(held: &mut Held, known: &Known, source: Source) -> worker::Result<()> {
-    let server = Some(known.server.to_string());
-    let event = service_event(held, FINISH)?.by(ActorType::Agent, server.clone(), Some(known.name.clone()));
-    let event = Event { source, ..event.with(CredentialType::AgentKey, server) };
-    held.note(event.details(told_of_end(held)));
-    Ok(())
+    /// Notes for the audit log how a command ended by its agent's report. If output is on its way still, its hash follows.
+    pub(super) fn note_end_by_agent(&self, held: &mut Held, known: &Known, source: Source) -> worker::Result<()> {
+        let hash = self.tables().output_hash(held, false)?;
+        held.lacks_hash = hash.is_none();
+        let event = agent_event(FINISH, known, source)?;
+        let event = Event { object: service_event(held, FINISH)?.object, ..event };
+        held.note(event.details(told_of_end(held, hash)));
+        Ok(())
+    }
+
+    /// Notes the output of a command whose end the audit log has already.
+    pub(super) fn note_output(&self, held: &mut Held) -> worker::Result<()> {
+        held.lacks_hash = false;
+        let details = told_of_end(held, self.tables().output_hash(held, true)?);
+        let event = service_event(held, OUTPUT)?.details(details);
+        held.note(event);
+        Ok(())
+    }
 }
 
 /// A way to say that it will not be done.
@@ -93,11 +123,6 @@ impl ServerLink {
     /// Takes a command, or answers once more what was answered to the same request before.
     pub(super) async fn create(&self, create: Create) -> worker::Result<Answer> {
         let Some(key) = create.key.clone() else { return self.take(create).await };
-        if let Some(previous) = &key.previous
-            && let Some(answer) = self.replayed(previous).await?
-        {
-            return Ok(answer);
-        }
         // Last, as nothing may come in between this and the note that the key is taken.
         if let Some(answer) = self.replayed(&key).await? {
             return Ok(answer);
@@ -145,6 +170,7 @@ impl ServerLink {
                 }
                 // Its request died before it was answered. What it made, if it came that far, is the answer.
                 None => {
+                    self.until_d1_has_end(stored.command).await?;
                     let made = tables.command(stored.command)?.filter(|held| held.phase == Phase::Accepted);
                     let Some(held) = made else { return refused(Refusal::KeyTaken).map(Some) };
                     let command = self.whole(&held)?;
@@ -169,8 +195,14 @@ impl ServerLink {
         if self.is_gone()? {
             return refused(Refusal::NoServer);
         }
-        let (id, workspace_id, wait) = (create.command.id, create.workspace_id, create.wait);
-        let is_connected = self.open_socket()?.is_some();
+        let (id, wait) = (create.command.id, create.wait);
+        let socket = self.open_socket()?;
+        let is_connected = socket.is_some();
+        if let Some(socket) = &socket
+            && let Some(feature) = create.command.lacks(create.inputs.as_ref(), Self::features(socket))
+        {
+            return refused(Refusal::AgentCannot(feature));
+        }
         let life = Lifecycle::new(now(), create.scheduled_at, create.expires_at, create.timeout);
         let is_immediate = life.scheduled_at == life.added_at;
         let must_go = is_immediate && create.on_offline == OnOffline::Reject;
@@ -187,17 +219,23 @@ impl ServerLink {
         }
         let Some(mut held) = self.find(id)? else { return refused(Refusal::NoServer) };
         if must_go && held.life.state() == Life::Waiting && self.open_socket()?.is_none() {
-            self.withdraw(workspace_id, id).await?;
+            self.withdraw(&create).await?;
             return refused(Refusal::NotConnected);
         }
         // It is accepted, so nothing that fails now may look as if it were not.
         if let Err(error) = self.arm().await {
             log::trouble("alarm_not_set", json!({"command": id}), &error);
         }
-        if let Some(seconds) = wait {
-            self.wait_for_end(&held, seconds).await;
-            held = self.find(id)?.unwrap_or(held);
+        let waited = async {
+            if let Some(seconds) = wait {
+                self.wait_for_end(&held, seconds).await?;
+            }
+            self.until_d1_has_end(id).await
+        };
+        if let Err(error) = waited.await {
+            log::trouble("answer_cut_off", json!({"command": id}), &error);
         }
+        held = self.find(id)?.unwrap_or(held);
         done(&Created { command: self.whole(&held)?, replayed: false })
     }
 
@@ -211,7 +249,7 @@ impl ServerLink {
         }
         // Deleted meanwhile, with all that waited.
         if self.is_gone()? {
-            self.withdraw(create.workspace_id, id).await?;
+            self.withdraw(create).await?;
             self.forget_if_unused().await?;
             return Ok(Some(Refusal::NoServer));
         }
@@ -222,14 +260,18 @@ impl ServerLink {
                 self.forget_if_unused().await?;
                 return Ok(Some(Refusal::NoServer));
             }
-            Ok(Recorded::KeyTaken) => {
+            Ok(refused @ (Recorded::KeyTaken | Recorded::TooManyWaiting | Recorded::TooManyBytes)) => {
                 self.tables().delete_command(id)?;
-                return Ok(Some(Refusal::KeyTaken));
+                return Ok(Some(match refused {
+                    Recorded::TooManyWaiting => Refusal::TooManyWaiting,
+                    Recorded::TooManyBytes => Refusal::TooManyBytes,
+                    _ => Refusal::KeyTaken,
+                }));
             }
             Err(error) => Err(error),
         };
         if !matches!(accepted, Ok(true)) {
-            self.withdraw(create.workspace_id, id).await?;
+            self.withdraw(create).await?;
         }
         Ok(if accepted? { None } else { Some(Refusal::NotConnected) })
     }
@@ -249,6 +291,7 @@ impl ServerLink {
         life: &Lifecycle,
         forecast: Option<&Lifecycle>,
     ) -> worker::Result<Recorded> {
+        let inputs = create.inputs.as_ref().map(|inputs| self.seal_inputs(create.command.id, inputs)).transpose()?;
         self.begin_use()?;
         let tables = self.tables();
         tables.insert_command(&NewHeld {
@@ -256,7 +299,7 @@ impl ServerLink {
             command: &create.command,
             life,
             origin: &create.origin,
-            env: create.env.as_ref(),
+            inputs: inputs.as_deref(),
             due_at: life.added_at.plus_seconds(RECORD_WITHIN),
         })?;
         if let Some(key) = &create.key {
@@ -264,9 +307,8 @@ impl ServerLink {
         }
         self.arm().await?;
         let told = forecast.unwrap_or(life);
-        let (workspace, command) = (create.workspace_id, &create.command);
-        let recorded =
-            d1::insert_command(&self.env, workspace, command, told, create.key.as_ref(), &create.event).await;
+        let workspace = create.workspace_id;
+        let recorded = d1::insert_command(&self.env, create, told).await;
         self.seal_later(workspace);
         recorded
     }
@@ -288,19 +330,24 @@ impl ServerLink {
 
     /// Takes back a command that was never delivered and that nobody knows of: from D1, and then from here. Where D1 does
     /// not answer, the alarm tries again.
-    async fn withdraw(&self, workspace_id: i64, id: Uuid) -> worker::Result<()> {
+    async fn withdraw(&self, create: &Create) -> worker::Result<()> {
+        let id = create.command.id;
+        let delete = || {
+            let bytes = d1::bytes_of(&create.command, create.inputs.as_ref());
+            d1::delete_command(create.workspace_id, id, bytes)
+        };
         // One that was handed over stays, whatever failed after that.
         let found = self.find(id)?;
         if found.is_none() {
             // The alarm has taken it back already. What D1 has of it may have come there after that.
-            d1::send(&self.env, d1::delete_command(workspace_id, id)?).await.ok();
+            d1::send(&self.env, delete()?).await.ok();
         }
         let waiting = found.filter(|held| held.life.state() == Life::Waiting);
         let Some(mut held) = waiting else { return Ok(()) };
         held.phase = Phase::Withdrawing;
         self.save(&held)?;
         self.arm().await?;
-        if d1::send(&self.env, d1::delete_command(workspace_id, id)?).await.is_ok() && self.is_used()? {
+        if d1::send(&self.env, delete()?).await.is_ok() && self.is_used()? {
             self.tables().delete_command(id)?;
         }
         Ok(())
@@ -352,9 +399,12 @@ impl ServerLink {
                 return Ok(());
             }
             let verdicts = match verdicts {
-                Ok(verdicts) => verdicts,
-                Err(error) => {
-                    log::trouble("rights_not_checked", json!({"server": self.state.id().name()}), &error);
+                Ok(Some(verdicts)) => verdicts,
+                other => {
+                    // A deleted workspace's objects are suspended soon. Until then, nothing goes out.
+                    if let Err(error) = other {
+                        log::trouble("rights_not_checked", json!({"server": self.state.id().name()}), &error);
+                    }
                     return self.tables().set_wake(wake::HAND_OUT, Some(now().plus_seconds(CHECK_AGAIN)));
                 }
             };
@@ -406,8 +456,42 @@ impl ServerLink {
         }
     }
 
+    /// Encrypts a command's inputs for the time that it waits.
+    fn seal_inputs(&self, id: Uuid, inputs: &Inputs) -> worker::Result<String> {
+        let (key, nonce) = platform::secret_key(&self.env)
+            .and_then(|key| Ok((key, platform::random()?)))
+            .map_err(|error| worker::Error::RustError(error.detail.to_string()))?;
+        let sealed = key.seal_inputs(id, &serde_json::to_string(inputs)?, nonce);
+        sealed.map_err(|_| worker::Error::RustError("a command's inputs are too long to be encrypted".to_owned()))
+    }
+
+    /// A waiting command's inputs; `Err` if they cannot be decrypted.
+    pub(super) fn open_inputs(&self, held: &Held) -> Result<Option<Inputs>, Cancellation> {
+        let Some(sealed) = &held.inputs else { return Ok(None) };
+        let opened = platform::secret_key(&self.env).ok().and_then(|key| key.open_inputs(held.command.id, sealed));
+        let inputs = opened.and_then(|text| serde_json::from_str(&text).ok());
+        inputs.map(Some).ok_or(Cancellation::InputsUnreadable)
+    }
+
     /// Hands a command to the agent. False: the connection went.
     fn hand_over(&self, socket: &WebSocket, mut held: Held) -> worker::Result<bool> {
+        let inputs = match self.open_inputs(&held) {
+            Ok(inputs) => inputs,
+            Err(why) => {
+                log::trouble("inputs_not_decrypted", json!({"command": held.command.id}), &why);
+                self.cancel_as(held.command.id, why, None)?;
+                return Ok(true);
+            }
+        };
+        let features = Self::features(socket);
+        if let Some(feature) = held.command.lacks(inputs.as_ref(), features) {
+            // Another agent was connected, or none, when the command was created.
+            if held.life.undeliverable(now(), feature) {
+                self.note_end(&mut held)?;
+                self.save(&held)?;
+            }
+            return Ok(true);
+        }
         let undelivered = held.clone();
         // A connection that was made since then began after the forecast: what went out on it did so later.
         let connected_at = self.facts()?.connected_at;
@@ -418,8 +502,7 @@ impl ServerLink {
         if !held.life.deliver(forecast.unwrap_or_else(now)) {
             return Ok(true);
         }
-        let timeout = Self::can_kill(socket).then_some(held.life.timeout);
-        let order = held.command.order(held.env.as_ref(), timeout);
+        let order = held.command.order(inputs.as_ref(), held.life.timeout, features);
         let message = serde_json::to_string(&ToAgent::Command { command: Box::new(order) })?;
         // At most once: that it went out is durable before it does.
         match forecast {
@@ -460,6 +543,20 @@ impl ServerLink {
         Ok(())
     }
 
+    /// Cancels the waiting commands that revoked sessions created.
+    pub(super) async fn cancel_of(&self, revoked: &RevokedSessions) -> worker::Result<Answer> {
+        if self.is_used()? {
+            for held in self.tables().waiting_commands()? {
+                let session = held.origin.as_ref().and_then(|origin| origin.session);
+                if session.is_some_and(|session| revoked.sessions.contains(&session)) {
+                    self.cancel_as(held.command.id, Cancellation::NotAllowed(Denial::Session), None)?;
+                }
+            }
+            self.arm().await?;
+        }
+        done(&Value::Null)
+    }
+
     /// Takes a command back that did not go out.
     pub(super) async fn cancel(&self, by: ByUser) -> worker::Result<Answer> {
         let Some(held) = self.find(by.id)? else { return refused(Refusal::NotFound) };
@@ -473,9 +570,10 @@ impl ServerLink {
             Life::Waiting => self.cancel_as(by.id, Cancellation::By(by.username), Some(by.event))?,
             Life::Cancelled => {}
             Life::Expired => return refused(Refusal::AlreadyHandled),
+            _ if held.life.delivered_at.is_none() => return refused(Refusal::AlreadyHandled),
             _ => return refused(Refusal::AlreadySent),
         }
-        self.arm().await?;
+        self.until_d1_has_end(by.id).await?;
         self.tell(by.id)
     }
 
@@ -485,7 +583,7 @@ impl ServerLink {
         if held.life.state() == Life::Waiting {
             return self.cancel(by).await;
         }
-        if matches!(held.life.end, Some(End::Cancelled(_) | End::Expired | End::Finished(_))) {
+        if matches!(held.life.end, Some(End::Cancelled(_) | End::Expired | End::Undeliverable(_) | End::Finished(_))) {
             return refused(Refusal::AlreadyHandled);
         }
         let Some(socket) = self.open_socket()?.filter(Self::can_kill) else { return refused(Refusal::CannotKill) };
@@ -511,11 +609,12 @@ impl ServerLink {
             .try_for_each(|held| Self::send_kill(socket, held.command.id))
     }
 
-    /// Notes that the agent's process began anew: commands that went out before `before` may not have survived that.
-    pub(super) fn doubt(&self, before: Timestamp) -> worker::Result<()> {
+    /// Notes why commands that were delivered before `before` may never be reported: the agent restarted, or the server was
+    /// deleted.
+    pub(super) fn doubt(&self, before: Timestamp, mark: fn(&mut Lifecycle, Timestamp) -> bool) -> worker::Result<()> {
         for mut held in self.tables().open_commands()? {
             let is_older = held.life.delivered_at.is_some_and(|delivered| delivered < before);
-            if is_older && held.life.agent_restarted(now()) {
+            if is_older && mark(&mut held.life, now()) {
                 self.save(&held)?;
             }
         }
@@ -564,15 +663,51 @@ impl ServerLink {
             self.recorded.wait(live.id, RECORDED_WITHIN).await;
         }
         if let (Some(held), Some(seconds)) = (self.find(live.id)?, live.wait) {
-            self.wait_for_end(&held, seconds).await;
+            self.wait_for_end(&held, seconds).await?;
         }
+        self.until_d1_has_end(live.id).await?;
         self.tell(live.id)
     }
 
-    async fn wait_for_end(&self, held: &Held, seconds: u32) {
-        if seconds > 0 && !held.life.state().is_final() {
-            self.ended.wait(held.command.id, Duration::from_secs(seconds.into())).await;
+    /// Waits for a command's end, and then a moment for output that the end has overtaken (agent-protocol 4).
+    async fn wait_for_end(&self, held: &Held, seconds: u32) -> worker::Result<()> {
+        let id = held.command.id;
+        if seconds == 0 || held.life.state().is_final() {
+            return Ok(());
         }
+        self.ended.wait(id, Duration::from_secs(seconds.into())).await;
+        let until = now().plus_millis(OUTPUT_FOLLOWS_WITHIN);
+        while let Some(held) = self.find(id)?.filter(Held::awaits_output) {
+            let left = until.seconds_since(now());
+            if left <= 0.0 {
+                break;
+            }
+            self.output_came.wait(held.command.id, Duration::from_secs_f64(left)).await;
+        }
+        Ok(())
+    }
+
+    /// If a command has ended, waits until D1 has that state, so that no list lags behind the answer (contract 11, Answers). If
+    /// D1 does not answer within a second, the alarm goes on.
+    async fn until_d1_has_end(&self, id: Uuid) -> worker::Result<()> {
+        let until = now().plus_millis(D1_HAS_END_WITHIN);
+        while self.find(id)?.is_some_and(|held| held.life.state().is_final() && !held.is_flushed) {
+            let left = until.seconds_since(now());
+            if left <= 0.0 {
+                break;
+            }
+            let longest = Delay::from(Duration::from_secs_f64(left));
+            if let Either::Left((flushed, _)) = future::select(pin!(self.flush()), longest).await
+                && let Err(error) = flushed
+            {
+                log::trouble("d1_not_told", json!({"command": id}), &error);
+                break;
+            }
+            if self.is_used()? && self.tables().fact::<u32>(fact::FAILURES)?.unwrap_or(0) > 0 {
+                break;
+            }
+        }
+        self.arm_if_used().await
     }
 
     /// Tells a page of a command's output.
@@ -593,7 +728,7 @@ impl ServerLink {
         loop {
             let Some(held) = self.find(asked.id)? else { return refused(Refusal::NotFound) };
             let tables = self.tables();
-            let settles_at = settles_at(&held);
+            let settles_at = held.settles_at();
             let is_settled = settles_at.is_some_and(|at| at <= now());
             let most = Most { chunks: TOLD_AT_ONCE.0, bytes: TOLD_AT_ONCE.1, until_gap: !is_settled };
             let first = tables.find_chunk(&held, asked.from, 0)?;
@@ -609,6 +744,9 @@ impl ServerLink {
                 None => first.is_some(),
             };
             let is_over = is_settled && !has_more;
+            if is_over {
+                self.until_d1_has_end(asked.id).await?;
+            }
             let left = until.seconds_since(now());
             if !chunks.is_empty() || is_over || left <= 0.0 {
                 let end = if is_over { Some(self.end(&held)?) } else { None };
@@ -626,27 +764,4 @@ impl ServerLink {
         end.insert("output_truncated".to_owned(), held.lacks_output().into());
         Ok(end)
     }
-}
-
-/// From when on no more of a command's output is waited for; `None` while it may run.
-///
-/// An agent's reports can overtake each other: its fin may come before its last chunks (agent-protocol 4). Where it tells
-/// how many there are, or what came is as long as its result, that is all; else what comes shortly after still counts.
-fn settles_at(held: &Held) -> Option<Timestamp> {
-    let handled_at = held.life.handled_at?;
-    let ended = held.output_at.unwrap_or(handled_at).max(handled_at);
-    let misses_some = held.has_gap()
-        || held.chunk_bytes < held.result_bytes
-        || held.chunk_total.is_some_and(|total| held.chunk_count < total);
-    let is_complete = match (held.life.outcome(), held.chunk_total) {
-        (None, _) => held.life.delivered_at.is_none(),
-        (Some(_), Some(total)) => held.chunk_count >= total,
-        // An agent that tells no result may still send what it would have been.
-        (Some(_), None) => !misses_some && held.result.is_some() && held.chunk_bytes == held.result_bytes,
-    };
-    Some(match (is_complete, misses_some) {
-        (true, _) => handled_at,
-        (false, true) => ended.plus_seconds(COMPLETES_WITHIN),
-        (false, false) => ended.plus_seconds(SETTLES_WITHIN),
-    })
 }

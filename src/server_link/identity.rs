@@ -4,13 +4,10 @@
 //! changes the key or deletes the server does so here, and one after the other: first it is noted that what is known may not
 //! be true any more, then D1 is told, and then what D1 says is taken over. Until that is done, and also when it is cut off in
 //! between, D1 is asked about every call of an agent.
-//!
-//! While the pepper is being rotated, an agent's key is told by two hashes. One that is known by the previous is known by the
-//! current from then on, and D1 is told with the next report: it is the same key, so nothing is unsure meanwhile.
 
 use std::time::Duration;
 
-use farhand_domain::lifecycle::Cancellation;
+use farhand_domain::lifecycle::{Cancellation, Lifecycle};
 use farhand_domain::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -21,7 +18,7 @@ use crate::link_calls::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rot
 use crate::log;
 use crate::server_link_sql::Phase;
 use crate::store::db::Statement;
-use crate::store::server_link::{self as d1, Found, Rehash, ServerFacts};
+use crate::store::server_link::{self as d1, Found, ServerFacts};
 
 /// Who a server is, and the hash of its agent's key: the proof of every call of an agent, without a look into D1.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -42,20 +39,20 @@ const CHANGE_WITHIN: i64 = 30;
 impl ServerLink {
     /// Tells whether an agent is this server's own. The first time D1 is asked, and its answer kept.
     pub(super) async fn authenticate(&self, identity: &Identity) -> worker::Result<Option<Known>> {
-        if self.is_gone()? {
+        if self.is_gone()? || self.is_suspended()? {
             return Ok(None);
         }
         if let Some(known) = self.sure()? {
-            return self.proven(known, identity);
+            return Ok(proven(known, identity));
         }
         let epoch = self.epoch.get();
         let found = d1::find_server(&self.env, &identity.workspace, identity.server).await?;
-        if self.epoch.get() != epoch || self.is_gone()? {
+        if self.epoch.get() != epoch || self.is_gone()? || self.is_suspended()? {
             return Ok(None);
         }
         // Another call may have been first, and what that told is not to be forgotten.
         if let Some(known) = self.sure()? {
-            return self.proven(known, identity);
+            return Ok(proven(known, identity));
         }
         let Some(found) = found else { return Ok(None) };
         let revision = ServerFacts::beginning(found.commissioned, found.revision);
@@ -70,24 +67,7 @@ impl ServerLink {
         self.begin_use()?;
         self.tables().set_fact(fact::KNOWN, &known)?;
         self.tables().set_fact(fact::SERVER, &revision)?;
-        self.proven(known, identity)
-    }
-
-    /// What is known, if an agent is this server's own. A key that is known by its hash under the previous pepper is known by
-    /// the current one from now on.
-    fn proven(&self, mut known: Known, identity: &Identity) -> worker::Result<Option<Known>> {
-        if !is_of(identity, &known) {
-            return Ok(None);
-        }
-        if known.key_hash != identity.key_hash {
-            let to = identity.key_hash.clone();
-            let from = std::mem::replace(&mut known.key_hash, to.clone());
-            let tables = self.tables();
-            tables.set_fact(fact::KNOWN, &known)?;
-            tables.set_fact(fact::REHASH, &Rehash { from, to, at: now() })?;
-            self.flush_soon()?;
-        }
-        Ok(Some(known))
+        Ok(proven(known, identity))
     }
 
     /// Who this server is, if that was ever learnt.
@@ -107,6 +87,11 @@ impl ServerLink {
     /// Whether the server was deleted, or the object is being wiped.
     pub(super) fn is_gone(&self) -> worker::Result<bool> {
         Ok(self.is_wiping.get() || self.is_used()? && self.tables().fact::<bool>(fact::GONE)?.unwrap_or(false))
+    }
+
+    /// Whether the server's workspace is deleted.
+    fn is_suspended(&self) -> worker::Result<bool> {
+        Ok(self.is_used()? && self.tables().fact::<bool>(fact::SUSPENDED)?.unwrap_or(false))
     }
 
     /// Learns who the server is, which was just made, and may be gone again.
@@ -130,8 +115,8 @@ impl ServerLink {
 
     /// Gives the agent another key. The old one is refused, and whoever is connected with it cut off, before this answers.
     pub(super) async fn rotate(&self, rotate: Rotate) -> worker::Result<Answer> {
-        let Rotate { of, by, key_hash, at, event } = rotate;
-        let changes = d1::update_key(of.workspace_id, of.server, by, (&key_hash, at), &event)?;
+        let Rotate { of, by, key_hash, fingerprint, at, event } = rotate;
+        let changes = d1::update_key(of.workspace_id, of.server, by, (&key_hash, &fingerprint, at), &event)?;
         Ok(match self.change(&of, changes).await? {
             None => Answer::Refused(Refusal::NoServer),
             Some(key) if key == key_hash => Answer::Done(Value::Null),
@@ -141,8 +126,8 @@ impl ServerLink {
 
     /// Deletes the server. Doing it again does no harm.
     pub(super) async fn remove(&self, remove: Remove) -> worker::Result<Answer> {
-        let Remove { of, by, event } = remove;
-        let changes = d1::delete_server(of.workspace_id, of.server, by, &event)?;
+        let Remove { of, by, only_pending, event } = remove;
+        let changes = d1::delete_server(of.workspace_id, of.server, (by, only_pending), &event)?;
         if self.is_gone()? {
             // D1 has it nevertheless where it was taken back to an earlier moment.
             d1::change_server(&self.env, &of.workspace, of.server, changes).await?;
@@ -222,18 +207,12 @@ impl ServerLink {
         let tables = self.tables();
         tables.set_fact(fact::UNSURE, &false)?;
         tables.set_wake(wake::LOOK, None)?;
-        let Some(mut found) = found else {
+        let Some(found) = found else {
             self.end_server().await?;
             return Ok(None);
         };
         let before = self.known()?;
         let facts = ServerFacts::beginning(found.commissioned, found.revision);
-        // D1 may have the same key by its older hash: that it is told still.
-        if let Some(rehash) = tables.fact::<Rehash>(fact::REHASH)?
-            && rehash.from == found.key_hash
-        {
-            found.key_hash = rehash.to;
-        }
         let known = Known {
             named_at: before.as_ref().and_then(|before| before.named_at),
             ..known_of(&of.workspace, of.server, found)
@@ -266,7 +245,7 @@ impl ServerLink {
                 self.cancel_as(held.command.id, Cancellation::ServerDeleted, None)?;
             }
         }
-        self.doubt(now.plus_millis(1))?;
+        self.doubt(now.plus_millis(1), Lifecycle::server_deleted)?;
         self.forget_if_unused().await?;
         self.arm_if_used().await
     }
@@ -290,8 +269,12 @@ impl ServerLink {
 
 /// Tells whether an agent is a server's own.
 fn is_of(identity: &Identity, known: &Known) -> bool {
-    let is_key = identity.key_hash == known.key_hash || identity.previous_key_hash.as_ref() == Some(&known.key_hash);
-    identity.workspace == known.workspace && is_key
+    identity.workspace == known.workspace && identity.key_hash == known.key_hash
+}
+
+/// The identity, if an agent is this server's own.
+fn proven(known: Known, identity: &Identity) -> Option<Known> {
+    is_of(identity, &known).then_some(known)
 }
 
 /// What is known of a server that D1 has.

@@ -7,7 +7,7 @@
 //! who reach some, and the one that is not the caller's ends before it reads a row.
 
 use farhand_domain::command::Shell;
-use farhand_domain::command_list::{CommandList, INDEXED_WORDS, Moment, Word};
+use farhand_domain::command_list::{CommandList, INDEXED_CHARACTERS, INDEXED_WORDS, Moment, Word, read_characters};
 use serde_json::json;
 
 /// SQL for whether the caller reaches all of the workspace's servers.
@@ -90,6 +90,49 @@ pub fn sql(list: &CommandList, offset: u64, object: &str) -> Sql {
         (format!(", total AS (SELECT {total} AS total FROM me)"), builder.items_of_all())
     });
     Sql { tables: builder.tables(), items: builder.items(), of_all, parameters: builder.parameters }
+}
+
+/// How many commands a list for an API token that reads narrowly looks at, at most: so many that are due, the latest by
+/// `scheduled_at`, and so many that are planned, the next ones. Each is compared with the access control list, and no index helps.
+pub const NARROW_WINDOW: u32 = 1_000;
+
+/// SQL for what an access control list allows (`within_acl`).
+pub struct Within<'a> {
+    /// The list's patterns of lines.
+    pub patterns: &'a str,
+    /// Its lists of words.
+    pub lists: &'a str,
+    /// What it costs to compare a command with it, as one row, from the tables `patterns` and `lists`.
+    pub cost: &'a str,
+    /// The same of a row of `commands c`, from the table `cost`.
+    pub cost_of_row: &'a str,
+    /// As much is spent, and no more than one further command.
+    pub most_cost: u32,
+    /// The condition that the list allows a row of `commands c`; it may use `me` and the tables `patterns` and `lists`.
+    pub is_within: &'a str,
+}
+
+/// The same list for an API token that reads only what its access control list allows.
+pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &Within<'_>) -> Sql {
+    let Within { patterns, lists, cost, cost_of_row, most_cost, is_within } = within;
+    let builder = Builder { offset, ..Builder::with(list, object, false) };
+    let filters = builder.filters("me.workspace_id", Index::Server);
+    let newest = builder.newest();
+    // What is due is compared first, then what is planned, the next one first: so no planned command takes a due one's place.
+    let tables = format!(
+        ", {REACHED}, patterns AS MATERIALIZED ({patterns}), lists AS MATERIALIZED ({lists}), cost AS MATERIALIZED ({cost}),
+         newest AS MATERIALIZED ({newest}),
+         looked_at AS MATERIALIZED (SELECT c.seq, sum({cost_of_row}) OVER (
+                ORDER BY iif(c.scheduled_at > ?3, c.scheduled_at, ''), c.scheduled_at DESC, c.id DESC
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS spent
+            FROM me CROSS JOIN newest n CROSS JOIN commands c ON c.seq = n.seq CROSS JOIN cost WHERE {filters}),
+         allowed AS MATERIALIZED (SELECT c.seq FROM me CROSS JOIN looked_at n CROSS JOIN commands c ON c.seq = n.seq
+            WHERE coalesce(n.spent, 0) < {most_cost} AND {is_within}),
+         total AS (SELECT count(*) AS total FROM allowed)"
+    );
+    let from = "me CROSS JOIN allowed a CROSS JOIN commands c ON c.seq = a.seq";
+    let items = builder.chosen(from, &builder.unless_past("true"));
+    Sql { tables, items, of_all: None, parameters: builder.parameters }
 }
 
 /// SQL for the users of the workspace who are gone while their ids still stand on commands.
@@ -181,10 +224,19 @@ struct Builder<'a> {
     words: Option<String>,
     /// The conditions of the words that it does not find exactly.
     inexact_words: Vec<String>,
+    /// The condition that a row of `commands c` has all words anywhere in its line, or in a name.
+    anywhere: String,
+    /// The conditions of filters that have neither an index nor a counter.
+    plain_filters: Vec<String>,
 }
 
 impl<'a> Builder<'a> {
     fn new(list: &'a CommandList, object: &'a str) -> Self {
+        Self::with(list, object, true)
+    }
+
+    /// `by_index`: words are looked up in the index of lines, as far as it helps; otherwise in each line.
+    fn with(list: &'a CommandList, object: &'a str, by_index: bool) -> Self {
         let mut new = Self {
             list,
             offset: 0,
@@ -194,17 +246,26 @@ impl<'a> Builder<'a> {
             requester: None,
             words: None,
             inexact_words: vec![],
+            anywhere: String::new(),
+            plain_filters: vec![],
         };
         new.server = list.server.map(|server| new.bind(Value::Text(server.to_string())));
         new.requester = list.requested_by.map(|requester| new.bind(Value::Integer(requester)));
+        new.add_plain_filters();
         let (indexed, others) = list.words.split_at(list.words.len().min(INDEXED_WORDS));
         let asked = |word: &Word| word.query().map(|query| json!({"query": query, "name": word.name()}));
         let words: Vec<serde_json::Value> = indexed.iter().filter_map(asked).collect();
-        if !words.is_empty() {
+        if by_index && !words.is_empty() {
             new.words = Some(new.bind(Value::Text(json!(words).to_string())));
+            let looked_for = |word: &Word| {
+                let glob = if word.is_ascii() { None } else { word.glob() };
+                json!({"line": word.in_line(), "name": word.name(), "glob": glob})
+            };
+            let all: Vec<_> = list.words.iter().map(looked_for).collect();
+            new.anywhere = all_words(&new.bind(Value::Text(json!(all).to_string())), HAS_WORD);
         }
         let mut looked_for = Vec::new();
-        for word in indexed.iter().filter(|word| !word.is_exact()) {
+        for word in indexed.iter().filter(|word| !(by_index && word.is_exact())) {
             match word.glob() {
                 Some(glob) => {
                     let (glob, name) = (new.bind(Value::Text(glob)), new.bind(Value::Text(word.name())));
@@ -228,6 +289,64 @@ impl<'a> Builder<'a> {
         format!("?{}", 6 + self.parameters.len())
     }
 
+    /// The commands that a narrow list looks at, of its server and its requester. See [`NARROW_WINDOW`].
+    fn newest(&self) -> String {
+        let past = self.nearest("c.scheduled_at <= ?3", "DESC");
+        let future = self.nearest("c.scheduled_at > ?3", "ASC");
+        format!("{past} UNION ALL {future}")
+    }
+
+    /// The first [`NARROW_WINDOW`] commands of one `side` of the present, by `scheduled_at` in that direction.
+    fn nearest(&self, side: &str, direction: &str) -> String {
+        let first = format!("ORDER BY c.scheduled_at {direction}, c.id {direction} LIMIT {NARROW_WINDOW}");
+        let of_requester =
+            self.requester.as_ref().map_or_else(String::new, |requester| format!("AND c.requested_by = {requester}"));
+        let by = |index: Index, who: &str, more: &str| {
+            format!(
+                "SELECT c.seq FROM commands c INDEXED BY {}
+                 WHERE c.workspace_id = (SELECT me.workspace_id FROM me WHERE {who}) AND {side} {of_requester} {more} {first}",
+                index.name()
+            )
+        };
+        let of_all = match (&self.server, &self.requester) {
+            (Some(server), _) => by(Index::Server, REACHES_ALL, &format!("AND c.server_id = {server}")),
+            (None, Some(_)) => by(Index::Requester, REACHES_ALL, ""),
+            (None, None) => by(Index::Moment(Moment::Scheduled), REACHES_ALL, ""),
+        };
+        let of_some = if self.server.is_none() && self.requester.is_some() {
+            by(Index::Requester, &format!("NOT {REACHES_ALL}"), &format!("AND {ON_REACHED}"))
+        } else {
+            format!(
+                "SELECT c.seq FROM me CROSS JOIN json_each(iif({REACHES_ALL}, '[]',
+                    (SELECT json_group_array(json_array(r.id, r.is_whole)) FROM reached r WHERE true{}))) key
+                 CROSS JOIN json_each((SELECT json_group_array(seq) FROM (
+                    SELECT c.seq FROM commands c INDEXED BY commands_by_server
+                    WHERE c.workspace_id = me.workspace_id AND c.server_id = key.value ->> 0 AND {side} {of_requester}
+                        AND (key.value ->> 1 OR c.requested_by = me.user_id) {first}))) first
+                 CROSS JOIN commands c ON c.seq = first.value {first}",
+                self.of_server()
+            )
+        };
+        format!("SELECT seq FROM ({of_all}) UNION ALL SELECT seq FROM ({of_some})")
+    }
+
+    /// Adds the conditions of the filters that no index and no counter serves.
+    fn add_plain_filters(&mut self) {
+        let list = self.list;
+        let mut filters: Vec<String> = list.states.iter().map(|states| of_states(states)).collect();
+        filters.extend(list.success.map(|success| format!("c.success = {}", i32::from(success))));
+        let bound = [
+            ("c.exit_code =", list.exit_code.map(Value::Integer)),
+            ("c.username =", list.username.clone().map(Value::Text)),
+            ("c.added_at >=", list.added_from.map(|at| Value::Text(at.to_string()))),
+            ("c.added_at <", list.added_before.map(|at| Value::Text(at.to_string()))),
+        ];
+        for (test, value) in bound.into_iter().filter_map(|(test, value)| Some((test, value?))) {
+            filters.push(format!("{test} {}", self.bind(value)));
+        }
+        self.plain_filters = filters;
+    }
+
     fn is_deep(&self) -> bool {
         self.offset >= DEEP
     }
@@ -240,22 +359,22 @@ impl<'a> Builder<'a> {
     /// The condition of all filters on a row of `commands c` of a workspace, by an index.
     fn filters(&self, workspace: &str, index: Index) -> String {
         let mut all = vec![self.more_filters(workspace, index == Index::Requester && self.requester.is_none())];
-        if let Some(server) = &self.server {
-            all.push(format!("c.server_id = {server}"));
-        }
-        if let Some(requester) = &self.requester {
-            // On the commands of one who is gone the id may still stand, where nobody sees it.
-            all.push(format!(
-                "c.requested_by = {requester}
-                 AND EXISTS (SELECT 1 FROM me CROSS JOIN users u ON u.workspace_id = me.workspace_id AND u.id = {requester})"
-            ));
-        }
+        all.extend(self.filters_by_id());
         all.join(" AND ")
     }
 
     /// The condition of what a query on command_texts does not say. `of_nobody`: the way goes through those commands only
     /// that have no requester.
     fn more_filters(&self, workspace: &str, of_nobody: bool) -> String {
+        let mut all = self.filters_but_words(workspace, of_nobody);
+        if !self.inexact_words.is_empty() {
+            all.push(format!("({})", all_of(&self.inexact_words)));
+        }
+        all.join(" AND ")
+    }
+
+    /// The same conditions without those of words.
+    fn filters_but_words(&self, workspace: &str, of_nobody: bool) -> Vec<String> {
         let mut all = vec![format!("c.workspace_id = {workspace}")];
         if let Some(shell) = self.list.shell {
             all.push(format!("c.shell = '{}'", shell.as_str()));
@@ -272,10 +391,26 @@ impl<'a> Builder<'a> {
             Some(false) => all.push("c.scheduled_at <= ?3".to_owned()),
             None => {}
         }
-        if !self.inexact_words.is_empty() {
-            all.push(format!("({})", all_of(&self.inexact_words)));
+        if !self.plain_filters.is_empty() {
+            all.push(format!("({})", all_of(&self.plain_filters)));
         }
-        all.join(" AND ")
+        all
+    }
+
+    /// The conditions of the filters by server and by requester on a row of `commands c`.
+    fn filters_by_id(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        if let Some(server) = &self.server {
+            all.push(format!("c.server_id = {server}"));
+        }
+        if let Some(requester) = &self.requester {
+            // On the commands of one who is gone the id may still stand, where nobody sees it.
+            all.push(format!(
+                "c.requested_by = {requester}
+                 AND EXISTS (SELECT 1 FROM me CROSS JOIN users u ON u.workspace_id = me.workspace_id AND u.id = {requester})"
+            ));
+        }
+        all
     }
 
     /// The condition that a row of `reached r` is the one that the list is of, to be added to others.
@@ -359,10 +494,35 @@ impl<'a> Builder<'a> {
         let total = format!("total AS (SELECT {} AS total FROM me)", self.count());
         match self.words {
             Some(_) => {
-                format!(", {REACHED}, asked AS MATERIALIZED (SELECT {} AS query FROM me), {total}", self.query())
+                let (query, long) = (self.query(), self.long());
+                format!(", {REACHED}, asked AS MATERIALIZED (SELECT {query} AS query FROM me), {long}, {total}")
             }
             None => format!(", {REACHED}, {total}"),
         }
+    }
+
+    /// Two common tables for the search in lines whose beginning alone is in the index. `indexed`: the long lines that the
+    /// query finds. `long`: those that it does not find, and that have all words anywhere; only the newest are read.
+    fn long(&self) -> String {
+        let indexed =
+            matches("(SELECT format('(%s) AND wide:\"lng\"', query) FROM asked)", "(SELECT workspace_id FROM me)");
+        let characters = read_characters(&self.list.words);
+        let is_long = format!("length(c.line) > {INDEXED_CHARACTERS}");
+        let mut filters = self.filters_but_words("me.workspace_id", false);
+        filters.extend(self.filters_by_id());
+        format!(
+            "indexed AS MATERIALIZED (SELECT t.rowid & (1 << 40) - 1 AS seq FROM command_texts t WHERE {indexed}),
+             newest AS MATERIALIZED (SELECT seq FROM (
+                SELECT c.seq, sum(length(c.line)) OVER (ORDER BY c.seq DESC ROWS UNBOUNDED PRECEDING) AS characters
+                FROM commands c INDEXED BY commands_long
+                WHERE c.workspace_id = (SELECT workspace_id FROM me) AND {is_long} ORDER BY c.seq DESC LIMIT {})
+                WHERE characters <= {characters}),
+             long AS MATERIALIZED (SELECT c.seq FROM me CROSS JOIN newest n CROSS JOIN commands c ON c.seq = n.seq
+                WHERE {} AND ({REACHES_ALL} OR {ON_REACHED}) AND {} AND c.seq NOT IN (SELECT seq FROM indexed))",
+            characters / INDEXED_CHARACTERS,
+            all_of(&filters),
+            self.anywhere
+        )
     }
 
     // The page's items.
@@ -377,22 +537,27 @@ impl<'a> Builder<'a> {
     /// The page by the index of lines.
     fn items_found(&self) -> String {
         let workspace = "(SELECT me.workspace_id FROM me)";
-        let of_asked = matches("(SELECT query FROM asked)", workspace);
-        let asked = format!("command_texts t WHERE {of_asked}");
+        let asked = format!("command_texts t WHERE {}", matches("(SELECT query FROM asked)", workspace));
         // What other conditions leave is not more.
         let is_there = match self.offset {
             0 => "true".to_owned(),
-            _ => format!("(SELECT true FROM {asked} LIMIT 1 OFFSET ?6)"),
+            _ => format!("(SELECT true FROM (SELECT 1 FROM {asked} UNION ALL SELECT 1 FROM long) LIMIT 1 OFFSET ?6)"),
         };
-        let filters = self.more_filters(workspace, false);
-        let joined = format!("command_texts t CROSS JOIN commands c ON {IS_OF_TEXT}");
+        let filters = format!("(f.is_long OR {})", self.more_filters(workspace, false));
+        let found = |query: &str| {
+            format!(
+                "(SELECT t.rowid & (1 << 40) - 1 AS seq, 0 AS is_long FROM command_texts t WHERE {}
+                  UNION ALL SELECT seq, 1 FROM long) f CROSS JOIN commands c ON c.seq = f.seq",
+                matches(query, workspace)
+            )
+        };
         let Some(words) = self.words.as_ref().filter(|_| self.may_look_around()) else {
-            let there = matches(&format!("(SELECT query FROM asked WHERE {is_there})"), workspace);
-            return self.chosen(&joined, &format!("{there} AND {filters}"));
+            let from = found(&format!("(SELECT query FROM asked WHERE {is_there})"));
+            return self.chosen(&from, &format!("{is_there} AND {filters}"));
         };
         let far = format!(
-            "SELECT c.seq FROM {joined} WHERE {of_asked} AND {filters}
-             ORDER BY {} LIMIT ?5 + ?6",
+            "SELECT c.seq FROM {} WHERE {filters} ORDER BY {} LIMIT ?5 + ?6",
+            found("(SELECT query FROM asked)"),
             self.order()
         );
         // A page of 15 takes 15 times as many as there are for each that is found. So where that is no more than half of what is
@@ -403,7 +568,12 @@ impl<'a> Builder<'a> {
               SELECT iif(found = {FREQUENT} OR found * found > 30 * total, min(found, {SEARCH_WINDOW}), 0) FROM many)",
             of_kind("shell", "true")
         );
-        let more = format!(" AND ({REACHES_ALL} OR {ON_REACHED}) AND {}", all_words(words, HAS_ASCII));
+        // What the index has of a long line is not looked at again.
+        let more = format!(
+            " AND ({REACHES_ALL} OR {ON_REACHED}) AND iif(length(c.line) > {INDEXED_CHARACTERS},
+                c.seq IN (SELECT seq FROM indexed UNION ALL SELECT seq FROM long), {})",
+            all_words(words, HAS_ASCII)
+        );
         let rows = self.near_or_far(&window, &more, &far);
         let from = format!(
             "me CROSS JOIN json_each((SELECT json_group_array(seq) FROM ({rows}))) place
@@ -669,8 +839,11 @@ impl<'a> Builder<'a> {
     /// Counts by the index of lines.
     fn count_found(&self) -> String {
         let CommandList { shell, requested_by_isnull, is_scheduled, .. } = self.list;
-        let is_all =
-            self.inexact_words.is_empty() && shell.is_none() && requested_by_isnull.is_none() && is_scheduled.is_none();
+        let is_all = self.inexact_words.is_empty()
+            && self.plain_filters.is_empty()
+            && shell.is_none()
+            && requested_by_isnull.is_none()
+            && is_scheduled.is_none();
         let (rows, filters) = if is_all {
             (String::new(), String::new())
         } else {
@@ -678,7 +851,7 @@ impl<'a> Builder<'a> {
             (format!(" CROSS JOIN commands c ON {IS_OF_TEXT}"), format!(" AND {filters}"))
         };
         format!(
-            "(SELECT count(*) FROM command_texts t{rows} WHERE {}{filters})",
+            "((SELECT count(*) FROM command_texts t{rows} WHERE {}{filters}) + (SELECT count(*) FROM long))",
             matches("(SELECT query FROM asked)", "me.workspace_id")
         )
     }
@@ -707,7 +880,7 @@ impl<'a> Builder<'a> {
         let departed =
             format!("iif(EXISTS ({DEPARTED}), (SELECT count(*) FROM {rows} AND c.requested_by IN ({DEPARTED})), 0)");
         match (shell, requested_by_isnull, is_scheduled) {
-            _ if requested_by.is_some() || !words.is_empty() => None,
+            _ if requested_by.is_some() || !words.is_empty() || !self.plain_filters.is_empty() => None,
             (None, None, None) => Some(tally("n.total")),
             (Some(Shell::Internal), None, None) => Some(tally("n.internal")),
             (Some(Shell::System), None, None) => Some(tally("n.total - n.internal")),
@@ -747,6 +920,7 @@ impl<'a> Builder<'a> {
     fn tally_of_all(&self) -> Option<String> {
         let CommandList { shell, requested_by, requested_by_isnull, is_scheduled, .. } = self.list;
         match self.server {
+            _ if !self.plain_filters.is_empty() => None,
             None => self.tallied_of_all(),
             Some(_) if shell.is_some() || requested_by.is_some() => None,
             Some(_) if requested_by_isnull.is_some() || is_scheduled.is_some() => None,
@@ -765,7 +939,7 @@ impl<'a> Builder<'a> {
              SELECT CAST(d.user_id AS TEXT) FROM departed_users d WHERE d.workspace_id = me.workspace_id)",
         );
         match (shell, self.requester.is_some(), requested_by_isnull, is_scheduled) {
-            _ if !words.is_empty() => None,
+            _ if !words.is_empty() || !self.plain_filters.is_empty() => None,
             (None, false, None, None) => Some(all),
             (Some(shell), false, None, None) => Some(of_kind("shell", &format!("n.key = '{}'", shell.as_str()))),
             (None, true, None | Some(false), None) => self.tally_of(Index::Requester),
@@ -799,6 +973,12 @@ const ON_REACHED: &str = "c.server_id IN (SELECT id FROM reached) AND (c.request
 
 /// The condition that a row of `commands c` is scheduled for later than now.
 const PLANNED: &str = "c.scheduled_at > ?3 AND c.scheduled_at > c.added_at";
+
+/// The condition that a row of `commands c` is in one of the states that command objects show.
+fn of_states(states: &[&str]) -> String {
+    let names: Vec<String> = states.iter().map(|state| format!("'{state}'")).collect();
+    format!("{} IN ({})", farhand_domain::command::state_sql("?3"), names.join(", "))
+}
 
 /// How many of a workspace's commands are that. What came due since the horizon was moved is not later than now any more;
 /// a clock may also be behind it.
@@ -888,6 +1068,10 @@ fn all_words(words: &str, in_line: &str) -> String {
 const HAS_ASCII: &str =
     "instr(lower(replace(replace(c.line, char(8490), 'k'), char(383), 's')), w.value ->> 'name') > 0";
 
+/// The condition that a line has the word `w`, whose pattern is there for a word that is not all ASCII.
+const HAS_WORD: &str = "iif(w.value ->> 'glob' IS NULL, instr(lower(c.line), w.value ->> 'line') > 0,
+    c.line GLOB (w.value ->> 'glob'))";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -905,8 +1089,8 @@ mod tests {
         for secret in ["Robert", "%_*", "x'", "01936d3e", "77"] {
             assert!(!items.contains(secret) && !tables.contains(secret), "{secret}");
         }
-        // Server, requester, the words for the index, and two for each of the two that it does not find exactly.
-        assert_eq!(parameters.len(), 7);
+        // Server, requester, the words for the index and for long lines, and two for each of the two that it does not find exactly.
+        assert_eq!(parameters.len(), 8);
     }
 
     #[test]

@@ -3,10 +3,8 @@
 use std::collections::HashMap;
 
 use farhand_domain::error::Error;
-use farhand_domain::secret::Hashes;
 use farhand_domain::time::Timestamp;
 use serde::de::DeserializeOwned;
-use serde_json::json;
 use uuid::Uuid;
 use wasm_bindgen::JsValue;
 use worker::{D1PreparedStatement, D1Result, Env};
@@ -82,24 +80,6 @@ impl<T: Into<Parameter>> From<Option<T>> for Parameter {
     }
 }
 
-impl From<&Hashes> for Parameter {
-    fn from(hashes: &Hashes) -> Self {
-        match &hashes.previous {
-            None => (&hashes.current).into(),
-            Some(previous) => json!([hashes.current, previous]).to_string().into(),
-        }
-    }
-}
-
-/// SQL for the condition that a column has one of some hashes, which are bound as one parameter. Unless the pepper is being
-/// rotated there is one, and no more is read than for one.
-pub fn has_hash(column: &str, parameter: &str, hashes: &Hashes) -> String {
-    match hashes.previous {
-        None => format!("{column} = {parameter}"),
-        Some(_) => format!("{column} IN ({parameter} ->> 0, {parameter} ->> 1)"),
-    }
-}
-
 /// A statement with its parameters `?1`, `?2` ... in order.
 #[derive(Clone, Debug)]
 pub struct Statement {
@@ -136,6 +116,8 @@ pub struct Selection {
     pub of_all: Option<(String, String)>,
     /// Their parameters, from `?7` on. The statement for the items has them all.
     pub parameters: Vec<Parameter>,
+    /// What an API token reads instead that reads only what its access control list allows.
+    pub narrow: Option<Box<Selection>>,
 }
 
 impl Selection {
@@ -168,6 +150,7 @@ impl Selection {
                  ORDER BY page.key"
             ),
             of_all: None,
+            narrow: None,
             parameters,
         }
     }
@@ -287,6 +270,15 @@ pub fn returned(object: &str, alias: &str) -> String {
 /// Rows of another form: our own fault.
 pub fn returned_id(result: &D1Result) -> Result<Option<i64>, Error> {
     Ok(column::<f64>(result)?.first().map(|id| *id as i64))
+}
+
+/// How many rows a statement changed, without those that triggers changed.
+///
+/// # Errors
+/// D1 did not report it.
+pub fn changes(result: &D1Result) -> Result<usize, Error> {
+    let meta = result.meta().map_err(internal)?;
+    meta.and_then(|meta| meta.changes).ok_or_else(|| Error::internal("D1 gave no number of changes"))
 }
 
 /// The first row of a result.

@@ -9,7 +9,7 @@ use super::db::{self, Filters, Selection, Statement};
 use crate::caller::Credential;
 
 /// SQL for the group object (contract 5) of a row of `groups g`, as JSON.
-const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
+pub const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
     'description', g.description,
     'num_members', (SELECT count(*) FROM memberships n WHERE n.workspace_id = g.workspace_id AND n.group_id = g.id),
     'servers', json((SELECT json_group_array(i.server_id) FROM (SELECT server_id FROM server_groups
@@ -102,16 +102,16 @@ pub fn for_change() -> String {
 
 /// The statements that make a group owned by the caller, if the caller is staff. The last one's `body` is the group.
 ///
-/// The new group is known by the membership with the id `membership`, as its own id is made by the database: it is the
-/// one of its name, and has nobody in it yet, which no other group has.
+/// The statements find the new group by the membership with the id `membership`, as the database assigns the group's id. The
+/// new group is the one with its name, and the only one without members.
 pub fn insert(credential: &Credential<'_>, new: &GroupChanges, membership: Uuid) -> Vec<Statement> {
     let [name, display_name, description] =
         [&new.name, &new.display_name, &new.description].map(|text| text.as_deref().unwrap_or_default());
     let insert = credential
         .statement(
-            "INSERT INTO groups (workspace_id, name, display_name, description, folded_display_name, folded_description,
+            "INSERT INTO groups (workspace_id, id, name, display_name, description, folded_display_name, folded_description,
                 added_at, updated_at)
-             SELECT workspace_id, ?5, ?6, ?7, ?8, ?9, ?3, ?3 FROM me WHERE is_staff OR is_superuser",
+             SELECT workspace_id, (SELECT w.last_group_id + 1 FROM workspaces w WHERE w.id = me.workspace_id), ?5, ?6, ?7, ?8, ?9, ?3, ?3 FROM me WHERE is_staff OR is_superuser",
         )
         .bind(name)
         .bind(display_name)
@@ -204,7 +204,7 @@ pub fn delete(credential: &Credential<'_>, id: i64) -> Statement {
 // Memberships.
 
 /// SQL for the membership object (contract 5) of a row of `memberships m`, as JSON.
-const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
+pub const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
 
 /// SQL for whether the group of a row of `memberships m` has another owner.
 const HAS_OTHER_OWNER: &str = "EXISTS (SELECT 1 FROM memberships o WHERE o.workspace_id = m.workspace_id

@@ -1,9 +1,8 @@
 //! The table of registration tokens, and the servers that are registered with them.
 
 use farhand_domain::audit::Event;
-use farhand_domain::error::{Error, NON_FIELD};
-use farhand_domain::registration_token::{NewRegistrationToken, Registration};
-use farhand_domain::secret::Hashes;
+use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
+use farhand_domain::registration_token::{self, NewRegistrationToken, Registration};
 use farhand_domain::server::numbered_sql;
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
@@ -20,7 +19,8 @@ use crate::caller::Credential;
 pub const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
     'groups', json((SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM registration_token_groups
         WHERE workspace_id = t.workspace_id AND token_id = t.id ORDER BY group_id) i)),
-    'expires_at', t.expires_at, 'uses', t.uses, 'added_at', t.added_at)";
+    'expires_at', t.expires_at, 'uses', t.uses, 'name_pattern', t.name_pattern, 'networks', json(t.networks),
+    'approval', json(iif(t.approval, 'true', 'false')), 'added_at', t.added_at)";
 
 /// SQL for the condition that a row of `registration_tokens t` is of the caller's workspace, and the caller staff.
 pub const LISTED: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";
@@ -29,14 +29,18 @@ pub const LISTED: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR m
 pub fn insert(credential: &Credential<'_>, id: Uuid, new: &NewRegistrationToken, key_hash: &str) -> Vec<Statement> {
     let insert = credential
         .statement(
-            "INSERT INTO registration_tokens (id, workspace_id, creator_id, name, key_hash, expires_at, uses, added_at)
-             SELECT ?5, workspace_id, user_id, ?6, ?7, ?8, ?9, ?3 FROM me WHERE is_staff OR is_superuser",
+            "INSERT INTO registration_tokens (id, workspace_id, creator_id, name, key_hash, expires_at, uses, name_pattern, networks,
+                approval, added_at)
+             SELECT ?5, workspace_id, user_id, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?3 FROM me WHERE is_staff OR is_superuser",
         )
         .bind(id)
         .bind(&new.name)
         .bind(key_hash)
         .bind(new.expires_at)
-        .bind(new.uses);
+        .bind(new.uses)
+        .bind(new.name_pattern.as_ref())
+        .bind(new.networks.as_ref().map(|networks| json!(networks).to_string()))
+        .bind(new.approval);
     let join = credential
         .statement(
             "INSERT INTO registration_token_groups (workspace_id, token_id, group_id)
@@ -75,17 +79,12 @@ pub fn before_delete(credential: &Credential<'_>, event: &Event) -> Result<State
     Ok(credential.statement(&insert.sql()).bind(audit::text(event)?))
 }
 
-/// The condition that a row of `registration_tokens t` is alive at `?3` and has one of the hashes `?2` in the workspace of
+/// The condition that a row of `registration_tokens t` is alive at `?3` and has the hash `?2` in the workspace of
 /// the slug `?1`: what it allows is done in its creator's name, who must still be allowed it.
-fn alive(hashes: &Hashes) -> String {
-    format!(
-        "{} AND (t.expires_at IS NULL OR t.expires_at > ?3) AND (t.uses IS NULL OR t.uses > 0)
+const ALIVE: &str = "t.key_hash = ?2 AND (t.expires_at IS NULL OR t.expires_at > ?3) AND (t.uses IS NULL OR t.uses > 0)
         AND t.workspace_id = (SELECT w.id FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL)
         AND EXISTS (SELECT 1 FROM users u WHERE u.id = t.creator_id AND u.workspace_id = t.workspace_id
-            AND u.is_active = 1 AND (u.is_staff = 1 OR u.is_superuser = 1))",
-        db::has_hash("t.key_hash", "?2", hashes)
-    )
-}
+            AND u.is_active = 1 AND (u.is_staff = 1 OR u.is_superuser = 1))";
 
 /// How many servers may have a name with a number behind it.
 const MOST_NUMBERS: u32 = 10_000;
@@ -97,8 +96,12 @@ pub struct NewServer<'a> {
     pub id: Uuid,
     /// The hash of its agent's key.
     pub key_hash: &'a str,
+    /// The fingerprint of that key.
+    pub fingerprint: &'a str,
     /// What its agent told.
     pub registration: &'a Registration,
+    /// The agent's address.
+    pub remote_ip: &'a str,
     /// What the audit log tells of it. The actor is the agent of the new server.
     pub event: &'a Event,
 }
@@ -112,19 +115,64 @@ pub struct Registered {
     pub name: String,
 }
 
-/// Why no server can be registered with a token, whatever its name.
+/// SQL for whether a row of `registration_tokens t` allows a name, given SQL for it.
+fn allows_name(name: &str) -> String {
+    format!("(t.name_pattern IS NULL OR {name} GLOB t.name_pattern)")
+}
+
+/// SQL for whether a row of `registration_tokens t` allows an address, given SQL for the networks that it is in.
+fn allows_address(networks: &str) -> String {
+    format!(
+        "(t.networks IS NULL OR EXISTS (SELECT 1 FROM json_each(t.networks) n
+            WHERE n.value IN (SELECT value FROM json_each({networks}))))"
+    )
+}
+
+/// The networks of an address, as [`allows_address`] takes them.
+fn networks_of(remote_ip: &str) -> String {
+    json!(registration_token::networks_of(remote_ip)).to_string()
+}
+
+/// Why an agent cannot register a server with a token, but for a missing number behind the name; `name` is `None` if the
+/// request has no valid one.
 ///
 /// # Errors
-/// The token is not alive; one of its groups is full.
-pub async fn refusal(env: &Env, workspace: &str, token: &Hashes, now: Timestamp) -> Result<(), Error> {
-    let sql = format!("SELECT {} AS is_full FROM registration_tokens t WHERE {}", has_full_group(), alive(token));
-    let result = db::run(env, Statement::new(sql).bind(workspace).bind(token).bind(now)).await?;
-    match db::column::<f64>(&result)?.first() {
+/// The token is not alive; it does not allow the address or the name; one of its groups is full.
+pub async fn refusal(
+    env: &Env,
+    workspace: &str,
+    token_hash: &str,
+    (name, remote_ip): (Option<&str>, &str),
+    now: Timestamp,
+) -> Result<(), Error> {
+    #[derive(Deserialize)]
+    struct Row {
+        is_full: f64,
+        allows_name: f64,
+        allows_address: f64,
+    }
+    let sql = format!(
+        "SELECT {} AS is_full, ?4 IS NULL OR {} AS allows_name, {} AS allows_address
+         FROM registration_tokens t WHERE {ALIVE}",
+        has_full_group(),
+        allows_name("?4"),
+        allows_address("?5")
+    );
+    let statement =
+        Statement::new(sql).bind(workspace).bind(token_hash).bind(now).bind(name).bind(networks_of(remote_ip));
+    let denied = |detail: &'static str| Err(Error::new(Kind::Forbidden, detail).code(Code::PermissionDenied));
+    match db::first::<Row>(&db::run(env, statement).await?)? {
         None => Err(Error::invalid_token()),
-        Some(0.0) => Ok(()),
-        Some(_) => {
+        Some(row) if row.allows_address == 0.0 => {
+            denied("The registration token's networks do not allow the agent's address.")
+        }
+        Some(row) if row.allows_name == 0.0 => {
+            denied("The registration token's name_pattern does not allow this name.")
+        }
+        Some(row) if row.is_full != 0.0 => {
             Err(Error::field(NON_FIELD, "A group of the registration token has all the servers that it may have."))
         }
+        Some(_) => Ok(()),
     }
 }
 
@@ -136,54 +184,58 @@ fn has_full_group() -> String {
     )
 }
 
-/// Registers a server with a token, and uses the token once; `None` where there is a [`refusal`], or no name is left. A token
-/// that is stored by its hash under the previous pepper is stored by the current one then.
+/// Registers a server with a token, and uses the token once; `None` where there is a [`refusal`], or no name is left.
 ///
 /// # Errors
 /// D1 did not do it.
 pub async fn register(
     env: &Env,
     workspace: &str,
-    token: &Hashes,
+    token_hash: &str,
     new: NewServer<'_>,
     now: Timestamp,
 ) -> Result<Option<Registered>, Failure> {
-    let alive = alive(token);
-    let rehash = token.previous.as_ref().map_or("", |_| ", key_hash = ?5, key_hashed_at = ?3");
-    let statement = |sql: String| Statement::new(sql).bind(workspace).bind(token).bind(now).bind(new.id);
+    let statement = |sql: String| Statement::new(sql).bind(workspace).bind(token_hash).bind(now).bind(new.id);
     let name = numbered_sql("?5", "number");
     let insert = statement(format!(
-        "WITH RECURSIVE free (workspace_id, creator_id, number) AS (
-            SELECT t.workspace_id, t.creator_id, 1 FROM registration_tokens t WHERE {alive} AND NOT {}
+        "WITH RECURSIVE free (workspace_id, approval, number) AS (
+            SELECT t.workspace_id, t.approval, 1 FROM registration_tokens t
+            WHERE {ALIVE} AND {} AND {} AND NOT {}
             UNION ALL
-            SELECT workspace_id, creator_id, number + 1 FROM free WHERE number < {MOST_NUMBERS} AND EXISTS (
-                SELECT 1 FROM servers s WHERE s.workspace_id = free.workspace_id AND s.name = {name})
+            SELECT workspace_id, approval, number + 1 FROM free WHERE number < {MOST_NUMBERS} AND (
+                EXISTS (SELECT 1 FROM servers s WHERE s.workspace_id = free.workspace_id AND s.name = {name})
+                OR approval AND EXISTS (SELECT 1 FROM server_names n
+                    WHERE n.workspace_id = free.workspace_id AND n.name = {name} AND n.freed_at > ?10))
          )
-         INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, platform, added_at, updated_at)
-         SELECT ?4, workspace_id, {name}, ?6, creator_id, ?7, ?3, ?3 FROM free
+         INSERT INTO servers (id, workspace_id, name, agent_key_hash, platform, registration, fingerprint, added_at, updated_at)
+         SELECT ?4, workspace_id, {name}, ?6, ?7, iif(approval, 'pending', 'active'), iif(approval, ?9, NULL), ?3, ?3
+         FROM free
          WHERE number = (SELECT max(number) FROM free) AND number < {MOST_NUMBERS}
          RETURNING workspace_id, name",
+        allows_name("?5"),
+        allows_address("?8"),
         has_full_group()
     ))
     .bind(&new.registration.name)
     .bind(new.key_hash)
-    .bind(new.registration.platform.as_deref());
+    .bind(new.registration.platform.as_deref())
+    .bind(networks_of(new.remote_ip))
+    .bind(new.fingerprint)
+    .bind(now.plus_seconds(-registration_token::NAME_KEPT));
     let join = statement(format!(
         "INSERT INTO server_groups (workspace_id, group_id, server_id)
          SELECT s.workspace_id, i.group_id, s.id FROM servers s
-         CROSS JOIN registration_tokens t ON {alive} AND t.workspace_id = s.workspace_id
+         CROSS JOIN registration_tokens t ON {ALIVE} AND t.workspace_id = s.workspace_id
          CROSS JOIN registration_token_groups i ON i.workspace_id = t.workspace_id AND i.token_id = t.id
          WHERE s.id = ?4"
     ));
     let spend = statement(format!(
-        "UPDATE registration_tokens AS t SET uses = uses - 1{rehash}
-         WHERE {alive} AND EXISTS (SELECT 1 FROM servers s WHERE s.id = ?4)"
+        "UPDATE registration_tokens AS t SET uses = uses - 1
+         WHERE {ALIVE} AND EXISTS (SELECT 1 FROM servers s WHERE s.id = ?4)"
     ));
-    // Unless the pepper is being rotated, the index is not written.
-    let spend = token.previous.iter().fold(spend, |spend, _| spend.bind(&token.current));
     // The token is still alive here: it is used after this.
     let rest = format!(
-        "FROM servers s CROSS JOIN registration_tokens t ON {alive} AND t.workspace_id = s.workspace_id
+        "FROM servers s CROSS JOIN registration_tokens t ON {ALIVE} AND t.workspace_id = s.workspace_id
          WHERE s.id = ?4 AND changes() > 0"
     );
     let told = Insert {
@@ -192,6 +244,7 @@ pub async fn register(
         by: Some(["'agent'", "s.id", "s.name", "'registration_token'", "t.id"]),
         object_id: None,
         object_name: Some("s.name"),
+        details: None,
         rest: &rest,
     };
     let told = statement(told.sql()).bind(audit::text(new.event)?);

@@ -2,7 +2,7 @@
 
 use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
-use farhand_domain::secret::Hashes;
+use farhand_domain::session;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::Account;
 use serde::Deserialize;
@@ -11,6 +11,7 @@ use worker::Env;
 
 use super::audit::{self, Insert};
 use super::db::{self, Statement};
+use super::users::NewPassword;
 use super::{sessions, users};
 
 /// How many requests of an address may be pending (spec.md, Limits).
@@ -38,15 +39,15 @@ pub struct New<'a> {
     pub id: Uuid,
     /// The address that it is for.
     pub address: &'a str,
-    /// The keyed hashes of that.
-    pub address_hashes: &'a Hashes,
+    /// The address's keyed hash.
+    pub address_hash: &'a str,
     /// What the audit log tells of it, whose object is the address's user, if there is one.
     pub event: &'a Event,
 }
 
 /// Stores a request for an address, unless too many are pending. The work does not tell whether the address is anybody's.
 pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) -> Result<Requested, Error> {
-    let New { id, address, address_hashes, event } = new;
+    let New { id, address, address_hash, event } = new;
     let exists = Statement::new("SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL").bind(workspace);
     let cleared = Statement::new(
         "DELETE FROM reset_requests WHERE id IN (SELECT r.id FROM workspaces w
@@ -54,31 +55,25 @@ pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) ->
             WHERE w.slug = ?1 AND w.deleted_at IS NULL LIMIT ?3 + 0)",
     );
     let cleared = cleared.bind(workspace).bind(now).bind(CLEARED);
-    let insert = Statement::new(format!(
+    let insert = Statement::new(
         "INSERT INTO reset_requests (id, workspace_id, address_hash, user_id, requested_at, expires_at)
          SELECT ?2, w.id, ?3, (SELECT u.id FROM users u WHERE u.workspace_id = w.id AND u.email = ?4 AND u.is_active = 1),
             ?5, ?6
          FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL AND ?7 > (
             SELECT count(*) FROM reset_requests r
-            WHERE r.workspace_id = w.id AND {} AND r.expires_at > ?5)
+            WHERE r.workspace_id = w.id AND r.address_hash = ?3 AND r.expires_at > ?5)
          RETURNING id",
-        db::has_hash("r.address_hash", "?8", address_hashes)
-    ))
+    )
     .bind(workspace)
     .bind(id)
-    .bind(&address_hashes.current)
+    .bind(address_hash)
     .bind(address)
     .bind(now)
     .bind(now.plus_seconds(LIFETIME))
-    .bind(MOST_PENDING)
-    .bind(address_hashes);
-    // By the id alone: looking the name up would be work for who is registered.
-    let user = Some("CAST(r.user_id AS TEXT)");
-    let rest = "FROM reset_requests r WHERE r.id = ?1 AND changes() > 0";
-    let told = Insert { object_id: user, ..Insert::whole("r.workspace_id", "?2", rest) };
-    let told = Statement::new(told.sql()).bind(id).bind(audit::text(event)?);
-    let results = db::batch(env, vec![exists, cleared, insert, told]).await?;
-    let [exists, _, inserted, _] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
+    .bind(MOST_PENDING);
+    let told = audit::after_reset_request(id, event, now)?;
+    let results = db::batch(env, [vec![exists, cleared, insert], told].concat()).await?;
+    let [exists, _, inserted, ..] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
     let Some(workspace_id) = db::returned_id(exists)? else { return Ok(Requested::NoWorkspace) };
     let is_stored = !db::column::<String>(inserted)?.is_empty();
     Ok(if is_stored { Requested::Stored(workspace_id) } else { Requested::TooMany })
@@ -132,7 +127,7 @@ pub async fn consume(
     env: &Env,
     workspace: &str,
     id: Uuid,
-    password: &str,
+    new: &NewPassword<'_>,
     event: &Event,
     now: Timestamp,
 ) -> Result<Option<(i64, Vec<String>)>, Error> {
@@ -140,16 +135,23 @@ pub async fn consume(
     let hashes = Statement::new(format!("SELECT {hashes} AS body {OPEN} AND w.slug = ?3"));
     let update = Statement::new(format!(
         "UPDATE users SET password = ?4, password_changed_at = ?2
-         WHERE id = (SELECT u.id {OPEN} AND w.slug = ?3) RETURNING workspace_id"
+         WHERE (workspace_id, id) = (SELECT u.workspace_id, u.id {OPEN} AND w.slug = ?3) RETURNING workspace_id"
     ));
     let (hashes, update) = (hashes.bind(id).bind(now).bind(workspace), update.bind(id).bind(now).bind(workspace));
     // The request is gone by then.
-    let rest = "FROM users u WHERE u.id = ?1 ->> '$.object.id' AND changes() > 0";
+    let rest = "FROM workspaces w JOIN users u ON u.workspace_id = w.id AND u.id = ?1 ->> '$.object.id'
+        WHERE w.slug = ?2 AND w.deleted_at IS NULL AND changes() > 0";
     let told = Insert::whole("u.workspace_id", "?1", rest);
-    let told = Statement::new(told.sql()).bind(audit::text(event)?);
-    let statements = vec![hashes, update.bind(password), told];
+    let told = Statement::new(told.sql()).bind(audit::text(event)?).bind(workspace);
+    let mut statements = vec![hashes, update.bind(new.hash), told];
+    if !new.keep_scheduled {
+        let users = format!("SELECT u.id, u.workspace_id {OPEN} AND w.slug = ?3");
+        let revoke = Statement::new(sessions::revoke_all(&users, "?2", "?4"));
+        let revoke = revoke.bind(id).bind(now).bind(workspace).bind(session::dead_until(now));
+        statements.insert(0, revoke);
+    }
     let results = db::batch(env, statements).await?;
-    let [hashes, updated, _] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
+    let [.., hashes, updated, _] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
     let Some(workspace_id) = db::returned_id(updated)? else { return Ok(None) };
     let hashes = sessions::read_token_hashes(db::column::<String>(hashes)?.into_iter().next())?;
     Ok(Some((workspace_id, hashes)))

@@ -3,7 +3,7 @@
 
 use farhand_domain::acl::Acl;
 use farhand_domain::audit::Event;
-use farhand_domain::command::{self, Command, Output, Rights, split_result};
+use farhand_domain::command::{self, Command, Inputs, Origin, Output, Rights, split_result};
 use farhand_domain::lifecycle::{Denial, Lifecycle};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::HostFacts;
@@ -16,8 +16,9 @@ use super::audit;
 use super::db::{self, Failure, Statement};
 use super::servers;
 use crate::audit::of_service;
-use crate::link_calls::Key;
-use crate::server_link_sql::Held;
+use crate::link_calls::Create;
+use crate::platform::Config;
+use crate::server_link_sql::{Happened, Held};
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
@@ -46,7 +47,7 @@ pub struct Found {
 
 /// Finds a server in a workspace that exists.
 pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Option<Found>> {
-    change_server(env, workspace, server, vec![]).await
+    change_server_of(env, workspace, server, vec![], "w.deleted_at IS NULL").await
 }
 
 /// SQL for the condition that the user `?3` may still change a row of `servers s` (contract 5): they are active, and staff or
@@ -60,40 +61,32 @@ pub fn update_key(
     workspace_id: i64,
     server: Uuid,
     by: i64,
-    (key_hash, now): (&str, Timestamp),
+    (key_hash, fingerprint, now): (&str, &str, Timestamp),
     event: &Event,
 ) -> Result<Vec<Statement>> {
     let sql = format!(
-        "UPDATE servers AS s SET agent_key_hash = ?4, key_hashed_at = ?5, updated_at = ?5
+        "UPDATE servers AS s SET agent_key_hash = ?4, updated_at = ?5,
+            fingerprint = iif(s.fingerprint IS NULL, NULL, ?6)
          WHERE s.id = ?2 AND s.workspace_id = ?1 AND {PERMITTED}"
     );
-    let update = Statement::new(sql).bind(workspace_id).bind(server).bind(by).bind(key_hash).bind(now);
+    let update =
+        Statement::new(sql).bind(workspace_id).bind(server).bind(by).bind(key_hash).bind(now).bind(fingerprint);
     Ok(vec![update, audit::after_change(workspace_id, event).map_err(|error| own(&error))?])
 }
 
-/// Another hash of the same key of a server's agent: the pepper was rotated.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Rehash {
-    /// The one before.
-    pub from: String,
-    /// The one from now on.
-    pub to: String,
-    /// When it was made.
-    pub at: Timestamp,
-}
-
-/// The statement that stores a server's key by another hash. Where it has another key by now, it stays.
-pub fn rehash_key(workspace_id: i64, server: Uuid, rehash: &Rehash) -> Statement {
-    let sql = "UPDATE servers SET agent_key_hash = ?4, key_hashed_at = ?5
-        WHERE id = ?2 AND workspace_id = ?1 AND agent_key_hash = ?3";
-    Statement::new(sql).bind(workspace_id).bind(server).bind(&rehash.from).bind(&rehash.to).bind(rehash.at)
-}
-
-/// The statements that delete a server, if a user still may; without one, for its own agent. While there are commands of it,
+/// The statements that delete a server, if a user still may; without one, for its own agent or for the service. `only_pending`:
+/// only if it is still pending. While there are commands of it,
 /// their output stays in its object, which is noted.
-pub fn delete_server(workspace_id: i64, server: Uuid, by: Option<i64>, event: &Event) -> Result<Vec<Statement>> {
-    let is_due = format!("s.id = ?2 AND s.workspace_id = ?1 AND (?3 IS NULL OR {PERMITTED})");
-    let statement = |sql: String| Statement::new(sql).bind(workspace_id).bind(server).bind(by);
+pub fn delete_server(
+    workspace_id: i64,
+    server: Uuid,
+    (by, only_pending): (Option<i64>, bool),
+    event: &Event,
+) -> Result<Vec<Statement>> {
+    let is_due = format!(
+        "s.id = ?2 AND s.workspace_id = ?1 AND (?3 IS NULL OR {PERMITTED}) AND (NOT ?4 OR s.registration = 'pending')"
+    );
+    let statement = |sql: String| Statement::new(sql).bind(workspace_id).bind(server).bind(by).bind(only_pending);
     Ok(vec![
         statement(format!(
             "INSERT INTO gone_servers (workspace_id, id)
@@ -106,19 +99,28 @@ pub fn delete_server(workspace_id: i64, server: Uuid, by: Option<i64>, event: &E
     ])
 }
 
-/// Changes a server in a workspace that exists, and finds what it is then, in one round trip.
+/// Changes a server, and finds what it is then, in one round trip. In a deleted workspace that may be undeleted, its servers
+/// are still there.
 ///
 /// # Errors
 /// D1 did not answer; whether it did what it was told is not known then.
-pub async fn change_server(
+pub async fn change_server(env: &Env, workspace: &str, server: Uuid, changes: Vec<Statement>) -> Result<Option<Found>> {
+    change_server_of(env, workspace, server, changes, "w.is_purging = 0").await
+}
+
+/// The same in a workspace for which a condition holds.
+async fn change_server_of(
     env: &Env,
     workspace: &str,
     server: Uuid,
     mut changes: Vec<Statement>,
+    condition: &str,
 ) -> Result<Option<Found>> {
-    let sql = "SELECT s.workspace_id, s.name, s.agent_key_hash, s.commissioned, s.link_revision
+    let sql = format!(
+        "SELECT s.workspace_id, s.name, s.agent_key_hash, s.commissioned, s.link_revision
         FROM workspaces w JOIN servers s ON s.id = ?2 AND s.workspace_id = w.id
-        WHERE w.slug = ?1 AND w.deleted_at IS NULL";
+        WHERE w.slug = ?1 AND {condition}"
+    );
     #[derive(Deserialize)]
     struct Row {
         workspace_id: f64,
@@ -138,6 +140,9 @@ pub async fn change_server(
         revision: row.link_revision as i64,
     }))
 }
+
+/// How many audit events of a server wait for D1 at most.
+const MAX_EVENTS: usize = 100;
 
 /// What an object knows of its host and connection.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
@@ -159,6 +164,21 @@ pub struct ServerFacts {
     cpu_logical_cores: Option<i64>,
     physical_memory: Option<i64>,
     load: Option<f64>,
+    /// The account that its agent reported as the only one that it can use.
+    #[serde(default)]
+    reported_username: Option<String>,
+    /// When a second agent with this server's identity was last refused; `None`: not lately.
+    #[serde(default)]
+    pub identity_conflict_at: Option<Timestamp>,
+    /// Audit events that D1 does not have yet.
+    #[serde(default)]
+    pub events: Vec<Happened>,
+    /// When the agent last sent the load. Absent once that load is dropped.
+    #[serde(default)]
+    pub load_at: Option<Timestamp>,
+    /// The load in D1 is out of date and goes.
+    #[serde(default)]
+    drops_load: bool,
     /// Counts the changes.
     pub revision: i64,
     /// The revision that D1 has.
@@ -172,6 +192,18 @@ impl ServerFacts {
         Self { commissioned, revision, flushed: revision, ..Self::default() }
     }
 
+    /// The version of the agent, as it last reported it.
+    pub fn agent_version(&self) -> Option<&str> {
+        self.agent_version.as_deref()
+    }
+
+    /// Adds an audit event to the change at hand. While D1 does not answer, only the first ones are kept.
+    pub fn note(&mut self, event: Event) {
+        if self.events.len() < MAX_EVENTS {
+            self.events.push(Happened { revision: self.revision + 1, event });
+        }
+    }
+
     /// What is known of the host, in lower case, a line each: for the search.
     fn folded(&self) -> String {
         let texts = [&self.platform, &self.os_name, &self.os_version, &self.agent_version];
@@ -180,31 +212,44 @@ impl ServerFacts {
 
     /// Takes what an agent tells of itself and its host. What is missing stays as it was. Once an agent has committed, its
     /// server is commissioned (agent-protocol 2).
-    pub fn learn(&mut self, told: HostFacts, is_commit: bool) {
+    pub fn learn(&mut self, told: HostFacts, is_commit: bool, now: Timestamp) {
         fn set<T>(field: &mut Option<T>, value: Option<T>) {
             if value.is_some() {
                 *field = value;
             }
         }
         self.commissioned |= is_commit;
-        set(&mut self.agent_version, told.version);
         set(&mut self.platform, told.platform);
         set(&mut self.os_name, told.os_name);
         set(&mut self.os_version, told.os_version);
         set(&mut self.cpu_logical_cores, told.cpu_logical_cores);
         set(&mut self.physical_memory, told.physical_memory);
-        set(&mut self.load, told.load);
+        // A whole report, by commit or sync, has the version. Without an account, the agent can use any.
+        if told.version.is_some() || told.default_username.is_some() {
+            self.reported_username = told.default_username;
+        }
+        set(&mut self.agent_version, told.version);
+        if told.load.is_some() {
+            self.set_load(told.load, now);
+        }
+    }
+
+    /// Takes the host's load, or drops it.
+    pub fn set_load(&mut self, load: Option<f64>, now: Timestamp) {
+        (self.load, self.load_at, self.drops_load) = (load, load.map(|_| now), load.is_none());
     }
 }
 
-/// The statement that tells what is known of a server. What its agent did not tell stays as it was.
-pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> Statement {
-    Statement::new(
+/// The statements that write what is known of a server, and before that its audit events. What its agent did not report stays
+/// as it was.
+pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> Vec<Statement> {
+    let update = Statement::new(
         "UPDATE servers SET commissioned = ?4, is_connected = ?5, connected_at = ?6, last_seen_at = ?7, remote_ip = ?8,
             agent_version = coalesce(?9, agent_version), platform = coalesce(?10, platform),
             os_name = coalesce(?11, os_name), os_version = coalesce(?12, os_version),
             cpu_logical_cores = coalesce(?13, cpu_logical_cores), physical_memory = coalesce(?14, physical_memory),
-            load = coalesce(?15, load), folded = ?16, link_revision = ?3
+            load = CASE WHEN ?17 THEN NULL ELSE coalesce(?15, load) END, folded = ?16, identity_conflict_at = ?18,
+            reported_username = iif(?9 IS NULL, coalesce(?19, reported_username), ?19), link_revision = ?3
          WHERE id = ?2 AND workspace_id = ?1 AND link_revision < ?3",
     )
     .bind(workspace_id)
@@ -223,6 +268,10 @@ pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> St
     .bind(facts.physical_memory)
     .bind(facts.load)
     .bind(facts.folded())
+    .bind(facts.drops_load)
+    .bind(facts.identity_conflict_at)
+    .bind(facts.reported_username.as_deref());
+    audit::of_server(workspace_id, server, &facts.events).into_iter().chain([update]).collect()
 }
 
 /// What became of a new command in D1.
@@ -234,15 +283,28 @@ pub enum Recorded {
     NoServer,
     /// Its Idempotency-Key is another command's.
     KeyTaken,
+    /// The quotas of waiting commands are used up.
+    TooManyWaiting,
+    /// The workspace's quota of bytes is used up for today.
+    TooManyBytes,
 }
+
+/// The characters of a timestamp that are its day.
+const DAY: usize = 10;
 
 /// The columns of `commands` that never change, in the order of what [`command_row`] binds after the workspace.
 const COMMAND_COLUMNS: &str =
     "workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
-    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at";
+    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs";
 
-/// A statement that inserts a command, whose `?1` to `?16` are [`COMMAND_COLUMNS`].
-fn command_row(sql: String, workspace_id: i64, command: &Command, life: &Lifecycle) -> Statement {
+/// A statement that inserts a command, whose `?1` to `?18` are [`COMMAND_COLUMNS`].
+fn command_row(
+    sql: String,
+    workspace_id: i64,
+    command: &Command,
+    origin: Option<&Origin>,
+    life: &Lifecycle,
+) -> Statement {
     Statement::new(sql)
         .bind(workspace_id)
         .bind(command.id)
@@ -260,21 +322,24 @@ fn command_row(sql: String, workspace_id: i64, command: &Command, life: &Lifecyc
         .bind(life.state().as_str())
         .bind(life.message())
         .bind(life.delivered_at)
+        .bind(command.argv.as_ref().map(|words| json!(words).to_string()))
+        .bind(origin.is_some_and(|origin| origin.has_inputs))
 }
 
 /// The statement that gives D1 a command that it had and may have lost; one that it has stays as it is. Its latest follows with
-/// [`update_command`]. Its requester may be lost, and the number somebody else's now, who joined later.
+/// [`update_command`]. Its requester may be lost, and the number somebody else's now, who joined later. The bytes of its output are
+/// inserted, so that they do not count as today's.
 pub fn restore_command(held: &Held) -> Statement {
     let sql = format!(
-        "INSERT INTO commands ({COMMAND_COLUMNS})
+        "INSERT INTO commands ({COMMAND_COLUMNS}, output_bytes)
          SELECT w.id, ?2, ?3, ?4,
             (SELECT u.id FROM users u WHERE u.id = ?5 AND u.workspace_id = w.id AND u.date_joined <= ?11),
-            ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16
+            ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19
          FROM workspaces w
          WHERE w.id = ?1 AND w.deleted_at IS NULL
             AND NOT EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = ?1 AND c.id = ?2)"
     );
-    command_row(sql, held.workspace_id, &held.command, &held.life)
+    command_row(sql, held.workspace_id, &held.command, held.origin.as_ref(), &held.life).bind(held.output_bytes())
 }
 
 /// The statement that takes a restored command away again, which nobody has heard of.
@@ -283,26 +348,49 @@ pub fn unrestore_command(held: &Held) -> Statement {
     Statement::new(sql).bind(held.workspace_id).bind(held.command.id)
 }
 
+/// SQL for the condition that a new command is within its quotas of waiting commands (contract 11, Quotas): `?21` for its
+/// requester and `?22` for the workspace. A command that is delivered with its insert does not wait.
+const HAS_ROOM: &str = "(?16 IS NOT NULL OR ?21 > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
+        WHERE c.workspace_id = ?1 AND c.requested_by = ?5 AND c.delivered_at IS NULL AND c.handled_at IS NULL LIMIT ?21 + 0))
+    AND ?22 > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
+        WHERE c.workspace_id = ?1 AND c.delivered_at IS NULL AND c.handled_at IS NULL LIMIT ?22 + 0)))";
+
+/// SQL for the condition that a workspace `?1` may store `bytes` more on a `day`, of at most `most`.
+fn has_bytes_left(bytes: &str, day: &str, most: &str) -> String {
+    format!(
+        "{bytes} + coalesce((SELECT b.bytes FROM stored_bytes b WHERE b.workspace_id = ?1 AND b.day = {day}), 0) <= {most}"
+    )
+}
+
+/// What a new command adds to its workspace's stored bytes.
+pub fn bytes_of(command: &Command, inputs: Option<&Inputs>) -> u64 {
+    (command.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
+}
+
 /// Writes a new command. Where it is not written, nothing is.
-pub async fn insert_command(
-    env: &Env,
-    workspace_id: i64,
-    command: &Command,
-    life: &Lifecycle,
-    key: Option<&Key>,
-    event: &Event,
-) -> Result<Recorded> {
+pub async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<Recorded> {
+    let Create { workspace_id, command, origin, key, event, .. } = create;
+    let (workspace_id, key, quotas) = (*workspace_id, key.as_ref(), Config::of(env).quotas);
     let requester = command.requested_by.as_ref().map(|requester| requester.id);
+    let bytes = bytes_of(command, create.inputs.as_ref());
+    let day: String = life.added_at.to_string().chars().take(DAY).collect();
     let sql = format!(
         "INSERT INTO commands ({COMMAND_COLUMNS}, idempotency_key, idempotency_body)
-         SELECT w.id, ?2, s.id, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18
+         SELECT w.id, ?2, s.id, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
+            ?19, ?20
          FROM workspaces w JOIN servers s ON s.id = ?3 AND s.workspace_id = w.id
-         WHERE w.id = ?1 AND w.deleted_at IS NULL
-         RETURNING id"
+         WHERE w.id = ?1 AND w.deleted_at IS NULL AND {HAS_ROOM} AND {}
+         RETURNING id",
+        has_bytes_left("?23", "?24", "?25")
     );
-    let insert = command_row(sql, workspace_id, command, life)
+    let insert = command_row(sql, workspace_id, command, Some(origin), life)
         .bind(key.map(|key| key.hash.as_str()))
-        .bind(key.map(|key| key.body.as_str()));
+        .bind(key.map(|key| key.body.as_str()))
+        .bind(quotas.waiting_of_user)
+        .bind(quotas.waiting_of_workspace)
+        .bind(bytes)
+        .bind(&day)
+        .bind(quotas.bytes_of_day);
     let mut statements = vec![];
     if let Some(key) = key {
         // One that was used long ago is free again.
@@ -314,18 +402,47 @@ pub async fn insert_command(
     let place = statements.len();
     statements.push(insert);
     statements.push(audit::after_change(workspace_id, event).map_err(|error| own(&error))?);
+    // The event is written only with the command.
+    let count = "INSERT INTO stored_bytes (workspace_id, day, bytes) SELECT ?1, ?2, ?3 WHERE changes() > 0
+        ON CONFLICT (workspace_id, day) DO UPDATE SET bytes = bytes + excluded.bytes";
+    statements.push(Statement::new(count).bind(workspace_id).bind(&day).bind(bytes));
     match db::batch(env, statements).await {
         Ok(results) => {
             let made = results.get(place).map(db::column::<String>).transpose().map_err(|error| own(&error))?;
-            Ok(if made.is_some_and(|made| !made.is_empty()) { Recorded::Yes } else { Recorded::NoServer })
+            if made.is_some_and(|made| !made.is_empty()) {
+                return Ok(Recorded::Yes);
+            }
+            why_not(env, (workspace_id, command.server), (bytes, &day), quotas.bytes_of_day).await
         }
         Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => Ok(Recorded::KeyTaken),
         Err(failure) => Err(failure.into()),
     }
 }
 
+/// Why a command was not written.
+async fn why_not(
+    env: &Env,
+    (workspace_id, server): (i64, Uuid),
+    (bytes, day): (u64, &str),
+    bytes_of_day: i64,
+) -> Result<Recorded> {
+    let sql = format!(
+        "SELECT CASE WHEN {} THEN 'waiting' ELSE 'bytes' END AS body
+         FROM workspaces w JOIN servers s ON s.id = ?2 AND s.workspace_id = w.id
+         WHERE w.id = ?1 AND w.deleted_at IS NULL",
+        has_bytes_left("?3", "?4", "?5")
+    );
+    let statement = Statement::new(sql).bind(workspace_id).bind(server).bind(bytes).bind(day).bind(bytes_of_day);
+    let found = db::column::<String>(&db::run(env, statement).await?).map_err(|error| own(&error))?;
+    Ok(match found.first().map(String::as_str) {
+        Some("waiting") => Recorded::TooManyWaiting,
+        Some(_) => Recorded::TooManyBytes,
+        None => Recorded::NoServer,
+    })
+}
+
 /// What commands are allowed that are about to go out, in their order: the rights of each one's requester, as they are
-/// now, or why there are none.
+/// now, or why there are none. `None`: the workspace is deleted, and nothing may go out unless it is undeleted.
 ///
 /// # Errors
 /// D1 did not answer.
@@ -335,11 +452,12 @@ pub async fn find_rights(
     server: Uuid,
     commands: &[Held],
     now: Timestamp,
-) -> Result<Vec<Result<Rights, Denial>>> {
+) -> Result<Option<Vec<Result<Rights, Denial>>>> {
     #[derive(Deserialize)]
     struct Row {
         is_active: bool,
         has_token: bool,
+        is_revoked: bool,
         any_account: Option<bool>,
         username: Option<String>,
         is_staff: bool,
@@ -351,6 +469,7 @@ pub async fn find_rights(
             json!({
                 "user": held.command.requested_by.as_ref().map(|requester| requester.id),
                 "token": held.origin.as_ref().and_then(|origin| origin.api_token),
+                "session": held.origin.as_ref().and_then(|origin| origin.session),
             })
         })
         .collect();
@@ -361,32 +480,41 @@ pub async fn find_rights(
         "WITH me AS (
             SELECT c.key AS place, ?1 AS workspace_id, u.id AS user_id, u.username, u.is_active, u.is_staff, u.is_superuser,
                 c.value ->> 'token' IS NULL OR (t.enabled AND (t.expires_at IS NULL OR t.expires_at > ?4)) AS has_token,
+                EXISTS (SELECT 1 FROM revoked_sessions r
+                    WHERE r.workspace_id = ?1 AND r.id = c.value ->> 'session') AS is_revoked,
                 t.acl, NULL AS acl_servers
             FROM json_each(?3) c
             LEFT JOIN users u ON u.id = c.value ->> 'user' AND u.workspace_id = ?1
             LEFT JOIN api_tokens t ON t.id = c.value ->> 'token' AND t.workspace_id = ?1 AND t.user_id = u.id
         )
         SELECT json_object('is_active', json(iif(me.is_active, 'true', 'false')),
-            'has_token', json(iif(me.has_token, 'true', 'false')), 'username', me.username,
+            'has_token', json(iif(me.has_token, 'true', 'false')),
+            'is_revoked', json(iif(me.is_revoked, 'true', 'false')), 'username', me.username,
             'is_staff', json(iif(me.is_staff OR me.is_superuser, 'true', 'false')), 'acl', json(me.acl),
             'any_account', json((SELECT iif({any_account}, 'true', 'false')
                 FROM servers s WHERE s.id = ?2 AND {reachable}))) AS body
-        FROM me ORDER BY me.place"
+        FROM me WHERE EXISTS (SELECT 1 FROM workspaces w WHERE w.id = ?1 AND w.deleted_at IS NULL) ORDER BY me.place"
     );
     let statement = Statement::new(sql).bind(workspace_id).bind(server).bind(json!(asked).to_string()).bind(now);
     let rows = db::column::<String>(&db::run(env, statement).await?).map_err(|error| own(&error))?;
+    if rows.len() < commands.len() {
+        return Ok(None);
+    }
     let verdict = |row: &String| {
         let row: Row = serde_json::from_str(row)?;
         let Some(username) = row.username.filter(|_| row.is_active) else { return Ok(Err(Denial::Requester)) };
         if !row.has_token {
             return Ok(Err(Denial::Token));
         }
+        if row.is_revoked {
+            return Ok(Err(Denial::Session));
+        }
         let Some(any_account) = row.any_account else { return Ok(Err(Denial::Server)) };
         // A list that this version cannot read allows nothing, and holds up nobody else's commands.
         let Ok(acl) = row.acl.map(serde_json::from_value::<Acl>).transpose() else { return Ok(Err(Denial::Acl)) };
         Ok(Ok(Rights { username, is_staff: row.is_staff, any_account, acl }))
     };
-    rows.iter().map(verdict).collect()
+    rows.iter().map(verdict).collect::<Result<_>>().map(Some)
 }
 
 /// The statements that tell the latest of a command, and before that what happened to it that the audit log does not know.
@@ -419,13 +547,18 @@ pub fn update_command(held: &Held, output: &Output) -> Vec<Statement> {
     audit::of_command(held).into_iter().chain([update]).collect()
 }
 
-/// The statements that remove a command that was never delivered; D1 may have been told that it would be. Where there is one,
-/// the audit log is told so.
-pub fn delete_command(workspace_id: i64, id: Uuid) -> Result<Vec<Statement>> {
+/// The statements that remove a command that was never delivered, and its `bytes` from those of its day; D1 may have been told that
+/// it would be delivered. If D1 has the command, the audit log is told so.
+pub fn delete_command(workspace_id: i64, id: Uuid, bytes: u64) -> Result<Vec<Statement>> {
+    let uncount = "UPDATE stored_bytes SET bytes = max(bytes - ?3, 0) WHERE workspace_id = ?1 AND day = (
+        SELECT substr(c.added_at, 1, 10) FROM commands c
+        WHERE c.workspace_id = ?1 AND c.id = ?2 AND c.acked_at IS NULL)";
     let event = of_service("command.withdraw").map_err(|error| own(&error))?.on(Some(id.to_string()), None);
     let delete = "DELETE FROM commands WHERE workspace_id = ?1 AND id = ?2 AND acked_at IS NULL";
     let event = audit::after_change(workspace_id, &event).map_err(|error| own(&error))?;
-    Ok(vec![Statement::new(delete).bind(workspace_id).bind(id), event])
+    let uncount = Statement::new(uncount).bind(workspace_id).bind(id).bind(bytes);
+    // The event follows the deletion, as it is written only after a change.
+    Ok(vec![uncount, Statement::new(delete).bind(workspace_id).bind(id), event])
 }
 
 /// Carries statements out in one round trip.

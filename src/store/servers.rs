@@ -4,6 +4,7 @@ use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
 use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::server::{Key, ServerChanges, ServerList};
+use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -13,7 +14,7 @@ use super::command_list::{REACHED, REACHES_ALL};
 use super::db::{self, Filters, Parameter, Selection, Statement};
 use crate::caller::Credential;
 
-/// SQL for the server object (contract 6) of a row of `servers s`, as JSON.
+/// SQL for the server object (contract 6) of a row of `servers s`, as JSON, as the caller `me` sees it.
 pub const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'is_connected', json(iif(s.is_connected, 'true', 'false')), 'remote_ip', s.remote_ip, 'platform', s.platform,
     'os_name', s.os_name, 'os_version', s.os_version, 'agent_version', s.agent_version,
@@ -21,7 +22,11 @@ pub const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'owner', (SELECT json_object('id', o.id, 'username', o.username, 'email', o.email) FROM users o
         WHERE o.id = s.owner_id AND o.workspace_id = s.workspace_id),
     'groups', (SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM server_groups
-        WHERE workspace_id = s.workspace_id AND server_id = s.id ORDER BY group_id) i), 'connected_at', s.connected_at, 'last_seen_at', s.last_seen_at,
+        WHERE workspace_id = s.workspace_id AND server_id = s.id ORDER BY group_id) i),
+    'registration', s.registration, 'fingerprint',
+    iif(s.registration = 'pending' AND (me.is_staff OR me.is_superuser), s.fingerprint, NULL), 'connected_at', s.connected_at, 'last_seen_at', s.last_seen_at,
+    'identity_conflict_at', s.identity_conflict_at,
+    'default_username', coalesce(s.default_username, s.reported_username),
     'added_at', s.added_at, 'updated_at', s.updated_at)";
 
 /// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5, Server access), and that
@@ -42,7 +47,7 @@ pub const ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = m
 /// SQL for the condition on `me` that they may edit and delete the server of a row of `servers s` (contract 5, Run-as).
 const EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
 
-/// SQL for a server that a command names, as `{id, name, any_account}`, and the parameter that it takes as `?5`.
+/// SQL for a server that a command names, as `{id, name, default_username, any_account, is_pending}`, and the parameter that it takes as `?5`.
 ///
 /// `any_account` tells whether the caller may name any remote account there (contract 5, Run-as).
 pub fn for_command(server: &ServerRef) -> (String, Parameter) {
@@ -52,7 +57,9 @@ pub fn for_command(server: &ServerRef) -> (String, Parameter) {
     };
     let sql = format!(
         "(SELECT json_object('id', s.id, 'name', s.name,
-            'any_account', json(iif({ANY_ACCOUNT}, 'true', 'false')))
+            'default_username', coalesce(s.default_username, s.reported_username),
+            'any_account', json(iif({ANY_ACCOUNT}, 'true', 'false')),
+            'is_pending', json(iif(s.registration = 'pending', 'true', 'false')))
           FROM servers s WHERE s.{column} = ?5 AND {REACHABLE})"
     );
     (sql, value.into())
@@ -69,6 +76,8 @@ pub struct New<'a> {
     pub key_hash: &'a str,
     /// The groups that it is in.
     pub groups: &'a [i64],
+    /// The remote account of commands that name none.
+    pub default_username: Option<&'a str>,
 }
 
 /// The statements that make a server owned by the caller, if the caller is staff and nothing is wrong with the groups. The last
@@ -76,14 +85,15 @@ pub struct New<'a> {
 pub fn insert(credential: &Credential<'_>, new: &New<'_>) -> Vec<Statement> {
     let insert = credential
         .statement(&format!(
-            "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at)
-             SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3 FROM me WHERE (is_staff OR is_superuser) AND {} IS NULL",
+            "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at, default_username)
+             SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3, ?9 FROM me WHERE (is_staff OR is_superuser) AND {} IS NULL",
             group_problem("?8")
         ))
         .bind(new.id)
         .bind(new.name)
         .bind(new.key_hash)
-        .bind(json!(new.groups).to_string());
+        .bind(json!(new.groups).to_string())
+        .bind(new.default_username);
     vec![insert, join_groups(credential, new.id, new.groups), select(credential, new.id)]
 }
 
@@ -139,17 +149,21 @@ pub struct ForChange {
     pub is_editable: bool,
     /// What is wrong with the groups that are asked for and that it is not in yet: see [`group_problem`].
     pub group_problem: Option<String>,
+    /// Whether the user exists who is to be the owner.
+    pub has_new_owner: bool,
     /// The server object.
     pub server: Value,
 }
 
-/// SQL for [`ForChange`] as JSON of the server `?5`, where groups are asked for as `?6`.
+/// SQL for [`ForChange`] as JSON of the server `?5`, which is to be in the groups `?6` and to belong to the user `?7`.
 ///
-/// Of those that it is in nothing is wrong.
+/// The groups that it is in already are never wrong.
 pub fn for_change() -> String {
     format!(
         "(SELECT json_object('workspace_id', s.workspace_id,
-            'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'group_problem', {}, 'server', {OBJECT})
+            'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'group_problem', {},
+            'has_new_owner', json(iif(EXISTS (SELECT 1 FROM users o
+                WHERE o.id = ?7 AND o.workspace_id = s.workspace_id), 'true', 'false')), 'server', {OBJECT})
           FROM servers s WHERE s.id = ?5 AND {REACHABLE})",
         group_problem(
             "(SELECT json_group_array(value) FROM json_each(?6) WHERE value NOT IN (SELECT group_id FROM server_groups
@@ -158,19 +172,26 @@ pub fn for_change() -> String {
     )
 }
 
-/// The statements that change a server, if the caller still may: its name by whom it is edited, its groups by staff. The
+/// The statements that change a server, if the caller still may: its name by whom it is edited, its groups by staff, its owner
+/// by superusers. Nothing is changed if the new owner does not exist. The
 /// first one's `body` is null where nothing was done, the last one's is the server.
 pub fn update(credential: &Credential<'_>, id: Uuid, changes: &ServerChanges) -> Vec<Statement> {
     let update = credential
         .statement(&format!(
-            "UPDATE servers AS s SET name = coalesce(?6, s.name), updated_at = ?3
+            "UPDATE servers AS s SET name = coalesce(?6, s.name), owner_id = iif(?8, ?9, s.owner_id), updated_at = ?3,
+                default_username = iif(?10, ?11, s.default_username)
              WHERE s.id = ?5 AND s.workspace_id = (SELECT me.workspace_id FROM me
-                WHERE {EDITABLE} AND (?7 OR me.is_staff OR me.is_superuser))
+                WHERE {EDITABLE} AND (?7 OR me.is_staff OR me.is_superuser) AND (NOT ?8 OR me.is_superuser))
+             AND (?9 IS NULL OR EXISTS (SELECT 1 FROM users o WHERE o.id = ?9 AND o.workspace_id = s.workspace_id))
              RETURNING id AS body"
         ))
         .bind(id)
         .bind(changes.name.as_ref())
-        .bind(changes.groups.is_none());
+        .bind(changes.groups.is_none())
+        .bind(changes.owner.is_some())
+        .bind(changes.owner.flatten())
+        .bind(changes.default_username.is_some())
+        .bind(changes.default_username.as_ref().and_then(Option::as_deref));
     let mut statements = vec![update];
     if let Some(groups) = &changes.groups {
         let leave = credential.statement(
@@ -185,11 +206,71 @@ pub fn update(credential: &Credential<'_>, id: Uuid, changes: &ServerChanges) ->
     statements
 }
 
+/// A server as staff who want to approve it see it.
+#[derive(Debug, Deserialize)]
+pub struct ForApproval {
+    /// Its name.
+    pub name: String,
+    /// Whether it is pending.
+    pub is_pending: bool,
+    /// The fingerprint of its agent's key; `None`: it was not registered with a token that asks for approval.
+    pub fingerprint: Option<String>,
+}
+
+/// SQL for [`ForApproval`] as JSON of the server `?5`.
+pub fn for_approval() -> String {
+    format!(
+        "(SELECT json_object('name', s.name, 'is_pending', json(iif(s.registration = 'pending', 'true', 'false')),
+            'fingerprint', s.fingerprint) FROM servers s WHERE s.id = ?5 AND {REACHABLE})"
+    )
+}
+
+/// The statements that approve a pending server whose agent's key still has a fingerprint, if the caller is staff. The first
+/// one's `body` is null if nothing was changed, the last one's is the server.
+pub fn approve(credential: &Credential<'_>, id: Uuid, fingerprint: &str) -> Vec<Statement> {
+    let approve = credential.statement(
+        "UPDATE servers SET registration = 'active', updated_at = ?3
+         WHERE id = ?5 AND registration = 'pending' AND fingerprint = ?6
+         AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
+         RETURNING id AS body",
+    );
+    vec![approve.bind(id).bind(fingerprint), select(credential, id)]
+}
+
+/// A server that was not approved in time.
+#[derive(Debug, Deserialize)]
+pub struct Unapproved {
+    /// The workspace's slug.
+    pub workspace: String,
+    /// The workspace.
+    pub workspace_id: f64,
+    /// The server.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// Finds pending servers that were registered before a time, in the order of their ids, after one of them.
+pub async fn unapproved(env: &Env, before: Timestamp, after: &str, limit: u64) -> Result<Vec<Unapproved>, Error> {
+    let sql = "SELECT w.slug AS workspace, s.workspace_id, s.id, s.name FROM servers s
+        JOIN workspaces w ON w.id = s.workspace_id AND w.deleted_at IS NULL
+        WHERE s.registration = 'pending' AND s.added_at <= ?1 AND s.id > ?2 ORDER BY s.id LIMIT ?3 + 0";
+    db::rows(&db::run(env, Statement::new(sql).bind(before).bind(after).bind(limit)).await?)
+}
+
 /// What a list of the servers that the caller reaches is read with. Who reaches some goes through those alone.
 pub fn list(list: &ServerList) -> Selection {
     let mut filters = Filters::default();
     filters.add("s.name = ?", list.name.as_ref());
     filters.add("s.is_connected = ?", list.is_connected);
+    filters.add(
+        "s.id IN (SELECT g.server_id FROM server_groups g
+            WHERE g.workspace_id = (SELECT workspace_id FROM me) AND g.group_id = ?)",
+        list.group,
+    );
+    filters.add("s.owner_id = ?", list.owner);
+    filters.add("s.platform = ?", list.platform.as_ref());
+    filters.add("s.agent_version = ?", list.agent_version.as_ref());
     // SQLite knows lower case of ASCII only; what agents told in other letters is there in lower case.
     filters.add(
         "NOT EXISTS (SELECT 1 FROM json_each(?) w WHERE instr(lower(concat_ws(char(10), s.name, s.remote_ip, s.platform,

@@ -4,6 +4,8 @@ use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
+use serde::Deserialize;
+use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
@@ -39,6 +41,8 @@ pub struct New<'a> {
     pub remote_ip: &'a str,
     /// When the token expires, if it is not used before.
     pub expires_at: Timestamp,
+    /// How many sessions the user has at most: the oldest end.
+    pub most: i64,
 }
 
 /// Makes a session, and with it the audit event of the login. Returns the workspace's id; `None`: the user may not log in any more,
@@ -78,14 +82,18 @@ pub async fn insert(
     .bind(new.checked_password)
     .bind(now)
     .bind(new.password);
-    // What expired is of no more use: nobody reads it, and its token is refused.
+    // An expired session is not listed, and its token is refused. Ids sort by creation.
     let expired = Statement::new(
-        "DELETE FROM sessions WHERE user_id = ?2 AND expires_at <= ?3
-         AND workspace_id = (SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL)",
+        "DELETE FROM sessions WHERE user_id = ?2
+         AND workspace_id = (SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL)
+         AND (expires_at <= ?3 OR id IN (
+            SELECT s.id FROM workspaces w JOIN sessions s ON s.workspace_id = w.id AND s.user_id = ?2
+            WHERE w.slug = ?1 AND w.deleted_at IS NULL ORDER BY s.id DESC LIMIT -1 OFFSET ?4 + 0))",
     )
     .bind(workspace)
     .bind(new.user_id)
-    .bind(session::dead_until(now));
+    .bind(session::dead_until(now))
+    .bind(new.most);
     let results = db::batch(env, vec![insert, told, user, expired]).await?;
     results.first().map_or(Ok(None), db::returned_id)
 }
@@ -123,6 +131,102 @@ pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
         .bind(id)
 }
 
+/// The statement that notes that a live session of the caller's is revoked, before [`delete`]: its waiting commands must not
+/// be delivered.
+pub fn revoke(credential: &Credential<'_>, id: Uuid) -> Statement {
+    credential
+        .statement(&format!(
+            "INSERT OR IGNORE INTO revoked_sessions (workspace_id, id, user_id, revoked_at)
+             SELECT s.workspace_id, s.id, s.user_id, ?3 FROM me CROSS JOIN sessions s ON s.id = ?5 AND {OWN}"
+        ))
+        .bind(id)
+}
+
+/// SQL that notes that all live sessions of some users are revoked, given SQL for a table `u` of these users' rows, the time,
+/// and the time up to which sessions have expired.
+pub fn revoke_all(users: &str, now: &str, dead_until: &str) -> String {
+    format!(
+        "INSERT OR IGNORE INTO revoked_sessions (workspace_id, id, user_id, revoked_at)
+         SELECT s.workspace_id, s.id, s.user_id, {now} FROM ({users}) u
+         CROSS JOIN sessions s ON s.workspace_id = u.workspace_id AND s.user_id = u.id AND s.expires_at > {dead_until}"
+    )
+}
+
+/// A user's revoked sessions whose waiting commands are to be cancelled.
+#[derive(Debug)]
+pub struct Revoked {
+    /// The workspace.
+    pub workspace_id: i64,
+    /// The user.
+    pub user_id: i64,
+    /// The sessions' ids.
+    pub sessions: Vec<Uuid>,
+    /// The ids of the servers on which commands of the user wait.
+    pub servers: Vec<String>,
+}
+
+/// Finds the next user after a place, of workspace and user, who has revoked sessions; behind the last one, the first.
+pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked>, Error> {
+    #[derive(Deserialize)]
+    struct Row {
+        workspace_id: f64,
+        user_id: f64,
+        sessions: String,
+        servers: String,
+    }
+    // The plus keeps SQLite from going through all commands of the user: few commands of a workspace are not over.
+    let next = "SELECT workspace_id, user_id FROM revoked_sessions WHERE is_settled = 0";
+    let order = "ORDER BY workspace_id, user_id LIMIT 1";
+    let sql = format!(
+        "WITH after AS ({next} AND (workspace_id, user_id) > (?1, ?2) {order}),
+         n AS (SELECT * FROM after UNION ALL SELECT * FROM (
+            {next} AND NOT EXISTS (SELECT 1 FROM after) {order}))
+         SELECT n.workspace_id, n.user_id,
+            (SELECT json_group_array(r.id) FROM revoked_sessions r
+                WHERE r.workspace_id = n.workspace_id AND r.user_id = n.user_id AND r.is_settled = 0) AS sessions,
+            (SELECT json_group_array(DISTINCT c.server_id) FROM commands c
+                WHERE c.workspace_id = n.workspace_id AND c.handled_at IS NULL AND +c.requested_by = n.user_id
+                AND +c.delivered_at IS NULL) AS servers
+         FROM n"
+    );
+    let result = db::run(env, Statement::new(sql).bind(after.0).bind(after.1)).await?;
+    let Some(row) = db::first::<Row>(&result)? else { return Ok(None) };
+    Ok(Some(Revoked {
+        workspace_id: row.workspace_id as i64,
+        user_id: row.user_id as i64,
+        sessions: serde_json::from_str(&row.sessions).map_err(internal)?,
+        servers: serde_json::from_str(&row.servers).map_err(internal)?,
+    }))
+}
+
+/// Notes that the waiting commands of revoked sessions are cancelled.
+pub async fn settle(env: &Env, revoked: &Revoked) -> Result<(), Error> {
+    let sql = "UPDATE revoked_sessions SET is_settled = 1
+        WHERE workspace_id = ?1 AND id IN (SELECT value FROM json_each(?2))";
+    let statement = Statement::new(sql).bind(revoked.workspace_id).bind(json!(revoked.sessions).to_string());
+    db::run(env, statement).await?;
+    Ok(())
+}
+
+/// For how long a revoked session is remembered after its commands are cancelled, in seconds: longer than any request that
+/// creates a command takes.
+const REMEMBERED_FOR: i64 = 24 * 60 * 60;
+/// How many revoked sessions one statement deletes.
+const FORGOTTEN_AT_ONCE: u64 = 10_000;
+
+/// Forgets sessions that were revoked at least a day ago, and whose users have no waiting command: nothing that could be
+/// delivered names them.
+pub async fn forget_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
+    let sql = "DELETE FROM revoked_sessions WHERE (workspace_id, id) IN (
+        SELECT r.workspace_id, r.id FROM revoked_sessions r WHERE r.is_settled = 1 AND r.revoked_at <= ?1
+            AND NOT EXISTS (SELECT 1 FROM commands c INDEXED BY commands_waiting WHERE c.workspace_id = r.workspace_id
+                AND c.requested_by = r.user_id AND c.delivered_at IS NULL AND c.handled_at IS NULL)
+        LIMIT ?2 + 0)";
+    let statement = Statement::new(sql).bind(now.plus_seconds(-REMEMBERED_FOR)).bind(FORGOTTEN_AT_ONCE);
+    db::run(env, statement).await?;
+    Ok(())
+}
+
 /// How many KV entries are removed at once with their sessions. Those beyond go by themselves: they grant nothing.
 const FORGOTTEN: u64 = 500;
 
@@ -152,21 +256,5 @@ pub async fn refresh(
 ) -> Result<(), Error> {
     let sql = "UPDATE sessions SET refreshed_at = ?3, expires_at = ?4 WHERE workspace_id = ?1 AND id = ?2 AND expires_at < ?4";
     db::run(env, Statement::new(sql).bind(workspace_id).bind(id).bind(now).bind(expires_at)).await?;
-    Ok(())
-}
-
-/// Moves a session's expiry, and stores it by another hash of its token. A session that was revoked meanwhile stays so.
-pub async fn rehash(
-    env: &Env,
-    workspace_id: i64,
-    id: Uuid,
-    token_hash: &str,
-    now: Timestamp,
-    expires_at: Timestamp,
-) -> Result<(), Error> {
-    let sql = "UPDATE sessions SET refreshed_at = ?3, expires_at = max(expires_at, ?4), token_hash = ?5
-        WHERE workspace_id = ?1 AND id = ?2";
-    let statement = Statement::new(sql).bind(workspace_id).bind(id).bind(now).bind(expires_at).bind(token_hash);
-    db::run(env, statement).await?;
     Ok(())
 }

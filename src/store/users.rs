@@ -1,5 +1,6 @@
 //! The table of users. What a change of a user ends (sessions, tokens, resets) is ended by the table's triggers.
 
+use farhand_domain::audit::{Event, MAX_IDS};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::{Account, Changes, Filter, NewUser, Rank};
@@ -7,6 +8,7 @@ use serde::Deserialize;
 use serde_json::json;
 use worker::Env;
 
+use super::audit::{self, Insert};
 use super::db::{self, Parameter, Statement};
 use super::groups::is_only_owner;
 use super::sessions;
@@ -129,9 +131,9 @@ pub fn insert(
         (rest.first_name.as_deref().unwrap_or_default(), rest.last_name.as_deref().unwrap_or_default());
     credential
         .statement(&format!(
-            "INSERT INTO users (workspace_id, username, email, password, first_name, last_name, folded_first_name,
+            "INSERT INTO users (workspace_id, id, username, email, password, first_name, last_name, folded_first_name,
                 folded_last_name, is_active, is_staff, is_superuser, date_joined)
-             SELECT workspace_id, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17 FROM me
+             SELECT workspace_id, (SELECT w.last_user_id + 1 FROM workspaces w WHERE w.id = me.workspace_id), ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17 FROM me
              WHERE is_staff = ?5 AND is_superuser = ?6
              RETURNING {} AS body",
             db::returned(OBJECT, "u")
@@ -173,8 +175,8 @@ fn bind_unchanged(statement: Statement, rank: Rank, account: &Account, ends_supe
 }
 
 /// The statements that change a user, if nothing that was decided on is otherwise by now. The second one's `body` is the
-/// user; the first one's, the hashes of the login tokens that a deactivation ends. `proved` is the PHC string of the
-/// caller's own password, where that was asked for.
+/// user; the first one's, the hashes of the login tokens that a deactivation or a lower rank ends. `proved` is the PHC string
+/// of the caller's own password, where that was asked for. [`update_event`] and [`release_servers`] follow them.
 pub fn update(
     credential: &Credential<'_>,
     rank: Rank,
@@ -204,7 +206,38 @@ pub fn update(
         .bind(changes.is_staff)
         .bind(changes.is_superuser)
         .bind(proved);
-    vec![token_hashes(credential, account.id, changes.is_active == Some(false)), update]
+    let ends_sessions = changes.is_active == Some(false) || changes.lower_rank(account);
+    vec![token_hashes(credential, account.id, ends_sessions), update]
+}
+
+/// The statement for the audit event of [`update`], right after it. If the user's servers are about to lose their owner, the
+/// event lists them.
+pub fn update_event(
+    workspace_id: i64,
+    account: &Account,
+    changes: &Changes,
+    event: &Event,
+) -> Result<Statement, Error> {
+    if !changes.release_servers(account) {
+        return audit::after_change(workspace_id, event);
+    }
+    let owned = "FROM servers WHERE workspace_id = ?1 AND owner_id = ?3";
+    let rest = format!(
+        "FROM (SELECT json_set(?2,
+            '$.details.released_servers', json((SELECT json_group_array(id) FROM (
+                SELECT id {owned} ORDER BY id LIMIT {MAX_IDS}))),
+            '$.details.released_servers_total', (SELECT count(*) {owned})) AS event) e
+         WHERE changes() > 0"
+    );
+    let insert = Insert { rest: &rest, ..Insert::whole("?1", "e.event", "") };
+    Ok(Statement::new(insert.sql()).bind(workspace_id).bind(audit::text(event)?).bind(account.id))
+}
+
+/// The statement that takes a user's servers from them, right after their [`update_event`], if that was written.
+pub fn release_servers(workspace_id: i64, account: &Account, now: Timestamp) -> Statement {
+    let sql = "UPDATE servers SET owner_id = NULL, updated_at = ?3
+        WHERE workspace_id = ?1 AND owner_id = ?2 AND changes() > 0";
+    Statement::new(sql).bind(workspace_id).bind(account.id).bind(now)
 }
 
 /// The statement whose `body` is the hashes of a user's login tokens, if they are wanted.
@@ -232,14 +265,15 @@ pub fn delete(credential: &Credential<'_>, rank: Rank, account: &Account) -> Vec
 }
 
 /// The statements that set a password in place of `stored`, the PHC string of the one that was checked, or of whatever it
-/// is. The second one's `body` is the user; the first one's, the hashes of the login tokens that it ends.
+/// is. The last one's `body` is the user; the first one's, the hashes of the login tokens that it ends. Unless the scheduled
+/// commands are kept, the sessions count as revoked.
 ///
 /// With `stored`, the user is the caller; without, the caller must still be a superuser.
 pub fn set_password(
     credential: &Credential<'_>,
     user_id: i64,
     stored: Option<&str>,
-    password: &str,
+    new: &NewPassword<'_>,
     now: Timestamp,
 ) -> Vec<Statement> {
     let sql = format!(
@@ -249,8 +283,25 @@ pub fn set_password(
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
-    let update = credential.statement(&sql).bind(user_id).bind(password).bind(stored).bind(now);
-    vec![token_hashes(credential, user_id, true), update]
+    let update = credential.statement(&sql).bind(user_id).bind(new.hash).bind(stored).bind(now);
+    let mut statements = vec![token_hashes(credential, user_id, true)];
+    if !new.keep_scheduled {
+        let users = "SELECT id, workspace_id FROM users WHERE id = ?5 AND (?6 IS NULL OR password = ?6)
+            AND workspace_id = (SELECT workspace_id FROM me WHERE (?6 IS NULL AND is_superuser) OR user_id = ?5)";
+        let revoke = credential.statement(&sessions::revoke_all(users, "?3", "?4"));
+        statements.push(revoke.bind(user_id).bind(stored));
+    }
+    statements.push(update);
+    statements
+}
+
+/// A password to be set.
+#[derive(Clone, Copy, Debug)]
+pub struct NewPassword<'a> {
+    /// Its PHC string.
+    pub hash: &'a str,
+    /// Whether the waiting commands of the user's sessions stay.
+    pub keep_scheduled: bool,
 }
 
 /// Takes a deleted user off some of their commands, in any workspace; when none is left, off the list of those to be done.

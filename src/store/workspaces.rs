@@ -63,6 +63,8 @@ pub struct New<'a> {
     pub event: &'a Event,
     /// What the workspace's own does.
     pub own_event: &'a Event,
+    /// The statements that store the answer of a request with an Idempotency-Key.
+    pub answer: Option<[Statement; 2]>,
 }
 
 /// The ids of a workspace that was made.
@@ -84,15 +86,15 @@ pub struct Made {
 /// SQL for the id of a workspace, whose slug is the name of the object of an audit event, as a text.
 const OBJECT_ID: &str = "CAST(w.id AS TEXT)";
 
-/// Makes a workspace with its superuser; `None` where the slug is taken.
+/// Creates a workspace with its superuser; `None` if the slug is taken, or the Idempotency-Key.
 pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Made>, Error> {
     let workspace = Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (?1, ?2, ?3)")
         .bind(new.slug)
         .bind(new.name)
         .bind(now);
     let admin = Statement::new(
-        "INSERT INTO users (workspace_id, username, email, password, is_staff, is_superuser, date_joined)
-         SELECT id, ?2, ?3, ?4, 1, 1, ?5 FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL
+        "INSERT INTO users (workspace_id, id, username, email, password, is_staff, is_superuser, date_joined)
+         SELECT id, last_user_id + 1, ?2, ?3, ?4, 1, 1, ?5 FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL
          RETURNING workspace_id, id",
     )
     .bind(new.slug)
@@ -100,14 +102,14 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
     .bind(&new.admin.email)
     .bind(new.password)
     .bind(now);
-    let told = |workspace: &'static str, event: &Event| {
+    let told = |workspace: &'static str, id: &'static str, event: &Event| {
         let rest = "FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL";
-        let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole(workspace, "?2", rest) };
+        let insert = Insert { object_id: Some(id), ..Insert::whole(workspace, "?2", rest) };
         Ok::<_, Error>(Statement::new(insert.sql()).bind(new.slug).bind(audit::text(event)?))
     };
     // All of it is done or nothing is, as a slug that is taken breaks a rule.
-    let events = [told("0", new.event)?, told("w.id", new.own_event)?];
-    let statements = [workspace, admin].into_iter().chain(events).collect();
+    let events = [told("0", OBJECT_ID, new.event)?, told("w.id", "w.slug", new.own_event)?];
+    let statements = [workspace, admin].into_iter().chain(events).chain(new.answer.into_iter().flatten()).collect();
     match db::batch(env, statements).await {
         Ok(results) => {
             let made = results.get(1).map(db::first::<MadeRow>).transpose()?.flatten();
@@ -118,12 +120,13 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
     }
 }
 
-/// A page of the workspaces that exist, oldest first, as JSON text, and how many there are.
+/// A page of the workspaces that are live or within their grace period, oldest first, as JSON text, and how many there are.
 pub async fn list(env: &Env, region: &str, page: Page) -> Result<(String, u64), Error> {
     let sql = "SELECT
-        (SELECT json_group_array(json_object('slug', slug, 'name', name, 'region', ?1, 'added_at', added_at))
-         FROM (SELECT * FROM workspaces WHERE deleted_at IS NULL ORDER BY id LIMIT ?2 + 0 OFFSET ?3)) AS body,
-        (SELECT count(*) FROM workspaces WHERE deleted_at IS NULL) AS total";
+        (SELECT json_group_array(json_object('slug', slug, 'name', name, 'region', ?1, 'added_at', added_at,
+            'deleted_at', deleted_at, 'purge_at', purge_at))
+         FROM (SELECT * FROM workspaces WHERE is_purging = 0 ORDER BY id LIMIT ?2 + 0 OFFSET ?3)) AS body,
+        (SELECT count(*) FROM workspaces WHERE is_purging = 0) AS total";
     #[derive(Deserialize)]
     struct Row {
         body: String,
@@ -134,21 +137,67 @@ pub async fn list(env: &Env, region: &str, page: Page) -> Result<(String, u64), 
     Ok((row.body, row.total as u64))
 }
 
-/// Marks a workspace as deleted, which refuses every credential in it at once, and has the region cell's audit log tell of it;
-/// its id, or `None` where there is none.
-pub async fn mark_deleted(env: &Env, slug: &str, event: &Event, now: Timestamp) -> Result<Option<i64>, Error> {
-    let sql = "UPDATE workspaces SET deleted_at = ?2 WHERE slug = ?1 AND deleted_at IS NULL RETURNING id";
-    let mark = Statement::new(sql).bind(slug).bind(now);
-    // Of those that had the slug, the last.
-    let rest =
-        "FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NOT NULL AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
+/// Writes a change of one workspace's row, `?1` its slug, with the cell's audit event; its id, or `None` if nothing changed.
+async fn change(env: &Env, update: Statement, slug: &str, event: &Event) -> Result<Option<i64>, Error> {
+    // Of the workspaces that had the slug, the last one: no other can be live or within its grace period.
+    let rest = "FROM workspaces w WHERE w.slug = ?1 AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
     let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole("0", "?2", rest) };
     let told = Statement::new(insert.sql()).bind(slug).bind(audit::text(event)?);
-    let results = db::batch(env, vec![mark, told]).await?;
+    let results = db::batch(env, vec![update, told]).await?;
     db::returned_id(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
 }
 
-/// A deleted workspace of which something is left.
+/// Marks a workspace as deleted, which refuses every credential in it immediately. If `is_now`, its purge begins, also for one
+/// that is within its grace period. The caller decides that, whose clock is not this one's. Returns its id, or `None` if there is
+/// none.
+pub async fn mark_deleted(
+    env: &Env,
+    slug: &str,
+    (purge_at, is_now): (Timestamp, bool),
+    event: &Event,
+    now: Timestamp,
+) -> Result<Option<i64>, Error> {
+    let sql = "UPDATE workspaces SET deleted_at = coalesce(deleted_at, ?2), purge_at = ?3, is_purging = ?4
+        WHERE slug = ?1 AND is_purging = 0 AND (deleted_at IS NULL OR ?4) RETURNING id";
+    change(env, Statement::new(sql).bind(slug).bind(now).bind(purge_at).bind(is_now), slug, event).await
+}
+
+/// Makes a workspace within its grace period a live one again; its id, or `None` if there is none.
+pub async fn undelete(env: &Env, slug: &str, event: &Event) -> Result<Option<i64>, Error> {
+    let sql = "UPDATE workspaces SET deleted_at = NULL, purge_at = NULL
+        WHERE slug = ?1 AND is_purging = 0 AND deleted_at IS NOT NULL RETURNING id";
+    change(env, Statement::new(sql).bind(slug), slug, event).await
+}
+
+/// Begins the purge of the workspaces whose grace period is over.
+pub async fn begin_due_purges(env: &Env, now: Timestamp) -> Result<(), Error> {
+    let sql = "UPDATE workspaces SET is_purging = 1 WHERE purge_at <= ?1 AND is_purging = 0";
+    db::run(env, Statement::new(sql).bind(now)).await?;
+    Ok(())
+}
+
+/// A workspace whose slug is taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// Its id.
+    pub id: i64,
+    /// Whether it is deleted, and within its grace period.
+    pub is_deleted: bool,
+}
+
+/// The workspace that has a slug, live or within its grace period.
+pub async fn standing(env: &Env, slug: &str) -> Result<Option<Standing>, Error> {
+    let sql = "SELECT id, deleted_at IS NOT NULL AS is_deleted FROM workspaces WHERE slug = ?1 AND is_purging = 0";
+    #[derive(Deserialize)]
+    struct Row {
+        id: f64,
+        is_deleted: f64,
+    }
+    let row = db::first::<Row>(&db::run(env, Statement::new(sql).bind(slug)).await?)?;
+    Ok(row.map(|row| Standing { id: row.id as i64, is_deleted: row.is_deleted != 0.0 }))
+}
+
+/// A workspace that is being purged.
 #[derive(Debug)]
 pub struct Deleted {
     /// Its id.
@@ -159,13 +208,13 @@ pub struct Deleted {
     pub slug_is_used: bool,
 }
 
-/// The deleted workspace with the next higher id, or else with the lowest.
+/// The workspace to purge with the next higher id, or else with the lowest.
 pub async fn next_deleted(env: &Env, after: i64) -> Result<Option<Deleted>, Error> {
     let sql = "SELECT d.id, d.slug, EXISTS (
-            SELECT 1 FROM workspaces w WHERE w.slug = d.slug AND w.deleted_at IS NULL) AS slug_is_used
-        FROM workspaces d WHERE d.deleted_at IS NOT NULL AND d.id = coalesce(
-            (SELECT min(id) FROM workspaces WHERE deleted_at IS NOT NULL AND id > ?1),
-            (SELECT min(id) FROM workspaces WHERE deleted_at IS NOT NULL))";
+            SELECT 1 FROM workspaces w WHERE w.slug = d.slug AND w.is_purging = 0) AS slug_is_used
+        FROM workspaces d WHERE d.is_purging = 1 AND d.id = coalesce(
+            (SELECT min(id) FROM workspaces WHERE is_purging = 1 AND id > ?1),
+            (SELECT min(id) FROM workspaces WHERE is_purging = 1))";
     #[derive(Deserialize)]
     struct Row {
         id: f64,
@@ -195,6 +244,7 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
         "api_tokens",
         "reset_requests",
         "registration_tokens",
+        "idempotency_keys",
         "memberships",
         "groups",
         "users",
@@ -208,14 +258,27 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
             Statement::new(format!("DELETE FROM {table} WHERE rowid IN ({rows})")).bind(workspace_id)
         })
         .collect();
-    let nothing_left: String =
-        tables.map(|table| format!(" AND NOT EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")).concat();
+    // It has no rowid.
+    let expired = format!(
+        "DELETE FROM audit_expired WHERE workspace_id = ?1
+         AND link IN (SELECT link FROM audit_expired WHERE workspace_id = ?1 LIMIT {PURGE_ROWS})"
+    );
+    statements.push(Statement::new(expired).bind(workspace_id));
+    let nothing_left: String = tables
+        .iter()
+        .chain(&["audit_expired"])
+        .map(|table| format!(" AND NOT EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)"))
+        .collect();
     let rests = [
         "command_counts",
         "command_servers",
         "command_horizons",
         "command_requesters",
         "departed_users",
+        "stored_bytes",
+        "anonymous_events",
+        "revoked_sessions",
+        "server_names",
         "server_groups",
         "registration_token_groups",
     ];

@@ -36,8 +36,19 @@ async fn the_start_of_an_agent() {
     assert_eq!(agent.send_json("PUT", &format!("{OWN}commit/"), &facts()).await.status / 100, 2);
     assert_eq!(agent.get(OWN).await.expect(200)["commissioned"], true);
 
-    let check = agent.post(&format!("{OWN}sync-check/"), &json!({"hashes": {"info": "sha256:x"}})).await;
-    assert!(check.expect(200)["sync_required"].is_array());
+    let every = json!({"hashes": {"users": "sha256:0", "os": "sha256:1", "info": "sha256:2", "groups": "sha256:3"}});
+    for (body, required) in [
+        (every, json!(["info", "os"])),
+        (json!({"hashes": {"info": "sha256:x"}}), json!(["info"])),
+        (json!({"hashes": {"groups": "sha256:x", "users": "sha256:y"}}), json!([])),
+        (json!({"hashes": "none"}), json!([])),
+        (json!([1]), json!([])),
+    ] {
+        let check = agent.post(&format!("{OWN}sync-check/"), &body).await;
+        assert_eq!(check.expect(200)["sync_required"], required, "{body}");
+    }
+    let unreadable = agent.request("POST", &format!("{OWN}sync-check/")).header("Content-Type", "application/json");
+    assert_eq!(agent.send(unreadable.body("{")).await.expect(200)["sync_required"], json!([]));
     assert_eq!(agent.get("/api/metrics/config/").await.expect(200), json!([{"type": "status", "interval": 300}]));
     assert_eq!(agent.call("PATCH", &format!("{OWN}status/")).await.status / 100, 2);
 
@@ -58,6 +69,36 @@ async fn the_start_of_an_agent() {
     eventually("the new facts", || async {
         let server = workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
         (server["agent_version"] == "2.2.0" && server["load"] == 1.5 && server["os_name"] == "Ubuntu").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_heartbeat_refreshes_the_load() {
+    let (instance, _state) = Instance::new_with(&[("AGENT_HEARTBEAT_SECONDS", "1")]).await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let agent = workspace.anonymous.with(&credential(&server));
+    assert_eq!(agent.get("/api/metrics/config/").await.expect(200), json!([{"type": "status", "interval": 1}]));
+    let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
+    let load = async || workspace.admin.get(&path).await.expect(200)["load"].clone();
+    agent.send_json("PATCH", &format!("{OWN}sync/"), &json!({"version": "2.2.0", "load": 0.5})).await.expect(200);
+    // No restart and no other sync, only heartbeats, as an agent repeats them.
+    for expected in [1.25, 7.5, 0.0] {
+        eventually("the new load", || async {
+            let heartbeat = agent.send_json("PATCH", &format!("{OWN}status/"), &json!({"load": expected})).await;
+            assert_eq!(heartbeat.status, 204);
+            (load().await == json!(expected)).then_some(())
+        })
+        .await;
+    }
+    for odd in [json!({"load": "high"}), json!({"load": -1}), json!([1])] {
+        assert_eq!(agent.send_json("PATCH", &format!("{OWN}status/"), &odd).await.status, 204);
+    }
+    // Heartbeats without a load, as Alpamon's: a load that is not refreshed is not shown for long.
+    eventually("the load to go", || async {
+        assert_eq!(agent.call("PATCH", &format!("{OWN}status/")).await.status, 204);
+        load().await.is_null().then_some(())
     })
     .await;
 }
@@ -180,7 +221,9 @@ async fn a_command_that_an_agent_rejects_has_failed() {
             agent.report(&id, "reject", Some(&body)).await.expect(204);
         }
         let shown = workspace.admin.get(&format!("/api/events/commands/{id}/")).await.expect(200);
-        assert_eq!((&shown["status"]["text"], &shown["result"]), (&json!("Failed"), &json!(result)));
+        assert_eq!((&shown["status"]["text"], &shown["result"]), (&json!("Failed"), &json!("")));
+        let message = shown["status"]["message"].as_str().unwrap();
+        assert!(message.ends_with(&format!(" {result}.")), "{message}");
         assert_eq!((&shown["success"], &shown["exit_code"]), (&json!(false), &json!(null)));
     }
     let unknown = "01936d3e-7a00-7000-8000-000000000000";
@@ -246,7 +289,7 @@ async fn a_socket_is_for_agents_that_ask_for_one() {
     for path in ["/ws/servers/backhaul/", "/ws/servers/control/"] {
         api.get(path).await.expect_fields(400, &["non_field_errors"]);
         assert_eq!(dial(&workspace.anonymous, path).await.err(), Some(401));
-        assert_eq!(dial(&workspace.admin, path).await.err(), Some(403));
+        assert_eq!(dial(&workspace.admin, path).await.err(), Some(404));
         assert_eq!(dial(&api.under("elsewhere.example"), path).await.err(), Some(404));
     }
 }

@@ -1,5 +1,6 @@
 //! The project's agent, as a process of its own, running real processes on this machine.
 
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use farhand_tests::agents::{own_account, wait_until_connected};
 use farhand_tests::processes::Process;
 use farhand_tests::{RealAgent, Workspace};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
@@ -107,7 +109,15 @@ async fn accounts_that_do_not_exist_are_refused() {
     let (workspace, _, _agent) = start().await;
     let done = run_as(&workspace, "id", "no-such-account").await;
     assert_eq!((&done["exit_code"], &done["success"]), (&json!(126), &json!(false)));
-    assert!(done["result"].as_str().unwrap().contains("no-such-account"), "{done}");
+    let message = done["status"]["message"].as_str().unwrap();
+    assert!(message.ends_with("There is no account no-such-account on this server."), "{done}");
+    assert_eq!((&done["result"], &done["output_bytes"]), (&json!(""), &json!(0)));
+    // So does the list, which reads D1.
+    farhand_tests::eventually("the list to show the same", || async {
+        let shown = workspace.admin.get(PATH).await.expect(200)["results"][0].clone();
+        (shown["result"] == "" && shown["status"] == done["status"]).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -170,38 +180,60 @@ async fn sigterm_drains() {
     workspace.admin.post(PATH, &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
 }
 
-#[tokio::test]
-async fn an_agent_that_died_tells_of_its_commands_when_it_is_back() {
-    let workspace = Workspace::new().await;
-    let server = workspace.server("here").await;
+/// An agent whose file is `config`; on request where it cannot create control groups, so that commands have supervisors.
+fn spawn_agent(config: &Path, has_cgroups: bool) -> Process {
+    let binary = farhand_tests::setting("FARHAND_AGENT");
+    let mut agent = if has_cgroups || own_account() != "root" {
+        tokio::process::Command::new(&binary)
+    } else {
+        // With nothing to write in where the control groups would be, for this process alone.
+        let mut unshared = tokio::process::Command::new("unshare");
+        let hide = "mount -t tmpfs none /sys/fs/cgroup && exec \"$0\" \"$@\"";
+        unshared.args(["--mount", "sh", "-c", hide, &binary]);
+        unshared
+    };
+    agent.args(["run", "--config"]).arg(config);
+    Process::spawn(agent.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
+}
+
+fn write_config(workspace: &Workspace, server: &Value, folder: &Path) -> PathBuf {
+    let config = folder.join("agent.toml");
     let (id, key) = (server["id"].as_str().unwrap(), server["key"].as_str().unwrap());
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("agent.toml");
     let port = workspace.anonymous.url.rsplit(':').next().unwrap();
     let url = format!("http://{}:{port}", workspace.anonymous.host);
     std::fs::write(&config, format!("url = \"{url}\"\nid = \"{id}\"\nkey = \"{key}\"\n")).unwrap();
-    let start = || {
-        let mut agent = tokio::process::Command::new(farhand_tests::setting("FARHAND_AGENT"));
-        agent.args(["run", "--config"]).arg(&config);
-        Process::spawn(agent.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
-    };
-    let mut agent = start();
+    config
+}
+
+/// Whether a process runs. One that ended and that its parent did not wait for yet runs no more.
+fn is_running(pid: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+async fn dies_and_tells_of_its_commands(has_cgroups: bool) {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("here").await;
+    let id = server["id"].as_str().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let config = write_config(&workspace, &server, folder.path());
+    let mut agent = spawn_agent(&config, has_cgroups);
     wait_until_connected(&workspace, id, true).await;
     let log = folder.path().join("log");
-    let line = format!("echo $$ >> {}; exec sleep 600", log.display());
+    // One process leaves the session and its parent, and takes no TERM.
+    let escaped = format!("echo $$ >> {}; trap \"\" TERM; sleep 600; sleep 600", log.display());
+    let line = format!("setsid setsid -f sh -c '{escaped}'; echo $$ >> {}; exec sleep 600", log.display());
     let body = json!({"server": "here", "line": line, "username": own_account()});
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     let begun = || std::fs::read_to_string(&log).unwrap_or_default();
-    farhand_tests::eventually("the command to begin", || async { begun().ends_with('\n').then_some(()) }).await;
+    farhand_tests::eventually("the command to begin", || async { (begun().lines().count() == 2).then_some(()) }).await;
     agent.signal(Signal::SIGKILL);
     agent.ended(Duration::from_secs(30)).await;
-    let _agent = start();
+    assert!(begun().lines().all(is_running), "it died with its agent");
+    let _agent = spawn_agent(&config, has_cgroups);
     let path = format!("{PATH}{}/?wait=30", made["id"].as_str().unwrap());
     let done = workspace.admin.get(&path).await.expect(200);
     check(&done, 137, "The agent died while the command ran. What was left of it was killed.");
-    // One that ended and that nobody has waited for yet runs no more.
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", begun().trim()));
-    assert!(stat.is_err() || stat.is_ok_and(|stat| stat.contains(") Z ")));
+    assert!(!begun().lines().any(is_running));
     // Its reports do not wait for its socket, so that may come later.
     farhand_tests::eventually("the agent to be back", || async {
         let body = json!({"server": "here", "line": "true", "username": own_account()});
@@ -209,5 +241,63 @@ async fn an_agent_that_died_tells_of_its_commands_when_it_is_back() {
     })
     .await;
     check(&run(&workspace, "echo again").await, 0, "again\n");
-    assert_eq!(begun().lines().count(), 1);
+    assert_eq!(begun().lines().count(), 2);
+}
+
+#[tokio::test]
+async fn an_agent_that_died_tells_of_its_commands_when_it_is_back() {
+    dies_and_tells_of_its_commands(true).await;
+}
+
+#[tokio::test]
+async fn so_does_one_whose_commands_have_supervisors() {
+    dies_and_tells_of_its_commands(false).await;
+}
+
+/// What leaves its session ends with its command at a timeout and at a kill, and stays after a normal end.
+async fn ends_all_of_a_command(has_cgroups: bool) {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("here").await;
+    let folder = tempfile::tempdir().unwrap();
+    let config = write_config(&workspace, &server, folder.path());
+    let _agent = spawn_agent(&config, has_cgroups);
+    wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
+    let ask = async |line: &str, timeout: i64| {
+        let log = folder.path().join(timeout.to_string());
+        let escape = format!("setsid setsid -f sh -c 'echo $$ > {0}; exec sleep 600'", log.display());
+        let line = format!("{escape}; until [ -s {} ]; do sleep 0.02; done; {line}", log.display());
+        let body = json!({"server": "here", "line": line, "username": own_account(), "timeout": timeout});
+        let made = workspace.admin.post(PATH, &body).await.expect(201);
+        farhand_tests::eventually("the command to begin", || async {
+            std::fs::read_to_string(&log).is_ok_and(|text| text.ends_with('\n')).then_some(())
+        })
+        .await;
+        let escaped = std::fs::read_to_string(&log).unwrap().trim().to_owned();
+        (made["id"].as_str().unwrap().to_owned(), escaped)
+    };
+    let ended = async |id: &str| workspace.admin.get(&format!("{PATH}{id}/?wait=30")).await.expect(200);
+
+    let (id, escaped) = ask("sleep 600", 2).await;
+    assert_eq!(ended(&id).await["exit_code"], 124);
+    assert!(!is_running(&escaped), "it escaped the timeout");
+
+    let (id, escaped) = ask("sleep 600", 600).await;
+    workspace.admin.post(&format!("{PATH}{id}/kill/"), &json!({})).await;
+    assert_eq!(ended(&id).await["exit_code"], 143);
+    assert!(!is_running(&escaped), "it escaped the kill");
+
+    let (id, escaped) = ask("exit 3", 601).await;
+    assert_eq!(ended(&id).await["exit_code"], 3);
+    assert!(is_running(&escaped), "it was killed");
+    nix::sys::signal::kill(Pid::from_raw(escaped.parse().unwrap()), Signal::SIGKILL).unwrap();
+}
+
+#[tokio::test]
+async fn nothing_escapes_a_timeout_or_a_kill() {
+    ends_all_of_a_command(true).await;
+}
+
+#[tokio::test]
+async fn nothing_escapes_a_supervisor() {
+    ends_all_of_a_command(false).await;
 }

@@ -46,11 +46,14 @@ async fn the_same_rules_hold_and_nothing_changes() {
         json!({"password": "98237465012"}),
         json!({"password": "alice@example.com"}),
         json!({"password": "x1y".repeat(43)}),
-        json!({"new_password": NEW}),
     ] {
         for method in ["PUT", "PATCH"] {
             workspace.admin.send_json(method, ALICE, &body).await.expect_fields(400, &["password"]);
         }
+    }
+    let other_field = json!({"new_password": NEW});
+    for method in ["PUT", "PATCH"] {
+        workspace.admin.send_json(method, ALICE, &other_field).await.expect_fields(400, &["new_password", "password"]);
     }
     let messages = workspace.admin.put(ALICE, &json!({"password": "12345"})).await.expect_fields(400, &["password"]);
     assert_eq!(messages["password"].as_array().unwrap().len(), 3, "{messages}");

@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use farhand_tests::agents::wait_until_connected;
 use farhand_tests::alpamon::Alpamon;
-use farhand_tests::eventually;
-use farhand_tests::instance::{ALARM_IS_LONG_AGO, delay_alarms, set_off_alarms};
+use farhand_tests::instance::{ALARM_IS_LONG_AGO, change_objects, delay_alarms, set_off_alarms};
+use farhand_tests::people::COMMANDS;
+use farhand_tests::{Instance, ScriptedAgent, Workspace, eventually, now};
 use futures_util::future::join_all;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::sleep;
 
@@ -154,4 +156,34 @@ async fn alarms_come_late_or_twice() {
     }
     cell.connections_are(&connected).await;
     cell.settle(&[&agent]).await;
+}
+
+/// The runtime died when an alarm was about to go off, which then comes an hour late; and the agent is back just after the
+/// time that the object believes its alarm is set for. No other call comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_call_after_a_restart_relies_on_no_alarm_of_the_past() {
+    let (instance, state) = Instance::new().await;
+    let (state, mut workspace) = (state.path(), Workspace::made_by(&instance.operator(), "late").await);
+    let server = workspace.server("late").await;
+    let id = server["id"].as_str().unwrap();
+    let agent = ScriptedAgent::connect(&workspace, &server).await;
+    wait_until_connected(&workspace, id, true).await;
+    // Something that an alarm is set for.
+    let later = now().plus_seconds(3_600).to_string();
+    let body = json!({"server": "late", "line": "true", "username": "root", "scheduled_at": later});
+    workspace.admin.post(COMMANDS, &body).await.expect(201);
+    drop(agent);
+    wait_until_connected(&workspace, id, false).await;
+    instance.kill().await;
+    assert!(delay_alarms(state, "ServerLink", 3_600) > 0);
+    let instance = Instance::restart(state).await;
+    for api in [&mut workspace.admin, &mut workspace.anonymous] {
+        *api = api.on(&instance.url);
+    }
+    // Nobody called the object yet.
+    let just_now = i64::try_from(now().as_millis()).unwrap() - 500;
+    let believes = format!("UPDATE _cf_METADATA SET value = {just_now} * 1000000 WHERE key = 1");
+    assert!(change_objects(state, "ServerLink", &believes) > 0);
+    let _agent = ScriptedAgent::connect(&workspace, &server).await;
+    wait_until_connected(&workspace, id, true).await;
 }

@@ -46,6 +46,9 @@ async fn dial_announcing(api: &Api, path: &str, features: Option<&str>) -> Resul
     if let Some(features) = features {
         headers.insert("X-Agent-Features", features.parse().unwrap());
     }
+    if let Some(address) = &api.address {
+        headers.insert("X-Forwarded-For", address.parse().unwrap());
+    }
     if let Some(authorization) = &api.authorization {
         headers.insert("Authorization", authorization.parse().unwrap());
     }
@@ -72,8 +75,13 @@ impl ScriptedAgent {
 
     /// The same of an agent that kills commands.
     pub async fn that_kills(workspace: &Workspace, server: &Value) -> Self {
+        Self::announcing(workspace, server, "kill, replay").await
+    }
+
+    /// The same of an agent that announces features.
+    pub async fn announcing(workspace: &Workspace, server: &Value, features: &str) -> Self {
         let api = workspace.anonymous.with(&credential(server));
-        let socket = dial_announcing(&api, "/ws/servers/backhaul/", Some("kill, replay")).await.unwrap();
+        let socket = dial_announcing(&api, "/ws/servers/backhaul/", Some(features)).await.unwrap();
         Self { api, socket }
     }
 

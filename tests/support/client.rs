@@ -21,8 +21,9 @@ pub struct Api {
     pub host: String,
     /// The Authorization header.
     pub authorization: Option<String>,
-    /// The address that the request seems to come from. In production the platform sets this header, here the caller may.
-    address: Option<String>,
+    /// The address that the request comes from. The tests are a trusted proxy of the instances that they start, and name it
+    /// in `X-Forwarded-For`.
+    pub address: Option<String>,
 }
 
 /// An answer, read to its end.
@@ -55,12 +56,12 @@ impl Reply {
         if self.text.is_empty() { Value::Null } else { self.json() }
     }
 
-    /// Asserts a refusal of the form `{"detail": ...}` with a code or none.
+    /// Asserts a refusal of the form `{"code": ..., "detail": ...}`. Without a code, that is the status's own.
     #[track_caller]
     pub fn expect_detail(&self, status: u16, code: Option<&str>) {
         let body = self.expect(status);
         assert!(body["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{body}");
-        assert_eq!(body["code"].as_str(), code, "{body}");
+        assert_eq!(body["code"].as_str(), code.or_else(|| code_of(status)), "{body}");
     }
 
     /// Asserts a refusal whose only keys beside `code` and `detail` are these fields, each with messages.
@@ -75,6 +76,22 @@ impl Reply {
         }
         body
     }
+}
+
+/// The code of a refusal that has no more specific one.
+pub fn code_of(status: u16) -> Option<&'static str> {
+    Some(match status {
+        401 => "UNAUTHENTICATED",
+        403 => "PERMISSION_DENIED",
+        404 => "NOT_FOUND",
+        405 => "METHOD_NOT_ALLOWED",
+        409 => "CONFLICT",
+        413 => "BODY_TOO_LARGE",
+        415 => "UNSUPPORTED_MEDIA_TYPE",
+        429 => "THROTTLED",
+        500 => "INTERNAL",
+        _ => return None,
+    })
 }
 
 /// What was asked, for when the answer is there.
@@ -178,7 +195,7 @@ impl Api {
             request = request.header("Authorization", value);
         }
         if let Some(address) = &self.address {
-            request = request.header("CF-Connecting-IP", address);
+            request = request.header("X-Forwarded-For", address);
         }
         request
     }

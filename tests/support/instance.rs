@@ -20,7 +20,7 @@ use crate::{PATIENCE, eventually, eventually_within};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// The operator's token of the instances that [`Instance::new`] starts.
-const OPERATOR_TOKEN: &str = "operator-of-this-instance";
+const OPERATOR_TOKEN: &str = "operator-of-this-instance-of-a-test";
 /// Where the platform keeps D1, in a state folder.
 const D1: &str = "v3/d1/miniflare-D1DatabaseObject";
 /// How long `npm start` may take when everything is built.
@@ -124,8 +124,55 @@ impl Instance {
             ("OPERATOR_TOKEN", OPERATOR_TOKEN),
             ("PBKDF2_ITERATIONS", "100000"),
             ("COMMAND_RETENTION_DAYS", "0"),
+            ("TRUSTED_PROXIES", "127.0.0.1"),
         ];
         Self::start_at(port, state, &[&variables[..], more].concat()).await
+    }
+
+    /// Runs `npm start` with a state folder and further variables that it must refuse. Returns what it wrote to stderr.
+    pub async fn refused(state: &Path, variables: &[(&str, &str)]) -> String {
+        let mut command = Command::new("npm");
+        command
+            .args(["start", "--silent"])
+            .current_dir(ROOT)
+            .env("PORT", free_port().to_string())
+            .env("STATE_DIR", state)
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        let output =
+            tokio::time::timeout(SERVES_WITHIN, command.output()).await.expect("npm start did not end").unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(!output.status.success(), "npm start refuses: {}", text(&output.stdout));
+        text(&output.stdout) + &text(&output.stderr)
+    }
+
+    /// Serves the state of an earlier instance as a deployed Worker does, which `npm start` has not checked: with other
+    /// variables over those of the earlier one.
+    pub async fn served_unchecked(state: &Path, variables: &[(&str, &str)]) -> (Process, String) {
+        let file = state.join("variables.json");
+        let mut values: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        for (name, value) in variables {
+            values[*name] = Value::from(*value);
+        }
+        std::fs::write(&file, values.to_string()).unwrap();
+        let port = free_port();
+        let mut command = Command::new("node");
+        command
+            .current_dir(ROOT)
+            .arg("scripts/serve.mjs")
+            .args([state.as_os_str(), port.to_string().as_ref(), file.as_os_str(), ROOT.as_ref()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let process = Process::spawn(&mut command);
+        let url = format!("http://127.0.0.1:{port}");
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        eventually_within(SERVES_WITHIN, "the Worker to serve", || async {
+            client.get(format!("{url}/healthz")).send().await.ok().map(drop)
+        })
+        .await;
+        (process, url)
     }
 
     /// The port on which it listens.

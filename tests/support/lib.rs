@@ -38,6 +38,11 @@ pub fn now() -> Timestamp {
     Timestamp::from_millis(millis.try_into().unwrap())
 }
 
+/// A time far ahead that a command can still be scheduled for.
+pub fn far_ahead() -> Timestamp {
+    now().plus_seconds(300 * 24 * 3_600)
+}
+
 /// Asks again until there is an answer.
 ///
 /// # Panics

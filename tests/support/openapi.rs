@@ -31,6 +31,8 @@ const UNDESCRIBED: [&str; 8] = [
 ];
 /// Where the local runtime itself answers, not the service.
 const OF_THE_RUNTIME: &str = "/cdn-cgi/";
+/// What every answer over https has (`info` in the document).
+const OF_HTTPS: &str = "strict-transport-security";
 /// What the answer to another origin has (`info` in the document).
 const OF_ORIGINS: [&str; 3] = ["Vary", "Access-Control-Allow-Origin", "Access-Control-Expose-Headers"];
 
@@ -157,10 +159,20 @@ impl Exchange<'_> {
         }
     }
 
+    /// The code of the answer, if any path can be answered with that.
+    fn code_of_any_path(&self) -> Option<String> {
+        let body: Value = serde_json::from_str(self.body?).ok()?;
+        let code = body["code"].as_str()?;
+        DOCUMENT["x-common-responses"].get(code).map(|_| code.to_owned())
+    }
+
     /// What differs from the document; nothing, where the answer is one that it describes.
     pub fn differences(&self) -> Vec<String> {
         if self.path.starts_with(OF_THE_RUNTIME) {
             return vec![];
+        }
+        if let Some(code) = self.code_of_any_path() {
+            return self.response(resolved(format!("/x-common-responses/{code}")));
         }
         let operation = match self.operation() {
             Ok(operation) => operation,
@@ -184,6 +196,9 @@ impl Exchange<'_> {
         let mut described: BTreeMap<String, (String, &Value)> = members(&response["headers"])
             .map(|(name, _)| (name.to_ascii_lowercase(), resolved(format!("{pointer}/headers/{name}"))))
             .collect();
+        if header(self.headers, OF_HTTPS).is_some() {
+            described.insert(OF_HTTPS.to_owned(), resolved("/components/headers/Strict-Transport-Security".to_owned()));
+        }
         if self.request_headers.contains_key("origin") {
             let of_origins =
                 OF_ORIGINS.map(|name| (name.to_ascii_lowercase(), resolved(format!("/components/headers/{name}"))));

@@ -73,6 +73,24 @@ impl Person {
         format!("{USERS}{}/", self.id)
     }
 
+    /// A client with a new API token of the user's, which outlives their sessions.
+    pub async fn with_api_token(&self) -> Api {
+        let body = json!({"name": "test", "expires_at": null});
+        let token = self.api.post("/api/auth/tokens/", &body).await.expect(201);
+        self.api.with_token(token["key"].as_str().unwrap())
+    }
+
+    /// Takes staff rank from the user, who keeps their servers, and logs in again: the session has ended.
+    pub async fn demote(&mut self, workspace: &Workspace) {
+        self.set(workspace, json!({"is_staff": false, "keep_servers": true})).await;
+        self.api = workspace.anonymous.logged_in(&self.username, PASSWORD).await;
+    }
+
+    /// Makes the user the owner of a server, as a superuser.
+    pub async fn own(&self, workspace: &Workspace, server: &Value) -> Value {
+        workspace.admin.patch(&at(SERVERS, server), &json!({"owner": self.id})).await.expect(200)
+    }
+
     /// Changes the user, as a superuser.
     pub async fn set(&self, workspace: &Workspace, changes: Value) {
         workspace.admin.patch(&self.path(), &changes).await.expect(200);
@@ -80,6 +98,16 @@ impl Person {
 }
 
 impl Workspace {
+    /// Moves the counters of ids on, so that the next users and groups have ids that no other small workspace has.
+    pub async fn count_on(&self) {
+        for _ in 0..5 {
+            let group = self.group(&unique("spare"), &[]).await;
+            self.admin.delete(&group_path(&group)).await.expect(204);
+            let user = self.user_with(&unique("spare"), &json!({})).await;
+            self.admin.delete(&format!("{USERS}{}/", user["id"])).await.expect(204);
+        }
+    }
+
     /// Makes a group with servers, of which the superuser is the owner.
     pub async fn group(&self, name: &str, servers: &[&Value]) -> Value {
         let ids: Vec<&Value> = servers.iter().map(|server| &server["id"]).collect();
@@ -184,11 +212,12 @@ impl Cast {
 
     /// Makes a server of the owner's that is in the group; returns it with its key.
     pub async fn server(&self) -> Value {
-        // Only staff make servers, and their creators are their owners.
-        self.owner.set(&self.workspace, json!({"is_staff": true})).await;
         let body = json!({"name": unique("web"), "groups": [self.group["id"]]});
-        let server = self.owner.api.post(SERVERS, &body).await.expect(201);
-        self.owner.set(&self.workspace, json!({"is_staff": false})).await;
+        let made = self.workspace.admin.post(SERVERS, &body).await.expect(201);
+        let mut server = self.owner.own(&self.workspace, &made).await;
+        for field in ["key", "install", "install_alpamon"] {
+            server[field] = made[field].clone();
+        }
         server
     }
 

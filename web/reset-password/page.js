@@ -1,11 +1,11 @@
-// The page's views, one at a time, and its two requests, to its own origin only.
-
 const byId = (id) => document.getElementById(id);
 const query = new URLSearchParams(location.search);
 const key = query.get("key") ?? "";
+// The key does not stay in the address bar or the history.
+if (key !== "") history.replaceState(history.state, "", location.pathname);
 const AGAIN = "That did not work. Please try again in a moment.";
 
-/** Shows one view. A change of the view moves the focus to it, so that it is heard. */
+/** Shows one view, and moves the focus to it. */
 function show(id, isFirst) {
   for (const view of document.querySelectorAll("section")) view.hidden = view.id !== id;
   const view = byId(id);
@@ -35,7 +35,7 @@ function onSubmit(form, send) {
   let isBusy = false;
   const setBusy = (busy) => {
     isBusy = busy;
-    // Not `disabled`: that would take the focus away.
+    // Not `disabled`: it loses the focus.
     button.setAttribute("aria-disabled", busy);
     button.textContent = busy ? "One moment…" : label;
   };

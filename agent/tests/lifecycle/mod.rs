@@ -15,6 +15,8 @@ use crate::support::{KEY, PATIENCE, SERVER, Service, copy_program, eventually, o
 
 const TOKEN: &str = "tOkEnToKeNtOkEn";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farhand-agent");
+/// Of [`KEY`].
+const FINGERPRINT: &str = "KR4V-ZORD";
 const REGISTER: &str = "/api/servers/servers/register/";
 
 /// The program with some arguments, and nothing in its environment that it would take.
@@ -233,7 +235,7 @@ async fn the_status_tells_of_the_agent_and_of_the_service() {
     service.acked(waiting).await;
     let (code, told) = status(&config).await;
     let expected = json!({
-        "url": service.url, "id": SERVER, "name": "web-1", "service": "ok", "running": true, "pid": agent.pid(),
+        "url": service.url, "id": SERVER, "fingerprint": FINGERPRINT, "name": "web-1", "service": "ok", "running": true, "pid": agent.pid(),
         "commands": {"running": 1, "waiting": 1, "unreported": 0}, "version": env!("CARGO_PKG_VERSION"),
     });
     assert_eq!((code, told), (0, expected));
@@ -429,7 +431,7 @@ async fn a_restart_stops_what_does_not_end() {
     let _socket = service.socket().await;
     let fin = service.fin(running).await;
     assert_eq!((&fin["exit_code"], &fin["result"]), (&json!(143), &json!("begun\n\nThe agent was stopped.\n")));
-    assert_eq!(service.fin(waiting).await["result"], "The agent was stopped before the command ran.");
+    assert_eq!(service.fin(waiting).await["reason"], "The agent was stopped before the command ran.");
 }
 
 #[tokio::test]

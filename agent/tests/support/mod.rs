@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -198,7 +199,9 @@ impl Service {
     pub fn agent_with(&self, arguments: &[&str], account: Option<&User>) -> Agent {
         let directory = tempfile::tempdir().unwrap();
         let (config, log) = (directory.path().join("agent.toml"), directory.path().join("log"));
-        write_config(&config, &format!("url = {:?}\nid = {SERVER:?}\nkey = {KEY:?}\n{}\n", self.url, self.settings));
+        let (syslog, records) = system_log(directory.path());
+        let content = format!("url = {:?}\nid = {SERVER:?}\nkey = {KEY:?}\nsyslog = {syslog:?}\n", self.url);
+        write_config(&config, &format!("{content}{}\n", self.settings));
         let mut program = PathBuf::from(env!("CARGO_BIN_EXE_farhand-agent"));
         // The account may be unable to read the folder of the build.
         if account.is_some() || self.copies {
@@ -223,8 +226,25 @@ impl Service {
             command.uid(account.uid.as_raw()).gid(account.gid.as_raw());
         }
         command.stdin(Stdio::null()).stderr(fs::File::create(&log).unwrap());
-        Agent { process: command.spawn().unwrap(), command, log, directory }
+        Agent { process: command.spawn().unwrap(), command, log, records, directory }
     }
+}
+
+/// A system log in a folder: its socket, and what it took so far.
+fn system_log(folder: &std::path::Path) -> (PathBuf, Arc<Mutex<Vec<String>>>) {
+    let socket = folder.join("syslog");
+    let log = UnixDatagram::bind(&socket).unwrap();
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
+    let records = Arc::<Mutex<Vec<String>>>::default();
+    let taken = records.clone();
+    // Until the tests end.
+    std::thread::spawn(move || {
+        let mut bytes = vec![0; 64 * 1024];
+        while let Ok(length) = log.recv(&mut bytes) {
+            taken.lock().unwrap().push(String::from_utf8_lossy(&bytes[..length]).into_owned());
+        }
+    });
+    (socket, records)
 }
 
 /// Copies a program. In a process of its own: what this one has open for writing, each process that another test starts at
@@ -266,7 +286,8 @@ impl Handler {
         let mut stream = BufReader::new(stream);
         while let Some(seen) = read_call(&mut stream).await {
             let path = seen.call.split(' ').nth(1).unwrap().to_owned();
-            if path.starts_with("/ws/") && seen.headers.contains_key("upgrade") {
+            let has_answer = self.answers.lock().unwrap().iter().any(|answer| path.contains(answer.part));
+            if path.starts_with("/ws/") && seen.headers.contains_key("upgrade") && !has_answer {
                 let accept = derive_accept_key(seen.headers["sec-websocket-key"].as_bytes());
                 let answer = format!(
                     "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n"
@@ -375,7 +396,7 @@ impl Socket {
 
     async fn order_in(&mut self, shell: &str, id: Uuid, user: &str, line: &str, timeout: Option<i64>) {
         let command = json!({
-            "id": id, "shell": shell, "line": line, "user": user, "group": "", "env": null, "allow_sh": true, "data": null,
+            "id": id, "shell": shell, "line": line, "user": user, "group": "", "requested_by": "alice", "env": null, "allow_sh": true, "data": null,
             "timeout": timeout,
         });
         self.send(json!({"query": "command", "command": command})).await;
@@ -434,6 +455,7 @@ pub struct Agent {
     process: Child,
     command: Command,
     log: PathBuf,
+    records: Arc<Mutex<Vec<String>>>,
     directory: TempDir,
 }
 
@@ -485,6 +507,11 @@ impl Agent {
             assert!(Instant::now() < until, "the agent does not exit: {}", self.log());
             sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    /// What it wrote to the system log so far.
+    pub fn records(&self) -> Vec<String> {
+        self.records.lock().unwrap().clone()
     }
 
     /// What it logged so far.

@@ -43,5 +43,5 @@ fn fits(pattern: &[char], line: &[char]) -> bool {
 }
 
 fn is_plain(c: char) -> bool {
-    !c.is_control() && !";&|<>`$()\\{}\u{2028}\u{2029}".contains(c)
+    !c.is_control() && !";&|<>`$()\\{}#'\"~\u{2028}\u{2029}".contains(c)
 }

@@ -23,7 +23,7 @@ pub fn check(data: &[u8]) {
 
     let read = || Fields::from_json(data).expect("it was read before");
     let now = Timestamp::from_millis(1_795_224_225_000);
-    if let Some(command) = told(NewCommand::read(read(), now)) {
+    if let Some(command) = told(NewCommand::read(read(), now, 400)) {
         let length = command.line.chars().count();
         assert!((1..=MAX_LINE).contains(&length) && !command.line.contains('\0'));
         assert!((1..=86_400).contains(&command.timeout));

@@ -90,9 +90,11 @@ async fn a_link_sets_the_password_once() {
 async fn a_bad_password_is_told_and_uses_nothing_up() {
     let workspace = Workspace::new().await;
     let path = link_for(&workspace, "alice").await;
-    for body in [json!({}), json!({"new_password": null}), json!({"new_password": ""}), json!({"password": NEW})] {
+    for body in [json!({}), json!({"new_password": null}), json!({"new_password": ""})] {
         workspace.anonymous.post(&path, &body).await.expect_fields(400, &["new_password"]);
     }
+    let misspelt = workspace.anonymous.post(&path, &json!({"password": NEW})).await;
+    misspelt.expect_fields(400, &["new_password", "password"]);
     let all = confirm(&workspace, &path, "12345").await.expect_fields(400, &["new_password"]);
     assert_eq!(all["new_password"].as_array().unwrap().len(), 3, "{all}");
     let similar = confirm(&workspace, &path, "alice!!x").await.expect_fields(400, &["new_password"]);
@@ -322,4 +324,30 @@ async fn the_link_is_made_of_the_configuration() {
     assert_eq!(bad.header("Location"), "https://console.example/app/reset-password/?error=invalid");
     let left: Value = instance.d1("SELECT count(*) AS n FROM reset_requests WHERE user_id IS NOT NULL").await;
     assert_eq!(left[0]["n"], 1);
+}
+
+#[tokio::test]
+async fn requests_of_a_network_and_of_a_workspace_have_ceilings() {
+    let (instance, _state) = Instance::new_with(&[("RESETS_PER_SITE", "3"), ("RESETS_PER_WORKSPACE", "5")]).await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let from = async |address: &str, email: &str, status: u16| {
+        let reply = workspace.anonymous.from_address(address).post(PATH, &json!({"email": email})).await;
+        says_nothing(&reply, status);
+        assert_eq!(status == 429, !reply.header("Retry-After").is_empty());
+    };
+    for number in 0..3 {
+        from(&format!("2001:db8:0:{number}::1"), &format!("x{number}@example.com"), 200).await;
+    }
+    from("2001:db8:0:9::1", "x@example.com", 429).await;
+    from("2001:db8:1::1", "boss@example.com", 200).await;
+    from("192.0.2.1", "y@example.com", 200).await;
+    // The same for addresses that are registered and those that are not, and nothing is stored.
+    from("192.0.2.2", "boss@example.com", 429).await;
+    from("192.0.2.3", "y@example.com", 429).await;
+    let rows = instance.d1("SELECT count(*) AS n FROM reset_requests").await;
+    assert_eq!(rows[0]["n"], 5);
+    let events = "SELECT count(*) AS n FROM audit_events WHERE action = 'user.request_reset'";
+    assert!(instance.d1(events).await[0]["n"].as_i64().unwrap() <= 5);
+    let other = Workspace::made_by(&instance.operator(), "other").await;
+    ask(&other.anonymous.from_address("192.0.2.2"), "boss@example.com", 200).await;
 }

@@ -1,8 +1,8 @@
 //! `/api/auth/tokens/` (spec.md, API token; contract 4).
 
 use farhand_domain::time::Timestamp;
-use farhand_tests::Workspace;
-use farhand_tests::eventually;
+use farhand_tests::people::{at, column};
+use farhand_tests::{Workspace, eventually, now};
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/auth/tokens/";
@@ -49,7 +49,11 @@ async fn bad_fields_change_nothing() {
         (json!({"name": "x", "expires_at": "2999-01-01T00:00:00"}), &["expires_at"]),
         (json!({"name": "x", "expires_at": "tomorrow"}), &["expires_at"]),
         (json!({"name": "x", "expires_at": "9999-12-31T23:59:60Z"}), &["expires_at"]),
-        (json!({"name": "x", "expires_at": null, "acl": {"commands": vec!["x".repeat(8_000); 9]}}), &["acl"]),
+        // 16,000 bytes, and six times as many in JSON.
+        (json!({"name": "x", "expires_at": null, "acl": {"commands": ["\u{1}".repeat(16_000)]}}), &["acl"]),
+        (json!({"name": "x", "expires_at": null, "acl": {"commands": vec!["x".repeat(8_000); 5]}}), &["acl"]),
+        (json!({"name": "x", "expires_at": null, "acl": {"commands": ["*a*b*c*d*e*f*g*h*"]}}), &["acl"]),
+        (json!({"name": "x", "expires_at": null, "acl": {"argv": vec![vec!["x"; 256]; 4]}}), &["acl"]),
         (json!({"name": "x", "expires_at": 4102444800_i64}), &["expires_at"]),
         (json!({"name": "x", "expires_at": null, "acl": {"read_only": "yes"}}), &["acl"]),
     ] {
@@ -64,7 +68,7 @@ async fn one_is_read_changed_and_replaced() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     let acl = json!({"commands": ["ls *"], "read_only": false});
-    let body = json!({"name": "x", "expires_at": "2999-01-01T00:00:00Z", "acl": acl, "enabled": false});
+    let body = json!({"name": "x", "expires_at": "2999-01-01T00:00:00Z", "acl": acl, "enabled": true});
     let mut token = session.post(PATH, &body).await.expect(201);
     assert_eq!((&token["enabled"], &token["acl"]), (&json!(true), &acl), "a new token is enabled");
     let key = workspace.anonymous.with_token(token["key"].as_str().unwrap());
@@ -141,8 +145,8 @@ async fn bad_changes_change_nothing() {
 async fn a_page_may_be_larger_than_what_the_database_takes_in_one_text() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
-    let acl = json!({"commands": vec!["\u{1}".repeat(8_000); 8]});
-    for number in 0..8 {
+    let acl = json!({"commands": vec!["x".repeat(16_000); 2]});
+    for number in 0..70 {
         let body = json!({"name": number.to_string(), "expires_at": null, "acl": acl});
         session.post(PATH, &body).await.expect(201);
     }
@@ -151,7 +155,8 @@ async fn a_page_may_be_larger_than_what_the_database_takes_in_one_text() {
     let list = reply.expect(200);
     let names: Vec<&str> =
         list["results"].as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["7", "6", "5", "4", "3", "2", "1", "0", "test"], "in order all the same");
+    let numbers = (0..70).rev().map(|number| number.to_string());
+    assert!(numbers.chain(["test".to_owned()]).eq(names), "in order all the same");
 }
 
 #[tokio::test]
@@ -253,4 +258,56 @@ async fn a_tokens_use_is_noted() {
         list["results"][0]["last_used_at"].is_string().then_some(())
     })
     .await;
+}
+
+/// review/security.md 9: an expiry that a token could lift from itself would be no bound at all.
+#[tokio::test]
+async fn a_token_that_expires_makes_none_that_outlives_it() {
+    let workspace = Workspace::new().await;
+    let session = workspace.session();
+    let limit = now().plus_seconds(3_600);
+    let (sooner, later) = (json!(now().plus_seconds(1_800)), json!(limit.plus_millis(1)));
+    let own = session.post(PATH, &json!({"name": "own", "expires_at": limit})).await.expect(201);
+    let api = workspace.anonymous.with_token(own["key"].as_str().unwrap());
+    let made = async |body: Value| session.post(PATH, &body).await.expect(201);
+    let endless = made(json!({"name": "endless", "expires_at": null})).await;
+    let short = made(json!({"name": "short", "expires_at": sooner})).await;
+    for token in [&endless, &short] {
+        session.patch(&at(PATH, token), &json!({"enabled": false})).await.expect(200);
+    }
+    let tokens = async || session.get(PATH).await.expect(200);
+    let before = tokens().await;
+    for end in [&Value::Null, &later] {
+        api.post(PATH, &json!({"name": "new", "expires_at": end})).await.expect_fields(400, &["expires_at"]);
+        for token in [&own, &endless, &short] {
+            let path = at(PATH, token);
+            api.patch(&path, &json!({"expires_at": end})).await.expect_fields(400, &["expires_at"]);
+            api.patch(&path, &json!({"expires_at": end, "enabled": false})).await.expect_fields(400, &["expires_at"]);
+            api.put(&path, &json!({"name": "new", "expires_at": end})).await.expect_fields(400, &["expires_at"]);
+        }
+    }
+    api.patch(&at(PATH, &endless), &json!({"enabled": true})).await.expect_fields(400, &["enabled"]);
+    api.patch(&at(PATH, &endless), &json!({"enabled": true, "name": "x"})).await.expect_fields(400, &["enabled"]);
+    let after = tokens().await;
+    assert_eq!(column(&before, "expires_at"), column(&after, "expires_at"));
+    assert_eq!(column(&before, "enabled"), column(&after, "enabled"));
+    assert_eq!(column(&before, "updated_at"), column(&after, "updated_at"));
+    let events = workspace.admin.get("/api/audit/events/?action=api_token.update&page_size=50").await.expect(200);
+    assert_eq!(events["count"], 2, "a refusal leaves no event: {events}");
+    api.patch(&format!("{PATH}01936d3e-7a00-7000-8000-000000000000/"), &json!({"enabled": true})).await.expect(404);
+    // What ends as early as itself is fine, and so is what changes no end.
+    let same = api.post(PATH, &json!({"name": "same", "expires_at": limit})).await.expect(201);
+    api.patch(&at(PATH, &same), &json!({"expires_at": sooner})).await.expect(200);
+    api.patch(&at(PATH, &same), &json!({"expires_at": limit, "enabled": true})).await.expect(200);
+    api.patch(&at(PATH, &short), &json!({"enabled": true})).await.expect(200);
+    api.put(&at(PATH, &endless), &json!({"name": "endless", "expires_at": sooner})).await.expect(200);
+    api.patch(&at(PATH, &own), &json!({"name": "renamed", "enabled": true})).await.expect(200);
+    let test = column(&tokens().await, "name").iter().position(|name| name == "test").unwrap();
+    let test = tokens().await["results"][test].clone();
+    api.patch(&at(PATH, &test), &json!({"name": "test-2", "enabled": true})).await.expect(200);
+    // Neither a session nor a token without an end has such a bound.
+    for api in [&session, &workspace.admin] {
+        api.patch(&at(PATH, &own), &json!({"expires_at": later})).await.expect(200);
+        api.patch(&at(PATH, &own), &json!({"expires_at": null})).await.expect(200);
+    }
 }

@@ -1,7 +1,7 @@
 //! Taking commands back, and killing them (contract 7, Cancel and Kill).
 
 use farhand_tests::agents::{ScriptedAgent, own_account};
-use farhand_tests::{Api, RealAgent, Workspace, eventually};
+use farhand_tests::{Api, Person, RealAgent, Workspace, eventually, far_ahead};
 use serde_json::{Value, json};
 
 use super::commands::{PATH, has_status, id_of, moment, path_of, read, workspace_with_agent};
@@ -22,7 +22,7 @@ fn action(command: &Value, name: &str) -> String {
 async fn what_waits_is_taken_back() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let later = json!({"server": "web-1", "line": "later", "scheduled_at": "2999-01-01T00:00:00Z"});
+    let later = json!({"server": "web-1", "line": "later", "scheduled_at": far_ahead()});
     let later = workspace.admin.post(PATH, &later).await.expect(201);
     let queued = queue(&workspace.admin, "queued").await;
     for command in [&later, &queued] {
@@ -75,10 +75,10 @@ async fn what_was_delivered_is_not_taken_back() {
 #[tokio::test]
 async fn requesters_and_staff_take_back_and_others_do_not() {
     let workspace = Workspace::new().await;
-    let owner = workspace.staff("owner").await;
-    owner.post("/api/servers/", &json!({"name": "web-1"})).await.expect(201);
-    let id = owner.get("/api/iam/users/-/").await.expect(200)["id"].clone();
-    workspace.admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_staff": false})).await.expect(200);
+    let server = workspace.server("web-1").await;
+    let owner = Person::new(&workspace, "owner").await;
+    owner.own(&workspace, &server).await;
+    let owner = owner.api;
     let (staff, outsider) = (workspace.staff("staff").await, workspace.user("outsider").await);
     let elsewhere = Workspace::new().await;
 

@@ -4,6 +4,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
 
 use farhand_domain::command_list::CommandList;
 use farhand_domain::id;
@@ -57,6 +58,12 @@ async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
         ("requested_by", "1.0"),
         ("requested_by_isnull", "2"),
         ("is_scheduled", "maybe"),
+        ("state", "Failed"),
+        ("state", "failed,"),
+        ("success", "no"),
+        ("exit_code", "x"),
+        ("added_at__gte", "2026-01-01"),
+        ("added_at__lt", "x"),
         ("search", "a%00b"),
         ("ordering", "line"),
         ("ordering", "added_at,-"),
@@ -128,8 +135,27 @@ struct Known {
     requested_by: Option<i64>,
     shell: &'static str,
     line: &'static str,
+    username: &'static str,
+    state: &'static str,
+    success: Option<bool>,
+    exit_code: Option<i64>,
     moments: HashMap<&'static str, Option<String>>,
 }
+
+impl Known {
+    /// The state as the API shows it.
+    fn shown_state(&self) -> &'static str {
+        let is_due = self.moments["scheduled_at"].as_deref() < Some("2900");
+        match self.state {
+            "waiting" if is_due => "queued",
+            "waiting" => "scheduled",
+            state => state,
+        }
+    }
+}
+
+const STATES: [&str; 8] = ["waiting", "sent", "acked", "stuck", "success", "failed", "cancelled", "expired"];
+const USERNAMES: [&str; 3] = ["root", "deploy", "Deploy"];
 
 const MOMENTS: [&str; 5] = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
 const LINES: [&str; 22] = [
@@ -156,7 +182,19 @@ const LINES: [&str; 22] = [
     "ß STRASSE",
     "db-2 web-1 anna",
 ];
-const WORDS: [&str; 40] = [
+/// Lines of more than the 1,024 characters that the index of lines has.
+static LONG_LINES: LazyLock<[String; 5]> = LazyLock::new(|| {
+    let filler = |characters: usize| "run it ".repeat(400)[..characters].to_owned();
+    [
+        // A word in the beginning, one across the end of it, and some behind it.
+        format!("needle {}boundary {} web-1 anna Größe zz", filler(1_013), filler(500)),
+        format!("{} needle", filler(1_100)),
+        format!("é{} NEEDLE ÄRGER ta", filler(1_200)),
+        format!("needle {}", filler(1_200)),
+        format!("{} [x] größe 100%_*", filler(2_000)),
+    ]
+});
+const WORDS: [&str; 46] = [
     "uptime",
     "UP",
     "ls",
@@ -197,6 +235,12 @@ const WORDS: [&str; 40] = [
     "1=1",
     "STRASSE",
     "zzz",
+    "needle",
+    "NEEDLE",
+    "boundary",
+    "GRÖßE",
+    "ta",
+    "zz",
 ];
 
 /// The same text without case, a character for a character.
@@ -236,6 +280,12 @@ impl Model {
                     && of("requested_by_isnull").is_none_or(|is| requester(command).is_none() == (is == "true"))
                     && of("is_scheduled")
                         .is_none_or(|is| (command.moments["scheduled_at"].as_deref() > Some("2900")) == (is == "true"))
+                    && of("state").is_none_or(|states| states.split(',').any(|state| state == command.shown_state()))
+                    && of("success").is_none_or(|success| command.success.is_some_and(|is| is.to_string() == success))
+                    && of("exit_code").is_none_or(|code| command.exit_code.is_some_and(|is| is.to_string() == code))
+                    && of("username").is_none_or(|name| command.username == name)
+                    && of("added_at__gte").is_none_or(|at| command.moments["added_at"].as_deref() >= Some(at))
+                    && of("added_at__lt").is_none_or(|at| command.moments["added_at"].as_deref() < Some(at))
                     && of("search").is_none_or(|search| self.matches(command, search))
             })
             .collect();
@@ -328,6 +378,8 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
         } else {
             moments.insert("scheduled_at", moments["added_at"].clone());
         }
+        let state = *dice.pick(&STATES);
+        let success = (!matches!(state, "waiting" | "sent" | "acked")).then_some(state == "success");
         // A server that was renamed had another name for some commands before; some were made under the later one.
         let name = if dice.once_in(4) && !names[server].1.is_empty() { names[server].1 } else { names[server].0 };
         let command = Known {
@@ -336,25 +388,34 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
             server_name: name.to_owned(),
             requested_by: *dice.pick(&requesters),
             shell: if dice.once_in(5) { "internal" } else { "system" },
-            line: LINES[dice.roll(LINES.len())],
+            line: if dice.once_in(4) { dice.pick::<String>(&*LONG_LINES) } else { LINES[dice.roll(LINES.len())] },
+            username: dice.pick::<&str>(&USERNAMES),
+            state,
+            success,
+            exit_code: success.filter(|_| !dice.once_in(3)).map(|_| dice.roll(4) as i64 - 1),
             moments,
         };
         let moment = |name: &str| sql_text(command.moments[name].as_deref());
         sql += &format!(
             "INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
-                timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message)
-             VALUES ({id}, '{}', '{}', '{}', {}, '{}', {}, 'root', '', 60, {}, {}, '{LATER}', {}, {}, {}, 'success', 'x');\n",
+                timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message,
+                success, exit_code)
+             VALUES ({id}, '{}', '{}', '{}', {}, '{}', {}, '{}', '', 60, {}, {}, '{LATER}', {}, {}, {}, '{}', 'x', {}, {});\n",
             command.id,
             command.server,
             command.server_name,
             command.requested_by.map_or_else(|| "NULL".to_owned(), |id| id.to_string()),
             command.shell,
             sql_text(Some(command.line)),
+            command.username,
             moment("added_at"),
             moment("scheduled_at"),
             moment("delivered_at"),
             moment("acked_at"),
             moment("handled_at"),
+            command.state,
+            command.success.map_or_else(|| "NULL".to_owned(), |success| i32::from(success).to_string()),
+            command.exit_code.map_or_else(|| "NULL".to_owned(), |code| code.to_string()),
         );
         commands.push(command);
     }
@@ -430,6 +491,25 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
     if dice.once_in(4) {
         query.push(("is_scheduled", dice.pick(&["true", "false"]).to_string()));
     }
+    if dice.once_in(4) {
+        let states = ["scheduled", "queued", "sent", "acked", "success", "failed", "cancelled", "expired", "stuck"];
+        let some: Vec<&str> = (0..1 + dice.roll(4)).map(|_| *dice.pick(&states)).collect();
+        query.push(("state", some.join(",")));
+    }
+    if dice.once_in(6) {
+        query.push(("success", dice.pick(&["true", "false"]).to_string()));
+    }
+    if dice.once_in(8) {
+        query.push(("exit_code", dice.pick(&["-1", "0", "1", "7"]).to_string()));
+    }
+    if dice.once_in(6) {
+        query.push(("username", dice.pick(&["root", "Deploy", "nobody"]).to_string()));
+    }
+    for name in ["added_at__gte", "added_at__lt"] {
+        if dice.once_in(8) {
+            query.push((name, format!("2026-01-01T00:00:{:02}.000000+00:00", dice.roll(13))));
+        }
+    }
     if dice.once_in(2) {
         let words: Vec<&str> = (0..1 + dice.roll(3)).map(|_| *dice.pick(&WORDS)).collect();
         query.push(("search", words.join(" ")));
@@ -460,7 +540,7 @@ async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
         // Each filter and each word alone, then all together.
         let mut query = match round {
             0..5 => vec![],
-            5..45 => vec![("search", WORDS[round - 5].to_owned())],
+            5..51 => vec![("search", WORDS[round - 5].to_owned())],
             _ => random_query(&mut dice, &model),
         };
         let all = model.answer(&query, caller);
@@ -675,7 +755,7 @@ fn statements(query: &str, offset: u64) -> (String, Option<String>) {
     let Sql { tables, items, of_all, parameters } =
         command_list_sql::sql(&CommandList::of(&pairs).unwrap(), offset, "c.line");
     let me = "WITH me AS MATERIALIZED (SELECT 1 AS workspace_id, 1 AS user_id, 1 AS is_staff, 1 AS is_superuser,
-        NULL AS acl_servers)";
+        NULL AS acl_servers, NULL AS acl, 0 AS reads_narrowly)";
     let values = parameters.iter().map(|value| match value {
         command_list_sql::Value::Text(text) => sql_text(Some(text)),
         command_list_sql::Value::Integer(number) => number.to_string(),
@@ -726,6 +806,11 @@ async fn plan_of(instance: &Instance, query: &str, statement: &str) -> Vec<(i64,
                     "nobody",
                     "total",
                     "asked",
+                    "f",
+                    "n",
+                    "newest",
+                    "long",
+                    "indexed",
                     "json_each",
                     "w",
                     "t",
@@ -771,6 +856,8 @@ async fn every_list_goes_by_an_index() {
             plan_of(&instance, &query, &of_all).await;
         }
         let plan = plan_of(&instance, &query, &of_any).await;
+        let long = plan.iter().any(|(_, _, step)| step.starts_with("SEARCH c USING INDEX commands_long"));
+        assert_eq!(long, query.starts_with("search=abc"), "{query}: {plan:#?}");
         // The way of those who reach all servers comes first, and of theirs the usual one.
         let is_way = |way: i64| plan.iter().any(|(id, _, step)| *id == way && step.starts_with("LEFT-MOST"));
         let usual = plan.iter().find(|(_, parent, step)| step.starts_with("CO-ROUTINE") && is_way(*parent));
@@ -820,5 +907,68 @@ async fn words_of_any_length_and_number_are_found() {
         ("äöü-ÄÖÜ-äöü-ÄÖÜ-äöü-äöü", 0),
     ] {
         assert_eq!(found(words).await, count, "{}", &words[..words.len().min(60)]);
+    }
+}
+
+/// Long lines are read themselves, the newest ones, and as many as a search has time for.
+#[tokio::test]
+async fn long_lines_are_searched_within_bounds() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let owner = workspace.user("owner").await;
+    let id = workspace_id(&instance, &workspace).await;
+    fill(&instance, id, user_id(&owner).await, 1_000).await;
+    let search = async |words: &str| {
+        let (reply, rows) = cost(&instance, &workspace.admin, &encoded(&[("search", words.to_owned())])).await;
+        (reply.expect(200)["count"].as_u64().unwrap(), rows)
+    };
+    let before = search("nothing").await.1;
+    // 200 lines of 16,384 characters; the first and the last have a word of their own at their end, all have some others.
+    instance
+        .d1(&format!(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
+             INSERT INTO commands (workspace_id, id, server_id, server_name, shell, line, username, groupname, timeout,
+                added_at, scheduled_at, expires_at, state, status_message)
+             SELECT {id}, printf('ffffffff-0000-7000-8000-%012x', i), {}, 'web-1', 'system',
+                substr(replace(printf('%.*c', 600, 'x'), 'x', 'abcdefgh ijklmnop qrstuvwx yz '), 1, 16370)
+                    || iif(i = 1, ' earliest', iif(i = 200, ' latest', '')),
+                'root', '', 60, {}, {}, '{LATER}', 'success', 'x' FROM n",
+            server_id(id, "2"),
+            moment("i"),
+            moment("i"),
+        ))
+        .await;
+    let (found, rows) = search("nothing").await;
+    assert_eq!(found, 0);
+    // For each: its length (thrice, as the sum goes by), itself, and whether its server or requester has the word.
+    assert!(rows <= before + 8 * 200 + 20, "{rows} after {before}");
+    for (words, found) in
+        [("earliest", 1), ("LATEST", 1), ("latest earliest", 0), ("mnop latest WEB-2", 1), ("hgfedcba", 0)]
+    {
+        assert_eq!(search(words).await.0, found, "{words}");
+    }
+    // With as many words as these, only some of the newest are read.
+    let many: Vec<String> = (0..24).map(|at| "abcdefghijklmnopqrstuvwxyz"[at % 24..at % 24 + 2].to_owned()).collect();
+    let many =
+        many.into_iter().filter(|word| !["hi", "pq", "xy"].contains(&word.as_str())).collect::<Vec<_>>().join(" ");
+    assert_eq!(search(&format!("latest {many}")).await.0, 1);
+    let (found, rows) = search(&format!("earliest {many}")).await;
+    assert_eq!(found, 0);
+    let read = 24_000_000 / 22 / 16_384;
+    assert!(rows <= before + 3 * 200 + 22 * 200 + 6 * read, "{rows} after {before}");
+    // Those who reach some servers, and other filters.
+    let of = async |api: &Api, query: &str| api.get(&format!("{PATH}?{query}")).await.expect(200)["count"].clone();
+    for (api, query, found) in [
+        (&owner, "search=latest", 1),
+        (&workspace.user("eve").await, "search=latest", 0),
+        (&workspace.admin, &format!("search=latest&server={id:08x}-0000-7000-8000-{:012x}", 2), 1),
+        (&workspace.admin, &format!("search=latest&server={id:08x}-0000-7000-8000-{:012x}", 3), 0),
+        (&workspace.admin, "search=latest&shell=internal", 0),
+        (&workspace.admin, "search=latest&requested_by_isnull=true", 1),
+        (&workspace.admin, "search=latest&requested_by=1", 0),
+        (&workspace.admin, "search=latest&state=failed", 0),
+        (&workspace.admin, "search=latest&ordering=-handled_at,added_at", 1),
+    ] {
+        assert_eq!(of(api, query).await, found, "{query}");
     }
 }

@@ -7,7 +7,8 @@ use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential, own_account};
 use farhand_tests::client::PASSWORD;
 use farhand_tests::events::Block;
-use farhand_tests::{Api, Events, Instance, RealAgent, Workspace};
+use farhand_tests::instance::change_objects;
+use farhand_tests::{Api, Events, Instance, RealAgent, Workspace, far_ahead};
 use futures_util::{StreamExt, future, stream};
 use serde_json::{Value, json};
 
@@ -218,6 +219,8 @@ async fn what_takes_a_minute() {
 
 async fn a_command_that_gets_stuck() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
+    let running = deliver(&workspace, &mut agent).await;
+    agent.ack(&running).await;
     let id = deliver(&workspace, &mut agent).await;
     let mut events = follow(&workspace.admin, &id).await;
     agent.chunk(&id, 0, "chunk 0\n").await;
@@ -225,6 +228,12 @@ async fn a_command_that_gets_stuck() {
     let (chunks, end) = events.rest().await;
     assert_eq!((chunks, &end["status"]["text"]), (numbered(0..1), &json!("Stuck")));
     is_end_of(&workspace.admin, &end, false).await;
+    // Of late output, what is far from the rest is dropped.
+    agent.chunk(&id, 257, "far\n").await;
+    agent.chunk(&id, u32::MAX, "far\n").await;
+    assert_eq!(seqs(&all_chunks(&workspace.admin, &id).await), [0]);
+    agent.chunk(&running, 400, "running\n").await;
+    assert_eq!(seqs(&all_chunks(&workspace.admin, &running).await), [400], "while it runs, any is taken");
     // A late end replaces that.
     agent.chunk(&id, 1, "chunk 1\n").await;
     finish(&agent, &id, None, Some(2)).await;
@@ -333,10 +342,11 @@ async fn output_is_for_those_who_see_the_command() {
         for method in ["POST", "PUT", "PATCH", "DELETE"] {
             assert_eq!(workspace.admin.call(method, &path).await.status, 405, "{method} {path}");
         }
-        // A token that may only read, and only commands of this server that it could not run.
-        let reader =
-            workspace.limited(&json!({"servers": [server["id"]], "read_only": true, "commands": ["ls"]})).await;
-        assert_eq!(reader.get(&path).await.status, 200);
+        // A token reads only commands that it could run, unless its list says `read_all`.
+        let mut acl = json!({"servers": [server["id"]], "read_only": true, "commands": ["ls"]});
+        workspace.limited(&acl).await.get(&path).await.expect_detail(404, not_found);
+        acl["read_all"] = json!(true);
+        assert_eq!(workspace.limited(&acl).await.get(&path).await.status, 200);
     }
     for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-", "1"] {
         for path in [chunks_path(missing), stream_path(missing)] {
@@ -411,7 +421,7 @@ async fn a_command_is_followed_from_the_queue_to_its_end() {
 async fn a_command_that_is_cancelled_while_it_is_followed() {
     let workspace = Workspace::new().await;
     workspace.server("web-1").await;
-    let far = "2999-01-01T00:00:00Z";
+    let far = far_ahead();
     for body in [
         json!({"server": "web-1", "line": "id", "on_offline": "queue"}),
         json!({"server": "web-1", "line": "id", "scheduled_at": far}),
@@ -684,7 +694,7 @@ async fn run_for_real(source: &str, every: usize) -> (Workspace, String, Value, 
 #[tokio::test]
 async fn ten_mebibytes_of_a_real_command_survive_twenty_reconnects() {
     let source = "head -c 10485760 /dev/urandom | base64 -w 76 | head -c 10485760";
-    let (workspace, output, end, reconnects, written) = run_for_real(source, (10 << 20) / 21).await;
+    let (workspace, output, end, reconnects, written) = run_for_real(source, (10 << 20) / 25).await;
     assert!(reconnects >= 20, "{reconnects}");
     assert!(output.as_bytes() == written, "{} of {} bytes, or others", output.len(), written.len());
     assert_eq!(end["output_bytes"], json!(10 << 20));
@@ -696,8 +706,8 @@ async fn more_than_is_kept_of_a_real_command_is_cut_and_says_so() {
     let source = "head -c 20971520 /dev/urandom | base64 -w 76 | head -c 20971520";
     let (workspace, output, end, _, written) = run_for_real(source, usize::MAX / 2).await;
     assert_eq!(written.len(), 20 << 20);
-    // Up to a chunk's length.
-    assert!(output.len() <= MAX_KEPT && output.len() > MAX_KEPT - 4096, "{}", output.len());
+    // Up to a chunk's length, which is 64 KiB at most.
+    assert!(output.len() <= MAX_KEPT && output.len() > MAX_KEPT - 64 * 1024, "{}", output.len());
     assert!(output.as_bytes() == &written[..output.len()]);
     assert_eq!((&end["output_bytes"], &end["result_truncated"]), (&json!(20 << 20), &json!(true)));
     is_end_of(&workspace.admin, &end, true).await;
@@ -760,6 +770,111 @@ async fn is_cut_off(name: &str, mut events: Events, since: Instant) {
     }
 }
 
+// What comes after the end.
+
+#[tokio::test]
+async fn history_is_not_amended_after_the_end() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let api = &workspace.admin;
+    // The agent reported how many chunks there are: nothing comes after them.
+    let counted = deliver(&workspace, &mut agent).await;
+    agent.chunk(&counted, 0, "zero").await;
+    finish(&agent, &counted, None, Some(3)).await;
+    for (seq, content) in [(2, "two"), (3, "three"), (4_000_000_000, ""), (1, "one"), (5, &"A".repeat(1 << 20))] {
+        agent.chunk(&counted, seq, content).await;
+    }
+    let chunks = all_chunks(api, &counted).await;
+    assert_eq!((seqs(&chunks), text(&chunks)), (vec![0, 1, 2], "zeroonetwo".to_owned()));
+    assert_eq!(api.get(&path_of(&counted)).await.expect(200)["output_bytes"], 10);
+    // It did not: what came far ahead of the rest does not belong to it.
+    let uncounted = deliver(&workspace, &mut agent).await;
+    agent.chunk(&uncounted, 0, "zero").await;
+    finish(&agent, &uncounted, Some("zeroone"), None).await;
+    for (seq, content) in [(257, "far"), (3_999_999_701, ""), (1, "one"), (258, "far")] {
+        agent.chunk(&uncounted, seq, content).await;
+    }
+    let chunks = all_chunks(api, &uncounted).await;
+    assert_eq!((seqs(&chunks), text(&chunks)), (vec![0, 1], "zeroone".to_owned()));
+    // As far as that, a chunk is taken for a late one.
+    agent.chunk(&uncounted, 257, "x").await;
+    assert_eq!(seqs(&all_chunks(api, &uncounted).await), [0, 1, 257]);
+}
+
+#[tokio::test]
+async fn a_day_after_its_end_a_command_has_all_its_output() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let id = deliver(&workspace, &mut agent).await;
+    finish(&agent, &id, Some("zero"), None).await;
+    api_has_end(&workspace.admin, &id).await;
+    instance.stop_when_d1_knows().await;
+    let yesterday = Timestamp::parse("2026-01-01T00:00:00Z").unwrap();
+    let sql = format!("UPDATE commands SET life = json_set(life, '$.handled_at', '{yesterday}')");
+    assert_eq!(change_objects(state.path(), "ServerLink", &sql), 1);
+    let instance = Instance::restart(state.path()).await;
+    let late = json!({"seq": 0, "content": "zero"});
+    agent.api.on(&instance.url).post(&format!("{}chunk/", path_of(&id)), &late).await.expect(204);
+    assert!(all_chunks(&workspace.admin.on(&instance.url), &id).await.is_empty());
+}
+
+/// Waits until a command has ended.
+async fn api_has_end(api: &Api, id: &str) {
+    let ended = api.get(&format!("{}?wait=30", path_of(id))).await.expect(200);
+    assert!(ended["handled_at"].is_string(), "{ended}");
+}
+
+#[tokio::test]
+async fn small_chunks_share_rows_and_keep_their_bounds() {
+    const MANY: u32 = 657;
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let id = deliver(&workspace, &mut agent).await;
+    // Every third one is empty, and neighbours change places.
+    let content =
+        |seq: u32| if seq.is_multiple_of(3) { String::new() } else { format!("{seq}: {}\n", "x".repeat(200)) };
+    for pair in (0..MANY).collect::<Vec<_>>().chunks(2) {
+        for seq in pair.iter().rev() {
+            agent.chunk(&id, *seq, &content(*seq)).await;
+        }
+    }
+    agent.chunk(&id, 7, "once more").await;
+    finish(&agent, &id, None, Some(MANY)).await;
+    let expected: Vec<_> = (0..MANY).map(|seq| (seq, content(seq))).collect();
+    assert_eq!(all_chunks(&workspace.admin, &id).await, expected);
+    let (streamed, end) = follow(&workspace.admin, &id).await.rest().await;
+    assert_eq!(streamed, expected);
+    assert_eq!((&end["output_truncated"], &end["output_bytes"]), (&json!(false), &json!(text(&expected).len())));
+    let from = workspace.admin.get(&format!("{}?seq__gte=400&page_size=2", chunks_path(&id))).await.expect(200);
+    assert_eq!((&from["count"], &from["results"][1]["seq"]), (&json!(257), &json!(401)));
+    let rows = instance.read_objects("ServerLink", "SELECT command FROM chunks").len();
+    assert!(rows <= 4, "{rows} rows for about 93 kB");
+}
+
+#[tokio::test]
+async fn an_answer_waits_for_output_that_the_end_has_overtaken() {
+    let (workspace, server, mut agent) = workspace_with_agent().await;
+    let long = "x".repeat(3 << 19);
+    // Agents cut their result to 1 MiB, so it does not say how much output there is.
+    for (result, chunks) in [(None, Some(2)), (Some(&long[..1 << 20]), None)] {
+        let body = json!({"server": server["id"], "line": "id"});
+        let request = workspace.admin.request("POST", PATH).header("Prefer", "wait=30").json(&body);
+        let reports = async {
+            let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
+            agent.chunk(&id, 0, &long).await;
+            finish(&agent, &id, result, chunks).await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            agent.chunk(&id, 1, "the rest").await;
+        };
+        let (done, ()) = tokio::join!(workspace.admin.send(request), reports);
+        let done = done.expect(201);
+        assert_eq!((&done["status"]["text"], &done["output_bytes"]), (&json!("Success"), &json!(long.len() + 8)));
+    }
+}
+
 #[tokio::test]
 async fn a_dead_credential_ends_its_stream_and_no_other() {
     let (workspace, server, mut agent) = workspace_with_agent().await;
@@ -818,7 +933,10 @@ async fn a_dead_credential_ends_its_stream_and_no_other() {
     admin.patch(&moved_path, &to_other).await.expect(200);
     admin.patch(&elsewhere_path, &json!({"acl": {"networks": ["10.0.0.0/8"]}})).await.expect(200);
     admin
-        .patch(&kept_path, &json!({"acl": {"servers": [server["id"]], "commands": ["ls"], "read_only": true}}))
+        .patch(
+            &kept_path,
+            &json!({"acl": {"servers": [server["id"]], "commands": ["ls"], "read_all": true, "read_only": true}}),
+        )
         .await
         .expect(200);
     logged_out.call("POST", "/api/auth/logout/").await.expect(200);
@@ -845,11 +963,11 @@ async fn a_dead_credential_ends_its_stream_and_no_other() {
         assert_eq!(events.next_chunk().await.0, 0);
     }
     // Who was cut off is refused when they come back.
-    for api in [&deleted, &disabled, &logged_out, &deactivated, &of_deactivated, &changed, &expired] {
+    for api in [&deleted, &disabled, &logged_out, &deactivated, &of_deactivated, &changed, &expired, &demoted] {
         let refusal = Events::resume(api, &stream_path(&id), Some("0")).await.err().unwrap();
         refusal.expect_detail(403, Some("INVALID_TOKEN"));
     }
-    for api in [&narrowed, &moved, &demoted] {
+    for api in [&narrowed, &moved] {
         let refusal = Events::resume(api, &stream_path(&id), Some("0")).await.err().unwrap();
         refusal.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     }
@@ -888,4 +1006,72 @@ async fn a_dead_credential_ends_a_stream_that_is_never_silent() {
     while told.len() < 10 {
         assert!(told.insert(alive.next_chunk().await.0));
     }
+}
+
+#[tokio::test]
+async fn chunks_with_gaps_make_a_bounded_number_of_rows() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let id = deliver(&workspace, &mut agent).await;
+    agent.ack(&id).await;
+    agent.chunk(&id, 0, "x").await;
+    instance.stop().await;
+    // Every other chunk up to the last row but one: 16,384 requests would take minutes.
+    let change = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 16382)
+        INSERT INTO chunks (command, first, piece, next, bytes, kept, lengths, content)
+        SELECT c.command, 2 * i, 0, 2 * i + 1, c.bytes, c.kept, c.lengths, c.content FROM chunks c CROSS JOIN n";
+    assert_eq!(change_objects(state.path(), "ServerLink", change), 16_382);
+
+    let instance = Instance::restart(state.path()).await;
+    let api = workspace.admin.on(&instance.url);
+    let agent = ScriptedAgent::over(&agent.api.on(&instance.url), "/ws/servers/backhaul/").await;
+    let last = async |from: u32| {
+        let page = api.get(&format!("{}?seq__gte={from}", chunks_path(&id))).await.expect(200);
+        page["results"].as_array().unwrap().iter().map(|chunk| chunk["seq"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    agent.chunk(&id, 40_000, "x").await;
+    agent.chunk(&id, 50_000, "x").await;
+    assert_eq!(last(32_764).await, [32_764, 40_000], "one more row, and no further one");
+    // What fits into a row is still taken, and rows that grow together leave room.
+    agent.chunk(&id, 40_001, "x").await;
+    agent.chunk(&id, 1, "x").await;
+    agent.chunk(&id, 50_000, "x").await;
+    assert_eq!(last(32_764).await, [32_764, 40_000, 40_001, 50_000]);
+}
+
+#[tokio::test]
+async fn the_whole_output_is_plain_text() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let body = json!({"server": "web-1", "line": "id"});
+    let run = async || workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
+    let output = async |id: &str| {
+        let reply = workspace.admin.get(&format!("{}output/", path_of(id))).await;
+        assert_eq!((reply.status, reply.header("Content-Type")), (200, "text/plain; charset=utf-8"));
+        reply.text
+    };
+    let id = run().await;
+    agent.next_command().await;
+    assert_eq!(output(&id).await, "");
+    let mut whole = String::new();
+    // More than one call to the object returns, and in any order.
+    for seq in 0..150 {
+        let piece = format!("{seq} ä\n");
+        agent.chunk(&id, (seq ^ 1) as u32, &format!("{} ä\n", seq ^ 1)).await;
+        whole += &piece;
+    }
+    assert_eq!(output(&id).await, whole);
+    agent.fin(&id, 0, "cut").await;
+    assert_eq!(output(&id).await, whole);
+    // Without chunks, it is the result.
+    let quiet = run().await;
+    agent.next_command().await;
+    agent.fin(&quiet, 0, "all of it\n").await;
+    assert_eq!(output(&quiet).await, "all of it\n");
+    let path = format!("{}output/", path_of(&id));
+    workspace.user("carl").await.get(&path).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    workspace.anonymous.get(&path).await.expect_detail(401, None);
 }

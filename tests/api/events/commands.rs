@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, wait_until_connected};
-use farhand_tests::{Instance, Workspace, eventually, eventually_within};
+use farhand_tests::{Events, Instance, Workspace, eventually, eventually_within, far_ahead, now};
 use serde_json::{Value, json};
 
 pub const PATH: &str = "/api/events/commands/";
@@ -78,7 +78,7 @@ async fn a_command_runs_from_post_to_result() {
     let order = agent.next_command().await;
     let expected = json!({
         "id": made["id"], "shell": "system", "line": "uname -a | tr a-z A-Z", "user": "deploy", "group": "www",
-        "env": null, "allow_sh": true, "data": null,
+        "env": null, "allow_sh": true, "data": null, "requested_by": "boss",
     });
     assert_eq!(order, expected);
 
@@ -124,6 +124,7 @@ async fn a_command_runs_from_post_to_result() {
             "server",
             "server_name",
             "shell",
+            "state",
             "status",
             "success",
             "timeout",
@@ -185,47 +186,49 @@ async fn bad_fields_change_nothing() {
         body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         body
     };
-    let invalid = Some("INVALID_COMMAND");
-    for (body, wrong, code) in [
-        (json!({}), &["line", "server"][..], None),
-        (json!({"line": "id"}), &["server"], None),
-        (json!({"server": "web-1"}), &["line"], None),
-        (with(json!({"server": "nowhere"})), &["server"], None),
-        (with(json!({"server": "01936d3e-7a00-7000-8000-000000000000"})), &["server"], None),
-        (with(json!({"server": 7})), &["server"], None),
-        (with(json!({"line": ""})), &["line"], invalid),
-        (with(json!({"line": " \n\t"})), &["line"], invalid),
-        (with(json!({"line": "a\u{0}b"})), &["line"], invalid),
-        (with(json!({"line": "x".repeat(16_385)})), &["line"], invalid),
-        (with(json!({"line": ["id"]})), &["line"], None),
-        (with(json!({"command": "ls"})), &["command"], None),
-        (json!({"server": "web-1", "command": ""}), &["command"], invalid),
-        (with(json!({"shell": "bash"})), &["shell"], invalid),
-        (with(json!({"shell": "System"})), &["shell"], invalid),
-        (with(json!({"username": ""})), &["username"], None),
-        (with(json!({"username": "a b"})), &["username"], None),
-        (with(json!({"groupname": "a:b"})), &["groupname"], None),
-        (with(json!({"timeout": 0})), &["timeout"], None),
-        (with(json!({"timeout": 86_401})), &["timeout"], None),
-        (with(json!({"scheduled_at": "2999-01-01T00:00:00"})), &["scheduled_at"], None),
-        (with(json!({"expires_at": "2020-01-01T00:00:00Z"})), &["expires_at"], None),
+    for (body, wrong) in [
+        (json!({}), &["line", "server"][..]),
+        (json!({"line": "id"}), &["server"]),
+        (json!({"server": "web-1"}), &["line"]),
+        (with(json!({"server": "nowhere"})), &["server"]),
+        (with(json!({"server": "01936d3e-7a00-7000-8000-000000000000"})), &["server"]),
+        (with(json!({"server": 7})), &["server"]),
+        (with(json!({"line": ""})), &["line"]),
+        (with(json!({"line": " \n\t"})), &["line"]),
+        (with(json!({"line": "a\u{0}b"})), &["line"]),
+        (with(json!({"line": "x".repeat(16_385)})), &["line"]),
+        (with(json!({"line": ["id"]})), &["line"]),
+        (with(json!({"command": "ls"})), &["command"]),
+        (json!({"server": "web-1", "command": ""}), &["command"]),
+        (with(json!({"shell": "bash"})), &["shell"]),
+        (with(json!({"shell": "System"})), &["shell"]),
+        (with(json!({"username": ""})), &["username"]),
+        (with(json!({"username": "a b"})), &["username"]),
+        (with(json!({"groupname": "a:b"})), &["groupname"]),
+        (with(json!({"timeout": 0})), &["timeout"]),
+        (with(json!({"timeout": 86_401})), &["timeout"]),
+        (with(json!({"scheduled_at": "2999-01-01T00:00:00"})), &["scheduled_at"]),
+        (with(json!({"expires_at": "2020-01-01T00:00:00Z"})), &["expires_at"]),
         (
             with(json!({"scheduled_at": "2999-01-01T00:00:00Z", "expires_at": "2998-01-01T00:00:00Z"})),
-            &["expires_at"],
-            None,
+            &["expires_at", "scheduled_at"],
         ),
-        (with(json!({"on_offline": "wait"})), &["on_offline"], None),
-        (with(json!({"env": {"A": 1}})), &["env"], None),
-        (with(json!({"env": ["A=b"]})), &["env"], None),
+        (with(json!({"scheduled_at": now().plus_seconds(401 * 86_400)})), &["scheduled_at"]),
+        (with(json!({"scheduled_at": far_ahead(), "expires_at": now().plus_seconds(60)})), &["expires_at"]),
+        (with(json!({"scheduled_for": "2999-01-01T00:00:00Z"})), &["scheduled_for"]),
+        (with(json!({"run_after": [], "data": ""})), &["data", "run_after"]),
+        (with(json!({"on_offline": "wait"})), &["on_offline"]),
+        (with(json!({"env": {"A": 1}})), &["env"]),
+        (with(json!({"env": ["A=b"]})), &["env"]),
         (
             with(json!({"env": [], "line": "", "timeout": "1", "on_offline": 1})),
             &["env", "line", "on_offline", "timeout"],
-            invalid,
         ),
     ] {
         let reply = workspace.admin.post(PATH, &body).await;
         reply.expect_fields(400, wrong);
-        assert_eq!(reply.json()["code"].as_str(), code, "{body}");
+        assert_eq!(reply.json()["code"], "INVALID_COMMAND", "{body}");
+        assert_eq!(reply.header("X-Error-Code"), "INVALID_COMMAND", "{body}");
     }
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 0);
     assert!(agent.stays_silent().await);
@@ -426,7 +429,10 @@ async fn a_connection_that_comes_and_goes_loses_and_repeats_nothing() {
         for _ in 0..10 {
             let newer = ScriptedAgent::connect(&workspace, &server).await;
             while let Ok(message) = agent.next().await {
-                delivered.push(message["command"]["id"].as_str().unwrap().to_owned());
+                // From the fourth on, the service asks the older agent whether it is alive.
+                if message["query"] != "ping" {
+                    delivered.push(message["command"]["id"].as_str().unwrap().to_owned());
+                }
             }
             agent = newer;
         }
@@ -580,6 +586,181 @@ async fn what_d1_did_not_take_was_not_accepted() {
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 1);
 }
 
+/// The list's item of a command.
+async fn listed(workspace: &Workspace, id: &str) -> Value {
+    let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
+    list["results"].as_array().unwrap().iter().find(|item| item["id"] == id).cloned().expect("it is in the list")
+}
+
+#[tokio::test]
+async fn a_command_that_names_no_account_runs_as_the_servers() {
+    let (workspace, server, mut agent) = workspace_with_agent().await;
+    let path = format!("/api/servers/servers/{}/", id_of(&server));
+    let member = workspace.user("ann").await;
+    let group = workspace.admin.post("/api/iam/groups/", &json!({"name": "ops", "servers": [server["id"]]})).await;
+    let ann = workspace.admin.get("/api/iam/users/?username=ann").await.expect(200)["results"][0]["id"].clone();
+    let membership = json!({"group": group.expect(201)["id"], "user": ann, "role": "member"});
+    workspace.admin.post("/api/iam/memberships/", &membership).await.expect(201);
+    let mut runs_as = async |api: &farhand_tests::Api| {
+        let made = api.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+        let order = agent.next_command().await;
+        assert_eq!(order["user"], made["username"]);
+        agent.fin(id_of(&made), 0, "").await;
+        made["username"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(server["default_username"], json!(null));
+    assert_eq!((runs_as(&workspace.admin).await, runs_as(&member).await), ("boss".into(), "ann".into()));
+    // A member may name no other account, so a default that is another one's is not for them.
+    for (name, of_admin) in [("deploy", "deploy"), ("ann", "ann"), ("root", "root")] {
+        let set = workspace.admin.patch(&path, &json!({"default_username": name})).await.expect(200);
+        assert_eq!(set["default_username"], name);
+        assert_eq!((runs_as(&workspace.admin).await, runs_as(&member).await), (of_admin.into(), "ann".into()));
+    }
+    for bad in [json!(""), json!("a b"), json!("-x"), json!(1), json!("x".repeat(65))] {
+        workspace.admin.patch(&path, &json!({"default_username": bad})).await.expect_fields(400, &["default_username"]);
+    }
+    member.patch(&path, &json!({"default_username": "ann"})).await.expect_detail(403, Some("PERMISSION_DENIED"));
+    let events = workspace.admin.get("/api/audit/events/?action=server.update").await.expect(200);
+    let last = events["results"].as_array().unwrap().iter().find(|event| event["outcome"] == "success").unwrap();
+    assert_eq!(last["details"], json!({"fields": ["default_username"], "default_username": "root"}));
+
+    // The reported account counts if none was set, and is never root.
+    workspace.admin.patch(&path, &json!({"default_username": null})).await.expect(200);
+    let credential = workspace.anonymous.with(&farhand_tests::agents::credential(&server));
+    let report = async |name: &str| {
+        let body = json!({"version": "1", "default_username": name});
+        credential.send_json("PATCH", "/api/servers/servers/-/sync/", &body).await.expect(200);
+    };
+    let shown = async |expected: Value| {
+        eventually("the server's account", || async {
+            (workspace.admin.get(&path).await.expect(200)["default_username"] == expected).then_some(())
+        })
+        .await;
+    };
+    report("svc").await;
+    shown(json!("svc")).await;
+    assert_eq!(runs_as(&workspace.admin).await, "svc");
+    for odd in ["root", "", "a b", "-x"] {
+        report(odd).await;
+    }
+    workspace.admin.patch(&path, &json!({"default_username": "deploy"})).await.expect(200);
+    report("other").await;
+    assert_eq!(runs_as(&workspace.admin).await, "deploy");
+    workspace.admin.patch(&path, &json!({"default_username": null})).await.expect(200);
+    shown(json!("other")).await;
+    // Reports of a part say nothing about it; a whole one without an account takes it back: the agent is root now.
+    let part = json!({"name": "Debian", "version": "12"});
+    credential.send_json("PUT", "/api/proc/os/sync/", &part).await.expect(204);
+    credential.send_json("PATCH", "/api/servers/servers/-/sync/", &json!({"load": 0.5})).await.expect(200);
+    eventually("the load", || async { (workspace.admin.get(&path).await.expect(200)["load"] == 0.5).then_some(()) })
+        .await;
+    shown(json!("other")).await;
+    credential.send_json("PATCH", "/api/servers/servers/-/sync/", &json!({"version": "2"})).await.expect(200);
+    shown(json!(null)).await;
+    assert_eq!(runs_as(&workspace.admin).await, "boss");
+}
+
+#[tokio::test]
+async fn why_an_agent_did_not_run_it_is_in_the_message() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    agent.next_command().await;
+    let reason = "There is no account boss on this server.";
+    let fin =
+        json!({"success": false, "result": "", "elapsed_time": 0, "exit_code": 126, "chunks": 0, "reason": reason});
+    agent.report(id_of(&made), "fin", Some(&fin)).await.expect(204);
+    let done = read(&workspace, &made).await;
+    has_status(&done, "Failed", "danger", false);
+    assert_eq!((&done["result"], &done["exit_code"]), (&json!(""), &json!(126)));
+    assert!(done["status"]["message"].as_str().unwrap().ends_with(reason), "{done}");
+    assert_eq!(listed(&workspace, id_of(&made)).await["status"], done["status"]);
+}
+
+#[tokio::test]
+async fn the_list_never_lags_behind_an_answer() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let agree = async |shown: &Value| {
+        let item = listed(&workspace, id_of(shown)).await;
+        for field in ["status", "handled_at", "success", "exit_code", "output_bytes"] {
+            assert_eq!(item[field], shown[field], "{field}: {item}, not {shown}");
+        }
+    };
+    for round in 0..50 {
+        let body = json!({"server": "web-1", "line": "id"});
+        let later = json!({"server": "web-1", "line": "id", "scheduled_at": far_ahead()});
+        match round % 7 {
+            0 => {
+                let request = workspace.admin.request("POST", PATH).header("Prefer", "wait=30").json(&body);
+                let reports = async {
+                    let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
+                    agent.fin(&id, 0, "done").await;
+                };
+                let (done, ()) = tokio::join!(workspace.admin.send(request), reports);
+                agree(&done.expect(201)).await;
+            }
+            way @ 1..=3 => {
+                let made = workspace.admin.post(PATH, &body).await.expect(201);
+                agent.next_command().await;
+                let path = path_of(&made);
+                let done = if way == 1 {
+                    let fin = agent.fin(id_of(&made), 3, "failed");
+                    let waited = format!("{path}?wait=30");
+                    let (done, ()) = tokio::join!(workspace.admin.get(&waited), fin);
+                    done.expect(200)
+                } else {
+                    agent.fin(id_of(&made), 3, "failed").await;
+                    if way == 2 {
+                        workspace.admin.get(&path).await.expect(200)
+                    } else {
+                        let mut events = Events::open(&workspace.admin, &format!("{path}stream/")).await.ok().unwrap();
+                        let (_, mut end) = events.rest().await;
+                        end.as_object_mut().unwrap().remove("output_truncated");
+                        end
+                    }
+                };
+                assert!(done["handled_at"].is_string(), "{done}");
+                agree(&done).await;
+            }
+            way => {
+                let made = workspace.admin.post(PATH, &later).await.expect(201);
+                let path = path_of(&made);
+                match way {
+                    4 => agree(&workspace.admin.post(&format!("{path}cancel/"), &json!({})).await.expect(200)).await,
+                    5 => agree(&workspace.admin.post(&format!("{path}kill/"), &json!({})).await.expect(200)).await,
+                    _ => {
+                        workspace.admin.delete(&path).await.expect(204);
+                        assert_eq!(listed(&workspace, id_of(&made)).await["status"]["text"], "Cancelled");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_does_not_wait_for_d1_for_long() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    agent.next_command().await;
+    // The stream has read what it needs of D1 before nothing can be written there any more.
+    let mut events = Events::open(&workspace.admin, &format!("{}stream/", path_of(&made))).await.ok().unwrap();
+    let lock = instance.lock_d1().await;
+    let fin = json!({"success": true, "elapsed_time": 0, "exit_code": 0, "chunks": 0});
+    agent.report(id_of(&made), "fin", Some(&fin)).await.expect(204);
+    let reported = std::time::Instant::now();
+    let (_, done) = events.rest().await;
+    has_status(&done, "Success", "success", false);
+    assert!(reported.elapsed() < Duration::from_secs(5), "{:?}", reported.elapsed());
+    drop(lock);
+    eventually("the list to have it", || async {
+        (listed(&workspace, id_of(&made)).await["status"]["text"] == "Success").then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn that_there_is_no_such_command_is_told_before_what_is_wrong_with_the_question() {
     let (workspace, _, _agent) = workspace_with_agent().await;
@@ -592,5 +773,83 @@ async fn that_there_is_no_such_command_is_told_before_what_is_wrong_with_the_que
         }
         let request = api.request("GET", &format!("{path}stream/")).header("Last-Event-ID", "x");
         api.send(request).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    }
+}
+
+#[tokio::test]
+async fn the_state_is_the_same_wherever_a_command_is_shown() {
+    let (workspace, _, mut agent) = workspace_with_agent().await;
+    let check = async |id: &str, state: &str| {
+        let path = format!("{PATH}{id}/");
+        let one = workspace.admin.get(&path).await;
+        assert_eq!(one.expect(200)["state"], state, "{id}");
+        let list = eventually("the list has it", || async {
+            let list = workspace.admin.get(&format!("{PATH}?state={state}")).await;
+            list.text.contains(id).then_some(list)
+        })
+        .await;
+        assert_eq!(list.expect(200)["results"][0]["state"], state);
+        // Both have the same fields in the same order.
+        let names = |text: &str| -> Vec<String> {
+            text.split('"')
+                .filter(|name| ["shell", "state", "status", "text", "email", "handled_at"].contains(name))
+                .map(str::to_owned)
+                .collect()
+        };
+        assert_eq!(names(&one.text), names(&list.text)[..names(&one.text).len()]);
+    };
+    let body = json!({"server": "web-1", "line": "id", "scheduled_at": far_ahead()});
+    let scheduled = workspace.admin.post(PATH, &body).await;
+    assert_eq!(scheduled.expect(201)["state"], "scheduled");
+    let id = scheduled.json()["id"].as_str().unwrap().to_owned();
+    check(&id, "scheduled").await;
+    workspace.admin.delete(&format!("{PATH}{id}/")).await.expect(204);
+    check(&id, "cancelled").await;
+    for (exit, state) in [(0, "success"), (3, "failed")] {
+        let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+        let id = made["id"].as_str().unwrap();
+        assert_eq!(made["state"], "sent");
+        agent.next_command().await;
+        agent.ack(id).await;
+        check(id, "acked").await;
+        agent.fin(id, exit, "").await;
+        check(id, state).await;
+    }
+}
+
+#[tokio::test]
+async fn a_new_command_tells_its_address_and_the_preference_that_was_applied() {
+    let (workspace, _, _agent) = workspace_with_agent().await;
+    let body = json!({"server": "web-1", "line": "id"});
+    for (preference, applied) in [("wait=0", "wait=0"), ("wait=abc", ""), ("respond-async", "")] {
+        let request = workspace.admin.request("POST", PATH).header("Prefer", preference).json(&body);
+        let made = workspace.admin.send(request).await;
+        let id = made.expect(201)["id"].as_str().unwrap().to_owned();
+        assert_eq!(made.header("Preference-Applied"), applied, "{preference}");
+        assert!(made.header("Location").ends_with(&format!("{PATH}{id}/")), "{}", made.header("Location"));
+        let path = made.header("Location").find("/api/").map(|at| made.header("Location")[at..].to_owned());
+        assert_eq!(workspace.admin.get(&path.unwrap()).await.expect(200)["id"], id);
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_names_its_rule() {
+    let (workspace, _, _agent) = workspace_with_agent().await;
+    let server = workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["id"].clone();
+    let group = json!({"name": "ops", "servers": [server]});
+    let group = workspace.admin.post("/api/iam/groups/", &group).await.expect(201);
+    let carl = workspace.user("carl").await;
+    let id = carl.get("/api/iam/users/-/").await.expect(200)["id"].clone();
+    let membership = json!({"group": group["id"], "user": id});
+    workspace.admin.post("/api/iam/memberships/", &membership).await.expect(201);
+    for (more, rule) in [
+        (json!({"username": "root"}), "may name another account"),
+        (json!({"shell": "internal"}), "the shell internal"),
+    ] {
+        let mut body = json!({"server": server, "line": "id"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let reply = carl.post(PATH, &body).await;
+        reply.expect_detail(403, Some("PERMISSION_DENIED"));
+        assert!(reply.json()["detail"].as_str().unwrap().contains(rule), "{}", reply.text);
     }
 }

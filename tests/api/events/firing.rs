@@ -6,7 +6,7 @@ use std::time::Duration;
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, wait_until_connected};
 use farhand_tests::client::PASSWORD;
-use farhand_tests::{Api, Instance, Workspace, eventually, eventually_within, now};
+use farhand_tests::{Api, Instance, Workspace, eventually, eventually_within, far_ahead, now};
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
@@ -214,7 +214,9 @@ fn cases() -> Vec<Case> {
             By::Session,
             none(),
             meanwhile!(p, {
-                let body = json!({"password": PASSWORD, "new_password": "an entirely other one"});
+                let body = json!({
+                    "password": PASSWORD, "new_password": "an entirely other one", "keep_scheduled": true,
+                });
                 p.session.post("/api/auth/change-password/", &body).await.expect(200);
                 p.session.get("/api/status/").await.expect(403);
             }),
@@ -450,7 +452,8 @@ async fn an_owner_keeps_their_server_but_not_what_is_for_staff() {
     let internal = post(json!({"line": "ping", "shell": "internal"})).await;
     let as_root = post(json!({"line": "id", "username": "root", "groupname": "adm"})).await;
     let id = owner.get("/api/iam/users/-/").await.expect(200)["id"].clone();
-    workspace.admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_staff": false})).await.expect(200);
+    let demotion = json!({"is_staff": false, "keep_servers": true});
+    workspace.admin.patch(&format!("/api/iam/users/{id}/"), &demotion).await.expect(200);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], as_root["id"]);
     is_cancelled(&workspace.admin, "internal", &internal, "its requester may not use the agent's built-in commands")
@@ -603,12 +606,12 @@ async fn the_farthest_times_are_in_nobodys_way() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut far = Vec::new();
-    // Past what the platform's alarms take; and with a latest delivery past what a year's four digits tell.
-    for at in ["2999-01-01T00:00:00Z", "9999-12-31T23:30:00Z", "9999-12-31T23:59:59.999999Z"] {
-        let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "far", "scheduled_at": at})).await;
-        far.push(made.expect(201));
+    // With a latest delivery past what the platform's alarms take.
+    for expires_at in [json!(null), json!("2999-01-01T00:00:00Z"), json!("9999-12-31T23:59:59.999999Z")] {
+        let body = json!({"server": "web-1", "line": "far", "scheduled_at": far_ahead(), "expires_at": expires_at});
+        far.push(workspace.admin.post(PATH, &body).await.expect(201));
     }
-    assert_eq!(far[1]["expires_at"], "9999-12-31T23:59:59.999999+00:00");
+    assert_eq!(far[2]["expires_at"], "9999-12-31T23:59:59.999999+00:00");
     let at_once = json!({"server": "web-1", "line": "id"});
     workspace.admin.post(PATH, &at_once).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;

@@ -1,6 +1,7 @@
 //! `Idempotency-Key` (contract 7): what is posted twice runs once.
 
 use farhand_tests::agents::{ScriptedAgent, credential};
+use farhand_tests::client::PASSWORD;
 use farhand_tests::instance::change_objects;
 use farhand_tests::{Api, Instance, Reply, Workspace, eventually};
 use serde_json::{Value, json};
@@ -183,6 +184,45 @@ async fn a_key_whose_request_died_is_answered_with_what_it_made() {
 }
 
 #[tokio::test]
+async fn the_list_has_what_the_answer_to_a_dead_request_has() {
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let keys = ["a", "b", "c", "d"];
+    let waiting = keys.map(|key| {
+        let body = json!({"server": "web-1", "line": key});
+        let request = workspace
+            .admin
+            .request("POST", PATH)
+            .header("Idempotency-Key", key)
+            .header("Prefer", "wait=60")
+            .json(&body);
+        tokio::spawn(async move { request.send().await.and_then(reqwest::Response::error_for_status).is_ok() })
+    });
+    let mut orders = Vec::new();
+    for _ in keys {
+        orders.push(agent.next_command().await);
+    }
+    instance.kill().await;
+    for request in waiting {
+        assert!(!request.await.unwrap(), "the request was cut off");
+    }
+    let instance = Instance::restart(state.path()).await;
+    let api = workspace.admin.on(&instance.url);
+    let agent_api = workspace.anonymous.with(&credential(&server)).on(&instance.url);
+    let agent = ScriptedAgent::over(&agent_api, "/ws/servers/backhaul/").await;
+    for order in &orders {
+        let key = order["line"].as_str().unwrap();
+        agent.fin(id_of(order), 0, "done").await;
+        let again = post(&api, key, &json!({"server": "web-1", "line": key})).await.expect(201);
+        let list = api.get(PATH).await.expect(200);
+        let listed = list["results"].as_array().unwrap().iter().find(|item| item["id"] == order["id"]).unwrap();
+        assert_eq!((&again["status"], &again["state"]), (&listed["status"], &json!("success")));
+    }
+}
+
+#[tokio::test]
 async fn a_key_is_free_again_after_a_day() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
@@ -237,6 +277,7 @@ async fn the_first_answer_is_for_those_whom_the_command_is_still_for() {
 
     let id = alice.get("/api/iam/users/-/").await.expect(200)["id"].clone();
     workspace.admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_staff": false})).await.expect(200);
+    let alice = workspace.anonymous.logged_in("alice", PASSWORD).await;
     alice.get(&path_of(&made)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     for api in [&alice, &limited] {
         post(api, "k", &body).await.expect_fields(400, &["server"]);

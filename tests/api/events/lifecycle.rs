@@ -63,7 +63,13 @@ async fn a_command_is_stuck_a_minute_after_its_agent_started_anew() {
     // One whose end the new process knows of.
     agent.fin(id_of(&reported), 137, "The agent was restarted.").await;
     for command in [&lost, &after] {
-        has_status(&stuck(&workspace, command).await, "Stuck", "danger", false);
+        let seen = stuck(&workspace, command).await;
+        has_status(&seen, "Stuck", "danger", false);
+        let message = seen["status"]["message"].as_str().unwrap();
+        assert!(
+            message.starts_with("Its agent restarted at ") && message.contains(" and reported no result;"),
+            "{message}"
+        );
     }
     has_status(&read(&workspace, &reported).await, "Failed", "danger", false);
     has_status(&read(&workspace, &new).await, "Acked", "warning", false);

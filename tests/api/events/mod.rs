@@ -1,5 +1,7 @@
 //! `/api/events/`.
 
+mod acl_check;
+mod argv;
 mod cancel;
 mod command_acl;
 mod command_list;
@@ -9,4 +11,8 @@ mod firing;
 mod firing_groups;
 mod idempotency;
 mod lifecycle;
+mod long_poll;
+mod narrow_reads;
 mod queue;
+mod quotas;
+mod revocation;

@@ -3,7 +3,9 @@
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
+use farhand_tests::people::GROUPS;
 use farhand_tests::{Api, Instance, Workspace, eventually};
+use futures_util::future;
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/iam/users/";
@@ -206,6 +208,8 @@ async fn who_may_make_and_change_whom() {
     workspace.admin.patch(&bob, &json!({"is_staff": true})).await.expect(200);
     denied(&staff, &bob, json!({"first_name": "X"})).await;
     workspace.admin.patch(&steve, &json!({"is_staff": false})).await.expect(200);
+    staff.post(PATH, &new_user("late")).await.expect_detail(403, Some("INVALID_TOKEN"));
+    let staff = workspace.anonymous.logged_in("steve", PASSWORD).await;
     staff.post(PATH, &new_user("late")).await.expect_detail(403, Some("PERMISSION_DENIED"));
 
     // Deleting.
@@ -396,8 +400,10 @@ async fn the_last_active_superuser_stays() {
 #[tokio::test]
 async fn ids_of_nobody_and_of_others_are_404() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    let theirs = path_by_name(&elsewhere, "boss").await;
-    let mut paths = vec![theirs];
+    elsewhere.count_on().await;
+    elsewhere.user("stranger").await;
+    let theirs = path_by_name(&elsewhere, "stranger").await;
+    let mut paths = vec![theirs.clone()];
     for bad in ["0", "-1", "01", "1.0", "+1", "nonsense", "99999999999999999999", "9007199254740993", "%20", "1%00"] {
         paths.push(format!("{PATH}{bad}/"));
     }
@@ -410,5 +416,52 @@ async fn ids_of_nobody_and_of_others_are_404() {
     for name in ["nobody-here", "%00", "a'b", "%F0%9F%A6%80"] {
         workspace.admin.get(&format!("/api/users/users/{name}/")).await.expect_detail(404, None);
     }
-    assert_eq!(elsewhere.admin.get(ME).await.expect(200)["first_name"], "");
+    assert_eq!(elsewhere.admin.get(&theirs).await.expect(200)["first_name"], "");
+}
+
+#[tokio::test]
+async fn ids_count_per_workspace_and_are_never_used_again() {
+    let (one, two) = (Workspace::new().await, Workspace::new().await);
+    for workspace in [&one, &two] {
+        assert_eq!(workspace.admin.get(ME).await.expect(200)["id"], 1, "the first user");
+        for expected in [2, 3] {
+            let user = workspace.user_with(&format!("user{expected}"), &json!({})).await;
+            assert_eq!(user["id"], expected);
+            // The audit log names the new user by that id.
+            let log = workspace.admin.get("/api/audit/events/?action=user.create&page_size=1").await.expect(200);
+            assert_eq!(log["results"][0]["object"]["id"], expected.to_string());
+            let name = format!("group{}", expected - 1);
+            let group = workspace.admin.post(GROUPS, &json!({"name": name})).await.expect(201);
+            assert_eq!(group["id"], expected - 1);
+            let log = workspace.admin.get("/api/audit/events/?action=group.create&page_size=1").await.expect(200);
+            assert_eq!(log["results"][0]["object"]["id"], (expected - 1).to_string());
+        }
+    }
+    // Neither the last one of all nor one in between comes again, and what fails takes no id.
+    for path in [format!("{PATH}3/"), format!("{GROUPS}2/"), format!("{PATH}2/"), format!("{GROUPS}1/")] {
+        one.admin.delete(&path).await.expect(204);
+    }
+    one.admin.post(PATH, &new_user("boss")).await.expect_fields(400, &["email", "username"]);
+    assert_eq!(one.user_with("user4", &json!({})).await["id"], 4);
+    assert_eq!(one.admin.post(GROUPS, &json!({"name": "group3"})).await.expect(201)["id"], 3);
+    one.admin.post(GROUPS, &json!({"name": "group3"})).await.expect_fields(400, &["name"]);
+
+    // Users created concurrently each have their own, without a gap.
+    let users = future::join_all((0..8).map(|n| {
+        let one = &one;
+        async move { one.user_with(&format!("many{n}"), &json!({})).await["id"].as_i64().unwrap() }
+    }));
+    let groups =
+        future::join_all((0..8).map(|n| {
+            let one = &one;
+            async move {
+                one.admin.post(GROUPS, &json!({"name": format!("many{n}")})).await.expect(201)["id"].as_i64().unwrap()
+            }
+        }));
+    let (mut users, mut groups) = future::join(users, groups).await;
+    users.sort_unstable();
+    groups.sort_unstable();
+    assert_eq!(users, (5..13).collect::<Vec<_>>());
+    assert_eq!(groups, (4..12).collect::<Vec<_>>());
+    assert_eq!(two.user_with("next", &json!({})).await["id"], 4, "the other workspace goes on by itself");
 }

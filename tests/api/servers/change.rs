@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
+use farhand_tests::client::PASSWORD;
 use farhand_tests::events::Block;
 use farhand_tests::people::{COMMANDS, GROUPS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys};
-use farhand_tests::{Api, Cast, Events, Person, Reply, Workspace, eventually, eventually_within, now};
+use farhand_tests::{Api, Cast, Events, Person, Reply, Workspace, eventually, eventually_within, far_ahead, now};
 use futures_util::future;
 use serde_json::{Value, json};
 
@@ -26,7 +27,7 @@ async fn read(workspace: &Workspace, server: &Value) -> Value {
 /// The server object of an answer that shows a key too.
 fn shown(made: &Value) -> Value {
     let mut shown = made.clone();
-    shown.as_object_mut().unwrap().retain(|name, _| name != "key" && name != "install");
+    shown.as_object_mut().unwrap().retain(|name, _| name != "key" && !name.starts_with("install"));
     shown
 }
 
@@ -84,8 +85,7 @@ async fn put_replaces_and_patch_changes() {
         expected["updated_at"] = server["updated_at"].clone();
         assert_eq!(server, &expected);
     };
-    let ignored =
-        json!({"id": NO_UUID, "is_connected": true, "owner": null, "remote_ip": "1.2.3.4", "key": "x", "load": 7});
+    let ignored = json!({"id": NO_UUID, "is_connected": true, "owner": made["owner"], "remote_ip": "1.2.3.4", "key": "x", "load": 7});
     for nothing in [json!({}), ignored] {
         differs(&workspace.admin.patch(&path, &nothing).await.expect(200), json!({}));
     }
@@ -118,8 +118,79 @@ async fn put_replaces_and_patch_changes() {
 }
 
 #[tokio::test]
+async fn superusers_set_the_owner() {
+    let cast = Cast::new().await;
+    let workspace = &cast.workspace;
+    let server = cast.server().await;
+    let path = at(SERVERS, &server);
+    let shown = |person: &Person| json!({"id": person.id, "username": person.username, "email": format!("{}@example.com", person.username)});
+    let owner = async || workspace.admin.get(&path).await.expect(200)["owner"].clone();
+    assert_eq!(owner().await, shown(&cast.owner));
+    // Others name only the owner that it has: as an id, or as responses show it.
+    let same = [json!(cast.owner.id), shown(&cast.owner)];
+    for (who, api) in [("staff", &cast.staff.api), ("owner", &cast.owner.api)] {
+        for other in [json!(cast.outsider.id), Value::Null, json!(NO_NUMBER)] {
+            let name = &server["name"];
+            api.patch(&path, &json!({"owner": other})).await.expect_detail(403, DENIED);
+            api.put(&path, &json!({"name": name, "owner": other, "groups": [cast.group["id"]]}))
+                .await
+                .expect_detail(403, DENIED);
+        }
+        for same in &same {
+            assert_eq!(
+                api.patch(&path, &json!({"owner": same})).await.expect(200)["owner"],
+                shown(&cast.owner),
+                "{who}"
+            );
+        }
+    }
+    for api in [&cast.manager.api, &cast.member.api] {
+        api.patch(&path, &json!({"owner": cast.manager.id})).await.expect_detail(403, DENIED);
+    }
+    // A user that does not exist here is a bad field.
+    for _ in 0..3 {
+        cast.elsewhere.count_on().await;
+    }
+    let theirs = Person::new(&cast.elsewhere, "theirs").await;
+    for bad in
+        [json!(theirs.id), json!(NO_NUMBER), json!("owner"), json!(1.5), json!([cast.owner.id]), json!({"id": "x"})]
+    {
+        workspace.admin.patch(&path, &json!({"owner": bad})).await.expect_fields(400, &["owner"]);
+        let whole = json!({"name": server["name"], "owner": bad});
+        workspace.admin.put(&path, &whole).await.expect_fields(400, &["owner"]);
+    }
+    assert_eq!(owner().await, shown(&cast.owner), "nothing changed");
+    // Who is not the owner any more cannot access it; who is it now can.
+    workspace.admin.patch(&path, &json!({"owner": cast.outsider.id})).await.expect(200);
+    cast.owner.api.get(&path).await.expect_detail(404, None);
+    assert_eq!(
+        cast.outsider.api.patch(&path, &json!({"name": "taken-over"})).await.expect(200)["owner"]["id"],
+        cast.outsider.id
+    );
+    // A PUT without it keeps it.
+    let whole = json!({"name": "web-put", "groups": [cast.group["id"]]});
+    assert_eq!(workspace.admin.put(&path, &whole).await.expect(200)["owner"]["id"], cast.outsider.id);
+    let whole = json!({"name": "web-put", "groups": [cast.group["id"]], "owner": null});
+    assert_eq!(workspace.admin.put(&path, &whole).await.expect(200)["owner"], Value::Null);
+    cast.outsider.api.get(&path).await.expect_detail(404, None);
+    let id = server["id"].as_str().unwrap();
+    let told = workspace.admin.get(&format!("/api/audit/events/?action=server.update&object={id}&page_size=50")).await;
+    let told: Vec<Value> =
+        column(&told.expect(200), "details").into_iter().filter(|told| !told["old"].is_null()).collect();
+    let of = |old: Value, new: Value| json!({"old": {"owner": old}, "owner": new});
+    let expected = [of(json!(cast.outsider.id), Value::Null), of(json!(cast.owner.id), json!(cast.outsider.id))];
+    for (told, expected) in told.iter().zip(&expected) {
+        for field in ["old", "owner"] {
+            assert_eq!(told[field], expected[field], "{told}");
+        }
+    }
+    assert_eq!(told.len(), 3, "and the one that made the owner: {told:?}");
+}
+
+#[tokio::test]
 async fn bad_fields_change_nothing() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
+    elsewhere.count_on().await;
     let group = workspace.group("ops", &[]).await;
     let theirs = elsewhere.group("ops", &[]).await;
     let deleted = workspace.group("gone", &[]).await;
@@ -273,7 +344,7 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
     agent.ack(&id(&acked)).await;
     agent.chunk(&id(&acked), 0, "half of\n").await;
     agent.fin(&id(&done), 0, "done\n").await;
-    let later = post(json!({"scheduled_at": "2999-01-01T00:00:00Z"})).await;
+    let later = post(json!({"scheduled_at": far_ahead()})).await;
     let soon = post(json!({"scheduled_at": now().plus_seconds(3_600)})).await;
     let waiting = {
         let (api, path) = (workspace.admin.clone(), format!("{}?wait=60", at(COMMANDS, &later)));
@@ -473,7 +544,8 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
     }
     // Nor do ranks stay that somebody had: it is read by what they are now.
     cast.staff.set(workspace, json!({"is_staff": false})).await;
-    let list = cast.staff.api.get(COMMANDS).await.expect(200);
+    let demoted = workspace.anonymous.logged_in("staff", PASSWORD).await;
+    let list = demoted.get(COMMANDS).await.expect(200);
     assert_eq!(column(&list, "id"), [made[1]["id"].clone()]);
     cast.member.set(workspace, json!({"is_staff": true})).await;
     assert_eq!(cast.member.api.get(&format!("{COMMANDS}?server={id}")).await.expect(200)["count"], 5);
@@ -638,13 +710,16 @@ async fn a_new_key_cuts_the_old_one_off_at_once() {
 
     let told = workspace.admin.call("POST", &path).await.expect(200);
     let mut fields = keys(&shown(&server)).into_iter().map(str::to_owned).collect::<Vec<_>>();
-    fields.extend(["install", "key"].map(str::to_owned));
+    fields.extend(["install", "install_alpamon", "key"].map(str::to_owned));
     fields.sort();
     assert_eq!(keys(&told), fields);
     let key = told["key"].as_str().unwrap();
     assert!(key.len() == 128 && key.bytes().all(|b| b.is_ascii_alphanumeric()) && told["key"] != server["key"]);
     let install = told["install"].as_str().unwrap();
-    assert!(install.contains(key) && install.contains(server["id"].as_str().unwrap()), "{install}");
+    let alpamon = told["install_alpamon"].as_str().unwrap();
+    for install in [install, alpamon] {
+        assert!(install.contains(key) && install.contains(server["id"].as_str().unwrap()), "{install}");
+    }
     assert_eq!((&told["id"], &told["name"], &told["owner"]), (&server["id"], &server["name"], &server["owner"]));
 
     assert!(!is_good(&workspace, &server).await);

@@ -85,10 +85,15 @@ fn answer(servers: &[Value], query: &[(&str, String)], reached: Option<&[String]
             SEARCHED.iter().map(|field| server[field].as_str().unwrap_or_default().to_lowercase()).collect();
         search.split_whitespace().all(|word| texts.iter().any(|text| text.contains(&word.to_lowercase())))
     };
+    let number = |id: &str| json!(id.parse::<i64>().unwrap());
     let is_found = |server: &&Value| {
         reached.is_none_or(|ids| ids.contains(&id(server)))
             && of("name").is_none_or(|name| server["name"] == name)
             && of("is_connected").is_none_or(|is| server["is_connected"] == (is == "true"))
+            && of("group").is_none_or(|id| server["groups"].as_array().unwrap().contains(&number(id)))
+            && of("owner").is_none_or(|id| server["owner"]["id"] == number(id))
+            && of("platform").is_none_or(|platform| server["platform"] == platform)
+            && of("agent_version").is_none_or(|version| server["agent_version"] == version)
             && of("search").is_none_or(|search| matches(server, search))
     };
     let mut found: Vec<&Value> = servers.iter().filter(is_found).collect();
@@ -125,6 +130,19 @@ fn random_query(dice: &mut Dice, servers: &[Value]) -> Vec<(&'static str, String
     if dice.once_in(4) {
         query.push(("is_connected", (*dice.pick(&["true", "false"])).to_owned()));
     }
+    // A value that some server has, or one that none has.
+    for (name, pointer) in
+        [("group", "/groups/0"), ("owner", "/owner/id"), ("platform", "/platform"), ("agent_version", "/agent_version")]
+    {
+        if dice.once_in(6) {
+            let value = match dice.pick(servers).pointer(pointer) {
+                Some(Value::String(text)) => text.clone(),
+                Some(Value::Number(number)) => number.to_string(),
+                _ => "999999".to_owned(),
+            };
+            query.push((name, value));
+        }
+    }
     if dice.once_in(2) {
         let words: Vec<&str> = (0..1 + dice.roll(2)).map(|_| *dice.pick(&WORDS)).collect();
         query.push(("search", words.join(" ")));
@@ -149,7 +167,7 @@ struct Caller {
 
 /// Makes servers of all kinds, some with an agent that is connected, and people who reach some of them.
 async fn fleet(workspace: &Workspace, dice: &mut Dice) -> (Vec<Caller>, Vec<ScriptedAgent>) {
-    let owner = Person::staff(workspace, "olga").await;
+    let mut owner = Person::staff(workspace, "olga").await;
     let (mut made, mut agents, mut owned) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..40 {
         let name = format!("{}-{number}", dice.pick(&NAMES));
@@ -178,7 +196,7 @@ async fn fleet(workspace: &Workspace, dice: &mut Dice) -> (Vec<Caller>, Vec<Scri
         }
         made.push(id);
     }
-    owner.set(workspace, json!({"is_staff": false})).await;
+    owner.demote(workspace).await;
     // Some are renamed, so that they were changed in another order than they were made in.
     for number in [31, 7, 19] {
         let path = format!("{SERVERS}{}/", made[number]);
@@ -224,7 +242,7 @@ async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
     let (callers, _agents) = fleet(&workspace, &mut dice).await;
     let mut servers = all(&workspace).await;
     let mut filled = 0;
-    for round in 0..400 {
+    for round in 0..480 {
         let caller = dice.pick(&callers);
         // Each word and each ordering alone, then all together.
         let query = match round {
@@ -233,6 +251,24 @@ async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
             40..52 => {
                 let name = ORDERINGS[(round - 40) % 6];
                 vec![("ordering", if round < 46 { name.to_owned() } else { format!("-{name}") })]
+            }
+            52..92 => {
+                let wanted = [
+                    ("group", json!(servers.iter().find_map(|server| server["groups"].get(0)))),
+                    (
+                        "owner",
+                        servers
+                            .iter()
+                            .map(|server| &server["owner"]["id"])
+                            .max_by_key(|id| id.as_i64())
+                            .unwrap()
+                            .clone(),
+                    ),
+                    ("platform", json!("debian")),
+                    ("agent_version", json!("2.1.0")),
+                ];
+                let (name, value) = &wanted[round % 4];
+                vec![(*name, value.as_str().map_or_else(|| value.to_string(), str::to_owned))]
             }
             _ => random_query(&mut dice, &servers),
         };
@@ -286,6 +322,12 @@ async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
         ("is_connected=maybe", "is_connected"),
         ("is_connected=", "is_connected"),
         ("is_connected=2", "is_connected"),
+        ("group=", "group"),
+        ("group=ops", "group"),
+        ("group=1.0", "group"),
+        ("owner=boss", "owner"),
+        ("owner=+1", "owner"),
+        ("owner=null", "owner"),
         ("ordering=", "ordering"),
         ("ordering=id", "ordering"),
         ("ordering=load", "ordering"),
@@ -309,8 +351,8 @@ async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
             }
         }
     }
-    let everything = "is_connected=x&ordering=x&search=%00&page=x&page_size=x";
-    let fields = ["is_connected", "ordering", "page", "page_size", "search"];
+    let everything = "is_connected=x&group=x&owner=x&ordering=x&search=%00&page=x&page_size=x";
+    let fields = ["group", "is_connected", "ordering", "owner", "page", "page_size", "search"];
     workspace.admin.get(&format!("{SERVERS}?{everything}")).await.expect_fields(400, &fields);
     // Nobody is told what is wrong before they are known.
     workspace.anonymous.get(&format!("{SERVERS}?{everything}")).await.expect_detail(401, None);
@@ -330,6 +372,15 @@ async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
         ("search=%25", 0),
         ("search=_", 0),
         ("search=web+boss", 0),
+        ("group=7", 0),
+        ("group=0", 0),
+        ("group=99999999999999999999", 0),
+        ("owner=99999999999999999999", 0),
+        ("owner=0", 0),
+        ("owner=1", 1),
+        ("platform=debian", 0),
+        ("platform=", 0),
+        ("agent_version=a%00b", 0),
         ("is_connected=true", 0),
         ("is_connected=False", 1),
         ("page_size=1000", 1),

@@ -1,5 +1,6 @@
 //! `/api/servers/` (contract 6).
 
+mod approval;
 mod change;
 mod cut_off;
 mod limits;
@@ -11,6 +12,18 @@ use farhand_tests::agents::credential;
 use farhand_tests::client::unique;
 use serde_json::json;
 
+/// What the commands for Alpamon write, in a folder of the test's and without the service of a host.
+fn written_for_alpamon(commands: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let etc = folder.path().join("etc");
+    let commands = commands.replace("/etc/alpamon", etc.to_str().unwrap());
+    let commands = commands.strip_suffix("systemctl restart alpamon").unwrap();
+    assert!(std::process::Command::new("sh").args(["-c", commands]).status().unwrap().success());
+    let file = etc.join("alpamon.conf");
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap()) & 0o777, 0o600);
+    std::fs::read_to_string(file).unwrap()
+}
+
 #[tokio::test]
 async fn a_new_server_shows_its_key_once() {
     let workspace = Workspace::new().await;
@@ -21,13 +34,24 @@ async fn a_new_server_shows_its_key_once() {
         assert!(key.len() == 128 && key.bytes().all(|b| b.is_ascii_alphanumeric()));
         let install = made["install"].as_str().unwrap();
         assert!(install.contains(id) && install.contains(key) && install.contains("farhand-agent run"), "{install}");
-        assert!(install.contains(&format!("url = \"http://{}\"", workspace.admin.host)), "{install}");
+        // The configured address, which has the port of `npm start`.
+        let port = workspace.admin.url.rsplit(':').next().unwrap();
+        assert!(install.contains(&format!("url = \"http://{}:{port}\"", workspace.admin.host)), "{install}");
+        let alpamon = made["install_alpamon"].as_str().unwrap();
+        assert_eq!(
+            written_for_alpamon(alpamon),
+            format!(
+                "[server]\nurl = http://{}:{port}\nid = {id}\nkey = {key}\n\n[ssl]\nverify = true\n",
+                workspace.admin.host
+            )
+        );
         assert_eq!((&made["is_connected"], &made["groups"]), (&json!(false), &json!([])));
         assert_eq!(made["owner"]["username"], "boss");
 
         let mut shown = made.clone();
-        shown.as_object_mut().unwrap().retain(|name, _| name != "key" && name != "install");
+        shown.as_object_mut().unwrap().retain(|name, _| name != "key" && !name.starts_with("install"));
         assert_eq!(workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200), shown);
+        assert_eq!(workspace.admin.get(&format!("/api/servers/{id}/")).await.expect(200), shown, "the shorter path");
         assert_eq!(workspace.admin.get(path).await.expect(200)["results"][0], shown, "newest first");
         let mut keys: Vec<&String> = shown.as_object().unwrap().keys().collect();
         keys.sort();
@@ -38,8 +62,11 @@ async fn a_new_server_shows_its_key_once() {
                 "agent_version",
                 "connected_at",
                 "cpu_logical_cores",
+                "default_username",
+                "fingerprint",
                 "groups",
                 "id",
+                "identity_conflict_at",
                 "is_connected",
                 "last_seen_at",
                 "load",
@@ -49,6 +76,7 @@ async fn a_new_server_shows_its_key_once() {
                 "owner",
                 "physical_memory",
                 "platform",
+                "registration",
                 "remote_ip",
                 "updated_at"
             ]
@@ -80,6 +108,7 @@ async fn bad_names_change_nothing() {
 #[tokio::test]
 async fn a_new_server_is_in_the_groups_that_were_asked_for() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
+    elsewhere.count_on().await;
     let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
     let theirs = elsewhere.group("one", &[]).await;
     let (one, two) = (&one["id"], &two["id"]);

@@ -1,0 +1,67 @@
+//! What an agent can do beyond Alpamon, as it announces when it connects (agent-protocol 6 and 7).
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::{FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_STDIN};
+
+/// A feature that a command can need.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Feature {
+    /// Runs words that a line cannot carry.
+    Argv,
+    /// Gives a command input.
+    Stdin,
+    /// Runs a command in a named directory.
+    Cwd,
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Argv => {
+                "cannot run arguments that are empty or have other characters than letters, digits and _@%+=:,./-"
+            }
+            Self::Stdin => "cannot give commands standard input",
+            Self::Cwd => "cannot run commands in another directory",
+        })
+    }
+}
+
+/// The features that an agent announced.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Features {
+    /// It kills commands, and ends them at their timeout.
+    pub kill: bool,
+    /// It runs words without a shell.
+    pub argv: bool,
+    /// It gives commands input.
+    pub stdin: bool,
+    /// It runs commands in a named directory.
+    pub cwd: bool,
+}
+
+impl Features {
+    /// Reads the handshake's header: names with commas between them. Unknown names are ignored.
+    pub fn parse(header: &str) -> Self {
+        let has = |name: &str| header.split(',').any(|feature| feature.trim().eq_ignore_ascii_case(name));
+        Self { kill: has(FEATURE_KILL), argv: has(FEATURE_ARGV), stdin: has(FEATURE_STDIN), cwd: has(FEATURE_CWD) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header() {
+        assert_eq!(Features::parse(""), Features::default());
+        assert_eq!(Features::parse("kills, xargv"), Features::default());
+        let some = Features { kill: true, cwd: true, ..Features::default() };
+        assert_eq!(Features::parse(" KILL,replay ,cwd"), some);
+        assert_eq!(serde_json::from_str::<Features>(r#"{"kill":true,"cwd":true,"later":1}"#).unwrap(), some);
+    }
+}

@@ -1,0 +1,34 @@
+//! The fingerprint of an agent's key (contract 11, Approval): short enough to compare by eye, and useless as a
+//! credential.
+
+use sha2::{Digest, Sha256};
+
+use crate::secret::Secret;
+
+/// Hashed before the key, so that no other hash of the key begins like a fingerprint.
+const LABEL: &[u8] = b"farhand agent fingerprint 1\n";
+/// RFC 4648, base32.
+const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
+/// Characters of a fingerprint, five bits each.
+const LENGTH: usize = 8;
+
+/// The first 40 bits of SHA-256 over a label and the key, in base32 as `XXXX-XXXX`.
+pub fn of_key(key: &Secret) -> String {
+    let digest = Sha256::new().chain_update(LABEL).chain_update(key.expose()).finalize();
+    let bits = digest.iter().take(5).fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
+    let digit = |place: usize| char::from(ALPHABET[(bits >> (5 * (LENGTH - 1 - place)) & 31) as usize]);
+    let text: String = (0..LENGTH).map(digit).collect();
+    format!("{}-{}", &text[..4], &text[4..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_eight_base32_digits() {
+        // printf 'farhand agent fingerprint 1\nsesame' | sha256sum | xxd -r -p | head -c 5 | base32
+        assert_eq!(of_key(&Secret::new("sesame")), "2MSR-73UP");
+        assert_ne!(of_key(&Secret::new("sesamf")), of_key(&Secret::new("sesame")));
+    }
+}

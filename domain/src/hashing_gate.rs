@@ -1,0 +1,311 @@
+//! Who may hash a password next, in one isolate: one request at a time, known callers first (contract 11, logins must not starve
+//! the Worker).
+//!
+//! An isolate has one thread. A hashing yields between its slices, so that other requests go on; two hashings concurrently would
+//! only make each of them take twice as long. Requests wait in a bounded queue, and are refused beyond it before any hashing.
+//!
+//! All workspaces share the queue, so one user must not fill it. A known user has at most [`MAX_PLACES_OF_USER`] places in the
+//! queue. The user's other requests are parked: they take no room from other users, and enter the queue at its end as the user's
+//! places become free. Every [`OLDEST_EVERY`]th turn goes to the oldest request in the queue, so strangers always get on.
+//!
+//! A request that is cut off never runs again, and nothing reports that. So each entry is a lease: the request that holds or waits
+//! for the gate renews it, and a lease that was not renewed for [`LEASE_MILLIS`] ends.
+
+use crate::time::Timestamp;
+
+/// How many requests of strangers are in the queue at most.
+const MAX_STRANGERS: usize = 8;
+/// How many requests of known callers are in the queue at most.
+const MAX_KNOWN: usize = 32;
+/// How many requests of one known user are in the queue or hash at most.
+const MAX_PLACES_OF_USER: usize = 2;
+/// How many requests one known user may have altogether, with those that are parked.
+const MAX_OF_USER: usize = 32;
+/// Of so many turns, one goes to the oldest request, whatever its rank.
+const OLDEST_EVERY: u64 = 4;
+/// How long a lease lasts that is not renewed, in milliseconds. Far longer than a slice of hashing.
+const LEASE_MILLIS: i64 = 3_000;
+
+/// Whose request it is. Known callers go first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Rank {
+    /// The caller proved who they are, or the user logged in from this address lately. The text names the user, see
+    /// [`Rank::known`].
+    Known(String),
+    /// Anyone else.
+    Stranger,
+}
+
+impl Rank {
+    /// The rank of a known user of a workspace.
+    pub fn known(workspace: &str, username: &str) -> Self {
+        Self::Known(format!("{workspace}/{}", username.to_lowercase()))
+    }
+}
+
+/// An entry of the gate.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ticket {
+    rank: Rank,
+    number: u64,
+}
+
+/// Whose turn it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// The request may hash.
+    Go,
+    /// Another request is first. Ask again soon.
+    Wait,
+}
+
+/// A request that waits.
+#[derive(Debug)]
+struct Waiting {
+    ticket: Ticket,
+    /// The position in the queue; `None`: parked.
+    place: Option<u64>,
+    renewed_at: Timestamp,
+}
+
+/// The queue for hashing, in the memory of an isolate.
+#[derive(Default, Debug)]
+pub struct Gate {
+    /// The last number that a ticket or a place got.
+    last: u64,
+    /// How many turns there were.
+    turns: u64,
+    running: Option<(Ticket, Timestamp)>,
+    waiting: Vec<Waiting>,
+}
+
+/// Tells whether a lease has ended. A clock that went backwards by more than a lease ends it too: it must not block the gate.
+fn has_lapsed(renewed_at: Timestamp, now: Timestamp) -> bool {
+    renewed_at.plus_millis(LEASE_MILLIS) < now || now.plus_millis(LEASE_MILLIS) < renewed_at
+}
+
+impl Gate {
+    fn drop_lapsed(&mut self, now: Timestamp) {
+        self.running = self.running.take().filter(|(_, renewed_at)| !has_lapsed(*renewed_at, now));
+        self.waiting.retain(|waiting| !has_lapsed(waiting.renewed_at, now));
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Whether the user of a rank has all places that one user may have.
+    fn has_all_places(&self, rank: &Rank) -> bool {
+        let queued = self.waiting.iter().filter(|waiting| waiting.place.is_some() && waiting.ticket.rank == *rank);
+        let running = self.running.iter().filter(|(ticket, _)| ticket.rank == *rank);
+        *rank != Rank::Stranger && queued.count() + running.count() >= MAX_PLACES_OF_USER
+    }
+
+    /// Whether the queue has no place for requests like that.
+    fn is_queue_full(&self, rank: &Rank) -> bool {
+        let is_alike = |other: &Rank| (*other == Rank::Stranger) == (*rank == Rank::Stranger);
+        let queued = self.waiting.iter().filter(|waiting| waiting.place.is_some() && is_alike(&waiting.ticket.rank));
+        queued.count() >= if *rank == Rank::Stranger { MAX_STRANGERS } else { MAX_KNOWN }
+    }
+
+    /// Tells whether a request of that rank would be refused.
+    pub fn is_full(&mut self, rank: &Rank, now: Timestamp) -> bool {
+        self.drop_lapsed(now);
+        if self.has_all_places(rank) {
+            return self.waiting.iter().filter(|waiting| waiting.ticket.rank == *rank).count() >= MAX_OF_USER;
+        }
+        self.is_queue_full(rank)
+    }
+
+    /// Queues or parks a request; `None`: too many wait.
+    pub fn enter(&mut self, rank: Rank, now: Timestamp) -> Option<Ticket> {
+        if self.is_full(&rank, now) {
+            return None;
+        }
+        let ticket = Ticket { number: self.next_number(), rank };
+        self.wait(ticket.clone(), now);
+        Some(ticket)
+    }
+
+    /// Queues a request, or parks it if its user has all places.
+    fn wait(&mut self, ticket: Ticket, now: Timestamp) {
+        let place = (!self.has_all_places(&ticket.rank)).then_some(ticket.number);
+        self.waiting.push(Waiting { ticket, place, renewed_at: now });
+    }
+
+    /// Gives places to parked requests whose users have a free one, oldest first.
+    fn unpark(&mut self) {
+        for index in 0..self.waiting.len() {
+            let Some(waiting) = self.waiting.get(index).filter(|waiting| waiting.place.is_none()) else { continue };
+            let rank = &waiting.ticket.rank;
+            if self.has_all_places(rank) || self.is_queue_full(rank) {
+                continue;
+            }
+            let number = self.next_number();
+            if let Some(waiting) = self.waiting.get_mut(index) {
+                waiting.place = Some(number);
+            }
+        }
+    }
+
+    /// The request whose turn is next.
+    fn first(&self) -> Option<&Ticket> {
+        let queued = self.waiting.iter().filter_map(|waiting| Some((&waiting.ticket, waiting.place?)));
+        let is_for_oldest = self.turns % OLDEST_EVERY == OLDEST_EVERY - 1;
+        let order = |(ticket, place): &(&Ticket, u64)| (!is_for_oldest && ticket.rank == Rank::Stranger, *place);
+        queued.min_by_key(order).map(|(ticket, _)| ticket)
+    }
+
+    /// Renews a waiting request's lease, and lets the request begin if it is first. One whose lease ended waits again, in its old
+    /// place.
+    pub fn poll(&mut self, ticket: &Ticket, now: Timestamp) -> Turn {
+        self.drop_lapsed(now);
+        match self.waiting.iter_mut().find(|waiting| waiting.ticket == *ticket) {
+            Some(waiting) => waiting.renewed_at = now,
+            None => self.wait(ticket.clone(), now),
+        }
+        self.unpark();
+        if self.running.is_some() || self.first() != Some(ticket) {
+            return Turn::Wait;
+        }
+        self.turns += 1;
+        self.waiting.retain(|waiting| waiting.ticket != *ticket);
+        self.running = Some((ticket.clone(), now));
+        Turn::Go
+    }
+
+    /// Renews the lease of a request that hashes.
+    pub fn renew(&mut self, ticket: &Ticket, now: Timestamp) {
+        if let Some((running, renewed_at)) = &mut self.running
+            && running == ticket
+        {
+            *renewed_at = now;
+        }
+    }
+
+    /// Ends a request's entry, in whatever state it is.
+    pub fn leave(&mut self, ticket: &Ticket) {
+        self.running = self.running.take().filter(|(running, _)| running != ticket);
+        self.waiting.retain(|waiting| waiting.ticket != *ticket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::parse("2026-11-21T00:00:00Z").unwrap().plus_millis(millis)
+    }
+
+    fn user(number: usize) -> Rank {
+        Rank::known("acme", &format!("user{number}"))
+    }
+
+    /// Lets all that wait hash one after the other, and returns them in that order.
+    fn drain(gate: &mut Gate, mut tickets: Vec<Ticket>) -> Vec<Ticket> {
+        let mut order = Vec::new();
+        while !tickets.is_empty() {
+            let next = tickets.iter().position(|ticket| gate.poll(ticket, at(1)) == Turn::Go).unwrap();
+            gate.leave(&tickets[next]);
+            order.push(tickets.remove(next));
+        }
+        order
+    }
+
+    #[test]
+    fn one_at_a_time_in_order() {
+        let mut gate = Gate::default();
+        let tickets: Vec<_> = (0..3).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
+        assert_eq!(gate.poll(&tickets[1], at(0)), Turn::Wait);
+        assert_eq!(gate.poll(&tickets[0], at(0)), Turn::Go);
+        assert_eq!(gate.poll(&tickets[1], at(1)), Turn::Wait);
+        gate.leave(&tickets[0]);
+        assert_eq!(gate.poll(&tickets[2], at(2)), Turn::Wait);
+        // A waiting request that ends by itself does not block the queue.
+        gate.leave(&tickets[1]);
+        assert_eq!(gate.poll(&tickets[2], at(3)), Turn::Go);
+    }
+
+    #[test]
+    fn known_callers_go_first_and_have_room_of_their_own() {
+        let mut gate = Gate::default();
+        let running = gate.enter(Rank::Stranger, at(0)).unwrap();
+        assert_eq!(gate.poll(&running, at(0)), Turn::Go);
+        let strangers: Vec<_> = (0..MAX_STRANGERS).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
+        assert!(gate.is_full(&Rank::Stranger, at(0)));
+        assert_eq!(gate.enter(Rank::Stranger, at(0)), None);
+        let known: Vec<_> = (0..MAX_KNOWN).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
+        assert_eq!(gate.enter(user(MAX_KNOWN), at(0)), None);
+        gate.leave(&running);
+        assert_eq!(gate.poll(&strangers[0], at(1)), Turn::Wait);
+        assert_eq!(gate.poll(&known[1], at(1)), Turn::Wait);
+        assert_eq!(gate.poll(&known[0], at(1)), Turn::Go);
+        gate.leave(&known[0]);
+        assert_eq!(gate.poll(&known[1], at(1)), Turn::Go);
+    }
+
+    #[test]
+    fn every_fourth_turn_is_for_the_oldest() {
+        let mut gate = Gate::default();
+        let strangers: Vec<_> = (0..2).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
+        let known: Vec<_> = (0..8).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
+        let order = drain(&mut gate, [strangers.clone(), known.clone()].concat());
+        let (first, second, rest) = (&known[..3], &known[3..6], &known[6..]);
+        assert_eq!(order, [first, &strangers[..1], second, &strangers[1..], rest].concat());
+        // Also if known callers keep coming.
+        let stranger = gate.enter(Rank::Stranger, at(0)).unwrap();
+        let mut turns = 0;
+        loop {
+            let known = gate.enter(user(turns), at(0)).unwrap();
+            if gate.poll(&stranger, at(0)) == Turn::Go {
+                break;
+            }
+            assert_eq!(gate.poll(&known, at(0)), Turn::Go);
+            gate.leave(&known);
+            turns += 1;
+        }
+        assert!(turns < OLDEST_EVERY as usize, "{turns}");
+    }
+
+    #[test]
+    fn one_user_takes_two_places() {
+        let mut gate = Gate::default();
+        let greedy: Vec<_> = (0..MAX_OF_USER).map(|_| gate.enter(user(0), at(0)).unwrap()).collect();
+        // All other places are still free, and come before the user's parked requests.
+        let places = MAX_KNOWN - MAX_PLACES_OF_USER;
+        let others: Vec<_> = (1..=places).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
+        assert_eq!(gate.enter(user(MAX_KNOWN), at(0)), None);
+        let stranger = gate.enter(Rank::Stranger, at(0)).unwrap();
+        assert!(gate.is_full(&user(0), at(0)));
+        let order = drain(&mut gate, [greedy.clone(), others.clone(), vec![stranger]].concat());
+        assert_eq!(order[..2], greedy[..2]);
+        let last_other = order.iter().position(|ticket| *ticket == others[places - 1]).unwrap();
+        let overtook = order[..last_other].iter().filter(|ticket| ticket.rank == user(0)).count();
+        assert_eq!(overtook, MAX_PLACES_OF_USER);
+        // A user is known by workspace and name, without regard to case.
+        assert_ne!(user(1), Rank::known("other", "user1"));
+        assert_eq!(user(1), Rank::known("acme", "USER1"));
+    }
+
+    #[test]
+    fn what_is_cut_off_blocks_nothing() {
+        let mut gate = Gate::default();
+        let (dead, dead_waiter) = (gate.enter(user(0), at(0)).unwrap(), gate.enter(user(0), at(0)).unwrap());
+        assert_eq!(gate.poll(&dead, at(0)), Turn::Go);
+        let alive = gate.enter(Rank::Stranger, at(0)).unwrap();
+        assert_eq!(gate.poll(&alive, at(LEASE_MILLIS)), Turn::Wait);
+        assert_eq!(gate.poll(&alive, at(LEASE_MILLIS + 1)), Turn::Go);
+        // One that only was slow waits again.
+        assert_eq!(gate.poll(&dead_waiter, at(LEASE_MILLIS + 2)), Turn::Wait);
+        // Renewing keeps the lease; a lapsed ticket renews nothing.
+        gate.renew(&alive, at(2 * LEASE_MILLIS));
+        gate.renew(&dead, at(9 * LEASE_MILLIS));
+        assert_eq!(gate.poll(&dead_waiter, at(3 * LEASE_MILLIS)), Turn::Wait);
+        assert_eq!(gate.poll(&dead_waiter, at(3 * LEASE_MILLIS + 1)), Turn::Go);
+        // The clock went back by an hour.
+        let next = gate.enter(Rank::Stranger, at(-3_600_000)).unwrap();
+        assert_eq!(gate.poll(&next, at(-3_600_000)), Turn::Go);
+    }
+}

@@ -1,0 +1,511 @@
+//! Attempts to get a line past a pattern of an access control list (contract 4, Token ACL; contract 11, ACL), and the proof
+//! with the host's own shell that what is allowed runs as the one program with the words that are written there.
+
+// A test says with unwrap that the rest makes no sense without it.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, id};
+
+use farhand_domain::acl::Acl;
+use proptest::prelude::*;
+use proptest::sample::select;
+use serde_json::json;
+
+fn with(pattern: &str) -> Acl {
+    Acl::read(&json!({"commands": [pattern]})).unwrap_or_else(|problems| panic!("{pattern}: {problems:?}"))
+}
+
+/// Patterns, lines that each allows, and lines that each refuses.
+const TABLE: &[(&str, &[&str], &[&str])] = &[
+    (
+        "ls *",
+        &[
+            "ls",
+            "ls ",
+            "ls  ",
+            "ls -l /tmp",
+            "ls -- -l",
+            "ls a=b",
+            "ls *.rs a? [a-c] [!x] !x",
+            "ls %y ^z @w +v ,u :t -s _r .q /p",
+            "ls é 名 😀",
+            // Look-alikes of operators are characters like any other to a shell.
+            "ls \u{ff1b}id",
+            "ls \u{37e}id",
+            "ls \u{ff06}\u{ff06}id",
+            "ls \u{ff5c}sh",
+            "ls \u{ff1e}x",
+            "ls \u{ff04}HOME",
+            "ls \u{2018}x\u{2019} \u{201c}y\u{201d}",
+            "ls \u{ff03}x \u{ff5e}",
+            // So are blanks that are no blank to a shell, and invisible marks.
+            "ls a\u{a0}b",
+            "ls a\u{2003}b",
+            "ls a\u{3000}b",
+            "ls a\u{200b}b",
+            "ls a\u{202e}b",
+            "ls a\u{feff}b",
+            "ls e\u{301}",
+        ],
+        &[
+            // Operators between commands.
+            "ls; id",
+            "ls ;id",
+            "ls -l; id",
+            "ls -l ;",
+            "ls ;; id",
+            "ls && id",
+            "ls &&id",
+            "ls & id",
+            "ls &",
+            "ls -l&id",
+            "ls | sh",
+            "ls |sh",
+            "ls || id",
+            "ls |& id",
+            "ls -l|sh",
+            // Redirections and here-documents.
+            "ls > /etc/passwd",
+            "ls >x",
+            "ls >> x",
+            "ls >| x",
+            "ls >& x",
+            "ls 2>&1",
+            "ls 2> x",
+            "ls &> x",
+            "ls < /etc/shadow",
+            "ls <> x",
+            "ls <& 3",
+            "ls << EOF",
+            "ls <<EOF\nid\nEOF",
+            "ls <<- EOF",
+            "ls <<< id",
+            // Process substitution, subshells and functions.
+            "ls <(id)",
+            "ls >(id)",
+            "ls (id)",
+            "ls ()",
+            "ls () { id; }",
+            "ls =(id)",
+            // Substitution and expansion.
+            "ls $(id)",
+            "ls \"$(id)\"",
+            "ls $((1))",
+            "ls $[1]",
+            "ls `id`",
+            "ls \"`id`\"",
+            "ls $HOME",
+            "ls $$",
+            "ls $1",
+            "ls $@",
+            "ls ${IFS}id",
+            "ls ${x:=$(id)}",
+            "ls $'\\x3b'",
+            "ls $\"x\"",
+            "ls {a,b}",
+            "ls {1..9}",
+            "ls a{b",
+            "ls a}b",
+            "ls ~",
+            "ls ~root",
+            "ls ~+",
+            "ls a=~",
+            "ls a~",
+            // Quoting.
+            "ls \\",
+            "ls \\; id",
+            "ls \\\nid",
+            "ls a\\ b",
+            "ls 'a b'",
+            "ls \"a b\"",
+            "ls ''",
+            "ls \"\"",
+            "ls '",
+            "ls \"",
+            "ls a'b'c",
+            "ls ';' id",
+            "ls '\nid\n'",
+            // Comments.
+            "ls # x",
+            "ls #",
+            "ls -l #x",
+            "ls a#b",
+            // Line ends and other control characters.
+            "ls\nid",
+            "ls \nid",
+            "ls -l\n",
+            "ls -l\n\n",
+            "\nls",
+            "ls\n",
+            "ls -l\r\nid",
+            "ls -l\rid",
+            "ls -l\r",
+            "ls\t-l",
+            "ls \t-l",
+            "ls -l\t",
+            "ls -l\tid",
+            "ls -l\u{b}id",
+            "ls -l\u{c}id",
+            "ls -l\0",
+            "ls\0-l",
+            "ls -l\0; id",
+            "ls -l\u{1}",
+            "ls -l\u{4}",
+            "ls -l\u{7}",
+            "ls -l\u{8}\u{8}id",
+            "ls -l\u{1a}",
+            "ls -l\u{1b}[2Jid",
+            "ls -l\u{1c}id",
+            "ls -l\u{1f}id",
+            "ls -l\u{7f}id",
+            "ls -l\u{80}id",
+            "ls -l\u{85}id",
+            "ls -l\u{9b}2Jid",
+            "ls -l\u{9f}id",
+            "ls -l\u{2028}id",
+            "ls -l\u{2029}id",
+            // Another program, or the same by another way.
+            "",
+            " ",
+            " ls",
+            "\tls",
+            "\u{a0}ls",
+            "\u{feff}ls",
+            "\u{202e}ls",
+            "l",
+            "LS",
+            "Ls -l",
+            "lsof",
+            "ls-l",
+            "ls/../id",
+            "ls\u{a0}-l",
+            "ls\u{2003}-l",
+            "ls\u{3000}-l",
+            "ls\u{200b}",
+            "ls\u{301}",
+            "ls\u{ad}",
+            "\u{217c}s",
+            "l\u{455}",
+            "\u{ff4c}\u{ff53}",
+            "l\u{200b}s",
+            "'ls'",
+            "\"ls\" -l",
+            "l's'",
+            "l\\s",
+            "l\"\"s",
+            "\\ls",
+            "./ls",
+            "../ls",
+            "/bin/ls",
+            "//bin/ls",
+            "~/ls",
+            "$0 ls",
+            "sudo ls",
+            "! ls",
+            "exec ls",
+            "command ls",
+            "eval ls",
+            ". ls",
+            "time ls",
+            "{ ls; }",
+            "(ls)",
+            "#ls",
+            "if ls; then id; fi",
+            "LD_PRELOAD=x ls",
+            "PATH=/tmp ls -l",
+            "IFS=x ls",
+            "ls=id",
+            "ls() { id; }",
+            ">x ls",
+            "<x ls",
+            "2>&1 ls",
+            "id ls",
+            "id; ls",
+            "id\nls",
+        ],
+    ),
+    // No argument at all: only with the blank before the last star.
+    ("df*", &["df", "df -h", "dfx"], &["df;id", "df\nid", "d"]),
+    (
+        "df -h",
+        &["df -h"],
+        &["df", "df -h ", "df -h x", "df  -h", "df\t-h", "df \u{2010}h", "df -h\u{fe0f}", "df -h\n", "DF -H"],
+    ),
+    ("uptime", &["uptime"], &["uptime ", "uptime -p", "uptime;", "uptime #", "uptime\0", "uptime\u{200b}", "./uptime"]),
+    ("git * *", &["git  ", "git a b", "git ", "git a"], &["git", "git;a b", "git a b;c", "git -c 'x' b"]),
+    // The report's own: a mandatory tail that a comment would remove.
+    (
+        "echo * --dry-run",
+        &["echo prod --dry-run", "echo  --dry-run", "echo a b --dry-run", "echo --x=y --dry-run"],
+        &[
+            "echo prod # --dry-run",
+            "echo prod #--dry-run",
+            "echo # --dry-run",
+            "echo prod\u{20}#\u{20}x --dry-run",
+            "echo prod ' --dry-run",
+            "echo prod \" --dry-run",
+            "echo prod '' --dry-run",
+            "echo prod \\ --dry-run",
+            "echo prod\\ --dry-run",
+            "echo prod << --dry-run",
+            "echo prod > --dry-run",
+            "echo prod ; --dry-run",
+            "echo prod\n --dry-run",
+            "echo prod",
+            "echo prod --dry-run x",
+            "echo prod --dry-run ",
+            "echo prod --dry-ru",
+            "echo --dry-run",
+            "echo prod --DRY-RUN",
+            "echo prod \u{2013}dry-run --dry-ru",
+        ],
+    ),
+    (
+        "backup * --dry-run",
+        &["backup db --dry-run"],
+        &["backup db # --dry-run", "backup db '# --dry-run", "backup db && true --dry-run", "backup db|cat --dry-run"],
+    ),
+    // Quotes of the caller's in a pattern that has its own.
+    (
+        "grep 'a b' * /var/log/x",
+        &["grep 'a b' -c /var/log/x", "grep 'a b'  /var/log/x"],
+        &[
+            "grep 'a b' '' /etc/passwd /var/log/x'",
+            "grep 'a b' \"\" /etc/passwd /var/log/x\"",
+            "grep 'a b' '/etc/passwd' /var/log/x",
+            "grep \"a b\" -c /var/log/x",
+            "grep a b -c /var/log/x",
+            "grep 'a b' /etc/passwd # /var/log/x",
+            "grep 'a b' ~root/x /var/log/x",
+        ],
+    ),
+    // A star in the middle of a word, and paths: text, whatever a path is to the host.
+    (
+        "systemctl restart *.service",
+        &["systemctl restart nginx.service", "systemctl restart .service", "systemctl restart a b.service"],
+        &[
+            "systemctl restart x;id.service",
+            "systemctl restart .service; id",
+            "systemctl restart nginx.service ",
+            "systemctl restart nginx_service",
+            "systemctl restart nginx\u{2024}service",
+            "systemctl restart nginx.service.",
+            "systemctl restart $(id).service",
+            "systemctl restart x #.service",
+            "systemctl restart 'x'.service",
+            "systemctl stop nginx.service",
+        ],
+    ),
+    (
+        "cat /srv/public/*",
+        &["cat /srv/public/x", "cat /srv/public/", "cat /srv/public/../../etc/hostname"],
+        &[
+            "cat /srv/public",
+            "cat /srv/private/x",
+            "cat /srv/public/~root",
+            "cat /srv/public/{x,/etc/passwd}",
+            "cat /srv/public/$HOME",
+            "cat /srv/public/x </etc/passwd",
+            "cat //srv/public/x",
+            "cat /srv/./public/x",
+            "cat /SRV/public/x",
+            "cat /srv/public\u{2215}x",
+        ],
+    ),
+    // What is no star stands for itself, operators too, and a star adds none to them.
+    (
+        "echo a; echo b",
+        &["echo a; echo b"],
+        &["echo a", "echo a;echo b", "echo a\u{37e} echo b", "echo a; echo b; id", "echo a;  echo b"],
+    ),
+    (
+        "ps | grep *",
+        &["ps | grep x", "ps | grep"],
+        &["ps", "ps | grep x | sh", "ps | grep x; id", "ps \u{ff5c} grep x", "ps | grep 'x'", "ps |  grep x"],
+    ),
+    ("cat ?[x].conf", &["cat ?[x].conf"], &["cat ax.conf", "cat ?x.conf", "cat *[x].conf", "cat [x].conf"]),
+    ("echo %_", &["echo %_"], &["echo abc", "echo %a", "echo a_"]),
+    ("a.c", &["a.c"], &["abc", "a-c", "a\nc"]),
+    ("x $*", &["x $y", "x $"], &["x $(id)", "x ${y}", "x $y$z", "x $'y'", "x $\"y\"", "x $`id`", "x $#"]),
+    (
+        "su - deploy -c *",
+        &["su - deploy -c id"],
+        &["su - deploy -c 'id'", "su - deploy -c id; id", "su - root -c id", "su -"],
+    ),
+    (
+        "*",
+        &["", "id", "ls -l", "a b c"],
+        &["id; ls", "$x", "a\nb", "(id)", "id &", "a\u{2028}b", "'id'", "id # x", "~/x"],
+    ),
+    ("**", &["", "id"], &["id;", "$x", "'"]),
+    (" *", &["", " x"], &["x", "\u{a0}x", "\tx"]),
+    ("* --help", &["ls --help", " --help"], &["--help", "ls;x --help", "ls # --help", "ls --help x"]),
+    ("é*", &["é", "éa"], &["e\u{301}", "e\u{301}a", "É", "e", "é;"]),
+    ("id", &["id"], &["ID", "id ", " id", "id\n", "i\u{200d}d", "\u{131}d", "id\u{0}", "id;"]),
+];
+
+#[test]
+fn no_line_gets_past_a_pattern() {
+    let mut cases = 0;
+    for (pattern, allowed, refused) in TABLE {
+        let acl = with(pattern);
+        for line in *allowed {
+            assert!(acl.allows_line(line), "{pattern:?} should allow {line:?}");
+        }
+        for line in *refused {
+            assert!(!acl.allows_line(line), "{pattern:?} should refuse {line:?}");
+        }
+        cases += allowed.len() + refused.len();
+    }
+    assert!(cases >= 250, "{cases}");
+}
+
+#[test]
+fn very_long_lines() {
+    let long = "a ".repeat(8_000);
+    for (pattern, line, is_allowed) in [
+        ("ls *", format!("ls {long}"), true),
+        ("ls *", format!("ls {long};id"), false),
+        ("ls *", format!("ls {long}\nid"), false),
+        ("ls *", format!("ls {long}# x"), false),
+        ("ls *", format!("{long}ls"), false),
+        ("ls * --dry-run", format!("ls {long} --dry-run"), true),
+        ("ls * --dry-run", format!("ls {long}# --dry-run"), false),
+        ("ls * --dry-run", format!("ls {long} --dry-run {long}"), false),
+    ] {
+        assert_eq!(with(pattern).allows_line(&line), is_allowed, "{pattern:?} {:.40?}", line);
+    }
+}
+
+/// A folder with the only program that a line under test finds, and an empty one to run it in.
+struct Stage {
+    folder: PathBuf,
+}
+
+impl Stage {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("farhand-acl-{name}-{}", id()));
+        fs::create_dir_all(folder.join("bin")).unwrap();
+        fs::create_dir_all(folder.join("work")).unwrap();
+        let stage = Self { folder };
+        // One that says what it was given, and one that leaves a mark wherever it runs.
+        stage.program("probe", "printf '<'; printf '%s\\0' \"$@\"; printf '>'");
+        stage.program("canary", &format!("echo ran >> {}", stage.folder.join("mark").display()));
+        stage
+    }
+
+    fn program(&self, name: &str, body: &str) {
+        let path = self.folder.join("bin").join(name);
+        fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// Runs a line as an agent does, and checks that it ran `probe` once, with the line's own words, and nothing else.
+    fn runs_as_written(&self, line: &str) {
+        let (work, bin) = (self.folder.join("work"), self.folder.join("bin"));
+        let mut shell = Command::new("/bin/sh");
+        let output = shell.arg("-c").arg(line).env_clear().env("PATH", bin).current_dir(&work).output().unwrap();
+        let words: String =
+            line.split(' ').filter(|word| !word.is_empty()).skip(1).map(|word| format!("{word}\0")).collect();
+        // Without an argument printf prints its format once.
+        let words = if words.is_empty() { "\0".to_owned() } else { words };
+        let ran = String::from_utf8_lossy(&output.stdout);
+        if line.contains(['*', '?', '[']) {
+            // The names of files may stand for a word.
+            assert!(
+                ran.starts_with('<') && ran.ends_with('>') && ran.matches(['<', '>']).count() == 2,
+                "{line:?}: {ran:?}"
+            );
+        } else {
+            assert_eq!(ran, format!("<{words}>"), "{line:?}");
+        }
+        assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{line:?}");
+        assert!(!self.folder.join("mark").exists(), "{line:?} ran another program");
+        assert_eq!(fs::read_dir(work).unwrap().count(), 0, "{line:?} wrote a file");
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+/// What an attacker puts together.
+fn pieces() -> impl Strategy<Value = String> {
+    let pieces = vec![
+        "canary", "probe", " ", " ", "a", "=", "-x", "/", "..", "*", "?", "[a]", "!", "^", "%", "@", "+", ",", ":",
+        ".", "-", "--", "1", "2", "exec", "eval", "if", "then", "fi", "do", "done", "é", "\u{ff1b}", "\u{a0}",
+        "\u{200b}", "\u{2003}", "\u{3000}", "\u{301}", "\u{ff04}", ";", "&", "|", "<", ">", "<<", ">(", "$(", ")", "`",
+        "${", "}", "{", "(", "\\", "'", "\"", "#", "~", "\n", "\r", "\t", "\u{b}", "\u{85}", "\u{2028}", "$", "$IFS",
+    ];
+    prop::collection::vec(select(pieces), 0..7).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever stands for a star, an allowed line is one run of the pattern's program with the words that are written.
+    #[test]
+    fn an_allowed_line_is_one_command(
+        pattern in select(vec!["probe *", "probe * --dry-run", "probe a*b *", "probe -- *.x *"]),
+        stars in (pieces(), pieces()),
+    ) {
+        let mut stars = [stars.0, stars.1].into_iter();
+        let mut line = String::new();
+        for (index, part) in pattern.split('*').enumerate() {
+            if index > 0 {
+                line.push_str(&stars.next().unwrap_or_default());
+            }
+            line.push_str(part);
+        }
+        if with(pattern).allows_line(&line) {
+            let stage = Stage::new("property");
+            stage.runs_as_written(&line);
+        }
+    }
+}
+
+/// Each character alone, at the start, in the middle and at the end of what stands for the star.
+#[test]
+fn no_single_character_changes_what_a_line_runs() {
+    let stage = Stage::new("characters");
+    let others = [
+        '\u{80}', '\u{85}', '\u{a0}', '\u{ad}', '\u{1680}', '\u{2003}', '\u{200b}', '\u{2028}', '\u{3000}', '\u{feff}',
+        '😀',
+    ];
+    let acl = with("probe * --dry-run");
+    let mut run = 0;
+    for c in (1..=0x7e_u8).map(char::from).chain(others) {
+        for line in [
+            format!("probe {c}canary --dry-run"),
+            format!("probe x {c} canary --dry-run"),
+            format!("probe x{c} --dry-run"),
+        ] {
+            if acl.allows_line(&line) {
+                stage.runs_as_written(&line);
+                run += 1;
+            }
+        }
+    }
+    assert!(run > 200, "{run}");
+}
+
+/// The shell itself shows why each of these is not plain: on the old rule it was.
+#[test]
+fn the_reports_own_lines_are_refused() {
+    for (pattern, line) in [
+        ("echo * --dry-run", "echo prod # --dry-run"),
+        ("backup * --dry-run", "backup prod # --dry-run"),
+        ("grep * /var/log/dpkg.log", "grep \"root\" /etc/passwd \"\" /var/log/dpkg.log"),
+        ("cat *", "cat ~root/.bashrc"),
+    ] {
+        assert!(!with(pattern).allows_line(line), "{line}");
+    }
+    let refused = Acl::read(&json!({"commands": ["ls", "grep \"*\" /var/log/dpkg.log"]})).unwrap_err();
+    assert_eq!(refused.len(), 1);
+    assert!(refused[0].starts_with("commands[1]: ") && refused[0].contains("between quotes"), "{}", refused[0]);
+}

@@ -1,0 +1,113 @@
+//! Whether an access control list allows a command, without running it (contract 11, ACL).
+
+use farhand_domain::acl::Acl;
+use farhand_domain::command::{AclCheck, Command, Origin, Rights, Shell, Tried};
+use farhand_domain::error::Error;
+use farhand_domain::lifecycle::Denial;
+use farhand_domain::time::Timestamp;
+use serde::Deserialize;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::commands::Target;
+use crate::caller::{self, Caller, Credential};
+use crate::platform::internal;
+use crate::request::Call;
+use crate::response::Reply;
+use crate::store::api_tokens;
+use crate::store::servers;
+
+/// One of the caller's API tokens.
+#[derive(Deserialize)]
+struct Token {
+    enabled: bool,
+    expires_at: Option<Timestamp>,
+    acl: Option<Acl>,
+}
+
+/// What is looked up for a check.
+#[derive(Deserialize)]
+struct Found {
+    target: Option<Target>,
+    token: Option<Token>,
+}
+
+/// Refuses a limited API token's question about any list but its own.
+fn permit(caller: &Caller, tried: &Tried) -> Result<(), Error> {
+    let Some(acl) = &caller.acl else { return Ok(()) };
+    let is_own = match tried {
+        Tried::Own => true,
+        Tried::Sent(sent) => **sent == *acl,
+        Tried::Token(id) => *id == caller.credential_id,
+    };
+    if is_own { Ok(()) } else { Err(Error::acl_not_allowed()) }
+}
+
+/// Why a command is not allowed; `None` if it is. The same rule decides about a command that is created.
+///
+/// `networks` does not count: the check comes from another address than the token's requests may.
+fn refusal(check: &AclCheck, caller: &Caller, target: Option<Target>, acl: Option<Acl>) -> Option<String> {
+    let acl = acl.map(|acl| Acl { networks: None, ..acl });
+    let Some(target) = target else {
+        return Some("There is no such server, or the caller cannot access it.".to_owned());
+    };
+    let command = Command {
+        id: Uuid::nil(),
+        shell: Shell::System,
+        line: check.line.clone(),
+        argv: check.argv.clone(),
+        username: check.username.clone().unwrap_or_else(|| target.username_for(caller)),
+        groupname: String::new(),
+        server: target.id,
+        server_name: target.name,
+        requested_by: None,
+    };
+    let rights = Rights {
+        username: caller.username.clone(),
+        is_staff: caller.is_staff_or_superuser(),
+        any_account: target.any_account,
+        acl,
+    };
+    let origin = Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: false };
+    let denial = rights.allow(&command, &origin).err()?;
+    let limit = rights.acl.as_ref().and_then(|acl| acl.refusal(&command, false));
+    Some(match (denial, limit) {
+        (Denial::Acl, Some(limit)) => format!("The access control list does not allow this: {limit}."),
+        (Denial::Account, _) => "The caller cannot run commands as this account on the server.".to_owned(),
+        (denial, _) => format!("It is not allowed: {denial}."),
+    })
+}
+
+/// `POST /api/auth/acl-check/`.
+pub async fn check(call: &mut Call) -> Result<Reply, Error> {
+    let fields = call.fields_of_user().await?;
+    let credential = Credential::of(call)?;
+    let check = credential.checked(fields.and_then(AclCheck::read)).await?;
+    let (target, server) = servers::for_command(&check.server);
+    let token = match check.tried {
+        Tried::Token(id) => Some(id),
+        Tried::Own | Tried::Sent(_) => None,
+    };
+    let sql = format!("json_object('target', json({target}), 'token', json({})) AS found", api_tokens::FOR_CHECK);
+    let (caller, found) = credential.read(&sql, vec![server, token.into()]).await?;
+    permit(&caller, &check.tried)?;
+    let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
+    let Found { target, token } = serde_json::from_str(&found).map_err(internal)?;
+    let acl = match &check.tried {
+        Tried::Own if caller.kind == caller::Kind::Session || caller.acl.is_none() => {
+            return Err(Error::field("acl", "Give acl or token: the request's own credential has no list."));
+        }
+        Tried::Own => caller.acl.clone(),
+        Tried::Sent(acl) => Some((**acl).clone()),
+        Tried::Token(_) => {
+            let token = token.ok_or_else(|| Error::field("token", "No such token."))?;
+            if !token.enabled || token.expires_at.is_some_and(|expires| expires <= call.now) {
+                let reason = "The token is disabled or has expired.";
+                return Reply::ok(&json!({"allowed": false, "reason": reason}));
+            }
+            token.acl
+        }
+    };
+    let reason = refusal(&check, &caller, target, acl);
+    Reply::ok(&json!({"allowed": reason.is_none(), "reason": reason}))
+}

@@ -1,0 +1,175 @@
+//! `Idempotency-Key` on requests that create something (contract 11, Input). Commands have their own way, in `commands.rs`.
+//!
+//! The answer, without its secrets, is stored in the transaction of the change. So a key has an answer exactly if its change
+//! was made.
+
+use farhand_domain::command::KEY_LASTS;
+use farhand_domain::error::{Error, NON_FIELD};
+use farhand_domain::fields::Fields;
+use farhand_domain::secret::{Guessable, Secret};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::location;
+use crate::caller::{Caller, Credential};
+use crate::link_calls::Refusal;
+use crate::platform::{self, internal};
+use crate::request::Call;
+use crate::response::Reply;
+use crate::store::db::{Failure, Statement};
+use crate::store::idempotency_keys;
+
+/// The longest Idempotency-Key, in bytes (contract 7).
+const MAX_KEY: usize = 128;
+
+/// A kind of resource that requests create.
+pub struct Kept {
+    /// The collection, where the resource has its address.
+    pub collection: &'static str,
+    /// SQL for the resource as JSON.
+    pub object: &'static str,
+    /// SQL that joins the new row to `me`, by its id or name `?7`.
+    pub made: &'static str,
+    /// The fields that only the first answer shows. A replay has null.
+    pub hidden: &'static [&'static str],
+}
+
+/// The keyed hashes of an Idempotency-Key and of its request.
+pub struct Hashes {
+    /// Of the key.
+    pub key: String,
+    /// Of the endpoint and the body. Requests with equal hashes are the same request.
+    pub request: String,
+}
+
+impl Hashes {
+    /// Reads the key of a request with a body; `None` if the request has none.
+    ///
+    /// # Errors
+    /// The key is malformed.
+    pub fn of(call: &Call, body: Option<Secret>) -> Result<Option<Self>, Error> {
+        let (Some(key), Some(body)) = (key_of(call)?, body) else { return Ok(None) };
+        let secret_key = platform::secret_key(&call.env)?;
+        let request = format!("{} {}", call.action().unwrap_or_default(), body.expose());
+        Ok(Some(Self {
+            key: secret_key.hash(Guessable::IdempotencyKey, key.expose()),
+            request: secret_key.hash(Guessable::Body, &request),
+        }))
+    }
+
+    /// The answer to the earlier request with the key, `{request, answer}` as [`idempotency_keys`] gives it.
+    ///
+    /// # Errors
+    /// The earlier request was another one.
+    pub fn answer(&self, earlier: &str) -> Result<Map<String, Value>, Error> {
+        #[derive(Deserialize)]
+        struct Earlier {
+            request: String,
+            answer: Map<String, Value>,
+        }
+        let Earlier { request, answer } = serde_json::from_str(earlier).map_err(internal)?;
+        if request == self.request { Ok(answer) } else { Err(Refusal::KeyReused.into()) }
+    }
+}
+
+/// The answer to a request whose key was used before.
+///
+/// # Errors
+/// None that such an answer can have.
+pub fn replayed(answer: &Map<String, Value>, location: String) -> Result<Reply, Error> {
+    Ok(Reply::created(answer, location)?.header("Idempotent-Replayed", "true"))
+}
+
+/// A request with an Idempotency-Key.
+pub struct Once<'a> {
+    call: &'a Call,
+    kept: &'static Kept,
+    hashes: Hashes,
+}
+
+/// What became of a change.
+pub enum Written {
+    /// It was created, or not: the statements' bodies show which.
+    Done(Caller, Vec<Option<String>>),
+    /// A concurrent request with the same key made it. This is its answer.
+    Replayed(Reply),
+}
+
+/// The Idempotency-Key of a request.
+///
+/// # Errors
+/// It is malformed.
+pub fn key_of(call: &Call) -> Result<Option<Secret>, Error> {
+    let Some(key) = call.header("Idempotency-Key") else { return Ok(None) };
+    if (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(Some(Secret::new(key)));
+    }
+    let message = format!("The header Idempotency-Key takes 1 to {MAX_KEY} visible ASCII characters.");
+    Err(Error::field(NON_FIELD, message))
+}
+
+/// The canonical body of a request, if it could be read: it is taken before the fields are.
+pub fn body_of(fields: &Result<Fields, Error>) -> Option<Secret> {
+    fields.as_ref().ok().map(Fields::canonical)
+}
+
+impl<'a> Once<'a> {
+    /// Reads the request's key.
+    ///
+    /// # Errors
+    /// The key is malformed.
+    pub fn of(call: &'a Call, kept: &'static Kept, body: Option<Secret>) -> Result<Option<Self>, Error> {
+        Ok(Hashes::of(call, body)?.map(|hashes| Self { call, kept, hashes }))
+    }
+
+    /// The first answer to the key, if there is one, with the caller.
+    ///
+    /// # Errors
+    /// The credential is not alive, or the key was used for another request.
+    pub async fn replay(&self, credential: &Credential<'_>) -> Result<Option<(Caller, Reply)>, Error> {
+        let since = self.call.now.plus_seconds(-KEY_LASTS);
+        let parameters = vec![self.hashes.key.as_str().into(), since.into()];
+        let (caller, found) = credential.read(idempotency_keys::EARLIER, parameters).await?;
+        let Some(found) = found else { return Ok(None) };
+        let mut answer = self.hashes.answer(&found)?;
+        answer.extend(self.kept.hidden.iter().map(|name| ((*name).to_owned(), Value::Null)));
+        let id = answer.get("id").map(|id| id.as_str().map_or_else(|| id.to_string(), str::to_owned));
+        let location = location(self.call, self.kept.collection, id.unwrap_or_default());
+        Ok(Some((caller, replayed(&answer, location)?)))
+    }
+}
+
+/// Makes a change with its audit event, as [`Credential::write_audited`], and stores the answer of a request with a key.
+/// `resource` is the new resource's id or name.
+///
+/// # Errors
+/// As [`Credential::write_audited`].
+pub async fn write(
+    credential: &Credential<'_>,
+    once: Option<&Once<'_>>,
+    resource: &str,
+    statements: Vec<Statement>,
+    (place, event): (usize, Statement),
+) -> Result<Written, Failure> {
+    let Some(once) = once else {
+        let (caller, bodies) = credential.write_audited(statements, place, event).await?;
+        return Ok(Written::Done(caller, bodies));
+    };
+    let mut all = statements;
+    let count = all.len();
+    let hashes = (once.hashes.key.as_str(), once.hashes.request.as_str());
+    all.extend(idempotency_keys::insert(credential, hashes, (once.kept.object, once.kept.made), resource));
+    match credential.write_audited(all, place, event).await {
+        Ok((caller, mut bodies)) => {
+            bodies.truncate(count);
+            Ok(Written::Done(caller, bodies))
+        }
+        // The twin that was first broke a uniqueness rule for this one: that of the key, or of a name.
+        Err(Failure::NotUnique(rule)) => match once.replay(credential).await {
+            Ok(Some((_, reply))) => Ok(Written::Replayed(reply)),
+            Ok(None) => Err(Failure::NotUnique(rule)),
+            Err(error) => Err(Failure::Refused(error)),
+        },
+        Err(failure) => Err(failure),
+    }
+}

@@ -1,0 +1,77 @@
+//! Whether the deployment is complete. If not, every request is refused with 503 `NOT_SET_UP` and what to do (contract 11),
+//! instead of with an error that only its log explains.
+
+use std::cell::Cell;
+
+use farhand_domain::error::{Code, Error, Kind};
+use serde_json::json;
+use worker::Env;
+
+use crate::platform;
+use crate::request::Call;
+use crate::response::Reply;
+use crate::store::db::{self, Statement};
+
+/// What D1 says of a statement on a table that it does not have.
+const NO_TABLE: &str = "no such table";
+
+thread_local! {
+    /// Whether D1 is known to have tables. Tables do not go away, so this isolate does not ask twice.
+    static HAS_TABLES: Cell<bool> = const { Cell::new(false) };
+}
+
+fn not_set_up(detail: &'static str) -> Error {
+    Error::new(Kind::NotSetUp, detail).code(Code::NotSetUp)
+}
+
+fn no_tables() -> Error {
+    not_set_up("The database has no tables. `npm run deploy` applies the migrations; docs/operations.md describes it.")
+}
+
+fn is_no_table(error: &Error) -> bool {
+    error.kind == Kind::Internal && error.detail.contains(NO_TABLE)
+}
+
+/// Refuses requests while the secret `SECRET_KEY` is missing or too short. `/healthz` needs no secret.
+///
+/// # Errors
+/// 503 `NOT_SET_UP`.
+pub fn require_secrets(call: &Call) -> Result<(), Error> {
+    if call.path == "/healthz" || platform::secret_key(&call.env).is_ok() {
+        return Ok(());
+    }
+    Err(not_set_up(
+        "The secret SECRET_KEY is missing or has fewer than 32 characters. Set it with `npx wrangler secret put SECRET_KEY`, \
+         for example to the output of `openssl rand -base64 32`.",
+    ))
+}
+
+/// Replaces the error of a request by 503 `NOT_SET_UP` if the cause is a missing table. A request that was refused before it
+/// asked D1 anything is checked with a query of its own, until D1 is known to have tables. `is-authenticated` is answered
+/// as always (spec.md).
+///
+/// # Errors
+/// That of the request, or 503 `NOT_SET_UP`.
+pub async fn explain(call: &Call, outcome: Result<Reply, Error>, has_asked_d1: bool) -> Result<Reply, Error> {
+    let error = match outcome {
+        Err(error) if error.kind == Kind::NotSetUp => error,
+        Err(error) if is_no_table(&error) => no_tables(),
+        Err(_) if !has_asked_d1 && !has_tables(&call.env).await => no_tables(),
+        other => {
+            HAS_TABLES.set(HAS_TABLES.get() || has_asked_d1);
+            return other;
+        }
+    };
+    if call.path == "/api/auth/is-authenticated/" {
+        return Reply::ok(&json!({"authenticated": false}));
+    }
+    Err(error)
+}
+
+async fn has_tables(env: &Env) -> bool {
+    if !HAS_TABLES.get() {
+        let probe = db::run(env, Statement::new("SELECT id FROM workspaces LIMIT 1")).await.map_err(Error::from);
+        HAS_TABLES.set(!probe.is_err_and(|error| is_no_table(&error)));
+    }
+    HAS_TABLES.get()
+}

@@ -1,0 +1,93 @@
+//! The table of answers to requests with an Idempotency-Key. Commands keep theirs themselves.
+
+use farhand_domain::command::KEY_LASTS;
+use farhand_domain::error::Error;
+use farhand_domain::time::Timestamp;
+use worker::Env;
+
+use super::db::{self, Statement};
+use crate::caller::Credential;
+use crate::platform;
+
+/// SQL for the caller's earlier request with the key of the hash `?5`, made after `?6`, as `{request, answer}`.
+pub const EARLIER: &str =
+    "(SELECT json_object('request', i.request_hash, 'answer', json(i.answer)) FROM idempotency_keys i
+    WHERE i.workspace_id = me.workspace_id AND i.user_id = me.user_id AND i.key_hash = ?5 AND i.added_at > ?6)";
+
+/// How many expired rows one statement deletes.
+const PURGED_AT_ONCE: usize = 1_000;
+/// How many such statements one purge sends at most.
+const PURGE_STEPS: usize = 20;
+
+/// The statements that store the answer of a request: the row that `made` joins to `me`, as JSON. Without that row, nothing
+/// is stored. `?7` is the resource's id or name.
+///
+/// A second live row of a key breaks a uniqueness rule, so that of concurrent twins one makes its change.
+pub fn insert(
+    credential: &Credential<'_>,
+    (key_hash, request_hash): (&str, &str),
+    (object, made): (&str, &str),
+    resource: &str,
+) -> [Statement; 2] {
+    let expired = "DELETE FROM idempotency_keys WHERE key_hash = ?5 AND added_at <= ?6
+        AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)";
+    let insert = format!(
+        "INSERT INTO idempotency_keys (workspace_id, user_id, key_hash, request_hash, answer, added_at)
+         SELECT me.workspace_id, me.user_id, ?5, ?6, {object}, ?3 FROM me CROSS JOIN {made}"
+    );
+    [
+        credential.statement(expired).bind(key_hash).bind(platform::now().plus_seconds(-KEY_LASTS)),
+        credential.statement(&insert).bind(key_hash).bind(request_hash).bind(resource),
+    ]
+}
+
+/// The operator's rows have these ids of workspace and user, which no workspace and no user has.
+const OPERATOR: &str = "workspace_id = 0 AND user_id = 0";
+
+/// The operator's earlier request with the key of a hash, made after `since`, as `{request, answer}`.
+///
+/// # Errors
+/// D1 did not answer.
+pub async fn earlier_of_operator(env: &Env, key_hash: &str, since: Timestamp) -> Result<Option<String>, Error> {
+    let sql = format!(
+        "SELECT json_object('request', request_hash, 'answer', json(answer)) AS body FROM idempotency_keys
+         WHERE {OPERATOR} AND key_hash = ?1 AND added_at > ?2"
+    );
+    Ok(db::column(&db::run(env, Statement::new(sql).bind(key_hash).bind(since)).await?)?.into_iter().next())
+}
+
+/// The statements that store the operator's answer about a new workspace. Its admin's id is added to the answer.
+pub fn insert_of_operator(
+    (key_hash, request_hash): (&str, &str),
+    answer: &str,
+    slug: &str,
+    now: Timestamp,
+) -> [Statement; 2] {
+    let expired = format!("DELETE FROM idempotency_keys WHERE {OPERATOR} AND key_hash = ?1 AND added_at <= ?2");
+    let insert = "INSERT INTO idempotency_keys (workspace_id, user_id, key_hash, request_hash, answer, added_at)
+        SELECT 0, 0, ?1, ?2, json_set(?3, '$.admin.id', u.id), ?5
+        FROM workspaces w JOIN users u ON u.workspace_id = w.id WHERE w.slug = ?4 AND w.deleted_at IS NULL";
+    [
+        Statement::new(expired).bind(key_hash).bind(now.plus_seconds(-KEY_LASTS)),
+        Statement::new(insert).bind(key_hash).bind(request_hash).bind(answer).bind(slug).bind(now),
+    ]
+}
+
+/// Deletes expired rows, at most [`PURGE_STEPS`] times [`PURGED_AT_ONCE`].
+///
+/// # Errors
+/// D1 did not answer.
+pub async fn purge(env: &Env) -> Result<(), Error> {
+    let sql = format!(
+        "DELETE FROM idempotency_keys WHERE rowid IN (
+            SELECT rowid FROM idempotency_keys WHERE added_at <= ?1 ORDER BY added_at LIMIT {PURGED_AT_ONCE})"
+    );
+    let until = platform::now().plus_seconds(-KEY_LASTS);
+    for _ in 0..PURGE_STEPS {
+        let result = db::run(env, Statement::new(&sql).bind(until)).await?;
+        if db::changes(&result)? < PURGED_AT_ONCE {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! What users and workspaces may have (contract 11, Quotas).
+
+use farhand_tests::client::PASSWORD;
+use farhand_tests::{Instance, Reply, ScriptedAgent, Workspace, eventually};
+use serde_json::{Value, json};
+
+use super::commands::{PATH, id_of, path_of};
+
+/// Asserts a used-up quota.
+#[track_caller]
+fn exceeded(reply: &Reply) {
+    reply.expect_detail(429, Some("QUOTA_EXCEEDED"));
+    assert!(reply.header("Retry-After").parse::<u64>().unwrap() >= 1);
+}
+
+/// A command that waits for its agent.
+fn queued(line: &str) -> Value {
+    json!({"server": "web-1", "line": line, "on_offline": "queue"})
+}
+
+async fn stored_commands(instance: &Instance) -> Value {
+    instance.d1("SELECT count(*) AS n FROM commands").await[0]["n"].clone()
+}
+
+#[tokio::test]
+async fn waiting_commands_of_a_user_and_of_a_workspace() {
+    let quotas = [("QUOTA_WAITING_PER_USER", "3"), ("QUOTA_WAITING_PER_WORKSPACE", "5")];
+    let (instance, _state) = Instance::new_with(&quotas).await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let staff = workspace.staff("sam").await;
+    let mut made = Vec::new();
+    for number in 0..3 {
+        made.push(workspace.admin.post(PATH, &queued(&format!("echo {number}"))).await.expect(201));
+    }
+    exceeded(&workspace.admin.post(PATH, &queued("echo 3")).await);
+    // Nothing of it was stored, neither in D1 nor in the server's object.
+    assert_eq!(stored_commands(&instance).await, 3);
+    for number in 0..2 {
+        staff.post(PATH, &queued(&format!("echo {number}"))).await.expect(201);
+    }
+    exceeded(&staff.post(PATH, &queued("echo 2")).await);
+    // A used key is no new command, and a refused one uses no key.
+    let with_key = async |line: &str| {
+        let request = staff.request("POST", PATH).header("Idempotency-Key", "one").json(&queued(line));
+        staff.send(request).await
+    };
+    exceeded(&with_key("echo 2").await);
+    // One that is cancelled makes room, as soon as D1 has it.
+    workspace.admin.delete(&path_of(&made[0])).await.expect(204);
+    eventually("room", || async { (with_key("echo 2").await.status == 201).then_some(()) }).await;
+    with_key("echo 2").await.expect(201);
+    exceeded(&workspace.admin.post(PATH, &queued("echo 3")).await);
+    // What goes out immediately does not wait.
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    for _ in 0..5 {
+        let command = agent.next_command().await;
+        agent.fin(command["id"].as_str().unwrap(), 0, "done").await;
+    }
+    for _ in 0..6 {
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    }
+    let other = Workspace::made_by(&instance.operator(), "other").await;
+    other.server("web-1").await;
+    other.admin.post(PATH, &queued("id")).await.expect(201);
+}
+
+#[tokio::test]
+async fn bytes_of_lines_environments_and_output() {
+    let (instance, _state) = Instance::new_with(&[("QUOTA_BYTES_PER_DAY", "10000")]).await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let run = async |line: String, env: Value| {
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": line, "env": env})).await
+    };
+    run("l".repeat(2_000), json!({"A": "e".repeat(1_000)})).await.expect(201);
+    exceeded(&run("l".repeat(7_000), json!({})).await);
+    let made = run("id".to_owned(), json!({})).await.expect(201);
+    agent.next_command().await;
+    agent.next_command().await;
+    agent.fin(id_of(&made), 0, &"o".repeat(6_000)).await;
+    eventually("D1 to have the output", || async {
+        let rows = instance.d1("SELECT bytes FROM stored_bytes").await;
+        (rows[0]["bytes"].as_i64()? > 9_000).then_some(())
+    })
+    .await;
+    exceeded(&run("l".repeat(1_000), json!({})).await);
+    run("id".to_owned(), json!({})).await.expect(201);
+    assert_eq!(stored_commands(&instance).await, 3);
+    // Another day is counted on its own, and yesterday's row goes.
+    instance.d1("UPDATE stored_bytes SET day = '2020-01-01'").await;
+    run("l".repeat(7_000), json!({})).await.expect(201);
+    let rows = instance.d1("SELECT bytes FROM stored_bytes").await;
+    let bytes = rows[0]["bytes"].as_i64().unwrap();
+    // The line, and the empty environment in its stored form.
+    assert!(rows.as_array().unwrap().len() == 1 && (7_000..7_050).contains(&bytes), "{rows}");
+}
+
+#[tokio::test]
+async fn tokens_and_sessions_of_a_user() {
+    let quotas = [("QUOTA_TOKENS_PER_USER", "3"), ("QUOTA_SESSIONS_PER_USER", "2")];
+    let (instance, _state) = Instance::new_with(&quotas).await;
+    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let token = |name: &str| json!({"name": name, "expires_at": null});
+    const TOKENS: &str = "/api/auth/tokens/";
+    // One was made with the workspace.
+    let made = workspace.admin.post(TOKENS, &token("two")).await.expect(201);
+    workspace.admin.post(TOKENS, &token("three")).await.expect(201);
+    exceeded(&workspace.admin.post(TOKENS, &token("four")).await);
+    let events = workspace.admin.get("/api/audit/events/?action=api_token.create").await;
+    assert_eq!(events.expect(200)["count"], 3, "a refused token leaves no event");
+    workspace.admin.delete(&format!("{TOKENS}{}/", made["id"].as_str().unwrap())).await.expect(204);
+    workspace.admin.post(TOKENS, &token("four")).await.expect(201);
+    let alice = workspace.user("alice").await;
+    alice.post(TOKENS, &token("one")).await.expect(201);
+
+    // A third session ends the first one.
+    let boss = workspace.session();
+    let second = workspace.anonymous.logged_in("boss", PASSWORD).await;
+    boss.get("/api/status/").await.expect(200);
+    let third = workspace.anonymous.logged_in("boss", PASSWORD).await;
+    boss.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
+    second.get("/api/status/").await.expect(200);
+    assert_eq!(third.get("/api/auth/sessions/").await.expect(200)["count"], 2);
+    alice.get("/api/status/").await.expect(200);
+}
