@@ -356,8 +356,11 @@ async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() 
     let mut agent = ScriptedAgent::over(&api.with(&credential(&servers[1])), "/ws/servers/backhaul/").await;
     instance.operator().delete(&format!("{PATH}acme/")).await.expect(204);
     assert_eq!(agent.next().await, Err(Some(1000)));
-    let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
-    assert!(log.contains("object_not_told") && log.contains(broken), "{log}");
+    eventually("the line of the object that failed", || async {
+        let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
+        log.lines().any(|line| line.contains("object_not_told") && line.contains(broken)).then_some(())
+    })
+    .await;
     // It is tried again until it does.
     let suspended = || instance.read_objects("ServerLink", "SELECT value FROM facts WHERE name = 'suspended'");
     eventually_within(Duration::from_secs(120), "both objects", || async {

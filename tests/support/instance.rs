@@ -236,13 +236,18 @@ impl Instance {
         .await
     }
 
-    /// Ends it, when its objects have told D1 everything of their commands.
-    pub async fn stop_when_d1_knows(self) {
+    /// Waits until its objects have told D1 everything of their commands.
+    pub async fn until_d1_knows(&self) {
         eventually("D1 to know everything", || async {
             let behind = self.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
             behind.is_empty().then_some(())
         })
         .await;
+    }
+
+    /// Ends it, when its objects have told D1 everything of their commands.
+    pub async fn stop_when_d1_knows(self) {
+        self.until_d1_knows().await;
         self.stop().await;
     }
 
