@@ -1,28 +1,12 @@
 //! The Worker of Farhand. `ARCHITECTURE.md` draws the map; this file holds the entry points only.
 
 mod api;
-mod audit;
-mod caller;
-mod cost;
-mod hashing;
-mod janitor;
-mod lately;
-mod link_calls;
-mod log;
+mod auth;
+mod http;
 mod mail;
-mod mailer;
 mod objects;
 mod platform;
-mod request;
-mod response;
-mod routes;
-mod sealer;
-mod server_link;
-mod server_link_sql;
-mod setup;
-mod smtp;
 mod store;
-mod throttle;
 
 use farhand_domain::cors;
 use farhand_domain::error::{Error, Kind};
@@ -30,10 +14,14 @@ use serde::Serialize;
 use serde_json::json;
 use worker::{Context, Env, Response, ScheduleContext, ScheduledEvent, console_log, event, web_sys};
 
-use crate::cost::Cost;
-use crate::request::Call;
-use crate::response::Reply;
-use crate::routes::{Access, Route};
+use crate::auth::audit;
+use crate::http::request::Call;
+use crate::http::response::Reply;
+use crate::http::routes::{Access, Route};
+use crate::http::{routes, setup};
+use crate::objects::{audit_sealer, janitor};
+use crate::platform::cost::Cost;
+use crate::platform::{cost, log};
 use crate::store::workspaces;
 
 /// Where the paths of the command endpoints begin.
@@ -100,7 +88,7 @@ async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     if let Err(error) = audit::write_overdue(&env).await {
         log::trouble("audit_event_lost", json!({}), &error.detail);
     }
-    if let Err(error) = sealer::tell_all(&env).await {
+    if let Err(error) = audit_sealer::tell_all(&env).await {
         log::trouble("sealers_not_told", json!({}), &error.detail);
     }
 }

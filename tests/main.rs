@@ -45,6 +45,6 @@ mod command_list_sql;
 mod within_acl_sql;
 
 /// The Worker's own table of endpoints, the very same file.
-#[path = "../src/routes.rs"]
+#[path = "../src/http/routes.rs"]
 #[allow(dead_code)]
 mod routes;

@@ -12,6 +12,7 @@ pub mod address;
 pub mod api_token;
 pub mod audit;
 pub mod authorization;
+pub mod caller;
 pub mod chunk_row;
 pub mod command;
 pub mod command_list;

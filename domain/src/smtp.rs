@@ -43,6 +43,19 @@ pub struct Login {
     pub password: Secret,
 }
 
+/// The server that mails are handed to.
+#[derive(Debug)]
+pub struct Server {
+    /// Its name.
+    pub host: String,
+    /// The TCP port.
+    pub port: u16,
+    /// How the connection is encrypted.
+    pub security: Security,
+    /// Who it knows us as; `None`: it does not ask.
+    pub login: Option<Login>,
+}
+
 /// A mail with its envelope. It has no `Debug`: its text is not for the log.
 #[derive(Clone)]
 pub struct Mail {

@@ -10,12 +10,13 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::commands::Target;
-use crate::caller::{self, Caller, Credential};
+use crate::auth::credential::Credential;
+use crate::http::request::Call;
+use crate::http::response::Reply;
 use crate::platform::internal;
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::api_tokens;
 use crate::store::servers;
+use farhand_domain::caller::Caller;
 
 /// One of the caller's API tokens.
 #[derive(Deserialize)]
@@ -94,7 +95,7 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
     let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
     let Found { target, token } = serde_json::from_str(&found).map_err(internal)?;
     let acl = match &check.tried {
-        Tried::Own if caller.kind == caller::Kind::Session || caller.acl.is_none() => {
+        Tried::Own if caller.kind == farhand_domain::caller::Kind::Session || caller.acl.is_none() => {
             return Err(Error::field("acl", "Give acl or token: the request's own credential has no list."));
         }
         Tried::Own => caller.acl.clone(),

@@ -13,10 +13,10 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use worker::Response;
 
-use crate::link_calls::{self, AgentCall, Ask, Identity, Report};
+use crate::http::request::Call;
+use crate::http::response::Reply;
+use crate::objects::server_link::calls::{self, AgentCall, Ask, Identity, Report};
 use crate::platform;
-use crate::request::Call;
-use crate::response::Reply;
 
 /// Reads the agent's id and key.
 fn read_identity(call: &Call) -> Result<Identity, Error> {
@@ -50,7 +50,7 @@ async fn identity(call: &mut Call) -> Result<Identity, Error> {
 async fn tell(call: &Call, identity: Identity, report: Report) -> Result<Value, Error> {
     let server = identity.server;
     let request_id = call.id.clone();
-    let answer = link_calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report, request_id })).await?;
+    let answer = calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report, request_id })).await?;
     // The key was right, and its object knows whose it is: so there is that workspace, and D1 need not be asked.
     call.workspace_proven.set(true);
     Ok(answer)
@@ -254,7 +254,7 @@ pub async fn web_socket(call: &Call, path: &str) -> Result<Reply, Error> {
         tell(call, identity, Report::Seen).await?;
         return Err(Error::field(farhand_domain::error::NON_FIELD, "Connect with a WebSocket."));
     }
-    let response: Response = link_calls::connect(call, &identity, path).await?;
+    let response: Response = calls::connect(call, &identity, path).await?;
     let is_conflict = response.status_code() == 503;
     match response.websocket() {
         Some(socket) => {

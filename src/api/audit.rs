@@ -5,10 +5,10 @@ use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 
 use super::{envelope, operator, page_of, staff};
-use crate::caller::Credential;
-use crate::request::Call;
-use crate::response::Reply;
-use crate::sealer;
+use crate::auth::credential::Credential;
+use crate::http::request::Call;
+use crate::http::response::Reply;
+use crate::objects::audit_sealer;
 use crate::store::audit;
 
 /// `GET /api/audit/events/`: the workspace's, newest first.
@@ -23,7 +23,7 @@ pub async fn verify(call: &mut Call) -> Result<Reply, Error> {
     // The caller's right comes before the input (contract 3, order of refusals).
     staff(&caller)?;
     let first = fields.and_then(read_first_link)?;
-    Reply::ok(&sealer::verify(&call.env, caller.workspace_id, first).await?)
+    Reply::ok(&audit_sealer::verify(&call.env, caller.workspace_id, first).await?)
 }
 
 /// `GET /operator/audit/events/`: what the operator did, newest first.
@@ -42,5 +42,5 @@ pub async fn verify_cell(call: &mut Call) -> Result<Reply, Error> {
         return Err(error);
     }
     let first = call.fields().await.and_then(read_first_link)?;
-    Reply::ok(&sealer::verify(&call.env, CELL, first).await?)
+    Reply::ok(&audit_sealer::verify(&call.env, CELL, first).await?)
 }

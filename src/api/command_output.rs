@@ -15,13 +15,13 @@ use worker::{Delay, Env};
 
 use super::commands::{command_not_found, find};
 use super::envelope;
-use crate::audit;
-use crate::caller::{Credential, Watch};
-use crate::link_calls::{self, Ask, ChunkPage, Chunks, Follow, Followed, Live, Refusal};
-use crate::log;
+use crate::auth::audit;
+use crate::auth::credential::{Credential, Watch};
+use crate::http::request::Call;
+use crate::http::response::Reply;
+use crate::objects::server_link::calls::{self, Ask, ChunkPage, Chunks, Follow, Followed, Live, Refusal};
+use crate::platform::log;
 use crate::platform::{self, internal};
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::commands;
 
 /// How often a stream says that it is there, and looks whether it may go on, in milliseconds (contract 7).
@@ -73,7 +73,7 @@ pub async fn chunks(call: &Call) -> Result<Reply, Error> {
     audit::note_read(call, &caller, id);
     let (page, from) = error::both(Page::of(&query), lowest_seq(&query))?;
     let ask = Ask::Chunks(Chunks { id, from, offset: page.offset(), limit: page.size });
-    let told = match link_calls::try_ask(&call.env, server_of(&body)?, &ask).await? {
+    let told = match calls::try_ask(&call.env, server_of(&body)?, &ask).await? {
         Ok(told) => told,
         // The server's object was wiped, and the chunks with it.
         Err(Refusal::NotFound) => ChunkPage { count: 0, chunks: vec![] },
@@ -96,7 +96,7 @@ impl Whole {
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
         let Some(from) = self.next else { return Ok(None) };
         let ask = Ask::Chunks(Chunks { id: self.id, from, offset: 0, limit: WHOLE_STEP });
-        let chunks = match link_calls::try_ask::<ChunkPage>(&self.env, self.server, &ask).await? {
+        let chunks = match calls::try_ask::<ChunkPage>(&self.env, self.server, &ask).await? {
             Ok(page) => page.chunks,
             // The server's object was wiped, and the chunks with it.
             Err(Refusal::NotFound) => vec![],
@@ -115,7 +115,7 @@ async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<St
         result: Option<String>,
     }
     let ask = Ask::Live(Live { id, wait: None });
-    let finished = match link_calls::try_ask::<Finished>(&call.env, server, &ask).await? {
+    let finished = match calls::try_ask::<Finished>(&call.env, server, &ask).await? {
         Ok(finished) => finished,
         Err(Refusal::NotFound) => serde_json::from_str(body).map_err(internal)?,
         Err(refusal) => return Err(refusal.into()),
@@ -273,7 +273,7 @@ impl Follower {
             wait_millis: ((wait * 1_000.0) as i64).clamp(0, KEEP_ALIVE),
             skips_gap: gap_ends_in.is_some_and(|seconds| seconds <= 0.0),
         });
-        match link_calls::try_ask(&self.env, self.server, &ask).await? {
+        match calls::try_ask(&self.env, self.server, &ask).await? {
             Ok(followed) => Ok(Some(followed)),
             // The server's object was wiped: what D1 knows is the end, if it knew one when this stream began.
             Err(Refusal::NotFound) => {

@@ -17,14 +17,15 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::{anybody, idempotency, location, page_of};
-use crate::audit::{self, Refused};
-use crate::caller::{self, Caller, Credential};
-use crate::link_calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
-use crate::log;
+use crate::auth::audit;
+use crate::auth::credential::Credential;
+use crate::http::request::{Call, Refused};
+use crate::http::response::Reply;
+use crate::objects::server_link::calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
+use crate::platform::log;
 use crate::platform::{self, internal};
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::{commands, servers};
+use farhand_domain::caller::Caller;
 
 /// The longest time that an answer may be waited for, in seconds (contract 7).
 const MAX_WAIT: u32 = 60;
@@ -172,7 +173,7 @@ async fn replay(
     if !is_same {
         return Err(Refusal::KeyReused.into());
     }
-    match link_calls::try_ask::<Created>(&call.env, used.server, &Ask::Replay(key)).await? {
+    match calls::try_ask::<Created>(&call.env, used.server, &Ask::Replay(key)).await? {
         Ok(created) => return Ok(Some(created)),
         Err(Refusal::NotFound | Refusal::KeyTaken) => {}
         Err(refusal) => return Err(refusal.into()),
@@ -222,11 +223,11 @@ async fn recheck(
 /// Has the server's object take a command.
 async fn take(call: &Call, create: Create) -> Result<Result<Created, Refusal>, Error> {
     let (command, server) = (create.command.clone(), create.command.server);
-    let taken = link_calls::try_ask(&call.env, server, &Ask::Create(Box::new(create))).await;
+    let taken = calls::try_ask(&call.env, server, &Ask::Create(Box::new(create))).await;
     let Err(error) = taken else { return taken };
     // Where it runs, an error would make the client send it again.
     let live = Ask::Live(Live { id: command.id, wait: None });
-    let Ok(live) = link_calls::ask::<Map<String, Value>>(&call.env, server, &live).await else { return Err(error) };
+    let Ok(live) = calls::ask::<Map<String, Value>>(&call.env, server, &live).await else { return Err(error) };
     log::trouble("answer_cut_off", json!({"command": command.id}), &error.detail);
     Ok(Ok(Created { command: farhand_domain::command::object(&command, live), replayed: false }))
 }
@@ -254,8 +255,8 @@ fn authorize(
         requested_by: Some(requester),
     };
     let origin = Origin {
-        api_token: (caller.kind == caller::Kind::ApiToken).then_some(caller.credential_id),
-        session: (caller.kind == caller::Kind::Session).then_some(caller.credential_id),
+        api_token: (caller.kind == farhand_domain::caller::Kind::ApiToken).then_some(caller.credential_id),
+        session: (caller.kind == farhand_domain::caller::Kind::Session).then_some(caller.credential_id),
         remote_ip: call.remote_ip(),
         has_inputs: new.inputs.is_some(),
     };
@@ -430,7 +431,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     if !known.may_change(call.now) {
         return Ok(Reply::ok_text(body));
     }
-    let live = link_calls::try_ask(&call.env, known.server, &Ask::Live(Live { id, wait })).await;
+    let live = calls::try_ask(&call.env, known.server, &Ask::Live(Live { id, wait })).await;
     if has_waited(call, wait) {
         (_, body) = find(&credential.after_wait(), id).await?;
     }
@@ -456,7 +457,7 @@ async fn end(call: &Call, input: Result<(), Error>, ask: fn(ByUser) -> Ask) -> R
     input?;
     let event = caller.sign(call.event()?).on(Some(id.to_string()), None);
     let ask = ask(ByUser { id, username: caller.username, event });
-    match link_calls::try_ask(&call.env, known.server, &ask).await? {
+    match calls::try_ask(&call.env, known.server, &ask).await? {
         Ok(live) => updated(&body, live),
         // The server's object was wiped: what D1 knows is all there is.
         Err(Refusal::NotFound) if known.handled_at.is_none() && known.delivered_at.is_some() => {

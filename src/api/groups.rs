@@ -11,13 +11,14 @@ use uuid::Uuid;
 
 use super::idempotency::{self, Kept, Once, Written};
 use super::{TRIES, anybody, changed, conflict, find, location, location_of, page_of, staff, staff_only};
-use crate::caller::{Caller, Credential};
+use crate::auth::credential::Credential;
+use crate::http::request::Call;
+use crate::http::response::Reply;
 use crate::platform;
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::audit::{Numbered, after_change_by, after_insert_by};
 use crate::store::db::Failure;
 use crate::store::groups::{self, ForChange, ForJoining, MembershipForChange};
+use farhand_domain::caller::Caller;
 
 /// `GET /api/iam/groups/`: those that the caller sees, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
@@ -75,11 +76,11 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     if unknown.as_deref() == Some("true") {
         return Err(no_such_server());
     }
-    let statements = groups::insert(&credential, &new, platform::new_id(call.now)?);
+    let statements = groups::insert(&credential.scope, &new, platform::new_id(call.now)?);
     let event = call.event()?.on(None, new.name.as_deref());
     let mut details = json!({});
     show_ids(&mut details, "servers", new.servers.as_deref().unwrap_or_default());
-    let event = after_insert_by(&credential, Numbered::Group, &event.details(details))?;
+    let event = after_insert_by(&credential.scope, Numbered::Group, &event.details(details))?;
     let name = new.name.as_deref().unwrap_or_default();
     let written = idempotency::write(&credential, once.as_ref(), name, statements, (1, event)).await;
     let bodies = match written.map_err(taken)? {
@@ -155,8 +156,8 @@ async fn change(
             return Err(no_such_server());
         }
         let event = call.event()?.on(Some(id.to_string()), Some(&found.name));
-        let event = after_change_by(&credential, &event.details(told(&changes)))?;
-        let statements = groups::update(&credential, id, &changes);
+        let event = after_change_by(&credential.scope, &event.details(told(&changes)))?;
+        let statements = groups::update(&credential.scope, id, &changes);
         let (_, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
         let done = bodies.first().is_some_and(Option::is_some);
         if let (true, Some(group)) = (done, bodies.into_iter().next_back().flatten()) {
@@ -177,8 +178,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
             return Err(Error::permission_denied(group::OWNS));
         }
         let event = call.event()?.on(Some(id.to_string()), Some(&found.name));
-        let event = after_change_by(&credential, &event)?;
-        let (_, bodies) = credential.write_audited(vec![groups::delete(&credential, id)], 1, event).await?;
+        let event = after_change_by(&credential.scope, &event)?;
+        let (_, bodies) = credential.write_audited(vec![groups::delete(&credential.scope, id)], 1, event).await?;
         if bodies.into_iter().flatten().next().is_some() {
             return Ok(Reply::no_content());
         }
@@ -242,7 +243,8 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
         let id = platform::new_id(call.now)?;
         let event = call.event()?.on(Some(id.to_string()), None);
         let event = event.details(json!({"group": new.group, "user": new.user, "role": new.role.as_str()}));
-        let (insert, event) = (groups::insert_membership(&credential, id, new), after_change_by(&credential, &event)?);
+        let (insert, event) =
+            (groups::insert_membership(&credential.scope, id, new), after_change_by(&credential.scope, &event)?);
         let written = idempotency::write(&credential, once, &id.to_string(), vec![insert], (1, event)).await;
         let bodies = match written.map_err(joined)? {
             Written::Done(_, bodies) => bodies,
@@ -308,9 +310,9 @@ async fn change_membership(
         group::may_change(standing, membership, membership.role, found.has_other_owner)?;
         let role = input.clone()?.of(membership)?;
         group::may_change(standing, membership, role, found.has_other_owner)?;
-        let update = groups::update_membership(&credential, membership, role);
+        let update = groups::update_membership(&credential.scope, membership, role);
         let event = call.event()?.on(Some(id.to_string()), None);
-        let event = after_change_by(&credential, &event.details(told_of_change(membership, role)))?;
+        let event = after_change_by(&credential.scope, &event.details(told_of_change(membership, role)))?;
         let (_, bodies) = credential.write_audited(vec![update], 1, event).await?;
         if let Some(membership) = bodies.into_iter().flatten().next() {
             return Ok(Reply::ok_text(membership));
@@ -328,8 +330,10 @@ pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
         group::may_end(standing, caller.user_id, found.membership, found.has_other_owner)?;
         let event = call.event()?.on(Some(id.to_string()), None);
         let event = event.details(told_of(found.membership, found.membership.role));
-        let (delete, event) =
-            (groups::delete_membership(&credential, found.membership), after_change_by(&credential, &event)?);
+        let (delete, event) = (
+            groups::delete_membership(&credential.scope, found.membership),
+            after_change_by(&credential.scope, &event)?,
+        );
         let (_, bodies) = credential.write_audited(vec![delete], 1, event).await?;
         if bodies.into_iter().flatten().next().is_some() {
             return Ok(Reply::no_content());

@@ -11,13 +11,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::location;
-use crate::caller::{Caller, Credential};
-use crate::link_calls::Refusal;
+use crate::auth::credential::Credential;
+use crate::http::request::Call;
+use crate::http::response::Reply;
+use crate::objects::server_link::calls::Refusal;
 use crate::platform::{self, internal};
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::db::{Failure, Statement};
 use crate::store::idempotency_keys;
+use farhand_domain::caller::Caller;
 
 /// The longest Idempotency-Key, in bytes (contract 7).
 const MAX_KEY: usize = 128;
@@ -158,7 +159,7 @@ pub async fn write(
     let mut all = statements;
     let count = all.len();
     let hashes = (once.hashes.key.as_str(), once.hashes.request.as_str());
-    all.extend(idempotency_keys::insert(credential, hashes, (once.kept.object, once.kept.made), resource));
+    all.extend(idempotency_keys::insert(&credential.scope, hashes, (once.kept.object, once.kept.made), resource));
     match credential.write_audited(all, place, event).await {
         Ok((caller, mut bodies)) => {
             bodies.truncate(count);

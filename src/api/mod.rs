@@ -25,11 +25,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::caller::{Caller, Credential};
-use crate::request::Call;
-use crate::response::Reply;
-use crate::routes::Endpoint;
+use crate::auth::credential::Credential;
+use crate::http::request::Call;
+use crate::http::response::Reply;
+use crate::http::routes::Endpoint;
 use crate::store::db::{Parameter, Selection};
+use farhand_domain::caller::Caller;
 
 /// Hands a request to its endpoint's handler.
 pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Error> {

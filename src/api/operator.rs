@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 
 use super::idempotency::{self, Hashes};
 use super::{envelope, location};
-use crate::audit::{note_refused_operator, record_later};
-use crate::hashing;
-use crate::janitor;
+use crate::auth::audit::{note_refused_operator, record_later};
+use crate::auth::guesses;
+use crate::auth::hashing;
+use crate::http::request::Call;
+use crate::http::response::Reply;
+use crate::objects::janitor;
 use crate::platform;
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::{idempotency_keys, workspaces};
-use crate::throttle;
 
 /// Whose hashing it is in the isolate's queue.
 const OPERATOR: &str = "operator";
@@ -47,7 +47,7 @@ pub async fn authorize(call: &Call) -> Result<(), Error> {
     if expected.iter().any(|expected| token.equals(expected)) {
         return Ok(());
     }
-    let refusal = throttle::count_operator(call).await.err().unwrap_or_else(Error::invalid_token);
+    let refusal = guesses::count_operator(call).await.err().unwrap_or_else(Error::invalid_token);
     note_refused_operator(call, &refusal);
     Err(refusal)
 }

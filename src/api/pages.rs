@@ -2,8 +2,8 @@
 
 use farhand_domain::error::Error;
 
-use crate::request::Call;
-use crate::response::Reply;
+use crate::http::request::Call;
+use crate::http::response::Reply;
 
 /// What the page may load and do: its own two files, and requests to its own workspace. Its icon is in the page itself.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \

@@ -10,16 +10,17 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::users::{end_sessions, find, target};
-use crate::caller::{self, Credential};
-use crate::hashing;
+use crate::auth::credential::{self, Credential};
+use crate::auth::guesses;
+use crate::auth::hashing;
+use crate::http::request::Call;
+use crate::http::response::Reply;
+use crate::objects::mailer;
 use crate::platform;
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::audit::after_change;
 use crate::store::db::Statement;
 use crate::store::reset_requests::{self, Requested};
 use crate::store::users::{self, Found, NewPassword, Target};
-use crate::{mailer, throttle};
 
 /// 403 in place of 401, for endpoints of which spec.md says so: logout and change-password.
 pub fn forbidden_without_header(error: Error) -> Error {
@@ -59,12 +60,12 @@ async fn set_password(
     new: &NewPassword<'_>,
     event: Statement,
 ) -> Result<Option<String>, Error> {
-    let statements = users::set_password(credential, user_id, stored, new, call.now);
+    let statements = users::set_password(&credential.scope, user_id, stored, new, call.now);
     let last = statements.len();
     let (_, bodies) = credential.write_audited(statements, last, event).await?;
     let user = end_sessions(call, bodies, last - 1)?;
     if user.is_some() && !new.keep_scheduled {
-        caller::cancel_revoked(call);
+        credential::cancel_revoked(call);
     }
     Ok(user)
 }
@@ -86,9 +87,9 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let keep_scheduled = keep_scheduled(&mut fields);
     judge(&mut fields, "new_password", new.as_ref(), account.personal());
     if let Some(current) = current
-        && !throttle::is_current(call, &caller.username, &current, &stored).await?
+        && !guesses::is_current(call, &caller.username, &current, &stored).await?
     {
-        fields.reject("password", throttle::WRONG_PASSWORD);
+        fields.reject("password", guesses::WRONG_PASSWORD);
     }
     let new = fields.finish_with(new)?;
 
@@ -98,7 +99,7 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let new = NewPassword { hash: &hash, keep_scheduled };
     set_password(call, &credential, caller.user_id, Some(&stored), &new, event)
         .await?
-        .ok_or_else(|| Error::field("password", throttle::WRONG_PASSWORD))?;
+        .ok_or_else(|| Error::field("password", guesses::WRONG_PASSWORD))?;
     Reply::ok(&Value::Null)
 }
 
@@ -138,7 +139,7 @@ pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
 /// 3. Has a mail sent for it, which is dropped later if the address is nobody's.
 async fn try_to_request(call: &mut Call) -> Result<(), Error> {
     let fields = call.fields().await;
-    throttle::count_reset(call).await?;
+    guesses::count_reset(call).await?;
     let address = fields?.value("email").and_then(Value::as_str).and_then(user::normalized_email);
     let Some(address) = address else { return Ok(()) };
     let address_hash = platform::secret_key(&call.env)?.hash(Guessable::Address, &address);
@@ -194,9 +195,9 @@ pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let done = reset_requests::consume(&call.env, workspace, id, &new, &event, call.now).await?;
     let (workspace_id, hashes) = done.ok_or_else(Error::not_found)?;
     call.audited.borrow_mut().push(workspace_id);
-    caller::forget_login_tokens(call, workspace, hashes);
+    credential::forget_login_tokens(call, workspace, hashes);
     if !keep_scheduled {
-        caller::cancel_revoked(call);
+        credential::cancel_revoked(call);
     }
     Reply::ok(&Value::Null)
 }

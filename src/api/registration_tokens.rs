@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::idempotency::{self, Kept, Once, Written};
 use super::{Listing, list_of, location, servers as api_servers, staff, staff_only};
-use crate::caller::Credential;
+use crate::auth::credential::Credential;
+use crate::http::request::Call;
+use crate::http::response::Reply;
 use crate::platform::{self, internal};
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::audit::after_change_by;
 use crate::store::registration_tokens::{self, LISTED, NewServer, OBJECT};
 use crate::store::servers;
@@ -74,8 +74,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     });
     show_ids(&mut details, "groups", &new.groups);
     let event = event.details(details);
-    let statements = registration_tokens::insert(&credential, id, &new, &key_hash);
-    let event = (1, after_change_by(&credential, &event)?);
+    let statements = registration_tokens::insert(&credential.scope, id, &new, &key_hash);
+    let event = (1, after_change_by(&credential.scope, &event)?);
     let bodies = match idempotency::write(&credential, once.as_ref(), &id.to_string(), statements, event).await? {
         Written::Done(_, bodies) => bodies,
         Written::Replayed(reply) => return Ok(reply),
@@ -91,8 +91,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let event = call.event()?.on(Some(id.to_string()), None);
-    let event = registration_tokens::before_delete(&credential, &event)?;
-    let delete = registration_tokens::delete(&credential, id);
+    let event = registration_tokens::before_delete(&credential.scope, &event)?;
+    let delete = registration_tokens::delete(&credential.scope, id);
     let (caller, bodies) = credential.write_audited(vec![delete], 0, event).await?;
     staff(&caller)?;
     let deleted = bodies.into_iter().flatten().next().is_some();

@@ -13,15 +13,16 @@ use uuid::Uuid;
 
 use super::idempotency::{self, Kept, Once, Written};
 use super::{TRIES, agent, anybody, changed, conflict, find, location, page_of, staff};
-use crate::caller::{Caller, Credential};
-use crate::link_calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
-use crate::log;
+use crate::auth::credential::Credential;
+use crate::http::request::Call;
+use crate::http::response::Reply;
+use crate::objects::server_link::calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
+use crate::platform::log;
 use crate::platform::{self, internal};
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::audit::after_change_by;
 use crate::store::db::Failure;
 use crate::store::servers::{self, ForApproval, ForChange, OBJECT, REACHABLE};
+use farhand_domain::caller::Caller;
 
 /// Where servers are.
 pub const SERVERS: &str = "/api/servers/servers/";
@@ -117,7 +118,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let mut details = json!({});
     show_ids(&mut details, "groups", &groups);
     let event = event.details(details);
-    let (statements, event) = (servers::insert(&credential, &new), after_change_by(&credential, &event)?);
+    let (statements, event) = (servers::insert(&credential.scope, &new), after_change_by(&credential.scope, &event)?);
     let written = idempotency::write(&credential, once.as_ref(), &id.to_string(), statements, (1, event)).await;
     let (caller, bodies) = match written.map_err(taken)? {
         Written::Done(caller, bodies) => (caller, bodies),
@@ -145,7 +146,7 @@ fn of_server(call: &Call, workspace_id: i64, server: Uuid) -> Result<OfServer, E
 /// The request has no workspace.
 pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), Error> {
     let of = of_server(call, workspace_id, server)?;
-    if let Err(error) = link_calls::ask::<Value>(&call.env, server, &Ask::Adopt(of)).await {
+    if let Err(error) = calls::ask::<Value>(&call.env, server, &Ask::Adopt(of)).await {
         log::trouble("object_not_told", json!({"server": server}), &error.detail);
     }
     Ok(())
@@ -223,8 +224,8 @@ async fn change(
             return Err(Error::field("owner", "No such user."));
         }
         let event = call.event()?.on(Some(id.to_string()), found.server["name"].as_str());
-        let event = after_change_by(&credential, &event.details(told(&changes, owner_before)))?;
-        let statements = servers::update(&credential, id, &changes);
+        let event = after_change_by(&credential.scope, &event.details(told(&changes, owner_before)))?;
+        let statements = servers::update(&credential.scope, id, &changes);
         let (_, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
         let done = bodies.first().is_some_and(Option::is_some);
         if let (true, Some(server)) = (done, bodies.into_iter().next_back().flatten()) {
@@ -265,7 +266,7 @@ fn told(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
 fn rename(call: &Call, id: Uuid, name: String) {
     let (env, rename) = (call.env.clone(), Rename { name, at: call.now });
     call.context.wait_until(async move {
-        if let Err(error) = link_calls::ask::<Value>(&env, id, &Ask::Rename(rename)).await {
+        if let Err(error) = calls::ask::<Value>(&env, id, &Ask::Rename(rename)).await {
             log::trouble("object_not_told", json!({"server": id}), &error.detail);
         }
     });
@@ -282,7 +283,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let of = of_server(call, found.workspace_id, id)?;
     let event = caller.sign(call.event()?).on(Some(id.to_string()), found.server["name"].as_str());
     let remove = Remove { of, by: Some(caller.user_id), only_pending: false, event };
-    link_calls::ask::<Value>(&call.env, id, &Ask::Remove(remove)).await?;
+    calls::ask::<Value>(&call.env, id, &Ask::Remove(remove)).await?;
     Ok(Reply::no_content())
 }
 
@@ -306,8 +307,8 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
         return retrieve(call).await;
     }
     let event = call.event()?.on(Some(id.to_string()), Some(&found.name));
-    let event = after_change_by(&credential, &event.details(json!({"fingerprint": fingerprint})))?;
-    let (_, bodies) = credential.write_audited(servers::approve(&credential, id, &fingerprint), 1, event).await?;
+    let event = after_change_by(&credential.scope, &event.details(json!({"fingerprint": fingerprint})))?;
+    let (_, bodies) = credential.write_audited(servers::approve(&credential.scope, id, &fingerprint), 1, event).await?;
     // Nothing was changed: another request approved it first, or its key was rotated.
     if bodies.first().is_none_or(Option::is_none) {
         return Err(conflict("server"));
@@ -328,7 +329,7 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     let event = caller.sign(call.event()?).on(Some(id.to_string()), found.server["name"].as_str());
     let fingerprint = fingerprint::of_key(&key);
     let rotate = Rotate { of, by: caller.user_id, key_hash, fingerprint, at: call.now, event };
-    let rotated = link_calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;
+    let rotated = calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;
     rotated.map_err(|refusal| match refusal {
         Refusal::NoServer => Error::not_found(),
         refusal => refusal.into(),

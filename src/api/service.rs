@@ -3,10 +3,10 @@
 use farhand_domain::error::Error;
 use serde_json::json;
 
-use crate::caller::Credential;
+use crate::auth::credential::Credential;
+use crate::http::request::Call;
+use crate::http::response::Reply;
 use crate::platform;
-use crate::request::Call;
-use crate::response::Reply;
 
 /// The OpenAPI document, which `build.rs` makes of `docs/openapi.yaml`.
 const SCHEMA: &str = include_str!(concat!(env!("OUT_DIR"), "/openapi.json"));

@@ -13,17 +13,17 @@ use uuid::Uuid;
 
 use super::passwords::forbidden_without_header;
 use super::{Listing, anybody, list_of};
-use crate::audit::note_failed_login;
-use crate::caller::{self, Credential};
-use crate::hashing;
-use crate::log;
+use crate::auth::audit::note_failed_login;
+use crate::auth::credential::{self, Credential};
+use crate::auth::guesses::{self, Guesser};
+use crate::auth::hashing;
+use crate::http::request::Call;
+use crate::http::response::Reply;
 use crate::platform;
-use crate::request::Call;
-use crate::response::Reply;
+use crate::platform::log;
 use crate::store::login_tokens::{self, Entry};
 use crate::store::sessions::{OBJECT, OWN};
 use crate::store::{sessions, users};
-use crate::throttle::{self, Guesser};
 
 /// The one answer to an unknown username, a wrong password and a user who may not log in.
 const WRONG_CREDENTIALS: &str = "Unable to log in with the provided credentials.";
@@ -43,7 +43,7 @@ pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     let workspace = call.workspace()?;
 
     let check = async |rank: &Rank| log_in(call, workspace, (&username, &password), rank).await;
-    let reply = throttle::guess(call, (Guesser::Anonymous, &username), check).await?;
+    let reply = guesses::guess(call, (Guesser::Anonymous, &username), check).await?;
     reply.ok_or_else(|| Error { kind: Kind::Forbidden, ..Error::field(NON_FIELD, WRONG_CREDENTIALS) })
 }
 
@@ -149,9 +149,10 @@ pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     let credential = Credential::of(call).map_err(forbidden_without_header)?;
     credential.checked(input).await?;
     let event = call.event()?.on(None, None);
-    let (event, delete) = (sessions::before_delete_own(&credential, &event)?, sessions::delete_own(&credential));
+    let (event, delete) =
+        (sessions::before_delete_own(&credential.scope, &event)?, sessions::delete_own(&credential.scope));
     let (caller, _) = credential.write_audited(vec![delete], 0, event).await?;
-    if caller.kind == caller::Kind::ApiToken {
+    if caller.kind == farhand_domain::caller::Kind::ApiToken {
         return Err(Error::new(Kind::Forbidden, "Only a login token can log out.").code(Code::PermissionDenied));
     }
     credential.forget_login_token();
@@ -187,16 +188,16 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         }
     };
     let event = call.event()?.on(Some(id.to_string()), None).details(json!({"keep_scheduled": keep_scheduled}));
-    let event = sessions::before_delete(&credential, &event)?;
-    let mut statements = vec![sessions::delete(&credential, id)];
+    let event = sessions::before_delete(&credential.scope, &event)?;
+    let mut statements = vec![sessions::delete(&credential.scope, id)];
     if !keep_scheduled {
-        statements.insert(0, sessions::revoke(&credential, id));
+        statements.insert(0, sessions::revoke(&credential.scope, id));
     }
     let (_, bodies) = credential.write_audited(statements, 0, event).await?;
     let token_hash = bodies.into_iter().flatten().next().ok_or_else(Error::not_found)?;
-    caller::forget_login_tokens(call, call.workspace()?, vec![token_hash]);
+    credential::forget_login_tokens(call, call.workspace()?, vec![token_hash]);
     if !keep_scheduled {
-        caller::cancel_revoked(call);
+        credential::cancel_revoked(call);
     }
     Ok(Reply::no_content())
 }

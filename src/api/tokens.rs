@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::idempotency::{self, Kept, Once, Written};
 use super::{Listing, anybody, changed, list_of, location};
-use crate::caller::Credential;
+use crate::auth::credential::Credential;
+use crate::http::request::Call;
+use crate::http::response::Reply;
 use crate::platform::{self, internal};
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::api_tokens::{self, FILTERS, OBJECT, OWN};
 use crate::store::audit::after_change_by;
 
@@ -47,8 +47,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let mut event = event.details(json!({"expires_at": new.expires_at, "has_acl": new.acl.is_some()}));
     api_tokens::tell_acl(&mut event, new.acl.as_ref())?;
     let most = call.config.quotas.tokens_of_user;
-    let insert = api_tokens::insert(&credential, id, &new, &key_hash, most, now)?;
-    let event = (1, after_change_by(&credential, &event)?);
+    let insert = api_tokens::insert(&credential.scope, id, &new, &key_hash, most, now)?;
+    let event = (1, after_change_by(&credential.scope, &event)?);
     let written = idempotency::write(&credential, once.as_ref(), &id.to_string(), vec![insert], event).await?;
     let (caller, bodies) = match written {
         Written::Done(caller, bodies) => (caller, bodies),
@@ -116,14 +116,14 @@ async fn change(
             return Err(error);
         }
     };
-    let update = api_tokens::update(&credential, id, &changes, now)?;
+    let update = api_tokens::update(&credential.scope, id, &changes, now)?;
     let event = call.event()?.on(Some(id.to_string()), None).details(changed(&[
         ("name", changes.name.is_some()),
         ("enabled", changes.enabled.is_some()),
         ("expires_at", changes.expires_at.is_some()),
         ("acl", changes.acl.is_some()),
     ]));
-    let event = api_tokens::before_update(&credential, event, &changes)?;
+    let event = api_tokens::before_update(&credential.scope, event, &changes)?;
     let (caller, bodies) = credential.write_audited(vec![update], 0, event).await?;
     if let Some(token) = bodies.into_iter().flatten().next() {
         return Ok(Reply::ok_text(token));
@@ -138,8 +138,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let event = call.event()?.on(Some(id.to_string()), None);
-    let event = api_tokens::before_delete(&credential, &event)?;
-    let (_, bodies) = credential.write_audited(vec![api_tokens::delete(&credential, id)], 0, event).await?;
+    let event = api_tokens::before_delete(&credential.scope, &event)?;
+    let (_, bodies) = credential.write_audited(vec![api_tokens::delete(&credential.scope, id)], 0, event).await?;
     let deleted = bodies.into_iter().flatten().next().is_some();
     if deleted { Ok(Reply::no_content()) } else { Err(Error::not_found()) }
 }

@@ -7,17 +7,18 @@ use serde_json::{Value, from_str, json};
 
 use super::idempotency::{self, Kept, Once, Written};
 use super::{Listing, TRIES, anybody, changed, conflict, list_of, location_of, staff_only};
-use crate::caller::{self, Caller, Credential};
-use crate::hashing;
-use crate::janitor;
+use crate::auth::credential::{self, Credential};
+use crate::auth::guesses;
+use crate::auth::hashing;
+use crate::http::request::Call;
+use crate::http::response::Reply;
+use crate::objects::janitor;
 use crate::platform::internal;
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::audit::{Numbered, after_change, after_insert_by};
 use crate::store::db::Failure;
 use crate::store::sessions::read_token_hashes;
 use crate::store::users::{self, Found, Target};
-use crate::throttle;
+use farhand_domain::caller::Caller;
 
 /// The user that the path names.
 ///
@@ -78,13 +79,13 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         return Ok(reply);
     }
     let hash = hashing::hash(call, &caller.username, &new.password).await?;
-    let insert = users::insert(&credential, rank, &new, &rest, &hash, call.now);
+    let insert = users::insert(&credential.scope, rank, &new, &rest, &hash, call.now);
     let event = call.event()?.on(None, Some(&new.username)).details(json!({
         "email": new.email,
         "is_staff": rest.is_staff.unwrap_or(false),
         "is_superuser": rest.is_superuser.unwrap_or(false),
     }));
-    let event = (1, after_insert_by(&credential, Numbered::User, &event)?);
+    let event = (1, after_insert_by(&credential.scope, Numbered::User, &event)?);
     match idempotency::write(&credential, once.as_ref(), &new.username, vec![insert], event).await {
         Ok(Written::Replayed(reply)) => Ok(reply),
         Ok(Written::Done(_, bodies)) => {
@@ -136,7 +137,7 @@ pub fn end_sessions(call: &Call, bodies: Vec<Option<String>>, place: usize) -> R
     let hashes = bodies.next().flatten();
     let changed = bodies.nth(place - 1).flatten();
     if changed.is_some() {
-        caller::forget_login_tokens(call, call.workspace()?, read_token_hashes(hashes)?);
+        credential::forget_login_tokens(call, call.workspace()?, read_token_hashes(hashes)?);
     }
     Ok(changed)
 }
@@ -200,7 +201,7 @@ async fn change(call: &mut Call, read: impl FnOnce(Fields) -> Result<Changes, Er
         let proof = user::may_change((caller.user_id, rank), account, &changes, found.has_other)?;
         let proved = match (proof, &changes.password) {
             (Proof::Password, Some(password)) => {
-                throttle::prove_password(call, &caller.username, password.expose(), &found.password).await?;
+                guesses::prove_password(call, &caller.username, password.expose(), &found.password).await?;
                 Some(found.password.as_str())
             }
             _ => None,
@@ -208,7 +209,7 @@ async fn change(call: &mut Call, read: impl FnOnce(Fields) -> Result<Changes, Er
         let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
         let event = event.details(told(account, &changes));
         let event = users::update_event(caller.workspace_id, account, &changes, &event)?;
-        let mut statements = users::update(&credential, rank, account, &changes, proved);
+        let mut statements = users::update(&credential.scope, rank, account, &changes, proved);
         if changes.release_servers(account) {
             statements.push(users::release_servers(caller.workspace_id, account, call.now));
         }
@@ -239,7 +240,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         janitor::wake(&call.env).await?;
         let account = &found.account;
         let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
-        let statements = users::delete(&credential, caller.rank(), account);
+        let statements = users::delete(&credential.scope, caller.rank(), account);
         let event = after_change(caller.workspace_id, &event)?;
         let (_, bodies) = credential.write_audited(statements, 3, event).await?;
         if end_sessions(call, bodies, 2)?.is_some() {

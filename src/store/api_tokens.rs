@@ -10,7 +10,7 @@ use worker::Env;
 
 use super::audit::{self, Insert};
 use super::db::{self, Statement};
-use crate::caller::Credential;
+use super::scope::Scope;
 use crate::platform::internal;
 
 /// SQL for the token object (spec.md, API token) of a row of `api_tokens t`, as JSON. The key is not in it.
@@ -70,14 +70,14 @@ fn bind_change(statement: Statement, changes: &TokenChanges) -> Statement {
 /// The statement that makes a token of the caller's and returns it as `body`, unless it would outlive the caller's own or they
 /// have `most` tokens already.
 pub fn insert(
-    credential: &Credential<'_>,
+    scope: &Scope<'_>,
     id: Uuid,
     new: &NewToken,
     key_hash: &str,
     most: i64,
     now: Timestamp,
 ) -> Result<Statement, Error> {
-    let statement = credential
+    let statement = scope
         .statement(&format!(
             "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at, acl)
              SELECT ?5, workspace_id, user_id, ?6, ?7, ?8, ?8, ?9, ?10 FROM me
@@ -97,14 +97,9 @@ pub fn insert(
 }
 
 /// The statement that changes a token of the caller's and returns it as `body`, unless it would outlive the caller's own.
-pub fn update(
-    credential: &Credential<'_>,
-    id: Uuid,
-    changes: &TokenChanges,
-    now: Timestamp,
-) -> Result<Statement, Error> {
+pub fn update(scope: &Scope<'_>, id: Uuid, changes: &TokenChanges, now: Timestamp) -> Result<Statement, Error> {
     let acl = changes.acl.as_ref().map(|acl| acl_text(acl.as_ref())).transpose()?;
-    let statement = credential
+    let statement = scope
         .statement(&format!(
             "UPDATE api_tokens SET updated_at = ?6, name = coalesce(?7, name), enabled = coalesce(?8, enabled),
                 expires_at = iif(?9, ?10, expires_at), acl = iif(?11, ?12, acl)
@@ -124,11 +119,7 @@ const CHANGED: &str = "FROM me CROSS JOIN api_tokens d ON d.id = ?5 ->> '$.objec
 
 /// The statement for the audit event of [`update`], before it, while the token has its name: the token may be the one that
 /// calls, and then its caller may be nobody after it.
-pub fn before_update(
-    credential: &Credential<'_>,
-    mut event: Event,
-    changes: &TokenChanges,
-) -> Result<Statement, Error> {
+pub fn before_update(scope: &Scope<'_>, mut event: Event, changes: &TokenChanges) -> Result<Statement, Error> {
     // The access control list as it was and as it is. Of a long one that was, the event that set it has the hash.
     let old = format!(
         "json_set(?5 -> '$.details', '$.old', json(iif(length(CAST(d.acl AS BLOB)) > {MAX_IN_EVENT},
@@ -138,18 +129,18 @@ pub fn before_update(
         changes.acl.as_ref().map(|acl| tell_acl(&mut event, acl.as_ref()).map(|()| old.as_str())).transpose()?;
     let rest = format!("{CHANGED} WHERE {}", may_change("d", 6));
     let insert = Insert { object_name: Some("d.name"), details, rest: &rest, ..Insert::by_me() };
-    Ok(bind_change(credential.statement(&insert.sql()).bind(audit::text(&event)?), changes))
+    Ok(bind_change(scope.statement(&insert.sql()).bind(audit::text(&event)?), changes))
 }
 
 /// The same of [`delete`].
-pub fn before_delete(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
+pub fn before_delete(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
     let insert = Insert { object_name: Some("d.name"), rest: CHANGED, ..Insert::by_me() };
-    Ok(credential.statement(&insert.sql()).bind(audit::text(event)?))
+    Ok(scope.statement(&insert.sql()).bind(audit::text(event)?))
 }
 
 /// The statement that deletes a token of the caller's and returns its id as `body`.
-pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
-    credential
+pub fn delete(scope: &Scope<'_>, id: Uuid) -> Statement {
+    scope
         .statement(
             "DELETE FROM api_tokens WHERE id = ?5 AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
              RETURNING id AS body",

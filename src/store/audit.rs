@@ -4,7 +4,7 @@
 //! `changes()` there is how many rows that one changed itself, without those of its triggers. So there is no event without
 //! its change, no change without its event, and no round trip for it.
 
-use farhand_domain::audit::{COLUMNS, Event, EventFilter, Object, Outcome, Row, Seal, Source};
+use farhand_domain::audit::{ActorType, COLUMNS, Event, EventFilter, Object, Outcome, Row, Seal, Source};
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 use farhand_domain::time::Timestamp;
@@ -14,9 +14,8 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::db::{self, Filters, Selection, Statement};
-use crate::caller::Credential;
+use super::scope::Scope;
 use crate::platform::{self, internal};
-use crate::server_link_sql::{Happened, Held};
 
 /// SQL for the event object (`docs/audit.md`) of a row of `audit_events e`, as JSON.
 const OBJECT: &str = "json_object('id', e.id, 'occurred_at', e.occurred_at,
@@ -104,8 +103,8 @@ pub fn after_change(workspace_id: i64, event: &Event) -> Result<Statement, Error
 }
 
 /// The same for an event of the caller's, who is still there after the change.
-pub fn after_change_by(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
-    Ok(credential.statement(&Insert::by_me().sql()).bind(text(event)?))
+pub fn after_change_by(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
+    Ok(scope.statement(&Insert::by_me().sql()).bind(text(event)?))
 }
 
 /// What has an id that counts within its workspace.
@@ -118,38 +117,22 @@ pub enum Numbered {
 }
 
 /// The same for a change that inserted a user or a group: the event's object has the id that the row got.
-pub fn after_insert_by(credential: &Credential<'_>, what: Numbered, event: &Event) -> Result<Statement, Error> {
+pub fn after_insert_by(scope: &Scope<'_>, what: Numbered, event: &Event) -> Result<Statement, Error> {
     let id = match what {
         Numbered::User => "(SELECT CAST(w.last_user_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)",
         Numbered::Group => "(SELECT CAST(w.last_group_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)",
     };
     let insert = Insert { object_id: Some(id), ..Insert::by_me() };
-    Ok(credential.statement(&insert.sql()).bind(text(event)?))
+    Ok(scope.statement(&insert.sql()).bind(text(event)?))
 }
 
-/// The statement for what happened to a command that D1 has not heard of, before it hears of the command: whatever came of a
-/// revision that D1 has is there already, so it can be repeated.
-pub fn of_command(held: &Held) -> Option<Statement> {
-    if held.events.is_empty() {
-        return None;
-    }
-    let rest = "FROM commands c CROSS JOIN json_each(?3) p
-               WHERE c.workspace_id = ?1 AND c.id = ?2 AND c.revision < p.value ->> 'revision' ORDER BY p.key";
-    let insert = Insert::whole("c.workspace_id", "(p.value -> 'event')", rest);
-    let statement = Statement::new(insert.sql()).bind(held.workspace_id).bind(held.command.id);
-    Some(statement.bind(json!(held.events).to_string()))
-}
-
-/// The statement for a server's events that D1 does not have, before D1 gets the revision that they belong to. It can be
-/// repeated, like [`of_command`].
-pub fn of_server(workspace_id: i64, server: Uuid, events: &[Happened]) -> Option<Statement> {
-    if events.is_empty() {
-        return None;
-    }
-    let rest = "FROM servers s CROSS JOIN json_each(?3) p
-               WHERE s.workspace_id = ?1 AND s.id = ?2 AND s.link_revision < p.value ->> 'revision' ORDER BY p.key";
-    let insert = Insert::whole("s.workspace_id", "(p.value -> 'event')", rest);
-    Some(Statement::new(insert.sql()).bind(workspace_id).bind(server).bind(json!(events).to_string()))
+/// An event of Farhand's own, that no request is the cause of.
+///
+/// # Errors
+/// There are no random bytes for its id.
+pub fn of_service(action: &str) -> Result<Event, Error> {
+    let now = platform::now();
+    Ok(Event::new(platform::new_id(now)?, now, Default::default(), action).by(ActorType::Service, None, None))
 }
 
 /// Stores an event of which there is nothing else in D1, of a workspace that exists, or of the region cell.

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use wasm_bindgen::JsValue;
 use worker::{D1PreparedStatement, D1Result, Env};
 
-use crate::cost;
+use crate::platform::cost;
 use crate::platform::{self, internal};
 
 /// A parameter of a statement.

@@ -6,7 +6,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::db::{self, Filters, Selection, Statement};
-use crate::caller::Credential;
+use super::scope::Scope;
 
 /// SQL for the group object (contract 5) of a row of `groups g`, as JSON.
 pub const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
@@ -104,10 +104,10 @@ pub fn for_change() -> String {
 ///
 /// The statements find the new group by the membership with the id `membership`, as the database assigns the group's id. The
 /// new group is the one with its name, and the only one without members.
-pub fn insert(credential: &Credential<'_>, new: &GroupChanges, membership: Uuid) -> Vec<Statement> {
+pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid) -> Vec<Statement> {
     let [name, display_name, description] =
         [&new.name, &new.display_name, &new.description].map(|text| text.as_deref().unwrap_or_default());
-    let insert = credential
+    let insert = scope
         .statement(
             "INSERT INTO groups (workspace_id, id, name, display_name, description, folded_display_name, folded_description,
                 added_at, updated_at)
@@ -118,7 +118,7 @@ pub fn insert(credential: &Credential<'_>, new: &GroupChanges, membership: Uuid)
         .bind(description)
         .bind(display_name.to_lowercase())
         .bind(description.to_lowercase());
-    let own = credential
+    let own = scope
         .statement(
             "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
              SELECT ?5, g.workspace_id, g.id, me.user_id, 'owner' FROM me
@@ -128,7 +128,7 @@ pub fn insert(credential: &Credential<'_>, new: &GroupChanges, membership: Uuid)
         )
         .bind(membership)
         .bind(name);
-    let join = credential
+    let join = scope
         .statement(
             "INSERT INTO server_groups (workspace_id, group_id, server_id)
              SELECT m.workspace_id, m.group_id, s.id FROM me
@@ -138,7 +138,7 @@ pub fn insert(credential: &Credential<'_>, new: &GroupChanges, membership: Uuid)
         )
         .bind(membership)
         .bind(json!(new.servers.as_deref().unwrap_or_default()).to_string());
-    let select = credential
+    let select = scope
         .statement(&format!(
             "SELECT {OBJECT} AS body FROM me CROSS JOIN memberships m ON m.id = ?5 AND m.workspace_id = me.workspace_id
              CROSS JOIN groups g ON g.id = m.group_id AND g.workspace_id = m.workspace_id"
@@ -149,8 +149,8 @@ pub fn insert(credential: &Credential<'_>, new: &GroupChanges, membership: Uuid)
 
 /// The statements that change a group, if the caller still may: its texts by its owners and staff, its servers by staff. The
 /// first one's `body` is null where nothing was done, the last one's is the group.
-pub fn update(credential: &Credential<'_>, id: i64, changes: &GroupChanges) -> Vec<Statement> {
-    let update = credential
+pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges) -> Vec<Statement> {
+    let update = scope
         .statement(&format!(
             "UPDATE groups SET name = coalesce(?6, name), display_name = coalesce(?7, display_name),
                 description = coalesce(?8, description), folded_display_name = coalesce(?9, folded_display_name),
@@ -170,12 +170,12 @@ pub fn update(credential: &Credential<'_>, id: i64, changes: &GroupChanges) -> V
     let mut statements = vec![update];
     if let Some(servers) = &changes.servers {
         let servers = json!(servers).to_string();
-        let leave = credential.statement(
+        let leave = scope.statement(
             "DELETE FROM server_groups WHERE group_id = ?5
              AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
              AND server_id NOT IN (SELECT value FROM json_each(?6))",
         );
-        let join = credential.statement(
+        let join = scope.statement(
             "INSERT INTO server_groups (workspace_id, group_id, server_id)
              SELECT g.workspace_id, g.id, s.id FROM me
              CROSS JOIN groups g ON g.id = ?5 AND g.workspace_id = me.workspace_id
@@ -187,18 +187,18 @@ pub fn update(credential: &Credential<'_>, id: i64, changes: &GroupChanges) -> V
         statements.push(leave.bind(id).bind(&servers));
         statements.push(join.bind(id).bind(&servers));
     }
-    statements.push(credential.statement(&format!("SELECT {} AS body FROM me", one())).bind(id));
+    statements.push(scope.statement(&format!("SELECT {} AS body FROM me", one())).bind(id));
     statements
 }
 
 /// The statement that deletes a group, if the caller still may, and returns its name as `body`.
-pub fn delete(credential: &Credential<'_>, id: i64) -> Statement {
+pub fn delete(scope: &Scope<'_>, id: i64) -> Statement {
     let sql = format!(
         "DELETE FROM groups WHERE id = ?5 AND workspace_id = (SELECT me.workspace_id FROM me WHERE {})
          RETURNING name AS body",
         owned("?5")
     );
-    credential.statement(&sql).bind(id)
+    scope.statement(&sql).bind(id)
 }
 
 // Memberships.
@@ -272,7 +272,7 @@ pub fn for_joining() -> String {
 
 /// The statement that brings a user into a group, if the caller still may and both are still there, and returns the
 /// membership as `body`.
-pub fn insert_membership(credential: &Credential<'_>, id: Uuid, new: NewMembership) -> Statement {
+pub fn insert_membership(scope: &Scope<'_>, id: Uuid, new: NewMembership) -> Statement {
     let sql = format!(
         "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
          SELECT ?5, me.workspace_id, g.id, u.id, ?8 FROM me
@@ -284,7 +284,7 @@ pub fn insert_membership(credential: &Credential<'_>, id: Uuid, new: NewMembersh
         role_in("g.id"),
         db::returned(MEMBERSHIP, "m")
     );
-    credential.statement(&sql).bind(id).bind(new.group).bind(new.user).bind(new.role.as_str())
+    scope.statement(&sql).bind(id).bind(new.group).bind(new.user).bind(new.role.as_str())
 }
 
 /// A membership as somebody who wants to change it sees it.
@@ -311,7 +311,7 @@ pub fn membership_for_change() -> String {
 
 /// The statement that gives a membership another role, if it is what was decided on and the caller still may, and returns
 /// it as `body`.
-pub fn update_membership(credential: &Credential<'_>, membership: Membership, role: Role) -> Statement {
+pub fn update_membership(scope: &Scope<'_>, membership: Membership, role: Role) -> Statement {
     let sql = format!(
         "UPDATE memberships AS m SET role = ?7 WHERE m.id = ?5 AND m.role = ?6
          AND m.workspace_id = (SELECT me.workspace_id FROM me WHERE {})
@@ -320,11 +320,11 @@ pub fn update_membership(credential: &Credential<'_>, membership: Membership, ro
         owned("m.group_id"),
         db::returned(MEMBERSHIP, "m")
     );
-    credential.statement(&sql).bind(membership.id).bind(membership.role.as_str()).bind(role.as_str())
+    scope.statement(&sql).bind(membership.id).bind(membership.role.as_str()).bind(role.as_str())
 }
 
 /// The statement that ends a membership, if it is what was decided on and the caller still may, and returns its id as `body`.
-pub fn delete_membership(credential: &Credential<'_>, membership: Membership) -> Statement {
+pub fn delete_membership(scope: &Scope<'_>, membership: Membership) -> Statement {
     let sql = format!(
         "DELETE FROM memberships AS m WHERE m.id = ?5 AND m.role = ?6
          AND m.workspace_id = (SELECT me.workspace_id FROM me
@@ -334,5 +334,5 @@ pub fn delete_membership(credential: &Credential<'_>, membership: Membership) ->
         owned("m.group_id"),
         role_in("m.group_id")
     );
-    credential.statement(&sql).bind(membership.id).bind(membership.role.as_str())
+    scope.statement(&sql).bind(membership.id).bind(membership.role.as_str())
 }

@@ -6,7 +6,7 @@ use farhand_domain::time::Timestamp;
 use worker::Env;
 
 use super::db::{self, Statement};
-use crate::caller::Credential;
+use super::scope::Scope;
 use crate::platform;
 
 /// SQL for the caller's earlier request with the key of the hash `?5`, made after `?6`, as `{request, answer}`.
@@ -24,7 +24,7 @@ const PURGE_STEPS: usize = 20;
 ///
 /// A second live row of a key breaks a uniqueness rule, so that of concurrent twins one makes its change.
 pub fn insert(
-    credential: &Credential<'_>,
+    scope: &Scope<'_>,
     (key_hash, request_hash): (&str, &str),
     (object, made): (&str, &str),
     resource: &str,
@@ -36,8 +36,8 @@ pub fn insert(
          SELECT me.workspace_id, me.user_id, ?5, ?6, {object}, ?3 FROM me CROSS JOIN {made}"
     );
     [
-        credential.statement(expired).bind(key_hash).bind(platform::now().plus_seconds(-KEY_LASTS)),
-        credential.statement(&insert).bind(key_hash).bind(request_hash).bind(resource),
+        scope.statement(expired).bind(key_hash).bind(platform::now().plus_seconds(-KEY_LASTS)),
+        scope.statement(&insert).bind(key_hash).bind(request_hash).bind(resource),
     ]
 }
 

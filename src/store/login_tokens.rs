@@ -10,7 +10,7 @@ use uuid::Uuid;
 use worker::Env;
 use worker::kv::KvStore;
 
-use crate::cost;
+use crate::platform::cost;
 use crate::platform::{self, internal};
 
 /// How long an entry outlives its token, in seconds: KV's own expiry only clears away.

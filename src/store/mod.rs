@@ -11,7 +11,7 @@ pub mod login_tokens;
 pub mod registration_tokens;
 pub mod reset_requests;
 pub mod retention;
-pub mod server_link;
+pub mod scope;
 pub mod servers;
 pub mod sessions;
 pub mod users;

@@ -12,8 +12,8 @@ use worker::Env;
 
 use super::audit::{self, Insert};
 use super::db::{self, Failure, Statement};
+use super::scope::Scope;
 use super::servers;
-use crate::caller::Credential;
 
 /// SQL for the registration token object (contract 6) of a row of `registration_tokens t`, as JSON. The key is not in it.
 pub const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
@@ -26,8 +26,8 @@ pub const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
 pub const LISTED: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";
 
 /// The statements that make a token, if the caller is staff. The last one's `body` is the token.
-pub fn insert(credential: &Credential<'_>, id: Uuid, new: &NewRegistrationToken, key_hash: &str) -> Vec<Statement> {
-    let insert = credential
+pub fn insert(scope: &Scope<'_>, id: Uuid, new: &NewRegistrationToken, key_hash: &str) -> Vec<Statement> {
+    let insert = scope
         .statement(
             "INSERT INTO registration_tokens (id, workspace_id, creator_id, name, key_hash, expires_at, uses, name_pattern, networks,
                 approval, added_at)
@@ -41,7 +41,7 @@ pub fn insert(credential: &Credential<'_>, id: Uuid, new: &NewRegistrationToken,
         .bind(new.name_pattern.as_ref())
         .bind(new.networks.as_ref().map(|networks| json!(networks).to_string()))
         .bind(new.approval);
-    let join = credential
+    let join = scope
         .statement(
             "INSERT INTO registration_token_groups (workspace_id, token_id, group_id)
              SELECT t.workspace_id, t.id, g.id FROM me
@@ -51,7 +51,7 @@ pub fn insert(credential: &Credential<'_>, id: Uuid, new: &NewRegistrationToken,
         )
         .bind(id)
         .bind(json!(new.groups).to_string());
-    let select = credential.statement(&format!("SELECT {} AS body FROM me", one())).bind(id);
+    let select = scope.statement(&format!("SELECT {} AS body FROM me", one())).bind(id);
     vec![insert, join, select]
 }
 
@@ -61,8 +61,8 @@ pub fn one() -> String {
 }
 
 /// The statement that deletes a token, if the caller is staff, and returns its id as `body`.
-pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
-    credential
+pub fn delete(scope: &Scope<'_>, id: Uuid) -> Statement {
+    scope
         .statement(
             "DELETE FROM registration_tokens WHERE id = ?5
              AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
@@ -72,11 +72,11 @@ pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
 }
 
 /// The statement for the audit event of [`delete`], before it, while the token has its name.
-pub fn before_delete(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
+pub fn before_delete(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
     let rest = "FROM me CROSS JOIN registration_tokens t ON t.id = ?5 ->> '$.object.id'
         AND t.workspace_id = me.workspace_id WHERE me.is_staff OR me.is_superuser";
     let insert = Insert { object_name: Some("t.name"), rest, ..Insert::by_me() };
-    Ok(credential.statement(&insert.sql()).bind(audit::text(event)?))
+    Ok(scope.statement(&insert.sql()).bind(audit::text(event)?))
 }
 
 /// The condition that a row of `registration_tokens t` is alive at `?3` and has the hash `?2` in the workspace of

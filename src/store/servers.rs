@@ -12,7 +12,7 @@ use worker::Env;
 
 use super::command_list::{REACHED, REACHES_ALL};
 use super::db::{self, Filters, Parameter, Selection, Statement};
-use crate::caller::Credential;
+use super::scope::Scope;
 
 /// SQL for the server object (contract 6) of a row of `servers s`, as JSON, as the caller `me` sees it.
 pub const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
@@ -82,8 +82,8 @@ pub struct New<'a> {
 
 /// The statements that make a server owned by the caller, if the caller is staff and nothing is wrong with the groups. The last
 /// one's `body` is the server.
-pub fn insert(credential: &Credential<'_>, new: &New<'_>) -> Vec<Statement> {
-    let insert = credential
+pub fn insert(scope: &Scope<'_>, new: &New<'_>) -> Vec<Statement> {
+    let insert = scope
         .statement(&format!(
             "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at, default_username)
              SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3, ?9 FROM me WHERE (is_staff OR is_superuser) AND {} IS NULL",
@@ -94,19 +94,17 @@ pub fn insert(credential: &Credential<'_>, new: &New<'_>) -> Vec<Statement> {
         .bind(new.key_hash)
         .bind(json!(new.groups).to_string())
         .bind(new.default_username);
-    vec![insert, join_groups(credential, new.id, new.groups), select(credential, new.id)]
+    vec![insert, join_groups(scope, new.id, new.groups), select(scope, new.id)]
 }
 
 /// The statement that reads a server that the caller reaches, as `body`.
-fn select(credential: &Credential<'_>, id: Uuid) -> Statement {
-    credential
-        .statement(&format!("SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = ?5 AND {REACHABLE}"))
-        .bind(id)
+fn select(scope: &Scope<'_>, id: Uuid) -> Statement {
+    scope.statement(&format!("SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = ?5 AND {REACHABLE}")).bind(id)
 }
 
 /// The statement that brings a server into groups, if the caller is staff.
-fn join_groups(credential: &Credential<'_>, id: Uuid, groups: &[i64]) -> Statement {
-    credential
+fn join_groups(scope: &Scope<'_>, id: Uuid, groups: &[i64]) -> Statement {
+    scope
         .statement(
             "INSERT INTO server_groups (workspace_id, group_id, server_id)
              SELECT s.workspace_id, g.id, s.id FROM me
@@ -175,8 +173,8 @@ pub fn for_change() -> String {
 /// The statements that change a server, if the caller still may: its name by whom it is edited, its groups by staff, its owner
 /// by superusers. Nothing is changed if the new owner does not exist. The
 /// first one's `body` is null where nothing was done, the last one's is the server.
-pub fn update(credential: &Credential<'_>, id: Uuid, changes: &ServerChanges) -> Vec<Statement> {
-    let update = credential
+pub fn update(scope: &Scope<'_>, id: Uuid, changes: &ServerChanges) -> Vec<Statement> {
+    let update = scope
         .statement(&format!(
             "UPDATE servers AS s SET name = coalesce(?6, s.name), owner_id = iif(?8, ?9, s.owner_id), updated_at = ?3,
                 default_username = iif(?10, ?11, s.default_username)
@@ -194,15 +192,15 @@ pub fn update(credential: &Credential<'_>, id: Uuid, changes: &ServerChanges) ->
         .bind(changes.default_username.as_ref().and_then(Option::as_deref));
     let mut statements = vec![update];
     if let Some(groups) = &changes.groups {
-        let leave = credential.statement(
+        let leave = scope.statement(
             "DELETE FROM server_groups WHERE server_id = ?5
              AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
              AND group_id NOT IN (SELECT value FROM json_each(?6))",
         );
         statements.push(leave.bind(id).bind(json!(groups).to_string()));
-        statements.push(join_groups(credential, id, groups));
+        statements.push(join_groups(scope, id, groups));
     }
-    statements.push(select(credential, id));
+    statements.push(select(scope, id));
     statements
 }
 
@@ -227,14 +225,14 @@ pub fn for_approval() -> String {
 
 /// The statements that approve a pending server whose agent's key still has a fingerprint, if the caller is staff. The first
 /// one's `body` is null if nothing was changed, the last one's is the server.
-pub fn approve(credential: &Credential<'_>, id: Uuid, fingerprint: &str) -> Vec<Statement> {
-    let approve = credential.statement(
+pub fn approve(scope: &Scope<'_>, id: Uuid, fingerprint: &str) -> Vec<Statement> {
+    let approve = scope.statement(
         "UPDATE servers SET registration = 'active', updated_at = ?3
          WHERE id = ?5 AND registration = 'pending' AND fingerprint = ?6
          AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
          RETURNING id AS body",
     );
-    vec![approve.bind(id).bind(fingerprint), select(credential, id)]
+    vec![approve.bind(id).bind(fingerprint), select(scope, id)]
 }
 
 /// A server that was not approved in time.

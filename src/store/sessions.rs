@@ -11,7 +11,7 @@ use worker::Env;
 
 use super::audit::{self, Insert};
 use super::db::{self, Statement};
-use crate::caller::Credential;
+use super::scope::Scope;
 use crate::platform::internal;
 
 /// SQL for the session object (spec.md, Login session; contract 4) of a row of `sessions s`, as JSON.
@@ -99,30 +99,30 @@ pub async fn insert(
 }
 
 /// The statement that ends the session of a credential; it does nothing to an API token.
-pub fn delete_own(credential: &Credential<'_>) -> Statement {
-    credential.statement(
+pub fn delete_own(scope: &Scope<'_>) -> Statement {
+    scope.statement(
         "DELETE FROM sessions WHERE (workspace_id, id) IN (SELECT workspace_id, credential_id FROM me WHERE kind = 'session')",
     )
 }
 
 /// The statement for the audit event of [`delete_own`], before it: the caller is nobody after it.
-pub fn before_delete_own(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
+pub fn before_delete_own(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
     let id = Some("me.credential_id");
     let insert = Insert { object_id: id, rest: "FROM me WHERE me.kind = 'session'", ..Insert::by_me() };
-    Ok(credential.statement(&insert.sql()).bind(audit::text(event)?))
+    Ok(scope.statement(&insert.sql()).bind(audit::text(event)?))
 }
 
 /// The statement for the audit event of [`delete`], before it: the session may be the one that calls.
-pub fn before_delete(credential: &Credential<'_>, event: &Event) -> Result<Statement, Error> {
+pub fn before_delete(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
     let rest = "FROM me CROSS JOIN sessions s ON s.id = ?5 ->> '$.object.id' AND s.expires_at > ?4
         AND s.workspace_id = me.workspace_id AND s.user_id = me.user_id";
     let insert = Insert { rest, ..Insert::by_me() };
-    Ok(credential.statement(&insert.sql()).bind(audit::text(event)?))
+    Ok(scope.statement(&insert.sql()).bind(audit::text(event)?))
 }
 
 /// The statement that ends a live session of the caller's, and returns the hash of its token as `body`.
-pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
-    credential
+pub fn delete(scope: &Scope<'_>, id: Uuid) -> Statement {
+    scope
         .statement(
             "DELETE FROM sessions WHERE id = ?5 AND expires_at > ?4
              AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
@@ -133,8 +133,8 @@ pub fn delete(credential: &Credential<'_>, id: Uuid) -> Statement {
 
 /// The statement that notes that a live session of the caller's is revoked, before [`delete`]: its waiting commands must not
 /// be delivered.
-pub fn revoke(credential: &Credential<'_>, id: Uuid) -> Statement {
-    credential
+pub fn revoke(scope: &Scope<'_>, id: Uuid) -> Statement {
+    scope
         .statement(&format!(
             "INSERT OR IGNORE INTO revoked_sessions (workspace_id, id, user_id, revoked_at)
              SELECT s.workspace_id, s.id, s.user_id, ?3 FROM me CROSS JOIN sessions s ON s.id = ?5 AND {OWN}"

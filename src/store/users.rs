@@ -11,8 +11,8 @@ use worker::Env;
 use super::audit::{self, Insert};
 use super::db::{self, Parameter, Statement};
 use super::groups::is_only_owner;
+use super::scope::Scope;
 use super::sessions;
-use crate::caller::Credential;
 
 /// SQL for the user object (contract 5) of a row of `users u`, as JSON.
 pub const OBJECT: &str = "json_object('id', u.id, 'username', u.username, 'email', u.email,
@@ -120,7 +120,7 @@ pub const TAKEN: &str = "(SELECT json_group_array(field) FROM (
 
 /// The statement that makes a user, if the caller's rank is still the given one, and returns it as `body`.
 pub fn insert(
-    credential: &Credential<'_>,
+    scope: &Scope<'_>,
     rank: Rank,
     new: &NewUser,
     rest: &Changes,
@@ -129,7 +129,7 @@ pub fn insert(
 ) -> Statement {
     let (first_name, last_name) =
         (rest.first_name.as_deref().unwrap_or_default(), rest.last_name.as_deref().unwrap_or_default());
-    credential
+    scope
         .statement(&format!(
             "INSERT INTO users (workspace_id, id, username, email, password, first_name, last_name, folded_first_name,
                 folded_last_name, is_active, is_staff, is_superuser, date_joined)
@@ -178,7 +178,7 @@ fn bind_unchanged(statement: Statement, rank: Rank, account: &Account, ends_supe
 /// user; the first one's, the hashes of the login tokens that a deactivation or a lower rank ends. `proved` is the PHC string
 /// of the caller's own password, where that was asked for. [`update_event`] and [`release_servers`] follow them.
 pub fn update(
-    credential: &Credential<'_>,
+    scope: &Scope<'_>,
     rank: Rank,
     account: &Account,
     changes: &Changes,
@@ -195,7 +195,7 @@ pub fn update(
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
-    let update = bind_unchanged(credential.statement(&sql), rank, account, ends_superuser)
+    let update = bind_unchanged(scope.statement(&sql), rank, account, ends_superuser)
         .bind(changes.username.as_ref())
         .bind(changes.email.as_ref())
         .bind(changes.first_name.as_ref())
@@ -207,7 +207,7 @@ pub fn update(
         .bind(changes.is_superuser)
         .bind(proved);
     let ends_sessions = changes.is_active == Some(false) || changes.lower_rank(account);
-    vec![token_hashes(credential, account.id, ends_sessions), update]
+    vec![token_hashes(scope, account.id, ends_sessions), update]
 }
 
 /// The statement for the audit event of [`update`], right after it. If the user's servers are about to lose their owner, the
@@ -241,24 +241,24 @@ pub fn release_servers(workspace_id: i64, account: &Account, now: Timestamp) -> 
 }
 
 /// The statement whose `body` is the hashes of a user's login tokens, if they are wanted.
-fn token_hashes(credential: &Credential<'_>, user_id: i64, wanted: bool) -> Statement {
+fn token_hashes(scope: &Scope<'_>, user_id: i64, wanted: bool) -> Statement {
     let hashes = sessions::token_hashes("me.workspace_id", "?5");
-    credential.statement(&format!("SELECT {hashes} AS body FROM me WHERE ?6")).bind(user_id).bind(wanted)
+    scope.statement(&format!("SELECT {hashes} AS body FROM me WHERE ?6")).bind(user_id).bind(wanted)
 }
 
 /// The statements that delete a user, if nothing that was decided on is otherwise by now. The third one's `body` is the
 /// user's name; the first one's, the hashes of the login tokens that it ends.
-pub fn delete(credential: &Credential<'_>, rank: Rank, account: &Account) -> Vec<Statement> {
+pub fn delete(scope: &Scope<'_>, rank: Rank, account: &Account) -> Vec<Statement> {
     let is_only_owner = is_only_owner("users");
     // A caller who deletes themself is nobody after the last of these.
-    let depart = credential.statement(&format!(
+    let depart = scope.statement(&format!(
         "INSERT OR IGNORE INTO departed_users (workspace_id, user_id)
          SELECT workspace_id, id FROM users WHERE {UNCHANGED} AND NOT {is_only_owner}"
     ));
-    let delete = credential
+    let delete = scope
         .statement(&format!("DELETE FROM users WHERE {UNCHANGED} AND NOT {is_only_owner} RETURNING username AS body"));
     vec![
-        token_hashes(credential, account.id, true),
+        token_hashes(scope, account.id, true),
         bind_unchanged(depart, rank, account, true),
         bind_unchanged(delete, rank, account, true),
     ]
@@ -270,7 +270,7 @@ pub fn delete(credential: &Credential<'_>, rank: Rank, account: &Account) -> Vec
 ///
 /// With `stored`, the user is the caller; without, the caller must still be a superuser.
 pub fn set_password(
-    credential: &Credential<'_>,
+    scope: &Scope<'_>,
     user_id: i64,
     stored: Option<&str>,
     new: &NewPassword<'_>,
@@ -283,12 +283,12 @@ pub fn set_password(
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
-    let update = credential.statement(&sql).bind(user_id).bind(new.hash).bind(stored).bind(now);
-    let mut statements = vec![token_hashes(credential, user_id, true)];
+    let update = scope.statement(&sql).bind(user_id).bind(new.hash).bind(stored).bind(now);
+    let mut statements = vec![token_hashes(scope, user_id, true)];
     if !new.keep_scheduled {
         let users = "SELECT id, workspace_id FROM users WHERE id = ?5 AND (?6 IS NULL OR password = ?6)
             AND workspace_id = (SELECT workspace_id FROM me WHERE (?6 IS NULL AND is_superuser) OR user_id = ?5)";
-        let revoke = credential.statement(&sessions::revoke_all(users, "?3", "?4"));
+        let revoke = scope.statement(&sessions::revoke_all(users, "?3", "?4"));
         statements.push(revoke.bind(user_id).bind(stored));
     }
     statements.push(update);

@@ -4,9 +4,9 @@ use farhand_domain::retention;
 use uuid::Uuid;
 use worker::Result;
 
+use super::calls::{Answer, Forget, Forgotten, Refusal};
 use super::identity::Known;
 use super::{ServerLink, now};
-use crate::link_calls::{Answer, Forget, Forgotten, Refusal};
 
 /// How much is removed in one go, in rows and in pages of 4 KiB together.
 const AT_ONCE: u64 = 8_000;

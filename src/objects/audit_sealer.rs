@@ -23,10 +23,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
-use crate::cost;
-use crate::lately::Lately;
-use crate::log;
 use crate::objects;
+use crate::platform::cost;
+use crate::platform::lately::Lately;
+use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::audit as store;
 

@@ -10,9 +10,9 @@ use farhand_domain::password::{self, Checked, Derivation, Progress};
 use serde_json::json;
 use worker::Delay;
 
-use crate::log;
+use crate::http::request::Call;
 use crate::platform;
-use crate::request::Call;
+use crate::platform::log;
 
 /// The rounds of one slice: at most a few milliseconds of the isolate's time. It is a fixed number, as the platform's clock
 /// stands still during a computation. docs/performance.md has what it takes.

@@ -1,12 +1,18 @@
 //! Calls into Durable Objects: JSON there and back over `fetch`, in one place. What an object spends on an answer counts as the
 //! asking request's.
 
+pub mod audit_sealer;
+pub mod janitor;
+pub mod mailer;
+pub mod server_link;
+pub mod throttle;
+
 use farhand_domain::error::Error;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use worker::{Env, Method, Request, RequestInit, Response, Stub};
 
-use crate::cost::{self, Cost};
+use crate::platform::cost::{self, Cost};
 use crate::platform::internal;
 
 /// A name that no request leaves the Worker under.

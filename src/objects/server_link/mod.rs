@@ -9,11 +9,14 @@
 //!   not have is told by `flushed < revision` and sent again, by alarm, until it does.
 //! - There is one alarm, for the earliest of all that is due.
 
+pub mod calls;
 mod commands;
 mod connection;
+mod d1;
 mod identity;
 mod resync;
 mod retention;
+mod tables;
 mod waiting;
 
 use std::cell::{Cell, RefCell};
@@ -35,19 +38,19 @@ use worker::{
     durable_object,
 };
 
-use self::connection::{agent_event, connect_event, upgrade_event};
-use self::identity::Known;
-use self::waiting::Waiting;
-use crate::cost::{self, Cost};
-use crate::link_calls::{
+use self::calls::{
     AgentCall, Answer, Ask, IDENTITY_HEADER, Identity, OfServer, REQUEST_ID_HEADER, Refusal, Remove, Report,
 };
-use crate::log;
+use self::connection::{agent_event, connect_event, upgrade_event};
+use self::d1::ServerFacts;
+use self::identity::Known;
+use self::tables::{Held, Phase, Tables, Unflushed};
+use self::waiting::Waiting;
 use crate::objects;
+use crate::objects::audit_sealer;
 use crate::platform;
-use crate::sealer;
-use crate::server_link_sql::{Held, Phase, Tables, Unflushed};
-use crate::store::server_link::{self as d1, ServerFacts};
+use crate::platform::cost::{self, Cost};
+use crate::platform::log;
 
 /// How long changes gather before they go to D1 together, in milliseconds. Lists follow within a second (contract 8).
 const GATHER: i64 = 300;
@@ -316,7 +319,7 @@ impl ServerLink {
     /// Has audit events sealed that D1 was told of. Nothing waits for that.
     fn seal_later(&self, workspace: i64) {
         let env = self.env.clone();
-        self.state.wait_until(async move { sealer::tell(&env, workspace).await });
+        self.state.wait_until(async move { audit_sealer::tell(&env, workspace).await });
     }
 
     fn tables(&self) -> &Tables {

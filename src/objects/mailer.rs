@@ -14,9 +14,9 @@ use serde_json::json;
 use uuid::Uuid;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
-use crate::log;
 use crate::mail::{self, Failure, Message};
 use crate::objects;
+use crate::platform::log;
 use crate::platform::{self, Config, internal};
 use crate::store::reset_requests::{self, Recipient};
 

@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use worker::{Headers, Response, WebSocket};
 
-use crate::log;
 use crate::platform::internal;
+use crate::platform::log;
 
 /// An answer, before it becomes the platform's.
 pub struct Reply {

@@ -1,5 +1,7 @@
 //! Mail: to Cloudflare through its binding, or to the SMTP server of the configuration.
 
+pub mod smtp;
+
 use std::pin::pin;
 use std::time::Duration;
 
@@ -11,7 +13,6 @@ use js_sys::Reflect;
 use worker::{Delay, Env, SendEmailBuilder};
 
 use crate::platform;
-use crate::smtp;
 
 /// How long a try may take.
 const PATIENCE: Duration = Duration::from_secs(30);

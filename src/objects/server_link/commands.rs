@@ -14,17 +14,17 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 use worker::{Delay, WebSocket};
 
-use super::connection::agent_event;
-use super::identity::Known;
-use super::{GATHER, GATHER_REPORTS, ServerLink, fact, now, wake};
-use crate::audit::of_service;
-use crate::link_calls::{
+use super::calls::{
     Answer, ByUser, ChunkPage, Chunks, Create, Created, Follow, Followed, Key, Live, Refusal, RevokedSessions,
 };
-use crate::log;
+use super::connection::agent_event;
+use super::d1::{self, Recorded};
+use super::identity::Known;
+use super::tables::{Held, Most, NewHeld, Phase};
+use super::{GATHER, GATHER_REPORTS, ServerLink, fact, now, wake};
 use crate::platform;
-use crate::server_link_sql::{Held, Most, NewHeld, Phase};
-use crate::store::server_link::{self as d1, Recorded};
+use crate::platform::log;
+use crate::store::audit::of_service;
 
 /// How long a command may take to be recorded before it is withdrawn, in seconds: only after a crash does it.
 const RECORD_WITHIN: i64 = 30;

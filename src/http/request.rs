@@ -6,8 +6,9 @@ use std::net::IpAddr;
 use std::rc::Rc;
 
 use farhand_domain::address;
-use farhand_domain::audit::{Event, Source};
+use farhand_domain::audit::{Event, Object, Source};
 use farhand_domain::authorization::{self, AgentCredential};
+use farhand_domain::caller::Caller;
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::fields::Fields;
 use farhand_domain::host::{self, Host};
@@ -17,14 +18,13 @@ use farhand_domain::secret::Secret;
 use farhand_domain::time::Timestamp;
 use futures_util::StreamExt;
 use serde::de::{DeserializeOwned, Error as _};
+use serde_json::Value;
 use uuid::Uuid;
 use wasm_bindgen::JsValue;
 use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 
-use crate::audit::Refused;
-use crate::caller::Caller;
+use crate::http::routes::Route;
 use crate::platform::{self, Config, PeerSource, internal};
-use crate::routes::Route;
 
 /// The largest body of a request, in bytes (contract 3).
 const MAX_BODY: usize = 1024 * 1024;
@@ -34,6 +34,14 @@ const MAX_REPORT: usize = 16 * 1024 * 1024;
 const PEER_HEADER: &str = "Farhand-Peer";
 /// How much of a body that is too large is taken in before the answer, in bytes.
 const MAX_DISCARDED: usize = 64 * 1024 * 1024;
+
+/// What was refused, where a handler knows more of it than the path tells.
+pub struct Refused {
+    /// What it was to be done to.
+    pub object: Option<Object>,
+    /// What else is worth knowing.
+    pub details: Value,
+}
 
 /// A request, with everything that its handler needs.
 pub struct Call {

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use worker::Result;
 
+use super::calls::{Answer, OfServer};
+use super::d1;
+use super::tables::Phase;
 use super::{BATCH, ServerLink, fact, now, wake};
-use crate::link_calls::{Answer, OfServer};
-use crate::log;
-use crate::server_link_sql::Phase;
-use crate::store::server_link as d1;
+use crate::platform::log;
 
 /// When what D1 did not take is told again, in seconds.
 const AGAIN: i64 = 5;

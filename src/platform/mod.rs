@@ -1,6 +1,10 @@
 //! What the rules take as arguments and only the platform has: the time, random bytes, configuration; and the names of
 //! the bindings in `wrangler.toml`.
 
+pub mod cost;
+pub mod lately;
+pub mod log;
+
 use std::cell::OnceCell;
 use std::fmt::Display;
 use std::rc::Rc;
@@ -18,22 +22,21 @@ use serde_json::json;
 use uuid::Uuid;
 use worker::{Date, Env};
 
-use crate::log;
-use crate::smtp::Server;
+use farhand_domain::smtp::Server;
 
 /// The D1 database.
 pub const DB: &str = "DB";
 /// The KV namespace of login tokens.
 pub const LOGIN_TOKENS: &str = "LOGIN_TOKENS";
-/// The Durable Objects of servers, [`crate::server_link::ServerLink`].
+/// The Durable Objects of servers.
 pub const SERVER_LINK: &str = "SERVER_LINK";
-/// The Durable Object that purges deleted workspaces, [`crate::janitor::Janitor`].
+/// The Durable Object that purges deleted workspaces.
 pub const JANITOR: &str = "JANITOR";
-/// The Durable Objects that count guesses, [`crate::throttle::Throttle`].
+/// The Durable Objects that count guesses.
 pub const THROTTLE: &str = "THROTTLE";
-/// The Durable Object that sends mails, [`crate::mailer::Mailer`].
+/// The Durable Object that sends mails.
 pub const MAILER: &str = "MAILER";
-/// The Durable Objects that seal audit events, [`crate::sealer::Sealer`].
+/// The Durable Objects that seal audit events, [`crate::objects::audit_sealer::Sealer`].
 pub const SEALER: &str = "SEALER";
 /// Cloudflare's binding for sending mail.
 pub const EMAIL: &str = "EMAIL";

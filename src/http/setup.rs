@@ -7,9 +7,9 @@ use farhand_domain::error::{Code, Error, Kind};
 use serde_json::json;
 use worker::Env;
 
+use crate::http::request::Call;
+use crate::http::response::Reply;
 use crate::platform;
-use crate::request::Call;
-use crate::response::Reply;
 use crate::store::db::{self, Statement};
 
 /// What D1 says of a statement on a table that it does not have.

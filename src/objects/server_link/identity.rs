@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::calls::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
+use super::d1::{self, Found, ServerFacts};
+use super::tables::Phase;
 use super::{ServerLink, fact, now, wake};
-use crate::link_calls::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
-use crate::log;
-use crate::server_link_sql::Phase;
+use crate::platform::log;
 use crate::store::db::Statement;
-use crate::store::server_link::{self as d1, Found, ServerFacts};
 
 /// Who a server is, and the hash of its agent's key: the proof of every call of an agent, without a look into D1.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

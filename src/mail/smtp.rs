@@ -2,25 +2,12 @@
 //! checks the certificate against the host's name.
 
 use farhand_domain::mail::Failure;
-use farhand_domain::smtp::{Login, Mail, Next, Security, Session};
+use farhand_domain::smtp::{Mail, Next, Security, Server, Session};
 use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use worker::{Delay, SecureTransport, Socket};
 
-use crate::mail::in_time;
-
-/// The server that mails are handed to.
-#[derive(Debug)]
-pub struct Server {
-    /// Its name.
-    pub host: String,
-    /// The TCP port.
-    pub port: u16,
-    /// How the connection is encrypted.
-    pub security: Security,
-    /// Who it knows us as; `None`: it does not ask.
-    pub login: Option<Login>,
-}
+use super::in_time;
 
 /// Hands a mail over.
 ///

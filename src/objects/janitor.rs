@@ -28,13 +28,13 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
-use crate::audit::of_service;
-use crate::cost;
-use crate::link_calls::{self, Forget, Forgotten, OfServer, Remove, RevokedSessions};
-use crate::log;
 use crate::objects;
+use crate::objects::audit_sealer;
+use crate::objects::server_link::calls::{self, Forget, Forgotten, OfServer, Remove, RevokedSessions};
+use crate::platform::cost;
+use crate::platform::log;
 use crate::platform::{self, internal};
-use crate::sealer;
+use crate::store::audit::of_service;
 use crate::store::retention::{self, Due, Place};
 use crate::store::workspaces::{self, Deleted};
 use crate::store::{login_tokens, servers, sessions, users};
@@ -387,7 +387,7 @@ impl Janitor {
             suspension.after.clone_from(last);
         }
         let is_over = ids.is_empty();
-        let failed = self.failing(&ids, || link_calls::Ask::Suspend(is_suspended)).await;
+        let failed = self.failing(&ids, || calls::Ask::Suspend(is_suspended)).await;
         let progress = match (is_over, is_retry && !failed.is_empty()) {
             (true, _) => Progress::Done,
             (false, true) => Progress::Retry,
@@ -411,7 +411,7 @@ impl Janitor {
     }
 
     /// Asks the objects of servers concurrently, and returns the servers whose objects failed.
-    async fn failing(&self, servers: &[String], ask: impl Fn() -> link_calls::Ask) -> Vec<String> {
+    async fn failing(&self, servers: &[String], ask: impl Fn() -> calls::Ask) -> Vec<String> {
         let asked = servers.iter().map(async |server| {
             // Ids of another form no object ever had.
             let object = Uuid::try_parse(server).ok()?;
@@ -424,7 +424,7 @@ impl Janitor {
 
     /// Wipes the objects of servers, which cuts their agents off. Returns the servers whose objects failed.
     async fn sever(&self, servers: &[String]) -> Vec<String> {
-        self.failing(servers, || link_calls::Ask::Sever).await
+        self.failing(servers, || calls::Ask::Sever).await
     }
 
     /// Does one step for a deleted user. False: there is none.
@@ -443,7 +443,7 @@ impl Janitor {
         for some in objects.chunks(SERVERS as usize) {
             let cancelled = some.iter().map(|object| {
                 let ask = RevokedSessions { sessions: revoked.sessions.clone() };
-                self.within::<Value>(BEGINS_WITHIN, *object, link_calls::Ask::CancelOf(ask))
+                self.within::<Value>(BEGINS_WITHIN, *object, calls::Ask::CancelOf(ask))
             });
             future::try_join_all(cancelled).await.map_err(Error::internal)?;
         }
@@ -470,8 +470,8 @@ impl Janitor {
             let of = OfServer { workspace: server.workspace, workspace_id: server.workspace_id as i64, server: object };
             let remove = Remove { of, by: None, only_pending: true, event };
             // A refusal: it was approved just now.
-            let ask = link_calls::Ask::Remove(remove);
-            let removed = in_time(BEGINS_WITHIN, link_calls::try_ask::<Value>(&self.env, object, &ask)).await;
+            let ask = calls::Ask::Remove(remove);
+            let removed = in_time(BEGINS_WITHIN, calls::try_ask::<Value>(&self.env, object, &ask)).await;
             if let Err(cause) = removed {
                 log::trouble("object_not_told", json!({"server": server.id}), &cause);
             }
@@ -510,7 +510,7 @@ impl Janitor {
         } else if !login_tokens::purge_some(&self.env, &deleted.slug).await? {
             return Ok(());
         }
-        sealer::wipe(&self.env, deleted.id).await?;
+        audit_sealer::wipe(&self.env, deleted.id).await?;
         workspaces::purge_some(&self.env, deleted.id).await
     }
 
@@ -560,7 +560,7 @@ impl Janitor {
         // Ids of another form no object ever had.
         let Ok(object) = Uuid::try_parse(server) else { return true };
         let of = OfServer { workspace: workspace.to_owned(), workspace_id, server: object };
-        let told = self.within::<Value>(BEGINS_WITHIN, object, link_calls::Ask::Resync(of)).await;
+        let told = self.within::<Value>(BEGINS_WITHIN, object, calls::Ask::Resync(of)).await;
         if let Err(cause) = &told {
             log::trouble("object_not_told", json!({"server": server}), cause);
         }
@@ -568,8 +568,8 @@ impl Janitor {
     }
 
     /// Asks a server's object something, which it must answer in time.
-    async fn within<T: DeserializeOwned>(&self, seconds: u64, object: Uuid, ask: link_calls::Ask) -> Result<T, String> {
-        in_time(seconds, link_calls::ask::<T>(&self.env, object, &ask)).await
+    async fn within<T: DeserializeOwned>(&self, seconds: u64, object: Uuid, ask: calls::Ask) -> Result<T, String> {
+        in_time(seconds, calls::ask::<T>(&self.env, object, &ask)).await
     }
 
     /// Deletes the next old commands of the pass. False: there is no pass, or it is through.
@@ -669,7 +669,7 @@ impl Janitor {
         // Ids of another form no object ever had.
         let Ok(object) = Uuid::try_parse(server) else { return Ok((commands, true)) };
         let ids = commands.iter().filter_map(|due| Uuid::try_parse(&due.id).ok()).collect();
-        let ask = link_calls::Ask::Forget(Forget { ids, until });
+        let ask = calls::Ask::Forget(Forget { ids, until });
         let Forgotten { ids, is_all } = self.within(FORGETS_WITHIN, object, ask).await?;
         let is_forgotten = |due: &&Due| Uuid::try_parse(&due.id).map_or(true, |id| ids.contains(&id));
         Ok((commands.into_iter().filter(is_forgotten).collect(), is_all))

@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn every_event_has_its_line_in_the_document() {
-        let document = include_str!("../docs/operations.md");
+        let document = include_str!("../../docs/operations.md");
         let mut names = BTreeSet::new();
         for file in sources("src") {
             let text = std::fs::read_to_string(&file).unwrap();

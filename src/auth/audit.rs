@@ -3,18 +3,19 @@
 
 use std::cell::RefCell;
 
-use farhand_domain::audit::{ActorType, CELL, Event, Object, Outcome};
+use farhand_domain::audit::{CELL, Event, Object, Outcome};
 use farhand_domain::error::{Code, Error, Kind};
-use serde_json::{Value, json};
+use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
-use crate::caller::Caller;
-use crate::lately::Lately;
-use crate::log;
-use crate::request::Call;
+use crate::http::request::{Call, Refused};
+use crate::objects::audit_sealer;
+use crate::platform;
+use crate::platform::lately::Lately;
+use crate::platform::log;
 use crate::store::audit as store;
-use crate::{platform, sealer};
+use farhand_domain::caller::Caller;
 
 /// The longest that an id from a path is kept, in characters.
 const MAX_ID: usize = 64;
@@ -36,14 +37,6 @@ thread_local! {
     static THROTTLED_OPERATOR: RefCell<Lately<()>> = RefCell::default();
 }
 
-/// What was refused, where a handler knows more of it than the path tells.
-pub struct Refused {
-    /// What it was to be done to.
-    pub object: Option<Object>,
-    /// What else is worth knowing.
-    pub details: Value,
-}
-
 /// An event of the request's, signed by its caller if one is known.
 fn event_of(call: &Call) -> Result<Event, Error> {
     let event = call.event()?;
@@ -56,7 +49,7 @@ pub fn record_later(call: &Call, workspace_id: i64, event: Event) {
     let env = call.env.clone();
     call.context.wait_until(async move {
         match store::record(&env, workspace_id, &event).await {
-            Ok(()) => sealer::tell(&env, workspace_id).await,
+            Ok(()) => audit_sealer::tell(&env, workspace_id).await,
             Err(error) => {
                 log::trouble("audit_event_lost", json!({"action": event.action, "id": event.id}), &error.detail)
             }
@@ -68,7 +61,7 @@ pub fn record_later(call: &Call, workspace_id: i64, event: Event) {
 pub fn seal_later(call: &Call) {
     for workspace in call.audited.take() {
         let env = call.env.clone();
-        call.context.wait_until(async move { sealer::tell(&env, workspace).await });
+        call.context.wait_until(async move { audit_sealer::tell(&env, workspace).await });
     }
 }
 
@@ -171,7 +164,7 @@ pub fn note_failed_login(call: &Call, workspace_id: i64, user: Option<(i64, Stri
     let env = call.env.clone();
     call.context.wait_until(async move {
         match store::write_anonymous(&env, statements).await {
-            Ok(()) => sealer::tell(&env, workspace_id).await,
+            Ok(()) => audit_sealer::tell(&env, workspace_id).await,
             Err(error) => log::trouble("audit_event_lost", json!({"action": "session.login"}), &error.detail),
         }
     });
@@ -184,16 +177,7 @@ pub fn note_failed_login(call: &Call, workspace_id: i64, user: Option<(i64, Stri
 /// D1 did not do it.
 pub async fn write_overdue(env: &Env) -> Result<(), Error> {
     for workspace in store::write_overdue(env, platform::now()).await? {
-        sealer::tell(env, workspace).await;
+        audit_sealer::tell(env, workspace).await;
     }
     Ok(())
-}
-
-/// An event of Farhand's own, that no request is the cause of.
-///
-/// # Errors
-/// There are no random bytes for its id.
-pub fn of_service(action: &str) -> Result<Event, Error> {
-    let now = platform::now();
-    Ok(Event::new(platform::new_id(now)?, now, Default::default(), action).by(ActorType::Service, None, None))
 }

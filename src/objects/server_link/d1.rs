@@ -12,13 +12,12 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{Env, Error, Result};
 
-use super::audit;
-use super::db::{self, Failure, Statement};
-use super::servers;
-use crate::audit::of_service;
-use crate::link_calls::Create;
+use super::calls::Create;
+use super::tables::{Happened, Held};
 use crate::platform::Config;
-use crate::server_link_sql::{Happened, Held};
+use crate::store::audit::{self, Insert, of_service};
+use crate::store::db::{self, Failure, Statement};
+use crate::store::servers;
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
@@ -271,7 +270,7 @@ pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> Ve
     .bind(facts.drops_load)
     .bind(facts.identity_conflict_at)
     .bind(facts.reported_username.as_deref());
-    audit::of_server(workspace_id, server, &facts.events).into_iter().chain([update]).collect()
+    of_server(workspace_id, server, &facts.events).into_iter().chain([update]).collect()
 }
 
 /// What became of a new command in D1.
@@ -544,7 +543,7 @@ pub fn update_command(held: &Held, output: &Output) -> Vec<Statement> {
     .bind(output.truncated)
     .bind(head)
     .bind(whole);
-    audit::of_command(held).into_iter().chain([update]).collect()
+    of_command(held).into_iter().chain([update]).collect()
 }
 
 /// The statements that remove a command that was never delivered, and its `bytes` from those of its day; D1 may have been told that
@@ -567,4 +566,29 @@ pub async fn send(env: &Env, statements: Vec<Statement>) -> Result<()> {
         db::batch(env, statements).await?;
     }
     Ok(())
+}
+
+/// The statement for what happened to a command that D1 has not heard of, before it hears of the command: whatever came of a
+/// revision that D1 has is there already, so it can be repeated.
+pub fn of_command(held: &Held) -> Option<Statement> {
+    if held.events.is_empty() {
+        return None;
+    }
+    let rest = "FROM commands c CROSS JOIN json_each(?3) p
+               WHERE c.workspace_id = ?1 AND c.id = ?2 AND c.revision < p.value ->> 'revision' ORDER BY p.key";
+    let insert = Insert::whole("c.workspace_id", "(p.value -> 'event')", rest);
+    let statement = Statement::new(insert.sql()).bind(held.workspace_id).bind(held.command.id);
+    Some(statement.bind(json!(held.events).to_string()))
+}
+
+/// The statement for a server's events that D1 does not have, before D1 gets the revision that they belong to. It can be
+/// repeated, like [`of_command`].
+pub fn of_server(workspace_id: i64, server: Uuid, events: &[Happened]) -> Option<Statement> {
+    if events.is_empty() {
+        return None;
+    }
+    let rest = "FROM servers s CROSS JOIN json_each(?3) p
+               WHERE s.workspace_id = ?1 AND s.id = ?2 AND s.link_revision < p.value ->> 'revision' ORDER BY p.key";
+    let insert = Insert::whole("s.workspace_id", "(p.value -> 'event')", rest);
+    Some(Statement::new(insert.sql()).bind(workspace_id).bind(server).bind(json!(events).to_string()))
 }

@@ -8,66 +8,25 @@ use serde_json::json;
 use std::cell::RefCell;
 use std::collections::HashSet;
 
-use farhand_domain::acl::Acl;
-use farhand_domain::audit::{ActorType, CredentialType, Event};
+use farhand_domain::caller::{Caller, Kind};
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 use farhand_domain::secret::{Purpose, credential_hash};
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
-use farhand_domain::user::Rank;
 use futures_util::future;
 use serde::Deserialize;
-use uuid::Uuid;
 use worker::{D1Result, Env};
 
-use crate::janitor;
-use crate::lately::Lately;
-use crate::log;
+use crate::http::request::Call;
+use crate::objects::janitor;
 use crate::platform;
-use crate::request::Call;
+use crate::platform::lately::Lately;
+use crate::platform::log;
 use crate::store::db::{self, Failure, Parameter, Selection, Statement};
 use crate::store::login_tokens::{self, Entry};
+use crate::store::scope::{Limited, Scope, WHO};
 use crate::store::{api_tokens, sessions, workspaces};
-
-/// The parameters of `me`: `?1` the workspace's slug, `?2` the token's hash, `?3` now, `?4` now less the time that a
-/// login token is taken past its expiry. A handler's own parameters begin at `?5`.
-///
-/// `credential` is who calls. `me` is the same, but empty for an API token with an access control list where the endpoint
-/// is not on the list of what such a token may reach: what a handler writes is then refused in the same statement.
-const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
-    SELECT w.id AS workspace_id, u.id AS user_id, u.username, u.email, u.is_staff, u.is_superuser,
-        'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at,
-        NULL AS acl, NULL AS acl_servers, 0 AS reads_narrowly
-    FROM workspaces w
-    JOIN sessions s ON s.workspace_id = w.id AND s.token_hash = ?2 AND s.expires_at > ?4
-    JOIN users u ON u.id = s.user_id AND u.workspace_id = w.id AND u.is_active = 1
-    WHERE w.slug = ?1 AND w.deleted_at IS NULL
-    UNION ALL
-    SELECT w.id, u.id, u.username, u.email, u.is_staff, u.is_superuser,
-        'api_token', t.id, t.last_used_at, t.expires_at, t.acl, json_extract(t.acl, '$.servers'),
-        coalesce(t.acl ->> '$.commands', t.acl ->> '$.argv', t.acl ->> '$.usernames') IS NOT NULL
-            AND NOT coalesce(t.acl ->> '$.read_all', 0)
-    FROM workspaces w
-    JOIN api_tokens t ON t.workspace_id = w.id AND t.key_hash = ?2 AND t.enabled = 1
-        AND (t.expires_at IS NULL OR t.expires_at > ?3)
-    JOIN users u ON u.id = t.user_id AND u.workspace_id = w.id AND u.is_active = 1
-    WHERE w.slug = ?1 AND w.deleted_at IS NULL
-)";
-
-/// `me` where the endpoint takes API tokens with an access control list. Such an endpoint writes nothing in the round trip
-/// that tells who calls.
-const ME_OR_LIMITED: &str = "me AS (SELECT * FROM credential)";
-/// `me` everywhere else.
-const ME_UNLIMITED: &str = "me AS (SELECT * FROM credential WHERE acl IS NULL)";
-
-/// The columns that tell of the credential: one row always, with nulls where there is no such workspace or caller.
-const WHO: &str = "(SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL) AS workspace,
-    (SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
-        'is_staff', json(iif(is_staff, 'true', 'false')), 'is_superuser', json(iif(is_superuser, 'true', 'false')),
-        'kind', kind, 'credential_id', credential_id, 'moved_at', moved_at, 'expires_at', expires_at,
-        'acl', json(acl))
-     FROM credential) AS me";
 
 /// How many hashes an isolate remembers at most, of each kind.
 const REMEMBERED: usize = 10_000;
@@ -95,86 +54,11 @@ fn remember(known: &mut HashSet<String>, hash: &str) {
     known.insert(hash.to_owned());
 }
 
-/// What kind of credential it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// A login token.
-    Session,
-    /// An API token.
-    ApiToken,
-}
-
-/// The authenticated user, and by which credential.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Caller {
-    /// The workspace.
-    pub workspace_id: i64,
-    /// The user's id.
-    pub user_id: i64,
-    /// The user's name.
-    pub username: String,
-    /// The user's e-mail address.
-    pub email: String,
-    /// Staff manage servers and ordinary users.
-    pub is_staff: bool,
-    /// Superusers manage everything.
-    pub is_superuser: bool,
-    /// The kind of credential.
-    pub kind: Kind,
-    /// The session's or the API token's id.
-    pub credential_id: Uuid,
-    /// When the session's expiry was moved, or the token's use was noted.
-    moved_at: Option<Timestamp>,
-    expires_at: Option<Timestamp>,
-    /// What the API token is limited to, where it is.
-    pub acl: Option<Acl>,
-}
-
-impl Caller {
-    /// Whether the caller has the rights of staff.
-    pub fn is_staff_or_superuser(&self) -> bool {
-        self.rank().is_staff_or_superuser()
-    }
-
-    /// When the caller's API token expires, if it does: no token that it creates or changes may end later.
-    pub fn token_expires_at(&self) -> Option<Timestamp> {
-        self.expires_at.filter(|_| self.kind == Kind::ApiToken)
-    }
-
-    /// Whether the caller reaches all of the workspace's servers (contract 5, Server access).
-    fn reaches_all(&self) -> bool {
-        self.is_staff_or_superuser() && self.acl.as_ref().is_none_or(|acl| acl.servers.is_none())
-    }
-
-    /// Whether the API token reads only commands that its list allows (contract 11, ACL).
-    fn reads_narrowly(&self) -> bool {
-        self.acl.as_ref().is_some_and(Acl::reads_narrowly)
-    }
-
-    /// The caller's event.
-    pub fn sign(&self, event: Event) -> Event {
-        let kind = match self.kind {
-            Kind::Session => CredentialType::Session,
-            Kind::ApiToken => CredentialType::ApiToken,
-        };
-        let event = event.by(ActorType::User, Some(self.user_id.to_string()), Some(self.username.clone()));
-        event.with(kind, Some(self.credential_id.to_string()))
-    }
-
-    /// The caller's rank.
-    pub fn rank(&self) -> Rank {
-        Rank { is_staff: self.is_staff, is_superuser: self.is_superuser }
-    }
-}
-
 /// A token that was sent, not looked up yet.
 pub struct Credential<'a> {
     call: &'a Call,
-    workspace: &'a str,
-    hash: String,
-    /// The time that its expiry is compared with.
-    now: Timestamp,
+    /// What its statements are limited to.
+    pub scope: Scope<'a>,
 }
 
 #[derive(Deserialize)]
@@ -194,15 +78,6 @@ struct Listed {
     body: Option<String>,
 }
 
-/// A statement on the common tables of [`CREDENTIAL`] and `me`, whose own parameters begin at `?5`.
-fn statement_of(workspace: &str, hash: &str, now: Timestamp, me: &str, sql: &str) -> Statement {
-    Statement::new(format!("{CREDENTIAL}, {me}\n{sql}"))
-        .bind(workspace)
-        .bind(hash)
-        .bind(now)
-        .bind(session::dead_until(now))
-}
-
 impl<'a> Credential<'a> {
     /// Reads the Authorization header.
     ///
@@ -214,28 +89,25 @@ impl<'a> Credential<'a> {
         if !token.is_token() {
             return Err(Error::invalid_token());
         }
-        Ok(Self { call, workspace: call.workspace()?, hash: credential_hash(Purpose::Token, &token), now: call.now })
+        let hash = credential_hash(Purpose::Token, &token);
+        let limited = if call.takes_limited_tokens { Limited::Taken } else { Limited::Refused };
+        Ok(Self { call, scope: Scope::new(call.workspace()?, hash, call.now, limited) })
     }
 
     /// The same credential for a check after a wait: it may have expired since the request began.
     #[must_use]
     pub fn after_wait(&self) -> Self {
-        Self { call: self.call, workspace: self.workspace, hash: self.hash.clone(), now: platform::now() }
-    }
-
-    /// A statement on the common table `me`, whose own parameters begin at `?5`.
-    pub fn statement(&self, sql: &str) -> Statement {
-        let me = if self.call.takes_limited_tokens { ME_OR_LIMITED } else { ME_UNLIMITED };
-        statement_of(self.workspace, &self.hash, self.now, me, sql)
+        Self { call: self.call, scope: self.scope.at(platform::now()) }
     }
 
     /// Runs statements in one round trip: the first must select [`WHO`]. A failure is told only to a caller who is
     /// alive: for another one no statement does anything that could fail.
     async fn resolve(&self, statements: Vec<Statement>) -> Result<(Caller, Vec<D1Result>), Failure> {
-        let hash = &self.hash;
+        let hash = &self.scope.hash;
         let is_api_token = API_TOKENS.with_borrow(|known| known.contains(hash));
-        let entry =
-            async { if is_api_token { None } else { login_tokens::get(&self.call.env, self.workspace, hash).await } };
+        let entry = async {
+            if is_api_token { None } else { login_tokens::get(&self.call.env, self.scope.workspace, hash).await }
+        };
         let (results, entry) = future::join(db::batch(&self.call.env, statements), entry).await;
         let results = results?;
         let first = results.first().ok_or_else(|| Failure::Other("no result".to_owned()))?;
@@ -247,13 +119,13 @@ impl<'a> Credential<'a> {
     /// Takes the caller from what D1 says, and puts right what KV says.
     fn settle(&self, who: Who, entry: Option<Entry>) -> Result<Caller, Error> {
         let Some(workspace_id) = who.workspace else {
-            workspaces::forget(self.workspace);
+            workspaces::forget(self.scope.workspace);
             return Err(Error::not_found());
         };
-        workspaces::remember(self.workspace, workspace_id as i64, self.now);
+        workspaces::remember(self.scope.workspace, workspace_id as i64, self.scope.now);
         self.call.workspace_proven.set(true);
         let Some(me) = who.me else {
-            API_TOKENS.with_borrow_mut(|known| known.remove(&self.hash));
+            API_TOKENS.with_borrow_mut(|known| known.remove(&self.scope.hash));
             if entry.is_some() {
                 self.forget_login_token();
             }
@@ -276,8 +148,8 @@ impl<'a> Credential<'a> {
     /// After the response: moves a session's expiry and repairs its KV entry, or notes an API token's use; each at
     /// most every ten minutes.
     fn keep_up(&self, caller: &Caller, entry: Option<Entry>) {
-        let (env, now) = (self.call.env.clone(), self.now);
-        let (workspace_id, id, hash) = (caller.workspace_id, caller.credential_id, self.hash.clone());
+        let (env, now) = (self.call.env.clone(), self.scope.now);
+        let (workspace_id, id, hash) = (caller.workspace_id, caller.credential_id, self.scope.hash.clone());
         let is_due = caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
         match caller.kind {
             Kind::ApiToken => {
@@ -294,7 +166,7 @@ impl<'a> Credential<'a> {
                 if entry == Some(wanted) || (!is_due && !self.may_write_entry()) {
                     return;
                 }
-                let workspace = self.workspace.to_owned();
+                let workspace = self.scope.workspace.to_owned();
                 self.call.context.wait_until(logged(async move {
                     if is_due {
                         sessions::refresh(&env, workspace_id, id, now, expires_at).await?;
@@ -307,13 +179,13 @@ impl<'a> Credential<'a> {
 
     /// Tells whether the token's KV entry was not written lately, and notes that it is now.
     fn may_write_entry(&self) -> bool {
-        let hash = self.hash.clone();
-        WRITTEN.with_borrow_mut(|written| written.is_due(hash, self.now, KV_SETTLES_WITHIN))
+        let hash = self.scope.hash.clone();
+        WRITTEN.with_borrow_mut(|written| written.is_due(hash, self.scope.now, KV_SETTLES_WITHIN))
     }
 
     /// After the response: removes the token's KV entry, as D1 has no such session any more.
     pub fn forget_login_token(&self) {
-        forget_login_tokens(self.call, self.workspace, vec![self.hash.clone()]);
+        forget_login_tokens(self.call, self.scope.workspace, vec![self.scope.hash.clone()]);
     }
 
     /// Looks the credential up, and does nothing else.
@@ -321,7 +193,7 @@ impl<'a> Credential<'a> {
     /// # Errors
     /// The credential is not alive.
     pub async fn check(&self) -> Result<Caller, Error> {
-        let (caller, _) = self.resolve(vec![self.statement(&format!("SELECT {WHO}"))]).await?;
+        let (caller, _) = self.resolve(vec![self.scope.statement(&format!("SELECT {WHO}"))]).await?;
         Ok(caller)
     }
 
@@ -345,7 +217,7 @@ impl<'a> Credential<'a> {
     /// # Errors
     /// The credential is not alive.
     pub async fn read(&self, sql: &str, parameters: Vec<Parameter>) -> Result<(Caller, Option<String>), Error> {
-        let statement = self.statement(&format!("SELECT {WHO}, (SELECT {sql} FROM me) AS body"));
+        let statement = self.scope.statement(&format!("SELECT {WHO}, (SELECT {sql} FROM me) AS body"));
         let statement = parameters.into_iter().fold(statement, Statement::bind);
         let (caller, results) = self.resolve(vec![statement]).await?;
         let body = results.first().map(db::first::<Body>).transpose()?.flatten();
@@ -360,7 +232,7 @@ impl<'a> Credential<'a> {
     /// The credential is not alive.
     pub async fn list(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
         let Some(narrow) = &selection.narrow else { return self.list_widely(selection, page).await };
-        let hash = &self.hash;
+        let hash = &self.scope.hash;
         if READING_NARROWLY.with_borrow(|known| known.contains(hash)) {
             let (caller, items, total) = self.list_with(&narrow.tables, &narrow.items, narrow, page).await?;
             if caller.reads_narrowly() {
@@ -379,7 +251,7 @@ impl<'a> Credential<'a> {
 
     /// Reads a page of a list, whatever the API token's list allows of it.
     async fn list_widely(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
-        let hash = &self.hash;
+        let hash = &self.scope.hash;
         let reached_all = REACHING_ALL.with_borrow(|known| known.contains(hash));
         if let (Some((tables, items)), true) = (&selection.of_all, reached_all)
             && let (caller, items, Some(total)) = self.list_with(tables, items, selection, page).await?
@@ -403,7 +275,7 @@ impl<'a> Credential<'a> {
         page: Page,
     ) -> Result<(Caller, String, Option<u64>), Error> {
         // One statement, so that who calls, and how many items there are, is found once. Its first row tells of these.
-        let statement = self.statement(&format!(
+        let statement = self.scope.statement(&format!(
             "{tables} SELECT {WHO}, (SELECT total FROM total) AS total, NULL AS body
              UNION ALL SELECT NULL, NULL, NULL, body FROM ({items})"
         ));
@@ -422,21 +294,21 @@ impl<'a> Credential<'a> {
     pub fn watch(&self, sql: String, parameters: Vec<Parameter>) -> Watch {
         Watch {
             env: self.call.env.clone(),
-            workspace: self.workspace.to_owned(),
-            hash: self.hash.clone(),
+            workspace: self.scope.workspace.to_owned(),
+            hash: self.scope.hash.clone(),
             remote_ip: self.call.remote_ip(),
             sql,
             parameters,
         }
     }
 
-    /// Changes something: statements made with [`Credential::statement`]. Returns the `body` column of the first row of
+    /// Changes something: statements made with [`Scope::statement`]. Returns the `body` column of the first row of
     /// each.
     ///
     /// # Errors
     /// The credential is not alive, or a uniqueness rule is broken.
     pub async fn write(&self, statements: Vec<Statement>) -> Result<(Caller, Vec<Option<String>>), Failure> {
-        let mut all = vec![self.statement(&format!("SELECT {WHO}"))];
+        let mut all = vec![self.scope.statement(&format!("SELECT {WHO}"))];
         all.extend(statements);
         let (caller, results) = self.resolve(all).await?;
         let body = |result: &D1Result| Ok(db::first::<Body>(result)?.and_then(|row| row.body));
@@ -479,7 +351,7 @@ impl Watch {
     /// D1 did not answer.
     pub async fn still_reads(&self, now: Timestamp) -> Result<bool, Error> {
         let sql = format!("SELECT {WHO}, (SELECT {} FROM me) AS body", self.sql);
-        let statement = statement_of(&self.workspace, &self.hash, now, ME_OR_LIMITED, &sql);
+        let statement = Scope::new(&self.workspace, self.hash.clone(), now, Limited::Taken).statement(&sql);
         let statement = self.parameters.iter().cloned().fold(statement, Statement::bind);
         let result = db::run(&self.env, statement).await?;
         let who = db::first::<Who>(&result)?.and_then(|who| who.me);

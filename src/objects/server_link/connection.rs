@@ -10,10 +10,10 @@ use farhand_domain::wire::{HostFacts, ToAgent};
 use serde_json::json;
 use worker::{Error, Result, WebSocket};
 
+use super::d1::ServerFacts;
 use super::identity::Known;
 use super::{BACKHAUL, CONTROL, ServerLink, fact, now};
-use crate::audit::of_service;
-use crate::store::server_link::ServerFacts;
+use crate::store::audit::of_service;
 
 /// How long an older connection may take to prove that its agent is alive.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);

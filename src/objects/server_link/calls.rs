@@ -12,9 +12,9 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 use worker::{Env, Headers, Method, Request, RequestInit, Response};
 
+use crate::http::request::Call;
 use crate::objects;
 use crate::platform::{self, internal};
-use crate::request::Call;
 
 /// The header in which [`connect`] tells the object who connects.
 pub const IDENTITY_HEADER: &str = "X-Farhand-Agent";
