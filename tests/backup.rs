@@ -73,6 +73,11 @@ async fn derived(instance: &Instance) -> Vec<Value> {
     all
 }
 
+/// The bytes that the instance's workspaces stored today.
+async fn stored_bytes(instance: &Instance) -> i64 {
+    instance.d1("SELECT coalesce(sum(bytes), 0) AS n FROM stored_bytes").await[0]["n"].as_i64().unwrap()
+}
+
 /// Replaces a folder by a copy of another one.
 fn copy(from: &Path, to: &Path) {
     std::fs::remove_dir_all(to).ok();
@@ -212,6 +217,8 @@ async fn a_database_taken_back_gets_its_commands_again() {
     end(&agent, &ended, "early").await;
     let under_way = run(&workspace.admin, "under way then", json!({})).await;
     agent.next_command().await;
+    instance.until_d1_knows().await;
+    let stored_then = stored_bytes(&instance).await;
     instance.stop_when_d1_knows().await;
     let (d1, copied) = (folder.path().join("v3/d1/miniflare-D1DatabaseObject"), TempDir::new().unwrap());
     copy(&d1, copied.path());
@@ -257,8 +264,6 @@ async fn a_database_taken_back_gets_its_commands_again() {
     let operator = instance.operator();
     instance.d1_file(documented("numbers")).await;
     operator.post("/operator/workspaces/nobody/resync/", &json!({})).await.expect_detail(404, None);
-    let stored = async || instance.d1("SELECT coalesce(sum(bytes), 0) AS n FROM stored_bytes").await[0]["n"].as_i64();
-    let stored_before = stored().await;
     let begun = operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
     assert_eq!(begun, json!({"slug": "acme"}));
     eventually("all commands", || async {
@@ -268,7 +273,7 @@ async fn a_database_taken_back_gets_its_commands_again() {
     .await;
     assert_eq!(derived(&instance).await, kept);
     // The output of lost commands does not count as today's: only what a command that D1 knows has more.
-    assert_eq!(stored().await, stored_before.map(|bytes| bytes + "late".len() as i64));
+    assert_eq!(stored_bytes(&instance).await, stored_then + "late".len() as i64);
     let whole = admin.get(&path(&later)).await.expect(200);
     assert_eq!(whole["result"].as_str().unwrap().len(), 20_000);
     // Twice does no harm.

@@ -207,7 +207,8 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
     };
     let expected = json!({"workspaces": 1, "users": 1, "sessions": 1, "api_tokens": 1, "servers": 3, "commands": 3,
         "command_counts": 2, "command_servers": 3, "audit_expired": 0});
-    eventually("the purge", || async { (left().await == expected).then_some(()) }).await;
+    eventually_within(Duration::from_secs(120), "the purge", || async { (left().await == expected).then_some(()) })
+        .await;
     assert_eq!(instance.d1("SELECT expired FROM steps WHERE expired > 200").await, json!([]));
     assert!(instance.kv_entries("gone").await.is_empty());
     assert_eq!(instance.kv_entries("kept").await.len(), 1);
@@ -236,7 +237,7 @@ async fn a_deletion_that_is_cut_off_goes_on_after_a_restart() {
         assert!([204, 404].contains(&again.status), "{}", again.text);
         workspace.admin.on(&instance.url).get("/api/status/").await.expect_detail(404, None);
     }
-    eventually("the purges", || async {
+    eventually_within(Duration::from_secs(120), "the purges", || async {
         let left = instance.d1("SELECT (SELECT count(*) FROM workspaces) + (SELECT count(*) FROM servers) AS n").await;
         (left[0]["n"] == 0).then_some(())
     })
@@ -312,11 +313,15 @@ async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
 async fn nothing_is_delivered_in_a_deleted_workspace_whose_objects_are_not_suspended_yet() {
     let (instance, _state) = Instance::new().await;
     let mut agents = Vec::new();
-    let mut made = Vec::new();
-    for (slug, seconds) in [("acme", 6), ("other", 8)] {
+    let mut workspaces = Vec::new();
+    for slug in ["acme", "other"] {
         let workspace = Workspace::made_by(&instance.operator(), slug).await;
         let server = workspace.server("web-1").await;
         agents.push(ScriptedAgent::connect(&workspace, &server).await);
+        workspaces.push(workspace);
+    }
+    let mut made = Vec::new();
+    for (workspace, seconds) in workspaces.iter().zip([10, 12]) {
         let at = now().plus_seconds(seconds).to_string();
         let body = json!({"server": "web-1", "line": "id", "scheduled_at": at});
         made.push(workspace.admin.post("/api/events/commands/", &body).await.expect(201));
@@ -341,9 +346,9 @@ async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() 
         ScriptedAgent::connect(&workspace, server).await;
     }
     instance.stop().await;
-    // For a while, the object of the first server cannot store that it is suspended.
+    // For a while that begins after the next start, the object of the first server cannot store that it is suspended.
     let broken = servers[0]["id"].as_str().unwrap();
-    let until = now().plus_seconds(40).to_string();
+    let until = now().plus_seconds(90).to_string();
     let trigger = format!(
         "CREATE TRIGGER broken BEFORE INSERT ON facts WHEN new.name = 'suspended'
             AND strftime('%Y-%m-%dT%H:%M:%f', 'now') < '{until}'
@@ -363,7 +368,7 @@ async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() 
     .await;
     // It is tried again until it does.
     let suspended = || instance.read_objects("ServerLink", "SELECT value FROM facts WHERE name = 'suspended'");
-    eventually_within(Duration::from_secs(120), "both objects", || async {
+    eventually_within(Duration::from_secs(180), "both objects", || async {
         (suspended() == ["true", "true"]).then_some(())
     })
     .await;

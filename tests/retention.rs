@@ -4,13 +4,14 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 use farhand_domain::id;
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential};
 use farhand_tests::client::encoded;
 use farhand_tests::instance::{change_d1, change_objects};
-use farhand_tests::{Api, Instance, Workspace, eventually, now};
+use farhand_tests::{Api, Instance, Workspace, eventually, eventually_within, now};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -39,7 +40,10 @@ fn logged(state: &Path, text: &str) -> Vec<String> {
 async fn looked(state: &TempDir, days: &str) -> (Instance, u64) {
     let before = logged(state.path(), OVER).len();
     let instance = Instance::restart_with(state.path(), &[(DAYS, days)]).await;
-    let line = eventually("the end of the look", || async { logged(state.path(), OVER).get(before).cloned() }).await;
+    let line = eventually_within(Duration::from_secs(120), "the end of the look", || async {
+        logged(state.path(), OVER).get(before).cloned()
+    })
+    .await;
     let line: Value = serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap();
     (instance, line["deleted"].as_u64().unwrap())
 }

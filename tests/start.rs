@@ -47,6 +47,9 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
     let line = printed.lines().find(|line| line.starts_with("curl ")).expect("a curl line");
     let output = Command::new("sh").args(["-c", line]).output().await.unwrap();
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // It waits for 10 s. A slow machine may take longer.
+    let command = format!("/api/events/commands/{}/?wait=60", answer["id"].as_str().unwrap());
+    let answer = api.with_token(facts["api_token"].as_str().unwrap()).get(&command).await.expect(200);
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     assert_eq!((&answer["result"], &answer["success"]), (&json!(format!("hello from {hostname}")), &json!(true)));
     assert!(!line.contains("\"username\""), "{line}");

@@ -63,7 +63,7 @@ impl Watched {
 
     /// The same when the command runs, which no message tells.
     async fn die_running(&mut self, desk: &Desk) -> Value {
-        let (token, id) = desk.ask(&self.server, Kind::Queued).await;
+        let (token, id) = desk.ask(&self.server, Kind::Long).await;
         eventually("the command to run", || async { desk.has_run(&token).then_some(()) }).await;
         self.host.kill().await;
         self.host.start();

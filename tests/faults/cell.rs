@@ -70,6 +70,8 @@ pub enum Kind {
     In(i64),
     /// It is sent with an Idempotency-Key until it is answered.
     Keyed,
+    /// It waits for its agent, and runs for some seconds.
+    Long,
 }
 
 impl Cell {
@@ -136,8 +138,9 @@ impl Cell {
 
 impl Desk {
     /// The line of a command that tells outside that it ran, and writes some output.
-    fn line(&self, token: &str) -> String {
-        format!("echo {token} >> {}; echo begun; sleep 0.3; echo done", self.outside.path().join("ran").display())
+    fn line(&self, token: &str, kind: Kind) -> String {
+        let seconds = if kind == Kind::Long { "5" } else { "0.3" };
+        format!("echo {token} >> {}; echo begun; sleep {seconds}; echo done", self.outside.path().join("ran").display())
     }
 
     /// Whether something ran, by its token.
@@ -154,11 +157,11 @@ impl Desk {
     pub async fn ask(&self, server: &Value, kind: Kind) -> (String, Option<String>) {
         let token = format!("t{}", self.tokens.fetch_add(1, Ordering::Relaxed));
         let mut body = json!({
-            "server": server["id"], "line": self.line(&token), "username": own_account(), "timeout": TIMEOUT,
+            "server": server["id"], "line": self.line(&token, kind), "username": own_account(), "timeout": TIMEOUT,
         });
         match kind {
             Kind::Immediate => {}
-            Kind::Queued | Kind::Keyed => body["on_offline"] = json!("queue"),
+            Kind::Queued | Kind::Keyed | Kind::Long => body["on_offline"] = json!("queue"),
             Kind::In(seconds) => body["scheduled_at"] = json!(now().plus_seconds(seconds).to_string()),
         }
         // Before it is sent: what is not answered was asked for, too.

@@ -131,8 +131,9 @@ async fn alarms_come_late_or_twice() {
         cell.fault();
         cell.look(&[&agent]).await;
         // Cut off: the service dies as soon as there is something to be seen of what the alarm does.
+        let handed = agent.ledger().orders.len();
         plan(&cell, &servers, 2).await;
-        until_handed(&agent, agent.ledger().orders.len()).await;
+        until_handed(&agent, handed).await;
         cell.kill().await;
         cell.fault();
         // Twice: what went off goes off again, and what was to go off later does so as well.

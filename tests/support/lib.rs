@@ -30,7 +30,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use farhand_domain::time::Timestamp;
 
 /// How long anything may take that is waited for.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The time of this machine, which is the service's too.
 pub fn now() -> Timestamp {
