@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
 use farhand_tests::alpamon::{Alpamon, BACKHAUL, CONTROL, End, Habits, Host, Run};
-use farhand_tests::{Instance, Workspace, eventually};
+use farhand_tests::{Instance, Workspace, eventually, eventually_within};
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 
@@ -183,7 +183,11 @@ async fn a_days_work() {
     let checks = made.iter().map(|(number, id)| {
         let workspace = &workspace;
         async move {
-            let done = ended(workspace, id).await;
+            // An acknowledgement behind much output may come late: then the command is stuck until its end comes.
+            let done = eventually_within(LONG, "the result", || async {
+                Some(ended(workspace, id).await).filter(|done| done["state"] != "stuck")
+            })
+            .await;
             let run = work(*number);
             let result = run.pieces.concat();
             assert!(done["result"] == json!(result), "{number}: {done}");

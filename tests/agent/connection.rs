@@ -570,7 +570,7 @@ async fn of_two_agents_with_one_key_the_older_stays() {
     assert!(Timestamp::parse(&conflict).is_ok());
     let events = "/api/audit/events/?action=server.conflict";
     let found = workspace.admin.get(events).await.expect(200);
-    assert!((1..=3).contains(&found["count"].as_u64().unwrap()), "{found}");
+    assert!(found["count"].as_u64() >= Some(1), "{found}");
     let event = &found["results"][0];
     assert_eq!((&event["object"]["id"], &event["credential"]["type"]), (&server["id"], &json!("agent_key")));
     let details = json!({"remote_ip": "127.0.0.1", "connected_remote_ip": "127.0.0.1"});
@@ -611,7 +611,8 @@ async fn an_agent_that_reconnects_fast_is_not_refused() {
 #[tokio::test]
 async fn an_idle_fleet_costs_next_to_nothing() {
     const FLEET: usize = 20;
-    let (instance, _state) = Instance::new_with(&[("AGENT_PING_SECONDS", "2")]).await;
+    let (instance, _state) =
+        Instance::new_with(&[("AGENT_PING_SECONDS", "2"), ("AGENT_HEARTBEAT_SECONDS", "3600")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let mut agents = Vec::new();
     for number in 0..FLEET {

@@ -277,7 +277,7 @@ async fn ends_all_of_a_command(has_cgroups: bool) {
     };
     let ended = async |id: &str| workspace.admin.get(&format!("{PATH}{id}/?wait=30")).await.expect(200);
 
-    let (id, escaped) = ask("sleep 600", 2).await;
+    let (id, escaped) = ask("sleep 600", 10).await;
     assert_eq!(ended(&id).await["exit_code"], 124);
     assert!(!is_running(&escaped), "it escaped the timeout");
 

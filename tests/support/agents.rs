@@ -103,16 +103,33 @@ impl ScriptedAgent {
         }
     }
 
-    /// The next command.
+    /// The next command. A ping, which comes when one was not acknowledged for a minute, is answered.
     pub async fn next_command(&mut self) -> Value {
-        let message = self.next().await.unwrap();
-        assert_eq!(message["query"], "command", "{message}");
-        message["command"].clone()
+        loop {
+            let message = self.next().await.unwrap();
+            if message["query"] == "ping" {
+                self.pong().await;
+                continue;
+            }
+            assert_eq!(message["query"], "command", "{message}");
+            return message["command"].clone();
+        }
     }
 
-    /// Tells whether nothing comes for a moment. For what must not happen there is no condition to wait for.
+    async fn pong(&mut self) {
+        self.say(&json!({"query": "pong", "timestamp": 1.5})).await;
+    }
+
+    /// Tells whether nothing but a ping comes for a moment. For what must not happen there is no condition to wait for.
     pub async fn stays_silent(&mut self) -> bool {
-        tokio::time::timeout(Duration::from_millis(500), self.socket.next()).await.is_err()
+        let until = tokio::time::Instant::now() + Duration::from_millis(500);
+        loop {
+            match tokio::time::timeout_at(until, self.socket.next()).await {
+                Err(_) => return true,
+                Ok(Some(Ok(Message::Text(text)))) if text.contains("\"ping\"") => self.pong().await,
+                Ok(_) => return false,
+            }
+        }
     }
 
     /// Sends a message on the socket.

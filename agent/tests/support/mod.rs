@@ -60,6 +60,13 @@ struct Answer {
     first: Option<Box<dyn FnOnce() + Send>>,
 }
 
+impl Answer {
+    /// Whether it is for a request to a path. What the agent sends by itself, to paths that only hold the piece, does not take it.
+    fn is_for(&self, path: &str) -> bool {
+        path.ends_with(self.part) || (self.part == "/ws/" && path.starts_with(self.part))
+    }
+}
+
 /// The service.
 pub struct Service {
     pub port: u16,
@@ -286,7 +293,7 @@ impl Handler {
         let mut stream = BufReader::new(stream);
         while let Some(seen) = read_call(&mut stream).await {
             let path = seen.call.split(' ').nth(1).unwrap().to_owned();
-            let has_answer = self.answers.lock().unwrap().iter().any(|answer| path.contains(answer.part));
+            let has_answer = self.answers.lock().unwrap().iter().any(|answer| answer.is_for(&path));
             if path.starts_with("/ws/") && seen.headers.contains_key("upgrade") && !has_answer {
                 let accept = derive_accept_key(seen.headers["sec-websocket-key"].as_bytes());
                 let answer = format!(
@@ -300,7 +307,7 @@ impl Handler {
             }
             let found = {
                 let mut answers = self.answers.lock().unwrap();
-                let found = answers.iter().position(|answer| path.contains(answer.part));
+                let found = answers.iter().position(|answer| answer.is_for(&path));
                 found.map(|index| answers.remove(index))
             };
             let (status, body, first) =

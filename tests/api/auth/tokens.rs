@@ -220,7 +220,7 @@ async fn an_expired_token_is_refused() {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
         Timestamp::from_millis(now.try_into().unwrap()).plus_seconds(seconds).to_string()
     };
-    let made = workspace.session().post(PATH, &json!({"name": "x", "expires_at": soon(2)})).await.expect(201);
+    let made = workspace.session().post(PATH, &json!({"name": "x", "expires_at": soon(10)})).await.expect(201);
     let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());
     token.get("/api/status/").await.expect(200);
     eventually("the token's end", || async { (token.get("/api/status/").await.status != 200).then_some(()) }).await;

@@ -75,7 +75,7 @@ async fn a_token_that_expires_while_it_waits_gets_no_result() {
             "read" => Some(workspace.admin.post(PATH, &command).await.expect(201)),
             _ => None,
         };
-        let expires_at = now().plus_seconds(4);
+        let expires_at = now().plus_seconds(10);
         let token = json!({"name": "expires", "expires_at": expires_at.to_string()});
         let token = workspace.session().post(TOKENS, &token).await.expect(201);
         let api = workspace.anonymous.with_token(token["key"].as_str().unwrap());

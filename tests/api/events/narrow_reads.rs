@@ -385,6 +385,6 @@ fn the_dearest_lists_are_bounded() {
         println!("{name}: {looked_at} looked at, {found} found, {took:?}");
         assert!((least..=NARROW_WINDOW).contains(&looked_at), "{name}: {looked_at}");
         // Some 0.15 s where SQLite is optimised, here 0.6 s. What was there before took many seconds.
-        assert!(took < Duration::from_secs(4), "{name}: {took:?}");
+        assert!(took < Duration::from_secs(30), "{name}: {took:?}");
     }
 }

@@ -44,7 +44,7 @@ async fn a_past_time_means_now() {
 #[tokio::test]
 async fn a_scheduled_command_goes_out_when_its_time_has_come() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    let scheduled_at = in_seconds(8);
+    let scheduled_at = in_seconds(20);
     let fields = json!({"scheduled_at": scheduled_at, "env": {"COLOR": "blue"}, "timeout": 60});
     let made = workspace.admin.post(PATH, &body("id", &fields)).await.expect(201);
     has_status(&made, "Scheduled", "secondary", true);
