@@ -6,6 +6,8 @@ mod http;
 mod mail;
 mod objects;
 mod platform;
+#[cfg(test)]
+mod rooms;
 mod store;
 
 use farhand_domain::cors;

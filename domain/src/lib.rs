@@ -7,6 +7,7 @@
 //! "spec.md" and "contract" with a section in the documentation of these modules mean the user's specification and the
 //! project's HTTP contract; `docs/api.md` tells what of them is served today.
 
+pub mod account;
 pub mod acl;
 pub mod address;
 pub mod api_token;
@@ -33,6 +34,7 @@ pub mod page;
 pub mod password;
 pub mod registration_token;
 pub mod retention;
+pub mod rights;
 pub mod secret;
 pub mod server;
 pub mod session;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::command::read_account;
+use crate::account::read_account;
 use crate::error::{Error, FieldErrors};
 use crate::fields::{Fields, as_id};
 use crate::id;

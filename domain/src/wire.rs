@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::command::is_account;
+use crate::account::is_account;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;

@@ -1,9 +1,10 @@
 //! Whether an access control list allows a command, without running it (contract 11, ACL).
 
 use farhand_domain::acl::Acl;
-use farhand_domain::command::{AclCheck, Command, Origin, Rights, Shell, Tried};
+use farhand_domain::command::{Command, Origin, Shell};
 use farhand_domain::error::Error;
 use farhand_domain::lifecycle::Denial;
+use farhand_domain::rights::{AclCheck, Rights, Tried};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::json;

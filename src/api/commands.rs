@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use farhand_domain::audit::{Object, show_ids, shown_line};
-use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester, Rights, Shown};
+use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester, Shown};
 use farhand_domain::command_list::CommandList;
 use farhand_domain::error::{Code, Error, Kind};
 use farhand_domain::lifecycle::Denial;
 use farhand_domain::output::sha256;
 use farhand_domain::page::parameter;
+use farhand_domain::rights::Rights;
 use farhand_domain::secret::{Guessable, SecretKey};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;

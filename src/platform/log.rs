@@ -29,7 +29,7 @@ fn line(name: &'static str, fields: Value) -> Value {
 mod tests {
     use std::collections::BTreeSet;
 
-    use crate::store::db::tests::sources;
+    use crate::rooms::sources;
 
     #[test]
     fn every_event_has_its_line_in_the_document() {

@@ -36,7 +36,7 @@ pub const JANITOR: &str = "JANITOR";
 pub const THROTTLE: &str = "THROTTLE";
 /// The Durable Object that sends mails.
 pub const MAILER: &str = "MAILER";
-/// The Durable Objects that seal audit events, [`crate::objects::audit_sealer::Sealer`].
+/// The Durable Objects that seal audit events.
 pub const SEALER: &str = "SEALER";
 /// Cloudflare's binding for sending mail.
 pub const EMAIL: &str = "EMAIL";

@@ -290,18 +290,10 @@ pub fn first<T: DeserializeOwned>(result: &D1Result) -> Result<Option<T>, Error>
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use std::fs;
-    use std::path::{Path, PathBuf};
 
-    /// All files in a folder of the Worker's, and below it.
-    pub fn sources(folder: &str) -> Vec<PathBuf> {
-        fn below(folder: &Path) -> Vec<PathBuf> {
-            let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-            entries.flat_map(|path| if path.is_dir() { below(&path) } else { vec![path] }).collect()
-        }
-        below(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
-    }
+    use crate::rooms::sources;
 
     #[test]
     fn no_parameter_stands_alone_after_a_limit() {

@@ -4,8 +4,9 @@ use std::pin::pin;
 use std::time::Duration;
 
 use farhand_domain::audit::{Event, Source};
-use farhand_domain::command::{self, Inputs, KEY_LASTS, OnOffline, Rights};
+use farhand_domain::command::{self, Inputs, KEY_LASTS, OnOffline};
 use farhand_domain::lifecycle::{Cancellation, Denial, End, Lifecycle, State as Life};
+use farhand_domain::rights::Rights;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::ToAgent;
 use futures_util::future::{self, Either};

@@ -3,8 +3,9 @@
 
 use farhand_domain::acl::Acl;
 use farhand_domain::audit::Event;
-use farhand_domain::command::{self, Command, Inputs, Origin, Output, Rights, split_result};
+use farhand_domain::command::{self, Command, Inputs, Origin, Output, split_result};
 use farhand_domain::lifecycle::{Denial, Lifecycle};
+use farhand_domain::rights::Rights;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::HostFacts;
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,178 @@
+//! What a user may run on a server.
+
+use serde::Deserialize;
+use uuid::Uuid;
+
+use crate::account::read_account;
+use crate::acl::Acl;
+use crate::command::{Command, Origin, ServerRef, Shell, read_run, read_server};
+use crate::error::Error;
+use crate::fields::Fields;
+use crate::id;
+use crate::lifecycle::Denial;
+
+/// What a user may do on a server, as far as it matters to a command there.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Rights {
+    /// The user's name.
+    pub username: String,
+    /// Staff and superusers may use the agent's built-ins.
+    pub is_staff: bool,
+    /// Whether the user may name any remote account there (contract 5, Run-as).
+    pub any_account: bool,
+    /// The list of the API token, where it has one.
+    pub acl: Option<Acl>,
+}
+
+impl Rights {
+    /// Tells whether a user with these rights may run a command (contract 5, Run-as; contract 4, Token ACL).
+    ///
+    /// # Errors
+    /// What does not allow it.
+    pub fn allow(&self, command: &Command, origin: &Origin) -> Result<(), Denial> {
+        let as_self = command.username == self.username && command.groupname.is_empty();
+        if !self.any_account && !as_self {
+            return Err(Denial::Account);
+        }
+        if command.shell == Shell::Internal && !self.is_staff {
+            return Err(Denial::Internal);
+        }
+        let allows =
+            |acl: &Acl| acl.allows_command(command, origin.has_inputs) && acl.allows_address(&origin.remote_ip);
+        if self.acl.as_ref().is_none_or(allows) { Ok(()) } else { Err(Denial::Acl) }
+    }
+}
+
+/// The access control list that a check is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Tried {
+    /// That of the API token that the request came with.
+    Own,
+    /// One that was sent.
+    Sent(Box<Acl>),
+    /// That of one of the caller's API tokens.
+    Token(Uuid),
+}
+
+/// A question whether an access control list allows a command (contract 11, ACL).
+#[derive(Clone, Debug)]
+pub struct AclCheck {
+    /// The list.
+    pub tried: Tried,
+    /// Where the command would run.
+    pub server: ServerRef,
+    /// What would run.
+    pub line: String,
+    /// The words of a command without a shell.
+    pub argv: Option<Vec<String>>,
+    /// The remote account; `None` means the caller's own name.
+    pub username: Option<String>,
+}
+
+impl AclCheck {
+    /// Reads a request for a check.
+    ///
+    /// # Errors
+    /// All bad fields together.
+    pub fn read(mut fields: Fields) -> Result<Self, Error> {
+        let acl = fields.value("acl").map(Acl::read);
+        let token = fields.optional_text("token", 1..=64).map(|text| id::parse(&text));
+        let tried = match (acl, token) {
+            (None, None) => Some(Tried::Own),
+            (Some(Ok(acl)), None) => Some(Tried::Sent(Box::new(acl))),
+            (None, Some(Some(token))) => Some(Tried::Token(token)),
+            (Some(Err(problems)), _) => {
+                problems.into_iter().for_each(|problem| fields.reject("acl", problem));
+                None
+            }
+            (None, Some(None)) => {
+                fields.reject("token", "Not a valid UUID.");
+                None
+            }
+            (Some(Ok(_)), Some(_)) => {
+                fields.reject("token", "Give either acl or token.");
+                None
+            }
+        };
+        let server = read_server(&mut fields);
+        let run = read_run(&mut fields);
+        let username = read_account(&mut fields, "username", 1);
+        let ((tried, server), (line, argv)) = fields.finish_with(tried.zip(server).zip(run))?;
+        Ok(Self { tried, server, line, argv, username })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const SERVER: &str = "01936d3e-7a00-7000-8000-000000000000";
+
+    #[test]
+    fn checks_of_a_list() {
+        let read = |body: Value| AclCheck::read(Fields::from_json(body.to_string().as_bytes()).unwrap());
+        let check = read(json!({"server": "a", "line": "id"})).unwrap();
+        assert_eq!((check.tried, check.username, check.argv), (Tried::Own, None, None));
+        let check = read(json!({"server": SERVER, "argv": ["id"], "token": SERVER, "acl": null})).unwrap();
+        assert_eq!((check.tried, check.line.as_str()), (Tried::Token(id::parse(SERVER).unwrap()), "id"));
+        let check =
+            read(json!({"server": "a", "command": "id", "acl": {"commands": ["id"]}, "username": "x"})).unwrap();
+        assert!(matches!(check.tried, Tried::Sent(acl) if acl.allows_line("id")));
+        for (body, bad) in [
+            (json!({}), vec!["line", "server"]),
+            (json!({"server": "a", "line": "id", "token": "x"}), vec!["token"]),
+            (json!({"server": "a", "line": "id", "token": SERVER, "acl": {}}), vec!["token"]),
+            (json!({"server": "a", "line": "id", "acl": {"x": 1}}), vec!["acl"]),
+            (json!({"server": "a", "line": "id", "acl": []}), vec!["acl"]),
+            (json!({"server": "a", "line": "", "argv": [], "username": "a b"}), vec!["argv", "username"]),
+        ] {
+            let error = read(body.clone()).expect_err(&body.to_string());
+            assert_eq!(error.fields.keys().map(AsRef::as_ref).collect::<Vec<_>>(), bad, "{body}");
+        }
+    }
+
+    #[test]
+    fn who_may_run_what() {
+        let command = Command {
+            id: Uuid::nil(),
+            shell: Shell::System,
+            line: "id".into(),
+            argv: None,
+            username: "alice".into(),
+            groupname: String::new(),
+            server: id::parse(SERVER).unwrap(),
+            server_name: "web-1".into(),
+            requested_by: None,
+        };
+        let origin = Origin { api_token: None, session: None, remote_ip: "192.0.2.1".into(), has_inputs: false };
+        let rights = Rights { username: "alice".into(), is_staff: false, any_account: false, acl: None };
+        assert_eq!(rights.allow(&command, &origin), Ok(()));
+        let as_other = Command { username: "root".into(), ..command.clone() };
+        let as_group = Command { groupname: "www".into(), ..command.clone() };
+        let internal = Command { shell: Shell::Internal, ..command.clone() };
+        assert_eq!(rights.allow(&as_other, &origin), Err(Denial::Account));
+        assert_eq!(rights.allow(&as_group, &origin), Err(Denial::Account));
+        assert_eq!(rights.allow(&internal, &origin), Err(Denial::Internal));
+        let free = Rights { any_account: true, is_staff: true, ..rights.clone() };
+        for command in [&as_other, &as_group, &internal] {
+            assert_eq!(free.allow(command, &origin), Ok(()));
+        }
+        let limited = |acl: Value| Rights { acl: Some(Acl::read(&acl).unwrap()), ..free.clone() };
+        let denied = |acl: Value, command: &Command, origin: &Origin| {
+            assert_eq!(limited(acl.clone()).allow(command, origin), Err(Denial::Acl), "{acl}");
+        };
+        assert_eq!(
+            limited(json!({"usernames": ["alice"], "networks": ["192.0.2.0/24"]})).allow(&command, &origin),
+            Ok(())
+        );
+        denied(json!({"usernames": ["bob"]}), &command, &origin);
+        denied(json!({"usernames": ["alice"]}), &as_group, &origin);
+        denied(json!({"networks": ["198.51.100.0/24"]}), &command, &origin);
+        denied(json!({"commands": ["id"]}), &command, &Origin { has_inputs: true, ..origin.clone() });
+        denied(json!({"commands": ["ls"]}), &command, &origin);
+        denied(json!({"servers": []}), &command, &origin);
+        denied(json!({"read_only": true}), &command, &origin);
+    }
+}
