@@ -11,22 +11,23 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::account::Own;
-use crate::cgroup::Cgroups;
-use crate::client::Client;
 use crate::config::Settings;
-use crate::group::{GRACE, Groups};
-use crate::host_journal::HostJournal;
-use crate::journal::Stage;
-use crate::link::{self, Over};
+use crate::connection::client::Client;
+use crate::connection::websocket::{self, Over};
+use crate::host::account::Own;
+use crate::host::facts;
+use crate::host::program::Program;
+use crate::journal::file::Stage;
+use crate::journal::host_journal::HostJournal;
 #[cfg(test)]
-use crate::memory;
-use crate::memory::Memory;
-use crate::policy::PolicyFile;
-use crate::program::Program;
+use crate::journal::writer;
+use crate::journal::writer::Memory;
 use crate::reports::Reports;
-use crate::run::{Ending, Runner, Site};
-use crate::{checkin, host};
+use crate::runner::cgroup::Cgroups;
+use crate::runner::group::{GRACE, Groups};
+use crate::runner::policy::PolicyFile;
+use crate::runner::{Ending, Runner, Site};
+use crate::service::checkin;
 
 /// How long stopping what runs may take, beyond [`GRACE`].
 const STOPPING: Duration = Duration::from_secs(3);
@@ -38,7 +39,11 @@ const SETTLED: Duration = Duration::from_millis(50);
 /// How long the end may take at most, beyond the time that commands have to end by themselves.
 #[cfg(test)]
 pub const LONGEST_END: Duration = Duration::from_secs(
-    GRACE.as_secs() + STOPPING.as_secs() + link::CLOSING.as_secs() + FLUSHING.as_secs() + memory::PATIENCE.as_secs(),
+    GRACE.as_secs()
+        + STOPPING.as_secs()
+        + websocket::CLOSING.as_secs()
+        + FLUSHING.as_secs()
+        + writer::PATIENCE.as_secs(),
 );
 
 /// How the agent ended.
@@ -68,7 +73,7 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
     };
     let client = Client::new(&settings)?;
     let own = Own::current();
-    log::info!("version {}, for server {} of {}", host::VERSION, settings.id, client.service());
+    log::info!("version {}, for server {} of {}", facts::VERSION, settings.id, client.service());
     if !own.uid.is_root() {
         log::info!("not root: commands run as user number {} only", own.uid);
     }
@@ -199,7 +204,7 @@ async fn serve(client: Client, runner: Arc<Runner<Client>>, leaving: Cancellatio
         }
     };
     tokio::select! {
-        over = link::run(&client, &leaving, &*runner) => over,
+        over = websocket::run(&client, &leaving, &*runner) => over,
         () = heartbeat => Over::Draining,
     }
 }

@@ -10,8 +10,6 @@ use farhand_domain::secret::Secret;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use crate::host_journal::SOCKET;
-
 /// How many commands run at once unless the file says otherwise (agent-protocol 4).
 pub const MAX_RUNNING: usize = 20;
 /// The most that the file may ask for: each one costs a process and up to a megabyte of kept output.
@@ -21,6 +19,8 @@ const MOST_RUNNING: usize = 1_000;
 const STATE_DIR: &str = "/var/lib/farhand-agent";
 /// The file of the agent that is installed.
 pub const CONFIG: &str = "/etc/farhand/agent.toml";
+/// The socket of syslog, which journald serves too.
+const SYSLOG: &str = "/dev/log";
 /// The most of a file that is read, in bytes: far more than any that makes sense, and `/dev/zero` ends too.
 const MAX_FILE: u64 = 64 * 1024;
 
@@ -155,7 +155,7 @@ impl Settings {
         // Agents of several servers can run on one host, with the same folder too.
         state_dirs.iter_mut().for_each(|folder| folder.push(id.to_string()));
         let policy = given.policy.or(file.policy);
-        let syslog = file.syslog.unwrap_or_else(|| SOCKET.into());
+        let syslog = file.syslog.unwrap_or_else(|| SYSLOG.into());
         let state_dir = state_dirs[0].clone();
         Ok(Self { service, id, key, max_running, state_dir, state_dirs, policy, syslog, warnings })
     }

@@ -3,30 +3,15 @@
 //! One binary without anything around it: it reads a small file or a few flags, keeps a WebSocket to the service, and
 //! runs what comes there. `agent-protocol` in the documentation of these modules is the protocol between the two.
 
-mod account;
 mod agent;
-mod cgroup;
-mod checkin;
-mod client;
 mod config;
-mod group;
+mod connection;
 mod host;
-mod host_journal;
-mod install;
-mod internal;
 mod journal;
-mod link;
 mod logging;
-mod memory;
-mod output;
-mod policy;
-mod process;
-mod program;
-mod register;
 mod reports;
-mod run;
-mod status;
-mod supervisor;
+mod runner;
+mod service;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -38,10 +23,10 @@ use farhand_domain::secret::Secret;
 
 use crate::agent::Exit;
 use crate::config::{CONFIG, ConfigError, Given, Service, Settings};
-use crate::install::{Failure, Installation};
-use crate::program::Program;
-use crate::register::Registration;
-use crate::status::Status;
+use crate::host::program::Program;
+use crate::service::install::{self, Failure, Installation};
+use crate::service::register::{self, Registration};
+use crate::service::status::Status;
 
 /// The exit code for what is wrong with the command line or the configuration.
 const MISUSE: u8 = 2;

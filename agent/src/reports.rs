@@ -29,9 +29,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::client::{ANSWER_TIMEOUT, Client, Outcome};
-use crate::memory::{Memory, Noted};
-use crate::output::{self, SHORT_RESULT};
+use crate::connection::client::{ANSWER_TIMEOUT, Client, Outcome};
+use crate::journal::shorten::shorten_result;
+use crate::journal::writer::{Memory, Noted};
 
 /// The pauses between the first tries, in seconds: 1, 3, 7, 15 and 31 s after the first one failed.
 const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
@@ -376,7 +376,7 @@ impl Ledger {
         let mut body = json(&fin);
         let mut waiting = self.lock();
         if waiting.bytes + body.len() > MAX_FIN_BYTES {
-            fin.result = fin.result.map(|result| output::shorten(&result, SHORT_RESULT));
+            shorten_result(&mut fin);
             body = json(&fin);
         }
         let (number, evicted) = (waiting.next, CancellationToken::new());
@@ -409,7 +409,8 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::client::NoAnswer;
+    use crate::connection::client::NoAnswer;
+    use crate::journal::shorten::SHORT_RESULT;
 
     /// Answers as it is told to, then as at last, and notes what came when.
     #[derive(Clone)]

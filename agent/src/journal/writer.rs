@@ -1,4 +1,4 @@
-//! What the agent remembers of commands over a restart: `journal.rs` on a thread of its own, as disks can be slow
+//! What the agent remembers of commands over a restart: `file.rs` on a thread of its own, as disks can be slow
 //! (agent-protocol 6).
 //!
 //! Whoever tells it something gets a [`Noted`], and waits for that before what must not come first: a command is noted
@@ -19,8 +19,8 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
-use crate::journal::{Event, Journal, Stage, now};
-use crate::process::Identity;
+use crate::host::process::Identity;
+use crate::journal::file::{Event, Journal, Stage, now};
 
 /// How much the thread may have before it. What comes on top of that is not remembered.
 const QUEUE: usize = 1_024;

@@ -4,7 +4,7 @@
 //! Each line is one event of one command, behind a checksum. So a write that was cut off loses the event that was being
 //! written and no other, and a line that was damaged is skipped.
 //!
-//! Nothing here waits for anything but the disk; `memory.rs` keeps that off the runtime.
+//! Nothing here waits for anything but the disk; `writer.rs` keeps that off the runtime.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -21,8 +21,8 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::output;
-use crate::process::Identity;
+use crate::host::process::Identity;
+use crate::journal::shorten::shorten_result;
 
 /// How many commands that ended are kept.
 pub const MAX_ENDED: usize = 1_000;
@@ -437,7 +437,7 @@ fn checksum(json: &[u8]) -> String {
 fn shortened(end: Event) -> Event {
     let shorten = |fin: &RawValue| {
         let mut fin: Fin = serde_json::from_str(fin.get())?;
-        fin.result = fin.result.map(|result| output::shorten(&result, output::SHORT_RESULT));
+        shorten_result(&mut fin);
         serde_json::value::to_raw_value(&fin)
     };
     match end {
@@ -460,6 +460,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::journal::shorten::SHORT_RESULT;
 
     const NOON: u64 = 1_800_000_000;
 
@@ -622,7 +623,7 @@ mod tests {
         assert_eq!(journal.commands().len(), 140);
         assert!(result(&journal, id(139)).unwrap() == large);
         let short = result(&journal, id(0)).unwrap();
-        assert!(short.len() < 2 * output::SHORT_RESULT && short.contains("bytes cut"));
+        assert!(short.len() < 2 * SHORT_RESULT && short.contains("bytes cut"));
     }
 
     #[test]

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use farhand_domain::fingerprint;
 use serde_json::{Value, json};
 
-use crate::client::Client;
 use crate::config::Settings;
-use crate::host;
-use crate::journal::{Journal, Seen};
+use crate::connection::client::Client;
+use crate::host::facts;
+use crate::journal::file::{Journal, Seen};
 
 /// What there is to tell.
 pub struct Status {
@@ -99,7 +99,7 @@ impl Status {
             }
         };
         let commands = commands.unwrap_or_else(|| "not known".to_owned());
-        let (url, id, fingerprint, version) = (&self.url, &self.id, &self.fingerprint, host::VERSION);
+        let (url, id, fingerprint, version) = (&self.url, &self.id, &self.fingerprint, facts::VERSION);
         let lines = [
             format!("url          {url}"),
             format!("server       {id}"),
@@ -131,7 +131,7 @@ impl Status {
             "running": self.runs(),
             "pid": self.seen().and_then(|seen| seen.agent.flatten()),
             "commands": commands,
-            "version": host::VERSION,
+            "version": facts::VERSION,
         })
     }
 }
@@ -196,7 +196,7 @@ mod tests {
         assert!(text.contains("2 running, 1 waiting, 3 to be reported"), "{text}");
         let expected = json!({
             "url": "https://a.example", "id": "x", "fingerprint": "ABCD-2345", "name": "web-1", "service": "ok", "running": true, "pid": 7,
-            "commands": {"running": 2, "waiting": 1, "unreported": 3}, "version": host::VERSION,
+            "commands": {"running": 2, "waiting": 1, "unreported": 3}, "version": facts::VERSION,
         });
         assert_eq!(status.json(), expected);
     }

@@ -5,8 +5,8 @@
 
 use farhand_domain::wire::Fin;
 
-use crate::host;
-use crate::program::Program;
+use crate::host::facts;
+use crate::host::program::Program;
 
 /// The name of the shell that orders of built-ins have.
 pub const SHELL: &str = "internal";
@@ -26,7 +26,7 @@ pub async fn run(line: &str, program: &Program, remembers: bool) -> Done {
     let plain = |exit_code, result: &str| Done { fin: told(exit_code, result.to_owned()), restarts: false };
     match line.trim() {
         "ping" => plain(0, "pong"),
-        "version" => plain(0, host::VERSION),
+        "version" => plain(0, facts::VERSION),
         "restart" if !remembers => plain(
             1,
             "The agent stays as it is: it cannot write its state folder, so after a restart it would know nothing of its \
@@ -72,7 +72,7 @@ mod tests {
     #[tokio::test]
     async fn built_ins_are_exact_words() {
         assert_eq!(answer(" ping\n", false).await, (0, "pong".to_owned(), false));
-        assert_eq!(answer("version", false).await, (0, host::VERSION.to_owned(), false));
+        assert_eq!(answer("version", false).await, (0, facts::VERSION.to_owned(), false));
         for other in ["", "Ping", "ping pong", "ping;", "restart now", "quit", "exec sh"] {
             assert_eq!(
                 answer(other, true).await,

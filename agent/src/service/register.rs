@@ -15,10 +15,10 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::client::Client;
 use crate::config::{self, Service, Settings};
-use crate::host::Facts;
-use crate::journal::Journal;
+use crate::connection::client::Client;
+use crate::host::facts::Facts;
+use crate::journal::file::Journal;
 
 /// How long the service has for an answer. Longer than for a report, as nobody knows what became of a registration whose
 /// answer did not come.

@@ -7,7 +7,7 @@ use std::fs;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::account::{Own, only_name};
+use crate::host::account::{Own, only_name};
 
 /// The agent's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

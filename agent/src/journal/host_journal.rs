@@ -10,8 +10,6 @@ use chrono::Utc;
 use farhand_domain::output::sha256;
 use farhand_domain::wire::Order;
 
-/// The socket of syslog, which journald serves too.
-pub const SOCKET: &str = "/dev/log";
 /// Facility `authpriv` and severity `info`, as of `sudo` and `cron`.
 const PRIORITY: u8 = 10 << 3 | 6;
 /// The most of a line that is written, in bytes: common syslog daemons cut messages at 8 KiB.

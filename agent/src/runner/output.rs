@@ -18,9 +18,6 @@ const HALF: usize = (MAX_RESULT - 64) / 2;
 /// must be at least [`MAX_RESULT`], as up to there nothing is cut; the rest makes throwing away rare.
 const MAX_REST: usize = MAX_RESULT + 64 * 1024;
 
-/// What is left of the output where there is little room for it, in bytes; for [`shorten`].
-pub const SHORT_RESULT: usize = 4 * 1024;
-
 /// Turns bytes into text as they come: a character whose bytes come in two pieces is held back until it is whole, and
 /// what is no UTF-8 becomes U+FFFD, one for each piece that [`String::from_utf8_lossy`] would replace.
 #[derive(Default)]
@@ -156,17 +153,6 @@ impl Kept {
     }
 }
 
-/// Shortens a result to about `bytes`, keeping its head and tail in the same form.
-pub fn shorten(result: &str, bytes: usize) -> String {
-    if result.len() <= bytes {
-        return result.to_owned();
-    }
-    let half = bytes / 2;
-    let head = &result[..result.floor_char_boundary(half)];
-    let tail = &result[result.ceil_char_boundary(result.len() - half)..];
-    format!("{head}\n[... {} bytes cut ...]\n{tail}", result.len() - head.len() - tail.len())
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -272,13 +258,6 @@ mod tests {
             assert!(kept.head.capacity() + kept.rest.capacity() < 4 * MAX_RESULT);
         }
         assert!(kept.finish().len() <= MAX_RESULT);
-    }
-
-    #[test]
-    fn a_short_result_is_shorter() {
-        assert_eq!(shorten("abc", 10), "abc");
-        let short = shorten(&"€".repeat(10_000), 4_096);
-        assert!(short.len() < 4_200 && short.starts_with('€') && short.ends_with('€'));
     }
 
     proptest! {

@@ -9,6 +9,13 @@
 //! background included: all that the command started. The agent finds them in a control group if it can create one, else
 //! below a supervisor (supervisor.rs).
 
+pub mod built_in;
+pub mod cgroup;
+pub mod group;
+pub mod output;
+pub mod policy;
+pub mod supervisor;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CString;
 use std::fs::{File, OpenOptions, Permissions};
@@ -42,20 +49,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::account::{self, Account, Own};
-use crate::cgroup::{self, Cgroup, Cgroups};
-use crate::group::{Group, Groups, Hold};
-use crate::host_journal::HostJournal;
-use crate::internal;
-use crate::journal::Stage;
-use crate::link::Commands;
-use crate::memory::{Memory, Noted};
-use crate::output::{CHUNK_BYTES, Chunker, Decoder, Kept, LARGE_CHUNK_BYTES};
-use crate::policy::PolicyFile;
-use crate::process::{self, Identity};
-use crate::program::Program;
+use crate::connection::websocket::Commands;
+use crate::host::account::{self, Account, Own};
+use crate::host::process::{self, Identity};
+use crate::host::program::Program;
+use crate::journal::file::Stage;
+use crate::journal::host_journal::HostJournal;
+use crate::journal::writer::{Memory, Noted};
 use crate::reports::{Report, Reporter, Reports, Transport};
-use crate::supervisor::{self, Supervisor};
+use crate::runner::cgroup::{Cgroup, Cgroups};
+use crate::runner::group::{Group, Groups, Hold};
+use crate::runner::output::{CHUNK_BYTES, Chunker, Decoder, Kept, LARGE_CHUNK_BYTES};
+use crate::runner::policy::PolicyFile;
+use crate::runner::supervisor::Supervisor;
 
 /// How many commands wait while as many run as may.
 pub const QUEUE: usize = 200;
@@ -343,7 +349,7 @@ impl<T: Transport> Runner<T> {
             if let Err(why) = admitted.unwrap_or_else(|error| Err(error.to_string())) {
                 return end(reporter, &order, failure(REFUSED, why)).await;
             }
-            let done = internal::run(&order.line, &program, memory.is_sound()).await;
+            let done = built_in::run(&order.line, &program, memory.is_sound()).await;
             end(reporter, &order, done.fin).await;
             if done.restarts {
                 restarting.cancel();
@@ -379,7 +385,7 @@ impl<T: Transport> Commands for Runner<T> {
         let reporter = self.reports.begin(id, noted.clone());
         let refusal = if jobs.is_closed {
             stopped_before()
-        } else if order.shell == internal::SHELL {
+        } else if order.shell == built_in::SHELL {
             drop(jobs);
             return self.run_built_in(order, reporter, noted);
         } else if jobs.waiting.len() >= QUEUE {
@@ -529,7 +535,7 @@ impl Stops {
 }
 
 /// Runs a command and tells its end. Chunks of its output go to `chunks` meanwhile. When one of `stops` comes, or the
-/// order's timeout is over, all its processes are ended: TERM, and KILL after [`crate::group::GRACE`].
+/// order's timeout is over, all its processes are ended: TERM, and KILL after [`crate::runner::group::GRACE`].
 pub async fn execute(
     order: &Order,
     site: &Site,
@@ -1086,7 +1092,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::client::Outcome;
+    use crate::connection::client::Outcome;
 
     /// Far more than anything here takes.
     const PATIENCE: Duration = Duration::from_secs(20);
@@ -1615,7 +1621,7 @@ mod tests {
         };
         let ((fin, _), ()) = tokio::join!(run_until(&order, &stops), stop);
         assert_eq!((fin.success, fin.exit_code), (false, Some(137)));
-        assert!(fin.elapsed_time.unwrap() >= crate::group::GRACE.as_secs_f64());
+        assert!(fin.elapsed_time.unwrap() >= crate::runner::group::GRACE.as_secs_f64());
     }
 
     /// Takes every report, keeps the fins, and counts all calls.

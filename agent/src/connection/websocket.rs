@@ -19,7 +19,7 @@ use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::client::{Client, Stream, causes};
+use crate::connection::client::{Client, Stream, causes};
 
 /// The path of the WebSocket.
 const PATH: &str = "/ws/servers/backhaul/";

@@ -7,8 +7,8 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::client::{ANSWER_TIMEOUT, Client};
-use crate::host::{Facts, read_load};
+use crate::connection::client::{ANSWER_TIMEOUT, Client};
+use crate::host::facts::{Facts, read_load};
 use crate::reports::jitter;
 
 /// The first pause between two attempts to check in, and the longest; each is twice the one before.

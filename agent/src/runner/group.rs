@@ -14,9 +14,9 @@ use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
-use crate::cgroup::Cgroup;
-use crate::process;
-use crate::supervisor::Supervisor;
+use crate::host::process;
+use crate::runner::cgroup::Cgroup;
+use crate::runner::supervisor::Supervisor;
 
 /// How long a group has from TERM to KILL.
 pub const GRACE: Duration = Duration::from_secs(5);

@@ -18,7 +18,7 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{ForkResult, dup2_stdin, fork};
 use tokio::net::unix::pipe;
 
-use crate::process::Identity;
+use crate::host::process::Identity;
 
 /// A supervisor, as the agent sees it.
 #[derive(Debug)]

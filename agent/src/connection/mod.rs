@@ -1,0 +1,4 @@
+//! The connection to the service: HTTP calls, and the WebSocket that commands arrive on.
+
+pub mod client;
+pub mod websocket;

@@ -1,0 +1,6 @@
+//! What is kept of commands: the agent's own journal, and the host's record.
+
+pub mod file;
+pub mod host_journal;
+pub mod shorten;
+pub mod writer;
