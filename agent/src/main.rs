@@ -4,6 +4,7 @@
 //! runs what comes there. `agent-protocol` in the documentation of these modules is the protocol between the two.
 
 mod agent;
+mod cli;
 mod config;
 mod connection;
 mod host;
@@ -18,11 +19,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::Parser;
 use farhand_domain::secret::Secret;
 
 use crate::agent::Exit;
-use crate::config::{CONFIG, ConfigError, Given, Service, Settings};
+use crate::cli::{Action, CommandLine, Install, Look, Register, Run, Unregister};
+use crate::config::{ConfigError, Given, Service, Settings};
 use crate::host::program::Program;
 use crate::service::install::{self, Failure, Installation};
 use crate::service::register::{self, Registration};
@@ -30,138 +32,6 @@ use crate::service::status::Status;
 
 /// The exit code for what is wrong with the command line or the configuration.
 const MISUSE: u8 = 2;
-/// How long commands have to end by themselves unless something else is said, in seconds.
-const DRAIN_SECONDS: u64 = 20;
-
-/// Runs commands on this server for a Farhand workspace.
-#[derive(Parser)]
-#[command(name = "farhand-agent", version)]
-struct CommandLine {
-    #[command(subcommand)]
-    action: Action,
-}
-
-#[derive(Subcommand)]
-enum Action {
-    /// Connect to the service and run the commands that it sends, until stopped.
-    ///
-    /// As root the agent runs commands as any account that they name. As another account it runs them as itself only.
-    /// SIGTERM and SIGINT drain: no more commands are taken, and those that run may end. A second one exits at once.
-    Run(Run),
-    /// Make this host a server of a workspace, with a registration token, and write the agent's file.
-    ///
-    /// The token is read from --token-file or from the environment variable FARHAND_REGISTRATION_TOKEN. It is no argument,
-    /// as everyone on this host could see it.
-    Register(Register),
-    /// Take this server out of its workspace, and remove the agent's file and state.
-    Unregister(Unregister),
-    /// Install this program as a service of systemd, or bring the one that is installed up to date. Needs root.
-    Install(Install),
-    /// Stop the service of systemd and remove its unit. Needs root.
-    Uninstall(Uninstall),
-    /// Tell whether an agent runs on this host, and whether the service takes its key.
-    ///
-    /// Exit code 0: both. 4: the service refuses the key. 3: no agent runs. 1: the service is not reached.
-    Status(Look),
-}
-
-#[derive(Args)]
-struct Run {
-    /// A TOML file with url, id and key, and optionally max_running, state_dir, policy, syslog and allow_plain_http. Each
-    /// flag below is used in place of its key in the file.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// The workspace's address, such as https://example.farhand.dev.
-    #[arg(long)]
-    url: Option<String>,
-    /// The server's id.
-    #[arg(long)]
-    id: Option<String>,
-    /// A file that holds the server's key and nothing else.
-    #[arg(long, value_name = "FILE")]
-    key_file: Option<PathBuf>,
-    /// Where the agent keeps what it must not forget over a restart. Without it: state_dir of the file, then the folder
-    /// that systemd gives, then one beside the file, named as that and ending in .state.
-    #[arg(long, value_name = "DIRECTORY")]
-    state_dir: Option<PathBuf>,
-    /// The host's policy, in place of /etc/farhand/policy.toml. A file that is named must exist.
-    #[arg(long, value_name = "FILE")]
-    policy: Option<PathBuf>,
-    /// How long running commands may go on after a signal, before they are stopped.
-    #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_SECONDS as u32)]
-    drain_seconds: u32,
-    /// Log more.
-    #[arg(long, short)]
-    verbose: bool,
-}
-
-#[derive(Args)]
-struct Register {
-    /// The workspace's address, such as https://example.farhand.dev.
-    #[arg(long)]
-    url: String,
-    /// The server's name. Without it: the host's. Where it is taken, the service adds a number.
-    #[arg(long)]
-    name: Option<String>,
-    /// A file that holds the registration token and nothing else.
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
-    /// The agent's file, which is written.
-    #[arg(long, value_name = "FILE", default_value = CONFIG)]
-    config: PathBuf,
-    /// Use http to a host other than this one: anybody on the way is then root here.
-    #[arg(long)]
-    allow_plain_http: bool,
-    /// Replace a file that is there. The server that it is for stays in its workspace.
-    #[arg(long)]
-    force: bool,
-}
-
-#[derive(Args)]
-struct Unregister {
-    /// The agent's file.
-    #[arg(long, value_name = "FILE", default_value = CONFIG)]
-    config: PathBuf,
-    /// Remove the file also where the service does not know the server and its key.
-    #[arg(long)]
-    force: bool,
-}
-
-#[derive(Args)]
-struct Install {
-    /// The agent's file.
-    #[arg(long, value_name = "FILE", default_value = CONFIG)]
-    config: PathBuf,
-    /// The account that the agent runs as, in a sandbox. The file is given to it. Without it: root.
-    #[arg(long, value_name = "ACCOUNT")]
-    user: Option<String>,
-    /// Write below this folder, for an image of a host; nothing is started or checked.
-    #[arg(long, value_name = "DIRECTORY")]
-    prefix: Option<PathBuf>,
-    /// Do not start the agent now.
-    #[arg(long)]
-    no_start: bool,
-}
-
-#[derive(Args)]
-struct Uninstall {
-    /// The folder that was written below.
-    #[arg(long, value_name = "DIRECTORY")]
-    prefix: Option<PathBuf>,
-}
-
-#[derive(Args)]
-struct Look {
-    /// The agent's file.
-    #[arg(long, value_name = "FILE", default_value = CONFIG)]
-    config: PathBuf,
-    /// Where the agent keeps its state, if it was told with this flag.
-    #[arg(long, value_name = "DIRECTORY")]
-    state_dir: Option<PathBuf>,
-    /// Tell it as JSON.
-    #[arg(long)]
-    json: bool,
-}
 
 /// The environment variable of the key. It is not one of clap's, whose help would show its value; neither is the next.
 const KEY_VARIABLE: &str = "FARHAND_AGENT_KEY";

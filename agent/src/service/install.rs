@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn systemd_waits_for_longer_than_the_agent_takes() {
-        let longest = crate::DRAIN_SECONDS + crate::agent::LONGEST_END.as_secs();
+        let longest = crate::cli::DRAIN_SECONDS + crate::agent::LONGEST_END.as_secs();
         assert_eq!(longest, 45, "the comment in the unit says so");
         assert!(longest + 10 < STOPS_WITHIN);
     }
