@@ -26,7 +26,8 @@ use crate::reports::Reports;
 use crate::runner::cgroup::Cgroups;
 use crate::runner::group::{GRACE, Groups};
 use crate::runner::policy::PolicyFile;
-use crate::runner::{Ending, Runner, Site};
+use crate::runner::site::Site;
+use crate::runner::{Ending, Runner};
 use crate::service::checkin;
 
 /// How long stopping what runs may take, beyond [`GRACE`].

@@ -1,0 +1,445 @@
+//! One command from its start to its end.
+
+use std::future::pending;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use farhand_domain::wire::{Fin, Order};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::journal::writer::Memory;
+use crate::reports::Report;
+use crate::runner::fin::{REFUSED, TERMINATED, TIMED_OUT, failure, stopped_before};
+use crate::runner::group::{Group, Groups};
+use crate::runner::pump::{Reading, pump};
+use crate::runner::site::Site;
+use crate::runner::spawn::{Started, child_id};
+use crate::runner::start::start;
+
+/// How long the service has for what a command wrote before it was killed; what then finds no room is dropped.
+const SETTLING: Duration = Duration::from_secs(5);
+
+/// What ends a command before it ends by itself.
+pub struct Stops {
+    /// The agent's end.
+    pub stopping: CancellationToken,
+    /// A request.
+    pub killed: CancellationToken,
+}
+
+/// Why a command was ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Why {
+    Stopping,
+    Killed,
+    /// After as many seconds.
+    TimedOut(u64),
+}
+
+impl Stops {
+    /// Waits for the first of them, and of the seconds that a command has.
+    async fn first(&self, limit: Option<u64>) -> Why {
+        let timed_out = async {
+            match limit {
+                Some(seconds) => {
+                    sleep(Duration::from_secs(seconds)).await;
+                    seconds
+                }
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.killed.cancelled() => Why::Killed,
+            () = self.stopping.cancelled() => Why::Stopping,
+            seconds = timed_out => Why::TimedOut(seconds),
+        }
+    }
+}
+
+impl Why {
+    /// The exit code of a command that was ended for this, and a line for its result. `is_killed` where it took KILL.
+    fn tell(self, is_killed: bool) -> (i64, Option<String>) {
+        let by_signal = if is_killed { TERMINATED.1 } else { TERMINATED.0 };
+        match self {
+            Self::Stopping => (by_signal, Some("The agent was stopped.".to_owned())),
+            Self::Killed => (by_signal, Some("The command was killed.".to_owned())),
+            Self::TimedOut(seconds) => {
+                (TIMED_OUT, Some(format!("The command was killed: its timeout of {seconds} s was over.")))
+            }
+        }
+    }
+}
+
+/// Runs a command and tells its end. Chunks of its output go to `chunks` meanwhile. When one of `stops` comes, or the
+/// order's timeout is over, all its processes are ended: TERM, and KILL after [`crate::runner::group::GRACE`].
+pub async fn execute(
+    order: &Order,
+    site: &Site,
+    groups: &Groups,
+    stops: &Stops,
+    memory: &Memory,
+    chunks: &mpsc::Sender<Report>,
+) -> Fin {
+    if stops.killed.is_cancelled() {
+        return failure(TERMINATED.0, "The command was killed before it ran.");
+    }
+    if stops.stopping.is_cancelled() {
+        return stopped_before();
+    }
+    let limit = match order.timeout.map(u64::try_from).transpose() {
+        Ok(limit) if limit != Some(0) => limit,
+        _ => return failure(REFUSED, "The timeout is not a number of seconds above 0."),
+    };
+    let began = Instant::now();
+    let Started { mut child, output, hold, script: _script } = match start(order, site, memory).await {
+        Ok(started) => started,
+        Err(refusal) => return refusal,
+    };
+    let Some(id) = child_id(&child) else {
+        return failure(REFUSED, "The command could not be started.");
+    };
+    // It called setsid, so its process group has its number.
+    let group = groups.enter(id, hold);
+    let reading = Reading {
+        exited: CancellationToken::new(),
+        hasty: stops.stopping.child_token(),
+        dropping: stops.stopping.child_token(),
+        over: CancellationToken::new(),
+    };
+    let supervise = async {
+        let (why, ended_at) = supervise(&group, stops, limit, &reading).await;
+        // Only now, as its number stands for the group.
+        (group.status(&mut child).await, why, ended_at)
+    };
+    let (ended, (mut kept, count)) = tokio::join!(supervise, pump(output, chunks, &reading));
+    let (status, why, ended_at) = ended;
+    let (exit_code, note) = match (status, why) {
+        (_, Some((why, is_killed))) => why.tell(is_killed),
+        (Ok(status), None) => (exit_code(status), None),
+        (Err(error), None) => (REFUSED, Some(format!("The exit code is not known: {error}."))),
+    };
+    let output_bytes = kept.total() as u64;
+    if let Some(note) = note {
+        kept.push(&format!("\n{note}\n"));
+    }
+    Fin {
+        success: exit_code == 0,
+        result: Some(kept.finish()),
+        elapsed_time: Some(ended_at.duration_since(began).as_secs_f64()),
+        exit_code: Some(exit_code),
+        chunks: Some(count),
+        output_bytes: Some(output_bytes),
+        reason: None,
+    }
+}
+
+/// What a shell would call the end of a process.
+fn exit_code(status: ExitStatus) -> i64 {
+    let signal = || status.signal().map_or(1, |signal| 128 + i64::from(signal));
+    status.code().map_or_else(signal, i64::from)
+}
+
+/// Waits until a command has exited and its output is sent, or ends its processes when there is a reason to.
+/// Returns that reason, with whether it took KILL, and when the command ended: sending its output takes longer.
+async fn supervise(
+    group: &Group,
+    stops: &Stops,
+    limit: Option<u64>,
+    reading: &Reading,
+) -> (Option<(Why, bool)>, Instant) {
+    let why = tokio::select! {
+        biased;
+        () = group.exited() => None,
+        why = stops.first(limit) => Some(why),
+    };
+    let why = match why {
+        Some(why) => why,
+        None => {
+            let ended_at = Instant::now();
+            reading.exited.cancel();
+            // What is in the background is not waited for, but as long as it is read it is part of the command.
+            tokio::select! {
+                biased;
+                () = reading.over.cancelled() => return (None, ended_at),
+                () = stops.killed.cancelled() => {}
+            }
+            if !group.runs().await {
+                reading.hasty.cancel();
+                return (None, ended_at);
+            }
+            Why::Killed
+        }
+    };
+    let is_killed = group.end().await;
+    let ended_at = Instant::now();
+    reading.exited.cancel();
+    reading.hasty.cancel();
+    tokio::select! {
+        () = reading.over.cancelled() => {}
+        () = sleep(SETTLING) => reading.dropping.cancel(),
+    }
+    (Some((why, is_killed)), ended_at)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use nix::sys::signal::Signal;
+    use nix::unistd::Pid;
+
+    use super::*;
+    use crate::runner::testing::*;
+
+    #[tokio::test]
+    async fn exit_codes_are_those_of_a_shell() {
+        assert_eq!(result("exit 0").await, (0, String::new()));
+        assert_eq!(result("echo x; exit 3").await, (3, "x\n".to_owned()));
+        assert_eq!(result("kill -9 $$").await.0, 137);
+        assert_eq!(result("kill -TERM $$").await.0, 143);
+        assert_eq!(result("no-such-program-1").await.0, 127);
+        assert_eq!(result("").await.0, 0);
+    }
+
+    #[tokio::test]
+    async fn a_supervisor_changes_no_end() {
+        let argv = |word: &str| Order { argv: Some(vec![word.to_owned()]), ..order("") };
+        let orders = [
+            order("exit 0"),
+            order("echo x; exit 3"),
+            order("kill -9 $$"),
+            order("kill -TERM $$"),
+            // A signal without a name.
+            order("kill -40 $$"),
+            order("no-such-program-1"),
+            argv("no-such-program-1"),
+            argv("/etc/passwd"),
+            Order { cwd: Some("/no/such/directory".to_owned()), ..order("true") },
+            order("sleep 3 & exit 4"),
+        ];
+        for order in orders {
+            let ends = [&*SITE, &*SUPERVISED].map(async |site| {
+                let Fin { success, exit_code, result, reason, .. } = run_at(site, &order, &never()).await.0;
+                (success, exit_code, result, reason)
+            });
+            let [one, other] = ends;
+            assert_eq!(one.await, other.await, "{order:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn stopping_ends_the_whole_group() {
+        let directory = tempfile::tempdir().unwrap();
+        let pids = [directory.path().join("child"), directory.path().join("shell")];
+        let line = format!("sleep 60 & echo $! > {}; echo $$ > {}; wait", pids[0].display(), pids[1].display());
+        let (stops, order) = (never(), order(&line));
+        let stop = async {
+            eventually(|| pids.iter().all(|pid| !read(pid).is_empty())).await;
+            stops.stopping.cancel();
+        };
+        let ((fin, _), ()) = tokio::join!(run_until(&order, &stops), stop);
+        assert_eq!((fin.success, fin.exit_code), (false, Some(143)), "{fin:?}");
+        assert!(pids.iter().all(|pid| !is_running(&read(pid))));
+    }
+
+    #[tokio::test]
+    async fn what_does_not_end_is_killed() {
+        let directory = tempfile::tempdir().unwrap();
+        let ready = directory.path().join("ready");
+        let order = order(&format!("trap '' TERM; echo x > {}; while :; do sleep 1; done", ready.display()));
+        let stops = never();
+        let stop = async {
+            eventually(|| !read(&ready).is_empty()).await;
+            stops.stopping.cancel();
+        };
+        let ((fin, _), ()) = tokio::join!(run_until(&order, &stops), stop);
+        assert_eq!((fin.success, fin.exit_code), (false, Some(137)));
+        assert!(fin.elapsed_time.unwrap() >= crate::runner::group::GRACE.as_secs_f64());
+    }
+
+    /// Runs an order, and kills it when it has told the numbers of its processes, each in a line; its end and those.
+    async fn killed(site: &Site, line: &str, processes: usize) -> (Fin, Vec<String>) {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let stops = never();
+        let order = order(&line.replace("TOLD", told.to_str().unwrap()));
+        let kill = async {
+            eventually(|| read(&told).lines().count() >= processes).await;
+            stops.killed.cancel();
+        };
+        let ((fin, _), ()) = tokio::join!(run_at(site, &order, &stops), kill);
+        (fin, read(&told).lines().map(str::to_owned).collect())
+    }
+
+    #[tokio::test]
+    async fn a_kill_ends_the_whole_group() {
+        for site in sites() {
+            let line = "sleep 60 & echo $! >> TOLD; echo $$ >> TOLD; echo out; wait";
+            let (fin, processes) = killed(site, line, 2).await;
+            assert_eq!((fin.success, fin.exit_code, fin.chunks), (false, Some(143), Some(1)));
+            assert_eq!(fin.result.unwrap(), "out\n\nThe command was killed.\n");
+            assert!(!processes.iter().any(|pid| is_running(pid)));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_end_comes_when_the_last_of_the_group_is_gone() {
+        // The shell goes at once, and the one in the background takes no TERM.
+        let line = "(trap '' TERM; sh -c 'echo $$ >> TOLD; sleep 60; sleep 60') & echo $$ >> TOLD; wait";
+        for site in sites() {
+            let (fin, processes) = killed(site, line, 2).await;
+            assert_eq!((fin.success, fin.exit_code), (false, Some(137)));
+            assert!(!processes.iter().any(|pid| is_running(pid)));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_stopped_is_ended_too() {
+        for site in sites() {
+            let (fin, processes) = killed(site, "echo $$ >> TOLD; kill -STOP $$; sleep 60", 1).await;
+            assert_eq!(fin.exit_code, Some(143));
+            assert!(!is_running(&processes[0]));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_left_the_session_is_killed_too() {
+        // Also what takes no TERM, what left the session twice, and what starts all the time.
+        let lines = [
+            ("setsid setsid -f sh -c 'echo $$ >> TOLD; sleep 60' & sleep 60", 143),
+            ("setsid setsid -f sh -c 'echo $$ >> TOLD; trap \"\" TERM; sleep 60; sleep 60' & sleep 60", 137),
+            ("while :; do setsid sh -c 'echo $$ >> TOLD; exec sleep 60' & done", 143),
+        ];
+        for (site, (line, code)) in sites().flat_map(|site| lines.map(|line| (site, line))) {
+            let (fin, processes) = killed(site, line, 1).await;
+            assert_eq!(fin.exit_code, Some(code), "{line}");
+            assert!(!processes.iter().any(|pid| is_running(pid)), "{line}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_timeout_reaches_what_left_the_session() {
+        for site in sites() {
+            let directory = tempfile::tempdir().unwrap();
+            let told = directory.path().join("told");
+            let line = format!("setsid sh -c 'echo $$ > {}; exec sleep 60' & wait", told.display());
+            let (fin, _) = run_at(site, &Order { timeout: Some(1), ..order(&line) }, &never()).await;
+            assert_eq!(fin.exit_code, Some(124));
+            assert!(!read(&told).is_empty() && !is_running(&read(&told)));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_left_the_session_stays_after_a_normal_end() {
+        for site in sites() {
+            let directory = tempfile::tempdir().unwrap();
+            let told = directory.path().join("told");
+            let line = format!(
+                "setsid -f sh -c 'echo $$ > {0}; exec sleep 60'; until [ -s {0} ]; do sleep 0.02; done; echo $PPID; exit 3",
+                told.display()
+            );
+            let (fin, _) = run_at(site, &order(&line), &never()).await;
+            let left = read(&told);
+            assert!(fin.exit_code == Some(3) && is_running(&left), "it was killed");
+            // Its supervisor, if it had one, is gone.
+            let (parent, own) = (fin.result.unwrap().trim().to_owned(), std::process::id().to_string());
+            assert_eq!(parent == own, site.cgroups.is_there());
+            assert!(parent == own || !is_running(&parent));
+            nix::sys::signal::kill(Pid::from_raw(left.parse().unwrap()), Signal::SIGKILL).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_command_left_is_killed_while_its_output_is_read() {
+        // On a busy machine what it left can be quiet for so long that the command is over before it is killed.
+        for site in sites() {
+            let mut killed = false;
+            for _ in 0..5 {
+                killed = killed || kills_what_a_command_left(site).await;
+            }
+            assert!(killed, "it was over before it was killed, each time");
+        }
+    }
+
+    /// Kills what a command left while its output is read. False: there was nothing to kill any more.
+    async fn kills_what_a_command_left(site: &Site) -> bool {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let (stops, groups, memory) = (never(), Groups::default(), Memory::default());
+        // It writes all the time, so the pipe is never quiet.
+        let line = "echo $$ > TOLD; setsid sh -c 'echo $$ >> TOLD; while :; do echo x; sleep 0.1; done' & exit 0";
+        let order = order(&line.replace("TOLD", told.to_str().unwrap()));
+        let (queue, mut reports) = mpsc::channel(2);
+        let execute = async {
+            let queue = queue;
+            execute(&order, site, &groups, &stops, &memory, &queue).await
+        };
+        let kill = async {
+            eventually(|| read(&told).lines().count() == 2).await;
+            eventually(|| !is_running(read(&told).lines().next().unwrap())).await;
+            stops.killed.cancel();
+            while reports.recv().await.is_some() {}
+        };
+        let (fin, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, kill) }).await.unwrap();
+        if fin.exit_code == Some(0) {
+            return false;
+        }
+        assert_eq!((fin.success, fin.exit_code), (false, Some(143)));
+        assert!(!is_running(read(&told).lines().nth(1).unwrap()));
+        true
+    }
+
+    /// How many bytes a process has written.
+    fn written(pid: &str) -> u64 {
+        let io = std::fs::read_to_string(format!("/proc/{}/io", pid.trim())).unwrap_or_default();
+        let line = io.lines().find_map(|line| line.strip_prefix("wchar: "));
+        line.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+    }
+
+    #[tokio::test]
+    async fn a_kill_works_while_nobody_takes_the_output() {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let (stops, groups, memory) = (never(), Groups::default(), Memory::default());
+        let order = order(&format!("echo $$ > {}; exec yes", told.display()));
+        let (queue, mut reports) = mpsc::channel(2);
+        let mut execute = Box::pin(execute(&order, &SITE, &groups, &stops, &memory, &queue));
+        let kill = async {
+            eventually(|| !read(&told).is_empty()).await;
+            // More than there is room for, or else nothing would be left unsent.
+            eventually(|| queue.capacity() == 0 && written(&read(&told)) > 16 * 1024).await;
+            stops.killed.cancel();
+            eventually(|| !is_running(&read(&told))).await;
+        };
+        tokio::select! { _ = &mut execute => panic!("it ended with its output unsent"), () = kill => {} }
+        // What found no room is dropped after a while, and is not counted.
+        let fin = tokio::time::timeout(PATIENCE, execute).await.unwrap();
+        assert_eq!((fin.exit_code, fin.chunks), (Some(143), Some(2)));
+        drop(queue);
+        for seq in 0..2 {
+            assert!(matches!(reports.recv().await, Some(Report::Chunk(chunk)) if chunk.seq == seq));
+        }
+        assert!(reports.recv().await.is_none());
+        assert!(fin.result.unwrap().ends_with("\nThe command was killed.\n"));
+    }
+
+    #[tokio::test]
+    async fn a_timeout_ends_the_group() {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let line = format!("trap '' TERM; echo $$ >> {}; while :; do sleep 1; done", told.display());
+        let (fin, _) = run(&Order { timeout: Some(1), ..order(&line) }).await;
+        assert_eq!((fin.success, fin.exit_code), (false, Some(124)));
+        assert_eq!(fin.result.unwrap(), "\nThe command was killed: its timeout of 1 s was over.\n");
+        assert!(!is_running(&read(&told)));
+        for timeout in [0, -1, i64::MIN] {
+            assert_eq!(refusal(&Order { timeout: Some(timeout), ..order("true") }).await.0, 126);
+        }
+        let (fin, _) = run(&Order { timeout: Some(i64::MAX), ..order("echo x") }).await;
+        assert_eq!(fin.result.unwrap(), "x\n");
+    }
+}

@@ -1,0 +1,69 @@
+//! A new process waits between fork and exec until the journal has it.
+
+use std::future::pending;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as Socket;
+
+use nix::errno::Errno;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use uuid::Uuid;
+
+use crate::host::process::Identity;
+use crate::journal::writer::Memory;
+
+/// What a new process waits at, between fork and exec, until it is noted. It dies there when the agent dies.
+pub struct Gate(UnixStream);
+
+impl Gate {
+    /// A gate and the process's side of it, where there is a memory.
+    pub fn new(memory: &Memory) -> io::Result<Option<(OwnedFd, Self)>> {
+        if !memory.is_there() {
+            return Ok(None);
+        }
+        let (near, far) = Socket::pair()?;
+        near.set_nonblocking(true)?;
+        Ok(Some((far.into(), Self(UnixStream::from_std(near)?))))
+    }
+
+    /// Waits for the process, notes it, and lets it go on.
+    pub async fn open(mut self, id: Uuid, memory: &Memory) {
+        let mut number = [0; size_of::<i32>()];
+        let mut is_supervisor = [0];
+        if self.0.read_exact(&mut number).await.is_err() || self.0.read_exact(&mut is_supervisor).await.is_err() {
+            // It ended before it came here.
+            return;
+        }
+        let process = Identity::of(i32::from_ne_bytes(number));
+        let process = process.map(|process| process.supervising(is_supervisor != [0]));
+        memory.started(id, process).wait().await;
+        // Where nobody is there any more, nobody has to go on.
+        let _ = self.0.write_all(&[1]).await;
+        // Kept open until the process is through.
+        pending().await
+    }
+}
+
+/// The process's side of [`Gate::open`]. Makes system calls only.
+pub fn pass(gate: &OwnedFd, agent: Pid, is_supervisor: bool) -> nix::Result<()> {
+    use nix::sys::prctl::set_pdeathsig;
+    set_pdeathsig(Signal::SIGKILL)?;
+    // The agent may have died before it was asked for.
+    if nix::unistd::getppid() != agent {
+        return Err(Errno::ESRCH);
+    }
+    nix::unistd::write(gate.as_fd(), &nix::unistd::getpid().as_raw().to_ne_bytes())?;
+    nix::unistd::write(gate.as_fd(), &[u8::from(is_supervisor)])?;
+    let mut go = [0];
+    loop {
+        match nix::unistd::read(gate.as_fd(), &mut go) {
+            Err(Errno::EINTR) => {}
+            Ok(1) => return set_pdeathsig(None),
+            Ok(_) => return Err(Errno::ESRCH),
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What an agent before this one left running.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use crate::host::process::Identity;
+use crate::runner::cgroup::Cgroup;
+use crate::runner::group::{Groups, Hold};
+use crate::runner::supervisor::Supervisor;
+
+/// How often, and how far apart, what an agent before this one left in a control group is killed until none of it runs.
+const LEFTOVER_KILLS: (usize, Duration) = (100, Duration::from_millis(20));
+
+/// Ends what is left of a command that an agent before this one ran; false if that is not there any more, or cannot be
+/// told from others.
+pub async fn end_leftover(process: Option<Identity>, cgroup: Option<Cgroup>, groups: &Groups) -> bool {
+    let Some(process) = process.filter(Identity::is_there) else {
+        // What left the process group is still in the control group, which has the command's own name.
+        let Some(cgroup) = cgroup.filter(Cgroup::runs) else {
+            return false;
+        };
+        for _ in 0..LEFTOVER_KILLS.0 {
+            cgroup.signal(Signal::SIGKILL, None);
+            tokio::time::sleep(LEFTOVER_KILLS.1).await;
+            if !cgroup.runs() {
+                break;
+            }
+        }
+        return true;
+    };
+    let id = Pid::from_raw(process.pid);
+    let hold = match cgroup {
+        _ if process.is_supervisor => Hold::Supervisor(Arc::new(Supervisor::new(process.clone(), None))),
+        Some(cgroup) => Hold::Cgroup(Arc::new(cgroup)),
+        None => Hold::Nothing,
+    };
+    groups.enter(id, hold).end().await;
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::journal::writer::Memory;
+    use crate::runner::execute::execute;
+    use crate::runner::testing::*;
+
+    #[tokio::test]
+    async fn what_is_below_a_supervisor_is_found_by_the_next_agent() {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let left = format!(
+            "setsid setsid -f sh -c 'echo $$ > {}; trap \"\" TERM; sleep 60; sleep 60'; sleep 60",
+            told.display()
+        );
+        let (order, groups) = (order(&left), Groups::default());
+        let (queue, _reports) = mpsc::channel(2);
+        let (never, memory) = (never(), Memory::default());
+        let begun = async {
+            eventually(|| !read(&told).is_empty()).await;
+            groups.ids()[0]
+        };
+        // The agent does not get to see the end.
+        let id = tokio::select! {
+            _ = execute(&order, &SUPERVISED, &groups, &never, &memory, &queue) => panic!("it has ended"),
+            id = begun => id,
+        };
+        let process = Identity::of(id.as_raw()).unwrap().supervising(true);
+        assert!(end_leftover(Some(process), None, &groups).await);
+        assert!(!is_running(&read(&told)) && !is_running(&id.to_string()));
+    }
+}

@@ -1,0 +1,281 @@
+//! Reads the output of a command from its pipe, and queues it in chunks.
+
+use std::time::Duration;
+
+use farhand_domain::wire::Chunk;
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::reports::Report;
+use crate::runner::output::{CHUNK_BYTES, Chunker, Decoder, Kept, LARGE_CHUNK_BYTES};
+
+/// How long output waits for more before it is sent.
+const FLUSH: Duration = Duration::from_millis(100);
+/// How long a pipe is read on without anything new after the process has exited.
+const QUIET: Duration = Duration::from_secs(2);
+/// How long a pipe is read on at most after the process has exited.
+const LINGER: Duration = Duration::from_secs(10);
+/// How much is read in any case after the process has exited, in bytes: more than fits into a pipe, so that what the
+/// process itself wrote is read, whatever others write.
+const LEFT_OVER: u64 = 1024 * 1024;
+/// How many bytes of a pipe are read at once: what fits into it.
+const READ: usize = 64 * 1024;
+
+/// How the reading of a command's output goes on.
+pub struct Reading {
+    /// Cancelled when its process has exited.
+    pub exited: CancellationToken,
+    /// Cancelled when what others may still write is not waited for.
+    pub hasty: CancellationToken,
+    /// Cancelled when output that finds no room is dropped rather than waited with.
+    pub dropping: CancellationToken,
+    /// Cancelled when all is read.
+    pub over: CancellationToken,
+}
+
+/// Reads the output to its end and sends it in chunks. Returns what is kept of it and the number of chunks.
+pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, reading: &Reading) -> (Kept, u32) {
+    let mut bytes = vec![0; READ];
+    let mut text = String::new();
+    let (mut decoder, mut chunker, mut kept) = (Decoder::default(), Chunker::default(), Kept::default());
+    let mut count = 0;
+    // When text that waits is sent, even if it is less than a chunk.
+    let mut flush_at = Instant::now();
+    // Since the process has exited: until when the pipe is read on, and how much came.
+    let mut until: Option<Instant> = None;
+    let mut quiet_at = Instant::now();
+    let mut left_over: u64 = 0;
+    loop {
+        let is_late = chunker.is_waiting() && flush_at <= Instant::now();
+        let hurries = chunker.is_waiting() && reading.dropping.is_cancelled();
+        tokio::select! {
+            // Sent first, as reading may never pause. Read before any timer counts, so that time alone never cuts
+            // off what is there.
+            biased;
+            room = chunks.reserve(), if is_late || chunker.has_chunk() || hurries => {
+                send(room, chunks, &mut chunker, &mut count);
+                flush_at = Instant::now() + FLUSH;
+            }
+            () = reading.dropping.cancelled(), if chunker.is_waiting() => chunker.close(),
+            read = output.read(&mut bytes), if chunker.has_room() => {
+                // An error on a pipe cannot be helped: it is its end.
+                let Ok(count @ 1..) = read else { break };
+                let now = Instant::now();
+                if !chunker.is_waiting() {
+                    flush_at = now + FLUSH;
+                }
+                decoder.push(&bytes[..count], &mut text);
+                chunker.push(&text);
+                kept.push(&text);
+                text.clear();
+                if let Some(until) = until {
+                    left_over += count as u64;
+                    quiet_at = (now + QUIET).min(until.max(now));
+                    if now > until && left_over > LEFT_OVER {
+                        break;
+                    }
+                } else if reading.exited.is_cancelled() {
+                    until = Some(now + LINGER);
+                    quiet_at = now + QUIET;
+                }
+            }
+            () = reading.exited.cancelled(), if until.is_none() => {
+                let now = Instant::now();
+                (until, quiet_at) = (Some(now + LINGER), now + QUIET);
+            }
+            // What is in the pipe is not cut off while it waits for room.
+            () = sleep_until(quiet_at), if until.is_some() && chunker.has_room() => break,
+            () = reading.hasty.cancelled(), if until.is_some_and(|until| until > Instant::now()) => {
+                // There is no time to wait for what others may still write.
+                let now = Instant::now();
+                (until, quiet_at) = (Some(now), now + FLUSH);
+            }
+            () = sleep_until(flush_at), if chunker.is_waiting() && !is_late => {}
+        }
+    }
+    decoder.finish(&mut text);
+    chunker.push(&text);
+    kept.push(&text);
+    while chunker.is_waiting() {
+        tokio::select! {
+            biased;
+            room = chunks.reserve() => send(room, chunks, &mut chunker, &mut count),
+            () = reading.dropping.cancelled() => chunker.close(),
+        }
+    }
+    reading.over.cancel();
+    (kept, count)
+}
+
+/// Queues the next chunk: a large one if others wait before it.
+fn send(
+    room: Result<mpsc::Permit<'_, Report>, mpsc::error::SendError<()>>,
+    chunks: &mpsc::Sender<Report>,
+    chunker: &mut Chunker,
+    count: &mut u32,
+) {
+    // Without a receiver there is nothing to report to.
+    let Ok(room) = room else { return chunker.close() };
+    // The permit itself is one place.
+    let limit = if chunks.capacity() + 1 < chunks.max_capacity() { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
+    if let Some(content) = chunker.next(limit) {
+        room.send(Report::Chunk(Chunk { seq: *count, content }));
+        *count += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use nix::sys::signal::Signal;
+    use nix::unistd::Pid;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::journal::writer::Memory;
+    use crate::runner::execute::execute;
+    use crate::runner::group::Groups;
+    use crate::runner::testing::*;
+
+    #[tokio::test]
+    async fn much_output_takes_few_calls_and_no_time_of_the_command() {
+        // A service that takes 100 ms for each call: chunks of 4 KiB would take 100 s.
+        let (queue, mut reports) = mpsc::channel(crate::reports::QUEUE);
+        let order = order("head -c 4000000 /dev/zero | tr '\\0' a");
+        let (groups, never, memory) = (Groups::default(), never(), Memory::default());
+        let execute = async {
+            let queue = queue;
+            execute(&order, &SITE, &groups, &never, &memory, &queue).await
+        };
+        let service = async {
+            let mut calls: u32 = 0;
+            while let Some(Report::Chunk(chunk)) = reports.recv().await {
+                assert!(chunk.seq == calls && chunk.content.len() <= LARGE_CHUNK_BYTES);
+                calls += 1;
+                sleep(Duration::from_millis(100)).await;
+            }
+            calls
+        };
+        let (fin, calls) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, service) }).await.unwrap();
+        assert_eq!((fin.chunks, fin.output_bytes), (Some(calls), Some(4_000_000)));
+        assert!(calls <= 120, "{calls}");
+        // The calls took six seconds and more.
+        assert!(fin.elapsed_time.unwrap() < 1.5, "{fin:?}");
+    }
+
+    #[tokio::test]
+    async fn both_outputs_keep_their_order() {
+        let line = "i=0; while [ $i -lt 200 ]; do echo out $i; echo err $i >&2; i=$((i+1)); done";
+        let expected: String = (0..200).map(|i| format!("out {i}\nerr {i}\n")).collect();
+        assert_eq!(result(line).await, (0, expected));
+    }
+
+    #[tokio::test]
+    async fn a_child_in_the_background_does_not_hold_the_command() {
+        let (fin, _) = run(&order("sleep 60 & echo $!")).await;
+        let pid = fin.result.unwrap().trim().to_owned();
+        assert_eq!(fin.exit_code, Some(0));
+        assert!(fin.elapsed_time.unwrap() < 5.0);
+        assert!(is_running(&pid), "it was killed");
+        nix::sys::signal::kill(Pid::from_raw(pid.parse().unwrap()), Signal::SIGKILL).unwrap();
+    }
+
+    #[tokio::test]
+    async fn output_just_after_the_exit_is_read() {
+        assert_eq!(result("(sleep 0.3; echo late) & echo early").await.1, "early\nlate\n");
+    }
+
+    #[tokio::test]
+    async fn much_output_is_whole_and_its_result_cut() {
+        let line = "yes 0123456789abcde | head -n 65536";
+        let (fin, chunks) = run(&order(line)).await;
+        let whole = "0123456789abcde\n".repeat(65536);
+        assert_eq!(whole.len(), 1024 * 1024);
+        assert!(chunks.concat() == whole);
+        assert!(chunks.iter().all(|chunk| chunk.len() <= LARGE_CHUNK_BYTES));
+        assert_eq!(fin.chunks, Some(chunks.len() as u32));
+        assert!(fin.result.unwrap() == farhand_domain::output::result(&whole).0);
+    }
+
+    #[tokio::test]
+    async fn output_is_sent_while_the_command_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let go = directory.path().join("go");
+        let (queue, mut reports) = mpsc::channel(2);
+        let order = order(&format!("printf a; until [ -e {} ]; do sleep 0.02; done; printf b", go.display()));
+        let (groups, never, memory) = (Groups::default(), never(), Memory::default());
+        let execute = execute(&order, &SITE, &groups, &never, &memory, &queue);
+        let watch = async {
+            let Some(Report::Chunk(chunk)) = reports.recv().await else { panic!("no chunk") };
+            assert_eq!((chunk.seq, chunk.content.as_str()), (0, "a"));
+            std::fs::write(&go, "").unwrap();
+            let Some(Report::Chunk(chunk)) = reports.recv().await else { panic!("no chunk") };
+            assert_eq!((chunk.seq, chunk.content.as_str()), (1, "b"));
+        };
+        let (fin, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, watch) }).await.unwrap();
+        assert_eq!(fin.result.unwrap(), "ab");
+    }
+
+    #[tokio::test]
+    async fn a_slow_service_makes_the_command_wait() {
+        let directory = tempfile::tempdir().unwrap();
+        let done = directory.path().join("done");
+        let (queue, mut reports) = mpsc::channel(2);
+        let order = order(&format!("head -c 8000000 /dev/zero; touch {}", done.display()));
+        let (groups, never, memory) = (Groups::default(), never(), Memory::default());
+        let mut execute = Box::pin(execute(&order, &SITE, &groups, &never, &memory, &queue));
+        // The queue, the buffer and the pipe are full, and nothing more happens.
+        assert!(tokio::time::timeout(Duration::from_millis(500), &mut execute).await.is_err());
+        assert!(!done.exists());
+        let drain = async { while !done.exists() && reports.recv().await.is_some() {} };
+        tokio::time::timeout(PATIENCE, async {
+            tokio::select! { _ = &mut execute => {}, () = drain => {} }
+        })
+        .await
+        .unwrap();
+        assert!(done.exists());
+    }
+
+    #[tokio::test]
+    async fn endless_output_is_drained_and_stopped() {
+        let stops = never();
+        let endless = order("yes");
+        let (queue, mut reports) = mpsc::channel(crate::reports::QUEUE);
+        let groups = Groups::default();
+        let execute = async {
+            let queue = queue;
+            execute(&endless, &SITE, &groups, &stops, &Memory::default(), &queue).await
+        };
+        let most = farhand_domain::output::MAX_KEPT as usize;
+        let sent = async {
+            let mut sent = 0;
+            while let Some(Report::Chunk(chunk)) = reports.recv().await {
+                sent += chunk.content.len();
+                if sent > most {
+                    // From here on it is read, and thrown away.
+                    stops.stopping.cancel();
+                }
+            }
+            sent
+        };
+        let (fin, sent) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, sent) }).await.unwrap();
+        assert!(sent > most && sent <= most + 4, "{sent}");
+        assert_eq!((fin.success, fin.exit_code), (false, Some(143)));
+        let result = fin.result.unwrap();
+        assert!(result.len() <= farhand_domain::output::MAX_RESULT);
+        assert!(result.starts_with("y\ny\n") && result.ends_with("\nThe agent was stopped.\n"));
+    }
+
+    #[tokio::test]
+    async fn chunks_are_counted() {
+        for (line, chunks) in [("true", 0..=0), ("echo x", 1..=1), ("head -c 10000 /dev/zero", 2..=3)] {
+            let (fin, sent) = run(&order(line)).await;
+            assert_eq!(fin.chunks, Some(sent.len() as u32), "{line}");
+            assert!(chunks.contains(&sent.len()), "{line}: {}", sent.len());
+        }
+    }
+}

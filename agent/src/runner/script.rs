@@ -1,0 +1,86 @@
+//! The file that a script is run from.
+
+use std::fs::{OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
+use std::path::PathBuf;
+
+use farhand_domain::wire::Script;
+use uuid::Uuid;
+
+use crate::host::account::Account;
+
+/// A script in a file of its own, which is removed when this is dropped.
+pub struct ScriptFile(pub PathBuf);
+
+impl ScriptFile {
+    /// Where the script of a command is.
+    pub fn path(id: Uuid) -> PathBuf {
+        std::env::temp_dir().join(format!("farhand-{id}.script"))
+    }
+
+    /// Writes a script that only `account` can read.
+    pub fn write(id: Uuid, script: &Script, account: &Account) -> io::Result<Self> {
+        let path = Self::path(id);
+        // Never one that is there already: in a folder that all accounts can write to, it could be a link.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let written = Self(path);
+        file.write_all(script.body.as_bytes())?;
+        file.set_permissions(Permissions::from_mode(0o700))?;
+        if let Some(switch) = &account.switch {
+            fchown(&file, Some(switch.uid.as_raw()), Some(switch.gid.as_raw()))?;
+        }
+        Ok(written)
+    }
+}
+
+impl Drop for ScriptFile {
+    fn drop(&mut self) {
+        // The command can have removed it itself.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use farhand_domain::output::sha256;
+    use farhand_domain::wire::Order;
+    use nix::unistd::geteuid;
+
+    use super::*;
+    use crate::runner::testing::*;
+
+    fn script(interpreter: &str, body: &str) -> Order {
+        let sha256 = sha256(body);
+        let script = Script { interpreter: interpreter.into(), body: body.into(), sha256 };
+        Order { script: Some(script), ..order("script:x@1") }
+    }
+
+    #[tokio::test]
+    async fn a_script_runs_from_a_private_file_that_is_removed() {
+        let order = script("/bin/sh -e", "stat -c '%a %U' $0; echo $0; false; echo no");
+        let (fin, _) = run(&order).await;
+        let path = ScriptFile::path(order.id);
+        let expected = format!("700 {}\n{}\n", own_name(), path.display());
+        assert_eq!((fin.exit_code, fin.result.unwrap()), (Some(1), expected));
+        assert!(!path.exists());
+        if geteuid().is_root() {
+            let order = Order { user: "nobody".into(), ..script("sh", "stat -c '%a %U' $0; id -un") };
+            assert_eq!(run(&order).await.0.result.unwrap(), "700 nobody\nnobody\n");
+        }
+        let mut other = script("sh", "true");
+        other.script.as_mut().unwrap().body.push('x');
+        assert!(refusal(&other).await.1.contains("SHA-256"));
+        assert_eq!(refusal(&script(" ", "true")).await.0, 127);
+        let missing = script("no-such-interpreter", "true");
+        assert_eq!(refusal(&missing).await.0, 127);
+        assert!(!ScriptFile::path(missing.id).exists());
+        // A file that is there already is not used.
+        let order = script("sh", "echo mine");
+        std::fs::write(ScriptFile::path(order.id), "echo other").unwrap();
+        assert!(refusal(&order).await.1.contains("could not be written"));
+        drop(ScriptFile(ScriptFile::path(order.id)));
+    }
+}

@@ -1,0 +1,112 @@
+//! What this host says about the commands that run on it.
+
+use farhand_domain::wire::Order;
+
+use crate::host::account::{self, Account, Own};
+use crate::journal::host_journal::HostJournal;
+use crate::runner::cgroup::Cgroups;
+use crate::runner::policy::PolicyFile;
+
+/// What this host says about the commands that run here.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// Who the agent runs as.
+    pub own: Own,
+    /// What the host allows.
+    pub policy: PolicyFile,
+    /// Where the host records commands.
+    pub journal: HostJournal,
+    /// Where commands get control groups.
+    pub cgroups: Cgroups,
+}
+
+impl Site {
+    /// Finds the account of a command, and records the command in the host's journal. Blocks.
+    ///
+    /// # Errors
+    /// Why this host refuses the command, in a sentence.
+    pub fn admit(&self, order: &Order) -> Result<Account, String> {
+        let admitted = self.policy.read().and_then(|policy| {
+            let account = account::resolve(&order.user, &order.group, self.own)?;
+            policy.check(order, account.uid)?;
+            Ok(account)
+        });
+        self.journal.write(order, admitted.as_ref().err().map(String::as_str));
+        admitted
+    }
+
+    /// The same for a built-in, which has no account. Blocks.
+    pub fn admit_internal(&self, order: &Order) -> Result<(), String> {
+        let admitted = self.policy.read().and_then(|policy| policy.check_internal(&order.line));
+        self.journal.write(order, admitted.as_ref().err().map(String::as_str));
+        admitted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
+
+    use nix::unistd::geteuid;
+    use tokio::sync::mpsc;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::journal::writer::Memory;
+    use crate::runner::execute::execute;
+    use crate::runner::group::Groups;
+    use crate::runner::testing::*;
+
+    #[tokio::test]
+    async fn the_host_refuses_and_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, socket) = (folder.path().join("policy.toml"), folder.path().join("log"));
+        let log = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
+        log.set_read_timeout(Some(PATIENCE)).unwrap();
+        let site = Site {
+            policy: PolicyFile::new(Some(path.clone()), true),
+            journal: HostJournal::new(socket),
+            ..SITE.clone()
+        };
+        let run = async |order: Order| {
+            let (queue, _reports) = mpsc::channel(2);
+            let fin = execute(&order, &site, &Groups::default(), &never(), &Memory::default(), &queue).await;
+            let mut bytes = [0; 2_048];
+            let length = log.recv(&mut bytes).unwrap();
+            (fin, String::from_utf8_lossy(&bytes[..length]).into_owned())
+        };
+        let ran = folder.path().join("ran");
+        let line = format!("touch {}", ran.display());
+        std::fs::write(&path, format!("deny_accounts = [\"{}\"]", own_name())).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let (fin, record) = run(order(&line)).await;
+        let reason = fin.reason.unwrap();
+        // An ordinary account cannot write a policy that counts: everything is refused.
+        let rule = if geteuid().is_root() { "(deny_accounts)" } else { "its owner is not root" };
+        assert!((fin.exit_code, fin.result.as_deref()) == (Some(126), Some("")) && reason.contains(rule), "{reason}");
+        assert!(record.contains("refused: ") && record.contains(rule) && record.contains(&line), "{record}");
+        assert!(!ran.exists());
+        if !geteuid().is_root() {
+            return;
+        }
+        std::fs::write(&path, "").unwrap();
+        let (fin, record) = run(order(&line)).await;
+        assert!(fin.success && ran.exists() && !record.contains("refused"), "{record}");
+        // Nothing new starts, and what runs goes on.
+        let go = folder.path().join("go");
+        let running = run(order(&format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
+        let disable = async {
+            sleep(Duration::from_millis(200)).await;
+            std::fs::write(folder.path().join("disabled"), "").unwrap();
+            let refused = site.admit(&order("true")).unwrap_err();
+            std::fs::write(&go, "").unwrap();
+            refused
+        };
+        let ((fin, _), refused) = tokio::join!(running, disable);
+        assert!(fin.success && refused.contains("takes no commands"), "{refused}");
+    }
+}

@@ -1,0 +1,208 @@
+//! Forks the process of a command: its session, its account, its directory, its files.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Stdio;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::unistd::Pid;
+use tokio::net::unix::pipe;
+use tokio::process::{Child, Command};
+
+use crate::host::account::Account;
+use crate::host::process::{self, Identity};
+use crate::runner::cgroup::{self, Cgroup};
+use crate::runner::gate::pass;
+use crate::runner::group::Hold;
+use crate::runner::script::ScriptFile;
+use crate::runner::supervisor::{self, Supervisor};
+
+/// Added to the error of a new process that cannot enter its directory: it has nothing but a number to report an error
+/// with, and the kernel's are all smaller.
+pub const CANNOT_ENTER: i32 = 10_000;
+
+/// Where a command runs, and what it starts with.
+pub struct Places {
+    /// Its input, if it has any.
+    pub input: Option<File>,
+    /// Its control group, if it gets one.
+    pub cgroup: Option<Cgroup>,
+    /// Its directory, if it is not the account's home.
+    pub directory: Option<CString>,
+    /// What it waits at before it executes anything.
+    pub gate: Option<OwnedFd>,
+}
+
+/// A process that runs a command.
+pub struct Started {
+    pub child: Child,
+    pub output: pipe::Receiver,
+    /// What it cannot leave.
+    pub hold: Hold,
+    /// The script that it runs.
+    pub script: Option<ScriptFile>,
+}
+
+/// Starts a process in a session of its own, as `account`, with both outputs going into one pipe.
+pub fn spawn(mut command: Command, account: Account, places: Places) -> io::Result<Started> {
+    let Places { input, cgroup, directory, gate } = places;
+    let door = cgroup.as_ref().map(Cgroup::door).transpose()?;
+    // Without `/proc` the agent could not find what is below a supervisor.
+    let supervision = (cgroup.is_none() && process::are_shown()).then(io::pipe).transpose()?;
+    let (report, told) = supervision.map(|(reader, writer)| (reader, OwnedFd::from(writer))).unzip();
+    let report = report.map(|reader| pipe::Receiver::from_owned_fd(OwnedFd::from(reader))).transpose()?;
+    // One pipe, as two would lose the order of what comes out of them.
+    let (reader, writer) = io::pipe()?;
+    let output = pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?;
+    command.stdin(input.map_or_else(Stdio::null, Stdio::from)).stdout(writer.try_clone()?).stderr(writer);
+    let home = CString::new(account.home.as_os_str().as_bytes()).unwrap_or_default();
+    let agent = nix::unistd::getpid();
+    let become_account = move || {
+        nix::unistd::setsid()?;
+        if let Some(told) = &told {
+            if let Some(gate) = &gate {
+                pass(gate, agent, true)?;
+            }
+            supervisor::part(told)?;
+            nix::unistd::setsid()?;
+        }
+        // As the agent: the account must not be able to enter other groups.
+        if let Some(door) = &door {
+            cgroup::enter(door)?;
+        }
+        if let Some(switch) = &account.switch {
+            // In this order: without the user's rights there would be no right to change the groups.
+            nix::unistd::setgroups(&switch.groups)?;
+            nix::unistd::setresgid(switch.gid, switch.gid, switch.gid)?;
+            nix::unistd::setresuid(switch.uid, switch.uid, switch.uid)?;
+        }
+        // What the agent itself inherited open is not for commands. Kernels before 5.11 cannot say it this way, and
+        // what the agent opened itself is never inherited.
+        // SAFETY: a system call on numbers.
+        unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        // As the account, which may be the only one that can enter it.
+        match &directory {
+            Some(directory) => nix::unistd::chdir(directory.as_c_str())
+                .map_err(|error| io::Error::from_raw_os_error(CANNOT_ENTER + error as i32))?,
+            None if nix::unistd::chdir(home.as_c_str()).is_err() => nix::unistd::chdir(c"/")?,
+            None => {}
+        }
+        // Last of all, as becoming another user forgets what is to happen when the agent dies.
+        if let (Some(gate), None) = (&gate, &told) {
+            pass(gate, agent, false)?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec this makes system calls only, and allocates nothing: all it needs was looked up
+    // before, and an errno becomes an error without allocation.
+    unsafe { command.pre_exec(become_account) };
+    // With `command` the agent's own ends of the pipe's writing side are dropped, so it ends with the last process.
+    let child = command.spawn()?;
+    let hold = match (cgroup, report) {
+        (Some(cgroup), _) => Hold::Cgroup(Arc::new(cgroup)),
+        (None, Some(report)) => {
+            let process = child_id(&child).and_then(|id| Identity::of(id.as_raw())).ok_or(Errno::ESRCH)?;
+            Hold::Supervisor(Arc::new(Supervisor::new(process, Some(report))))
+        }
+        (None, None) => Hold::Nothing,
+    };
+    Ok(Started { child, output, hold, script: None })
+}
+
+pub fn child_id(child: &Child) -> Option<Pid> {
+    child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    use farhand_domain::wire::Order;
+    use nix::unistd::{User, geteuid};
+
+    use crate::runner::testing::*;
+
+    #[tokio::test]
+    async fn a_command_runs_in_the_directory_that_its_order_names() {
+        let within = |cwd: &str| Order { cwd: Some(cwd.to_owned()), ..order("pwd") };
+        assert_eq!(run(&within("/usr")).await.0.result.unwrap(), "/usr\n");
+        for missing in ["/no/such/directory", "/etc/passwd", "/a\0b"] {
+            let (code, why) = refusal(&within(missing)).await;
+            assert!(code == 126 && why.contains("directory"), "{missing}: {code} {why}");
+        }
+        if geteuid().is_root() {
+            let closed = tempfile::tempdir().unwrap();
+            std::fs::set_permissions(closed.path(), Permissions::from_mode(0o700)).unwrap();
+            std::fs::set_permissions(closed.path(), Permissions::from_mode(0o700)).unwrap();
+            let order = Order { user: "nobody".into(), ..within(closed.path().to_str().unwrap()) };
+            let (code, why) = refusal(&order).await;
+            assert!(code == 126 && why.contains("cannot be entered as nobody: Permission denied"), "{code} {why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn input_is_at_its_end() {
+        assert_eq!(result("cat; echo done").await, (0, "done\n".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_command_has_its_own_session_and_no_files_of_the_agent() {
+        // As if the agent had been started with a file open.
+        let file = std::fs::File::open("/etc/passwd").unwrap();
+        nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let line = format!("[ -e /proc/$$/fd/0 ] && echo input; [ -e /proc/$$/fd/{fd} ] || echo closed");
+        for site in sites() {
+            assert_eq!(run_at(site, &order(&line), &never()).await.0.result.unwrap(), "input\nclosed\n");
+            let stat = run_at(site, &order("cat /proc/$$/stat"), &never()).await.0.result.unwrap();
+            let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+            // State, parent, group, session.
+            let pid = stat.split(' ').next().unwrap();
+            assert_eq!((fields[2], fields[3]), (pid, pid));
+            // No signal is blocked, unlike in its supervisor.
+            let blocked = run_at(site, &order("grep ^SigBlk /proc/self/status"), &never()).await.0.result.unwrap();
+            assert_eq!(blocked, "SigBlk:\t0000000000000000\n");
+        }
+        // Nor has a supervisor, except for the pipe in which it reports to the agent.
+        let line = "ls -l /proc/$PPID/fd | grep -c -- '->'; cat /proc/$PPID/comm";
+        let supervisor = run_at(&SUPERVISED, &order(line), &never()).await.0.result.unwrap();
+        assert_eq!(supervisor, "1\nfarhand-command\n");
+    }
+
+    #[tokio::test]
+    async fn a_command_begins_at_home() {
+        let user = User::from_uid(geteuid()).unwrap().unwrap();
+        let home = if user.dir.is_dir() { user.dir } else { "/".into() };
+        assert_eq!(result("pwd -P").await.1.trim(), home.canonicalize().unwrap().to_str().unwrap());
+    }
+
+    #[tokio::test]
+    async fn root_becomes_the_account() {
+        if !geteuid().is_root() {
+            let (code, why) = refusal(&Order { user: "root".into(), ..order("id") }).await;
+            assert!(code == 126 && why.contains("cannot run a command as root"), "{code} {why}");
+            return;
+        }
+        let nobody = User::from_name("nobody").unwrap().unwrap();
+        let line = "id -un; id -u; id -g; id -G; pwd; grep -E '^(Uid|Gid|CapEff)' /proc/self/status | tr -s '\\t' ' '";
+        let home = if nobody.dir.is_dir() { nobody.dir.clone() } else { "/".into() };
+        let (uid, gid) = (nobody.uid, nobody.gid);
+        let expected = format!(
+            "nobody\n{uid}\n{gid}\n{gid}\n{}\nUid: {uid} {uid} {uid} {uid}\nGid: {gid} {gid} {gid} {gid}\nCapEff: 0000000000000000\n",
+            home.display()
+        );
+        for site in sites() {
+            let order = Order { user: "nobody".into(), ..order(line) };
+            assert_eq!(run_at(site, &order, &never()).await.0.result.unwrap(), expected);
+        }
+        let (fin, _) = run(&Order { user: "nobody".into(), ..order("cat /etc/shadow") }).await;
+        assert!(!fin.success);
+    }
+}

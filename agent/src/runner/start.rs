@@ -1,0 +1,176 @@
+//! Turns an order into a process: who runs it, which program, in which place.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::future::pending;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use farhand_domain::output::sha256;
+use farhand_domain::wire::{Fin, Order};
+use tokio::process::Command;
+
+use crate::journal::writer::Memory;
+use crate::runner::environment::set_environment;
+use crate::runner::fin::{NOT_FOUND, REFUSED, failure};
+use crate::runner::gate::Gate;
+use crate::runner::script::ScriptFile;
+use crate::runner::site::Site;
+use crate::runner::spawn::{CANNOT_ENTER, Places, Started, spawn};
+
+/// The shell of orders that run a program of the host.
+const SYSTEM: &str = "system";
+
+/// Starts the process of a command. Before anything of it runs, `memory` knows which process it is.
+///
+/// # Errors
+/// The end of a command that cannot be run.
+pub async fn start(order: &Order, site: &Site, memory: &Memory) -> Result<Started, Fin> {
+    let failed = || failure(REFUSED, "The command could not be started.");
+    let (door, gate) = Gate::new(memory).map_err(|_| failed())?.unzip();
+    let (for_start, site) = (order.clone(), site.clone());
+    // Account databases and home directories may be far away, and must not make everything else wait.
+    let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, &site, door));
+    let opened = async {
+        if let Some(gate) = gate {
+            gate.open(order.id, memory).await;
+        }
+        pending().await
+    };
+    tokio::select! {
+        biased;
+        started = &mut started => started.unwrap_or_else(|_| Err(failed())),
+        () = opened => Err(failed()),
+    }
+}
+
+/// Starts the process of a command. It waits at `gate`, if there is one. Blocks.
+///
+/// # Errors
+/// The end of a command that cannot be run.
+fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<Started, Fin> {
+    let refused = |why: String| failure(REFUSED, why);
+    let account = site.admit(order).map_err(refused)?;
+    if order.shell != SYSTEM {
+        return Err(refused("This agent has no such shell.".to_owned()));
+    }
+    let blanks = |text: &str| text.split_ascii_whitespace().map(str::to_owned).collect();
+    let mut script = None;
+    let words: Vec<String> = match order {
+        Order { script: Some(found), .. } => {
+            if !sha256(&found.body).eq_ignore_ascii_case(&found.sha256) {
+                return Err(refused("The script is not the one that its SHA-256 names.".to_owned()));
+            }
+            let file = ScriptFile::write(order.id, found, &account)
+                .map_err(|error| refused(format!("The script could not be written: {error}.")))?;
+            let path = file.0.to_string_lossy().into_owned();
+            script = Some(file);
+            let mut words: Vec<String> = blanks(&found.interpreter);
+            if !words.is_empty() {
+                words.push(path);
+            }
+            words
+        }
+        Order { argv: Some(words), .. } => words.clone(),
+        Order { allow_sh: true, line, .. } => vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()],
+        Order { line, .. } => blanks(line),
+    };
+    let (program, arguments) = words.split_first().ok_or_else(|| failure(NOT_FOUND, "No program is named."))?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    set_environment(&mut command, &account, order).map_err(refused)?;
+    let places = Places {
+        input: order.stdin.as_deref().map(input).transpose().map_err(|_| refused("The input does not fit.".into()))?,
+        cgroup: site.cgroups.create(order.id),
+        directory: order
+            .cwd
+            .as_deref()
+            .map(CString::new)
+            .transpose()
+            .map_err(|_| refused("The directory's name has a NUL.".to_owned()))?,
+        gate,
+    };
+    let started = spawn(command, account, places).map_err(|error| match (error.raw_os_error(), &order.cwd) {
+        (Some(code @ CANNOT_ENTER..), Some(cwd)) => {
+            let why = io::Error::from_raw_os_error(code - CANNOT_ENTER);
+            refused(format!("The directory {cwd} cannot be entered as {}: {why}.", order.user))
+        }
+        _ if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            failure(NOT_FOUND, format!("{program}: not found"))
+        }
+        _ => refused(format!("The command could not be started: {error}.")),
+    })?;
+    Ok(Started { script, ..started })
+}
+
+/// A file with a command's input, which has no name.
+fn input(text: &str) -> io::Result<File> {
+    // SAFETY: a system call with a constant name; what it returns is checked before it counts as a file.
+    let fd = unsafe { libc::memfd_create(c"stdin".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, and nothing else has it.
+    let mut file = unsafe { File::from_raw_fd(fd) };
+    file.write_all(text.as_bytes())?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::runner::testing::*;
+
+    #[tokio::test]
+    async fn without_a_shell_a_line_is_words() {
+        let words = |line: &str| Order { allow_sh: false, ..order(line) };
+        let (fin, _) = run(&words("  echo  'a b' | $HOME ")).await;
+        assert_eq!(fin.result.unwrap(), "'a b' | $HOME\n");
+        assert_eq!(refusal(&words("no-such-program-1 x")).await, (127, "no-such-program-1: not found".to_owned()));
+        assert_eq!(refusal(&words("/etc/passwd")).await.0, 126);
+        assert_eq!(refusal(&words(" \t")).await, (127, "No program is named.".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn argv_never_meets_a_shell() {
+        let argv = |words: &[&str]| {
+            let argv = Some(words.iter().map(|word| (*word).to_owned()).collect());
+            // With a line that says something else, which does not count.
+            Order { argv, ..order("echo line") }
+        };
+        let (fin, _) = run(&argv(&["printf", "%s|", "a b", "$HOME;id", "", "*", "\"'"])).await;
+        assert_eq!(fin.result.unwrap(), "a b|$HOME;id||*|\"'|");
+        assert_eq!(refusal(&argv(&[])).await.0, 127);
+        assert_eq!(refusal(&argv(&[""])).await.0, 127);
+        assert_eq!(refusal(&argv(&["no such program"])).await, (127, "no such program: not found".to_owned()));
+        assert_eq!(refusal(&argv(&["echo", "a\0b"])).await.0, 126);
+    }
+
+    #[tokio::test]
+    async fn a_command_has_the_input_that_its_order_has() {
+        let text = "é\n\0".repeat(20_000);
+        let order = Order { stdin: Some(text.clone()), ..order("cat") };
+        let (fin, _) = run(&order).await;
+        assert!(fin.exit_code == Some(0) && fin.result.unwrap() == text);
+        let (fin, _) = run(&Order { stdin: Some(String::new()), ..order }).await;
+        assert_eq!(fin.result.unwrap(), "");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_run_is_refused() {
+        assert_eq!(refusal(&Order { shell: "fish".into(), ..order("x") }).await.0, 126);
+        assert_eq!(refusal(&Order { user: String::new(), ..order("id") }).await.0, 126);
+        assert_eq!(refusal(&Order { user: "no-such-user".into(), ..order("id") }).await.0, 126);
+        assert_eq!(refusal(&Order { group: "no-such-group".into(), ..order("id") }).await.0, 126);
+        assert_eq!(refusal(&order("a\0b")).await.0, 126);
+        for env in [json!({"A": 1}), json!({"": "x"}), json!({"A=B": "x"}), json!({"A": "\u{0}"})] {
+            let env = env.as_object().cloned();
+            assert_eq!(refusal(&Order { env, ..order("true") }).await.0, 126);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What the tests of the runner share.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use farhand_domain::wire::{Fin, Order};
+use nix::unistd::{User, geteuid};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::host::account::Own;
+use crate::journal::host_journal::HostJournal;
+use crate::journal::writer::Memory;
+use crate::reports::Report;
+use crate::runner::cgroup::Cgroups;
+use crate::runner::execute::{Stops, execute};
+use crate::runner::group::Groups;
+use crate::runner::policy::PolicyFile;
+use crate::runner::site::Site;
+
+/// Far more than anything here takes.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A host without a policy, whose journal is the agent's own log.
+pub static SITE: LazyLock<Site> = LazyLock::new(|| Site {
+    own: Own::current(),
+    policy: PolicyFile::absent(),
+    journal: HostJournal::new("/no/such/socket".into()),
+    cgroups: Cgroups::find(),
+});
+
+/// The same without control groups, so each command has a supervisor.
+pub static SUPERVISED: LazyLock<Site> = LazyLock::new(|| Site { cgroups: Cgroups::default(), ..SITE.clone() });
+
+/// The ways in which a command's processes are kept together on this host.
+pub fn sites() -> impl Iterator<Item = &'static Site> {
+    if !SITE.cgroups.is_there() {
+        eprintln!("control groups cannot be created here: with supervisors only");
+    }
+    [&*SITE, &*SUPERVISED].into_iter().skip(usize::from(!SITE.cgroups.is_there()))
+}
+
+pub fn own_name() -> String {
+    User::from_uid(geteuid()).unwrap().unwrap().name
+}
+
+pub fn order(line: &str) -> Order {
+    Order {
+        id: Uuid::from_u128(fastrand::u128(..)),
+        shell: "system".into(),
+        line: line.into(),
+        user: own_name(),
+        group: String::new(),
+        allow_sh: true,
+        ..Order::default()
+    }
+}
+
+/// Runs an order; its end and its chunks.
+pub async fn run(order: &Order) -> (Fin, Vec<String>) {
+    run_until(order, &never()).await
+}
+
+pub fn never() -> Stops {
+    Stops { stopping: CancellationToken::new(), killed: CancellationToken::new() }
+}
+
+pub async fn run_until(order: &Order, stops: &Stops) -> (Fin, Vec<String>) {
+    run_at(&SITE, order, stops).await
+}
+
+pub async fn run_at(site: &Site, order: &Order, stops: &Stops) -> (Fin, Vec<String>) {
+    let (queue, mut reports) = mpsc::channel(2);
+    let chunks = async {
+        let mut chunks = Vec::new();
+        while let Some(Report::Chunk(chunk)) = reports.recv().await {
+            assert_eq!(chunk.seq as usize, chunks.len());
+            chunks.push(chunk.content);
+        }
+        chunks
+    };
+    let execute = async {
+        let queue = queue;
+        execute(order, site, &Groups::default(), stops, &Memory::default(), &queue).await
+    };
+    tokio::time::timeout(PATIENCE, async { tokio::join!(execute, chunks) }).await.expect("it does not end")
+}
+
+/// The exit code and the result of a line.
+pub async fn result(line: &str) -> (i64, String) {
+    let (fin, chunks) = run(&order(line)).await;
+    let (code, result) = (fin.exit_code.unwrap(), fin.result.unwrap());
+    assert_eq!(fin.success, code == 0);
+    assert_eq!(chunks.concat(), result);
+    (code, result)
+}
+
+pub async fn refusal(order: &Order) -> (i64, String) {
+    let (fin, chunks) = run(order).await;
+    assert!(!fin.success && chunks.is_empty() && fin.result.as_deref() == Some(""));
+    (fin.exit_code.unwrap(), fin.reason.unwrap())
+}
+
+pub async fn eventually(condition: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < until, "it never happened");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Whether a process runs; one that nobody has waited for yet does not.
+pub fn is_running(pid: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+pub fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
