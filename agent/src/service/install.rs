@@ -18,8 +18,10 @@ const BINARY: &str = "/usr/local/bin/farhand-agent";
 const NAME: &str = "farhand-agent.service";
 /// Where units of the administrator's are.
 const UNITS: &str = "/etc/systemd/system";
-/// How long systemd waits for the agent's end, in seconds: longer than the agent itself takes in any case.
-const STOPS_WITHIN: u64 = 60;
+/// The unit of an agent that runs as root.
+const UNIT_OF_ROOT: &str = include_str!("../../systemd/farhand-agent.service");
+/// The unit of an agent that runs as an account of its own. It differs in the account's sandbox only.
+const UNIT_OF_ACCOUNT: &str = include_str!("../../systemd/farhand-agent-sandbox.service");
 
 /// What `install` was told.
 pub struct Installation {
@@ -257,96 +259,13 @@ fn describe(path: &Path, error: &io::Error) -> Failure {
     Failure::Failed(format!("{}: {error}", path.display()))
 }
 
-/// The unit.
+/// The unit. The account is filled in first: it has no `@`, and a path can have one.
 fn unit(config: &Path, user: Option<&str>) -> String {
-    let config = config.display();
-    let rights = match user {
-        Some(user) => sandbox(user),
-        None => ROOT.to_owned(),
+    let unit = match user {
+        Some(user) => UNIT_OF_ACCOUNT.replace("@USER@", user),
+        None => UNIT_OF_ROOT.to_owned(),
     };
-    format!(
-        "# Written by `farhand-agent install`, which writes it anew: changes belong into `systemctl edit {NAME}`.
-
-[Unit]
-Description=Farhand agent: runs commands on this server for a workspace
-Wants=network-online.target
-After=network-online.target
-# Without the file there is nothing to connect to.
-ConditionPathExists={config}
-# It is tried for ever: a host that cannot be reached cannot be repaired from afar.
-StartLimitIntervalSec=0
-
-[Service]
-# The start has failed where the program cannot be executed. The process keeps its number when the agent restarts itself.
-Type=exec
-ExecStart={BINARY} run --config {config}
-Restart=always
-RestartSec=5
-# The command line or the file is wrong: another start changes nothing.
-RestartPreventExitStatus=2
-# A stop is the agent's alone: it lets commands that run end, stops the others and reports them all. What a command left in
-# the background on purpose, such as a daemon that it started, outlives the agent, as it would a session of ssh.
-KillMode=process
-# The agent takes 45 s at most: 20 for commands to end, 8 to stop the others, 7 for its socket and the last reports, 10 for
-# a slow disk.
-TimeoutStopSec={STOPS_WITHIN}
-# A command that takes too much memory ends alone, and not the agent and all the others with it.
-OOMPolicy=continue
-# All commands together are the agent's tasks.
-TasksMax=infinity
-# What must not be forgotten over a restart: /var/lib/farhand-agent, for this account alone.
-StateDirectory=farhand-agent
-StateDirectoryMode=0700
-SyslogIdentifier=farhand-agent
-{rights}
-[Install]
-WantedBy=multi-user.target
-"
-    )
-}
-
-/// Where the agent is root.
-const ROOT: &str = "
-# The agent is root, to become the account that a command names. Nothing is taken from it here, as every command would
-# inherit that: NoNewPrivileges= breaks sudo and su, ProtectSystem= and ProtectHome= make installing software and writing
-# homes fail, PrivateTmp= gives commands a /tmp of their own, CapabilityBoundingSet=, SystemCallFilter=,
-# RestrictNamespaces= and MemoryDenyWriteExecute= break containers, debuggers and run-times. To limit what can be done
-# here, give the agent an account: farhand-agent install --user ACCOUNT.
-# Each command gets a control group below the agent's own, which is the agent's to manage.
-Delegate=yes
-";
-
-/// Where the agent has an account of its own.
-fn sandbox(user: &str) -> String {
-    format!(
-        "
-# The agent, and so each command, is this account and can become no other: sudo does not work in commands.
-User={user}
-NoNewPrivileges=yes
-CapabilityBoundingSet=
-RestrictSUIDSGID=yes
-# /usr, /boot and /etc cannot be written; the account's home can, and what else is its own. /tmp is the service's.
-ProtectSystem=full
-PrivateTmp=yes
-# No devices, no kernel settings, no clock, no modules, nothing of other accounts' processes.
-PrivateDevices=yes
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectKernelLogs=yes
-ProtectControlGroups=yes
-ProtectClock=yes
-ProtectHostname=yes
-ProtectProc=invisible
-# No containers, no real-time priorities, no other system's calls, and networks of the usual kinds only.
-RestrictNamespaces=yes
-RestrictRealtime=yes
-LockPersonality=yes
-SystemCallArchitectures=native
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
-# Not set: ProtectHome=, as commands run in the account's home; MemoryDenyWriteExecute=, as it breaks run-times that
-# compile while they run; ProtectSystem=strict, as the account could not write what is its own.
-"
-    )
+    unit.replace("@CONFIG@", &config.display().to_string())
 }
 
 #[cfg(test)]
@@ -424,10 +343,22 @@ mod tests {
     }
 
     #[test]
+    fn a_unit_is_filled_in() {
+        let path = Path::new("/etc/@USER@.toml");
+        assert!(unit(path, Some("deploy")).contains("ConditionPathExists=/etc/@USER@.toml\n"));
+        for user in [None, Some("deploy")] {
+            assert!(!unit(Path::new(CONFIG), user).contains('@'));
+            assert!(unit(Path::new(CONFIG), user).contains(&format!("ExecStart={BINARY} run")));
+        }
+    }
+
+    #[test]
     fn systemd_waits_for_longer_than_the_agent_takes() {
         let longest = crate::cli::DRAIN_SECONDS + crate::agent::LONGEST_END.as_secs();
         assert_eq!(longest, 45, "the comment in the unit says so");
-        assert!(longest + 10 < STOPS_WITHIN);
+        let unit = unit(Path::new(CONFIG), None);
+        let seconds = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).unwrap();
+        assert!(longest + 10 < seconds.parse().unwrap());
     }
 
     #[test]
