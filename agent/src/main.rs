@@ -11,6 +11,8 @@ mod host;
 mod journal;
 mod logging;
 mod reports;
+#[cfg(test)]
+mod rooms;
 mod runner;
 mod service;
 

@@ -7,11 +7,10 @@ use farhand_domain::wire::Fin;
 
 use crate::host::facts;
 use crate::host::program::Program;
+use crate::runner::fin::NOT_FOUND;
 
 /// The name of the shell that orders of built-ins have.
 pub const SHELL: &str = "internal";
-/// The exit code of what is not there; as of a shell.
-const NOT_FOUND: i64 = 127;
 
 /// A built-in that is done.
 pub struct Done {
@@ -51,8 +50,7 @@ fn told(exit_code: i64, result: String) -> Fin {
         elapsed_time: Some(0.0),
         exit_code: Some(exit_code),
         chunks: Some(0),
-        output_bytes: None,
-        reason: None,
+        ..Fin::default()
     }
 }
 

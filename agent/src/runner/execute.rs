@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::journal::writer::Memory;
 use crate::reports::Report;
-use crate::runner::fin::{REFUSED, TERMINATED, TIMED_OUT, failure, stopped_before};
+use crate::runner::fin::{KILLED, REFUSED, TERMINATED, TIMED_OUT, failure, stopped_before};
 use crate::runner::group::{Group, Groups};
 use crate::runner::pump::{Reading, pump};
 use crate::runner::site::Site;
@@ -63,7 +63,7 @@ impl Stops {
 impl Why {
     /// The exit code of a command that was ended for this, and a line for its result. `is_killed` where it took KILL.
     fn tell(self, is_killed: bool) -> (i64, Option<String>) {
-        let by_signal = if is_killed { TERMINATED.1 } else { TERMINATED.0 };
+        let by_signal = if is_killed { KILLED } else { TERMINATED };
         match self {
             Self::Stopping => (by_signal, Some("The agent was stopped.".to_owned())),
             Self::Killed => (by_signal, Some("The command was killed.".to_owned())),
@@ -85,7 +85,7 @@ pub async fn execute(
     chunks: &mpsc::Sender<Report>,
 ) -> Fin {
     if stops.killed.is_cancelled() {
-        return failure(TERMINATED.0, "The command was killed before it ran.");
+        return failure(TERMINATED, "The command was killed before it ran.");
     }
     if stops.stopping.is_cancelled() {
         return stopped_before();
@@ -133,7 +133,7 @@ pub async fn execute(
         exit_code: Some(exit_code),
         chunks: Some(count),
         output_bytes: Some(output_bytes),
-        reason: None,
+        ..Fin::default()
     }
 }
 

@@ -44,13 +44,13 @@ use crate::host::program::Program;
 use crate::journal::file::Stage;
 use crate::journal::writer::Noted;
 use crate::reports::{Reporter, Reports, Transport};
-use execute::{Stops, execute};
-use fin::{REFUSED, TERMINATED, failure, lost, stopped_before};
-use group::Groups;
-use leftover::end_leftover;
-use queue::{Job, QUEUE, Queue};
-use script::ScriptFile;
-use site::Site;
+use crate::runner::execute::{Stops, execute};
+use crate::runner::fin::{KILLED, REFUSED, TERMINATED, failure, lost, stopped_before};
+use crate::runner::group::Groups;
+use crate::runner::leftover::end_leftover;
+use crate::runner::queue::{Job, QUEUE, Queue};
+use crate::runner::script::ScriptFile;
+use crate::runner::site::Site;
 
 /// When the agent ends: first no more commands come, then it begins no more of those that wait, later those that still
 /// run are stopped.
@@ -146,7 +146,7 @@ impl<T: Transport> Runner<T> {
                 Stage::Taken => {
                     let reporter = self.reports.begin(id, Noted::already());
                     log::warn!("command {id}: the agent died before it ran");
-                    let fin = failure(TERMINATED.1, "The agent died before the command ran. It was not run.");
+                    let fin = failure(KILLED, "The agent died before the command ran. It was not run.");
                     self.tasks.spawn(reporter.fin(fin));
                 }
                 Stage::Started(process) => {
@@ -245,7 +245,7 @@ impl<T: Transport> Commands for Runner<T> {
             drop(jobs);
             self.queue.less.notify_waiters();
             log::info!("command {id}: killed before it ran");
-            let fin = failure(TERMINATED.0, "The command was killed before it ran.");
+            let fin = failure(TERMINATED, "The command was killed before it ran.");
             self.tasks.spawn(async move { end(job.reporter, &job.order, fin).await });
         } else if let Some(killed) = jobs.running.get(&id) {
             if !killed.is_cancelled() {
