@@ -34,10 +34,9 @@ impl Cgroups {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let place = place(&mounts, &own);
         let can_create = |place: &PathBuf| {
+            // Removed when it is dropped, as each group.
             let probe = Cgroup { path: place.join(format!("{PREFIX}probe-{}", std::process::id())) };
-            let created = fs::create_dir(&probe.path).and_then(|()| probe.door()).is_ok();
-            probe.remove();
-            created
+            fs::create_dir(&probe.path).and_then(|()| probe.door()).is_ok()
         };
         let found = Self(place.filter(can_create));
         found.sweep();
@@ -50,7 +49,7 @@ impl Cgroups {
             let is_old = || entry.metadata()?.modified()?.elapsed().map_err(io::Error::other);
             // A new one may be another agent's, and about to be entered.
             if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_old().is_ok_and(|age| age > OLD) {
-                Cgroup { path: entry.path() }.remove();
+                drop(Cgroup { path: entry.path() });
             }
         }
     }

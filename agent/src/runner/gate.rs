@@ -31,14 +31,14 @@ impl Gate {
 
     /// Waits for the process, notes it, and lets it go on.
     pub async fn open(mut self, id: Uuid, memory: &Memory) {
-        let mut number = [0; size_of::<i32>()];
-        let mut is_supervisor = [0];
-        if self.0.read_exact(&mut number).await.is_err() || self.0.read_exact(&mut is_supervisor).await.is_err() {
+        let mut message = [0; size_of::<i32>() + 1];
+        if self.0.read_exact(&mut message).await.is_err() {
             // It ended before it came here.
             return;
         }
+        let [number @ .., is_supervisor] = message;
         let process = Identity::of(i32::from_ne_bytes(number));
-        let process = process.map(|process| process.supervising(is_supervisor != [0]));
+        let process = process.map(|process| process.supervising(is_supervisor != 0));
         memory.started(id, process).wait().await;
         // Where nobody is there any more, nobody has to go on.
         let _ = self.0.write_all(&[1]).await;
@@ -55,8 +55,8 @@ pub fn pass(gate: &OwnedFd, agent: Pid, is_supervisor: bool) -> nix::Result<()> 
     if nix::unistd::getppid() != agent {
         return Err(Errno::ESRCH);
     }
-    nix::unistd::write(gate.as_fd(), &nix::unistd::getpid().as_raw().to_ne_bytes())?;
-    nix::unistd::write(gate.as_fd(), &[u8::from(is_supervisor)])?;
+    let [a, b, c, d] = nix::unistd::getpid().as_raw().to_ne_bytes();
+    nix::unistd::write(gate.as_fd(), &[a, b, c, d, u8::from(is_supervisor)])?;
     let mut go = [0];
     loop {
         match nix::unistd::read(gate.as_fd(), &mut go) {
