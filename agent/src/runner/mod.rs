@@ -1,13 +1,11 @@
-//! Running commands: the queue, the processes and their ends (agent-protocol 3, 4 and 6).
+//! Runs commands: the queue, the processes and their ends (agent-protocol 3, 4 and 6).
 //!
-//! A command is a process in a session of its own, with `/dev/null` as its input and one pipe for both of its outputs.
-//! It ends when that process has exited and its pipe is drained. What it left in the background may hold the pipe: it
-//! does not hold the command. After the exit the pipe is read to its end, or until nothing came for [`QUIET`], or until
-//! it is empty after [`LINGER`]; then the pipe is closed, and a process that still writes into it gets SIGPIPE.
+//! A command is a process in its own session, with one pipe for both outputs. It ends when that process has exited and
+//! the pipe is drained. A background process may keep the pipe open, but does not keep the command open: `pump.rs` stops
+//! reading soon after the exit, and a process that still writes then gets SIGPIPE.
 //!
-//! A command that is killed, or whose time is over, ends when no process of its group runs any more, those in the
-//! background included: all that the command started. The agent finds them in a control group if it can create one, else
-//! below a supervisor (supervisor.rs).
+//! A killed or timed out command ends when none of its processes runs, background processes included. The agent finds
+//! them in a control group (`cgroup.rs`) if it can create one, else below a supervisor (`supervisor.rs`).
 
 pub mod built_in;
 pub mod cgroup;
