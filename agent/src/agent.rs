@@ -13,21 +13,21 @@ use uuid::Uuid;
 
 use crate::config::Settings;
 use crate::connection::client::Client;
-use crate::connection::websocket::{self, Over};
-use crate::host::account::Own;
+use crate::connection::websocket::{self, Finished};
+use crate::host::account::AgentAccount;
 use crate::host::facts;
 use crate::host::program::Program;
 use crate::journal::file::Stage;
 use crate::journal::host_journal::HostJournal;
 #[cfg(test)]
 use crate::journal::writer;
-use crate::journal::writer::Memory;
+use crate::journal::writer::JournalWriter;
 use crate::reports::Reports;
 use crate::runner::cgroup::Cgroups;
 use crate::runner::group::{GRACE, Groups};
 use crate::runner::policy::PolicyFile;
 use crate::runner::site::Site;
-use crate::runner::{Ending, Runner};
+use crate::runner::{Runner, Shutdown};
 use crate::service::checkin;
 
 /// How long stopping what runs may take, beyond [`GRACE`].
@@ -66,32 +66,32 @@ pub enum Exit {
 pub async fn run(settings: Settings, mut patience: Duration, program: Program) -> Result<Exit, String> {
     let listen = |kind| signal(kind).map_err(|error| format!("cannot listen for signals: {error}"));
     let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-    let mut told = async || {
+    let mut next_signal = async || {
         tokio::select! {
             _ = terminate.recv() => "SIGTERM",
             _ = interrupt.recv() => "SIGINT",
         }
     };
     let client = Client::new(&settings)?;
-    let own = Own::current();
+    let own = AgentAccount::current();
     log::info!("version {}, for server {} of {}", facts::VERSION, settings.id, client.service());
     if !own.uid.is_root() {
         log::info!("not root: commands run as user number {} only", own.uid);
     }
-    let (ending, groups, flushing) = (Ending::default(), Groups::default(), CancellationToken::new());
-    let (memory, remembered) = remember(settings.state_dir).await;
-    let reports = Reports::new(client.clone(), memory.clone(), flushing.clone());
+    let (shutdown, groups, flushing) = (Shutdown::default(), Groups::default(), CancellationToken::new());
+    let (journal, remembered) = open_journal(settings.state_dir).await;
+    let reports = Reports::new(client.clone(), journal.clone(), flushing.clone());
     let uses_https = settings.service.tls;
     let policy = PolicyFile::new(settings.policy, uses_https);
-    let site = Site { own, policy, journal: HostJournal::new(settings.syslog), cgroups: Cgroups::find() };
+    let site = Site { own, policy, host_journal: HostJournal::new(settings.syslog), cgroups: Cgroups::find() };
     if !site.cgroups.is_there() {
         log::info!("no control groups: each command gets a supervisor instead");
     }
-    let runner = Runner::new(settings.max_running, site, reports.clone(), groups.clone(), ending.clone(), program);
+    let runner = Runner::new(settings.max_running, site, reports.clone(), groups.clone(), shutdown.clone(), program);
     runner.recover(remembered);
     let runner = Arc::new(runner);
 
-    let serving = serve(client, runner.clone(), ending.leaving.clone());
+    let serving = serve(client, runner.clone(), shutdown.leaving.clone());
     let mut serving = tokio::spawn(serving);
     let (mut is_over, mut restarts) = (false, false);
     tokio::select! {
@@ -99,13 +99,13 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
             is_over = true;
             log::info!("the service asked the agent to exit");
         }
-        signal = told() => log::info!("{signal}: no more commands are taken, and those that run have {} s", patience.as_secs()),
-        () = ending.restarting.cancelled() => {
+        signal = next_signal() => log::info!("{signal}: no more commands are taken, and those that run have {} s", patience.as_secs()),
+        () = shutdown.restarting.cancelled() => {
             log::info!("to be restarted: no more commands are taken, and those that came have {} s", patience.as_secs());
             restarts = true;
         }
     }
-    ending.leaving.cancel();
+    shutdown.leaving.cancel();
     if restarts {
         let calm = async {
             // What the service was just sending is still taken.
@@ -118,17 +118,17 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
                 // They had their time.
                 patience = Duration::ZERO;
             },
-            signal = told() => {
+            signal = next_signal() => {
                 log::info!("{signal}: the agent exits, and is not restarted");
                 restarts = false;
             }
         }
     }
-    ending.draining.cancel();
+    shutdown.draining.cancel();
     let drain = async {
         if timeout(patience, runner.finished()).await.is_err() {
             log::warn!("commands still run, and are stopped");
-            ending.stopping.cancel();
+            shutdown.stopping.cancel();
             if timeout(GRACE + STOPPING, runner.finished()).await.is_err() {
                 log::error!("some commands could not be stopped");
             }
@@ -139,17 +139,17 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
         }
         flushing.cancel();
         if timeout(FLUSHING, reports.finished()).await.is_err() {
-            let fate = if memory.is_sound() { "are kept for the next start" } else { "are lost" };
+            let fate = if journal.is_durable() { "are kept for the next start" } else { "are lost" };
             log::error!("the reports of {} commands could not be sent and {fate}", reports.unsent());
         }
         // Else the next start would send once more what was sent just now.
-        memory.flush().await;
+        journal.flush().await;
     };
     let mut drain = pin!(drain);
     let exit = loop {
         tokio::select! {
             () = &mut drain => break if restarts { Exit::Restart } else { Exit::Drained },
-            signal = told() => {
+            signal = next_signal() => {
                 if !restarts {
                     log::warn!("{signal} again: exiting at once");
                     break Exit::AtOnce;
@@ -167,7 +167,7 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
             let _ = unsafe { nix::sys::signal::signal(kind, SigHandler::SigDfl) };
         }
         // From here on a signal ends the process, which has nothing left to do. One that came just before is not lost.
-        if timeout(SETTLED, told()).await.is_ok() {
+        if timeout(SETTLED, next_signal()).await.is_ok() {
             log::info!("the agent exits, and is not restarted");
             return Ok(Exit::Drained);
         }
@@ -176,10 +176,10 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
 }
 
 /// Opens the memory; tells what is in it. Without one the agent works all the same.
-async fn remember(directory: PathBuf) -> (Memory, Vec<(Uuid, Stage)>) {
+async fn open_journal(directory: PathBuf) -> (JournalWriter, Vec<(Uuid, Stage)>) {
     let shown = directory.display().to_string();
     // It may wait for an agent that is just being killed.
-    let opened = tokio::task::spawn_blocking(move || Memory::open(&directory)).await;
+    let opened = tokio::task::spawn_blocking(move || JournalWriter::open(&directory)).await;
     match opened.map_err(|error| error.to_string()).flatten() {
         Ok(opened) => {
             log::info!("commands are remembered in {shown}");
@@ -187,16 +187,16 @@ async fn remember(directory: PathBuf) -> (Memory, Vec<(Uuid, Stage)>) {
         }
         Err(error) => {
             log::error!("commands are not remembered over a restart: {error}");
-            (Memory::default(), Vec::new())
+            (JournalWriter::default(), Vec::new())
         }
     }
 }
 
 /// Checks in, then keeps the heartbeat and the WebSocket going.
-async fn serve(client: Client, runner: Arc<Runner<Client>>, leaving: CancellationToken) -> Over {
+async fn serve(client: Client, runner: Arc<Runner<Client>>, leaving: CancellationToken) -> Finished {
     let interval = tokio::select! {
         interval = checkin::check_in(&client) => interval,
-        () = leaving.cancelled() => return Over::Draining,
+        () = leaving.cancelled() => return Finished::Draining,
     };
     let heartbeat = async {
         match interval {
@@ -206,6 +206,6 @@ async fn serve(client: Client, runner: Arc<Runner<Client>>, leaving: Cancellatio
     };
     tokio::select! {
         over = websocket::run(&client, &leaving, &*runner) => over,
-        () = heartbeat => Over::Draining,
+        () = heartbeat => Finished::Draining,
     }
 }

@@ -23,26 +23,26 @@ pub enum Action {
     ///
     /// As root the agent runs commands as any account that they name. As another account it runs them as itself only.
     /// SIGTERM and SIGINT drain: no more commands are taken, and those that run may end. A second one exits at once.
-    Run(Run),
+    Run(RunArgs),
     /// Make this host a server of a workspace, with a registration token, and write the agent's file.
     ///
     /// The token is read from --token-file or from the environment variable FARHAND_REGISTRATION_TOKEN. It is no argument,
     /// as everyone on this host could see it.
-    Register(Register),
+    Register(RegisterArgs),
     /// Take this server out of its workspace, and remove the agent's file and state.
-    Unregister(Unregister),
+    Unregister(UnregisterArgs),
     /// Install this program as a service of systemd, or bring the one that is installed up to date. Needs root.
-    Install(Install),
+    Install(InstallArgs),
     /// Stop the service of systemd and remove its unit. Needs root.
-    Uninstall(Uninstall),
+    Uninstall(UninstallArgs),
     /// Tell whether an agent runs on this host, and whether the service takes its key.
     ///
     /// Exit code 0: both. 4: the service refuses the key. 3: no agent runs. 1: the service is not reached.
-    Status(Look),
+    Status(StatusArgs),
 }
 
 #[derive(Args)]
-pub struct Run {
+pub struct RunArgs {
     /// A TOML file with url, id and key, and optionally max_running, state_dir, policy, syslog and allow_plain_http. Each
     /// flag below is used in place of its key in the file.
     #[arg(long, value_name = "FILE")]
@@ -72,7 +72,7 @@ pub struct Run {
 }
 
 #[derive(Args)]
-pub struct Register {
+pub struct RegisterArgs {
     /// The workspace's address, such as https://example.farhand.dev.
     #[arg(long)]
     pub url: String,
@@ -94,7 +94,7 @@ pub struct Register {
 }
 
 #[derive(Args)]
-pub struct Unregister {
+pub struct UnregisterArgs {
     /// The agent's file.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     pub config: PathBuf,
@@ -104,7 +104,7 @@ pub struct Unregister {
 }
 
 #[derive(Args)]
-pub struct Install {
+pub struct InstallArgs {
     /// The agent's file.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     pub config: PathBuf,
@@ -120,14 +120,14 @@ pub struct Install {
 }
 
 #[derive(Args)]
-pub struct Uninstall {
+pub struct UninstallArgs {
     /// The folder that was written below.
     #[arg(long, value_name = "DIRECTORY")]
     pub prefix: Option<PathBuf>,
 }
 
 #[derive(Args)]
-pub struct Look {
+pub struct StatusArgs {
     /// The agent's file.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     pub config: PathBuf,

@@ -46,7 +46,7 @@ fn error<T>(message: impl Into<String>) -> Result<T, ConfigError> {
 
 /// What the command line and the environment say. Each is preferred to what the file says.
 #[derive(Clone, Default, Debug)]
-pub struct Given {
+pub struct Overrides {
     /// The file.
     pub config: Option<PathBuf>,
     /// The service.
@@ -108,16 +108,16 @@ impl Settings {
     ///
     /// # Errors
     /// What is wrong, in one line.
-    pub fn load(given: Given) -> Result<Self, ConfigError> {
+    pub fn load(overrides: Overrides) -> Result<Self, ConfigError> {
         let mut warnings = Vec::new();
-        let file = match &given.config {
+        let file = match &overrides.config {
             Some(path) => {
                 let text = read(path, &mut warnings)?;
                 toml::from_str(&text).or_else(|e| error(format!("{}: {}", path.display(), describe(&e, &text))))?
             }
             None => File::default(),
         };
-        let key = match (given.key, &given.key_file, file.key) {
+        let key = match (overrides.key, &overrides.key_file, file.key) {
             (_, Some(path), _) => Secret::new(read(path, &mut warnings)?.trim()),
             (Some(key), None, _) => key,
             (None, None, Some(key)) => Secret::new(key),
@@ -127,10 +127,10 @@ impl Settings {
                 );
             }
         };
-        let Some(url) = given.url.or(file.url) else {
+        let Some(url) = overrides.url.or(file.url) else {
             return error("no url is given: put `url` into the config file, or use --url");
         };
-        let Some(id) = given.id.or(file.id) else {
+        let Some(id) = overrides.id.or(file.id) else {
             return error("no id is given: put `id` into the config file, or use --id");
         };
         let Some(id) = farhand_domain::id::parse(id.trim()) else {
@@ -144,17 +144,17 @@ impl Settings {
         let service = Service::parse(&url)?;
         service.check_transport(file.allow_plain_http)?;
         warnings.extend(service.warning());
-        let beside_file = given.config.as_deref().map(|path| path.with_extension("state"));
-        let mut state_dirs: Vec<PathBuf> = match given.state_dir.or(file.state_dir) {
+        let beside_file = overrides.config.as_deref().map(|path| path.with_extension("state"));
+        let mut state_dirs: Vec<PathBuf> = match overrides.state_dir.or(file.state_dir) {
             Some(named) => vec![named],
-            None => given.service_state_dir.into_iter().chain(beside_file).chain([STATE_DIR.into()]).collect(),
+            None => overrides.service_state_dir.into_iter().chain(beside_file).chain([STATE_DIR.into()]).collect(),
         };
         if state_dirs[0].as_os_str().is_empty() {
             return error("state_dir: the name is empty");
         }
         // Agents of several servers can run on one host, with the same folder too.
         state_dirs.iter_mut().for_each(|folder| folder.push(id.to_string()));
-        let policy = given.policy.or(file.policy);
+        let policy = overrides.policy.or(file.policy);
         let syslog = file.syslog.unwrap_or_else(|| SYSLOG.into());
         let state_dir = state_dirs[0].clone();
         Ok(Self { service, id, key, max_running, state_dir, state_dirs, policy, syslog, warnings })
@@ -320,8 +320,8 @@ mod tests {
 
     fn load(content: &str) -> Result<Settings, String> {
         let file = file(content);
-        let given = Given { config: Some(file.path().to_owned()), ..Given::default() };
-        Settings::load(given).map_err(|error| error.to_string().replace(&file.path().display().to_string(), "FILE"))
+        let overrides = Overrides { config: Some(file.path().to_owned()), ..Overrides::default() };
+        Settings::load(overrides).map_err(|error| error.to_string().replace(&file.path().display().to_string(), "FILE"))
     }
 
     fn good() -> String {
@@ -373,49 +373,49 @@ mod tests {
 
     #[test]
     fn a_missing_file_is_named() {
-        let given = Given { config: Some("/no/such/file".into()), ..Given::default() };
-        let error = Settings::load(given).unwrap_err().to_string();
+        let overrides = Overrides { config: Some("/no/such/file".into()), ..Overrides::default() };
+        let error = Settings::load(overrides).unwrap_err().to_string();
         assert_eq!(error, "/no/such/file: No such file or directory (os error 2)");
     }
 
     #[test]
     fn flags_are_preferred_to_the_file() {
         let (config, key_file) = (file(&good()), file("from-file\n"));
-        let given = Given {
+        let overrides = Overrides {
             config: Some(config.path().to_owned()),
             url: Some("http://b.localhost:8787/".to_owned()),
             key: Some(Secret::new("from-environment")),
-            ..Given::default()
+            ..Overrides::default()
         };
-        let settings = Settings::load(given.clone()).unwrap();
+        let settings = Settings::load(overrides.clone()).unwrap();
         assert_eq!(settings.service.to_string(), "http://b.localhost:8787");
         assert_eq!(settings.key.expose(), "from-environment");
-        let given = Given { key_file: Some(key_file.path().to_owned()), ..given };
-        assert_eq!(Settings::load(given).unwrap().key.expose(), "from-file");
+        let overrides = Overrides { key_file: Some(key_file.path().to_owned()), ..overrides };
+        assert_eq!(Settings::load(overrides).unwrap().key.expose(), "from-file");
     }
 
     #[test]
     fn the_state_is_where_the_nearest_says() {
-        let state = |given: Given| Settings::load(given).unwrap().state_dir;
-        let flags = Given {
+        let state = |overrides: Overrides| Settings::load(overrides).unwrap().state_dir;
+        let flags = Overrides {
             url: Some("https://a.example".to_owned()),
             id: Some(ID.to_owned()),
             key: Some(Secret::new("k")),
-            ..Given::default()
+            ..Overrides::default()
         };
         assert_eq!(state(flags.clone()), Path::new(STATE_DIR).join(ID));
         let directory = tempfile::tempdir().unwrap();
         let config = directory.path().join("web-1.toml");
         fs::write(&config, "max_running = 3").unwrap();
-        let given = Given { config: Some(config.clone()), ..flags };
-        assert_eq!(state(given.clone()), directory.path().join("web-1.state").join(ID));
-        let given = Given { service_state_dir: Some("/service".into()), ..given };
-        assert_eq!(state(given.clone()), Path::new("/service").join(ID));
+        let overrides = Overrides { config: Some(config.clone()), ..flags };
+        assert_eq!(state(overrides.clone()), directory.path().join("web-1.state").join(ID));
+        let overrides = Overrides { service_state_dir: Some("/service".into()), ..overrides };
+        assert_eq!(state(overrides.clone()), Path::new("/service").join(ID));
         fs::write(&config, "state_dir = \"/file\"").unwrap();
-        assert_eq!(state(given.clone()), Path::new("/file").join(ID));
-        let given = Given { state_dir: Some("/flag".into()), ..given };
-        assert_eq!(state(given.clone()), Path::new("/flag").join(ID));
-        let error = Settings::load(Given { state_dir: Some("".into()), ..given }).unwrap_err();
+        assert_eq!(state(overrides.clone()), Path::new("/file").join(ID));
+        let overrides = Overrides { state_dir: Some("/flag".into()), ..overrides };
+        assert_eq!(state(overrides.clone()), Path::new("/flag").join(ID));
+        let error = Settings::load(Overrides { state_dir: Some("".into()), ..overrides }).unwrap_err();
         assert_eq!(error.to_string(), "state_dir: the name is empty");
     }
 
@@ -423,7 +423,8 @@ mod tests {
     fn a_file_that_others_can_read_is_warned_of() {
         let file = file(&good());
         fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644)).unwrap();
-        let settings = Settings::load(Given { config: Some(file.path().to_owned()), ..Given::default() }).unwrap();
+        let settings =
+            Settings::load(Overrides { config: Some(file.path().to_owned()), ..Overrides::default() }).unwrap();
         assert_eq!(settings.warnings.len(), 1);
         assert!(settings.warnings[0].contains("chmod 600"), "{:?}", settings.warnings);
     }

@@ -25,8 +25,8 @@ use clap::Parser;
 use farhand_domain::secret::Secret;
 
 use crate::agent::Exit;
-use crate::cli::{Action, CommandLine, Install, Look, Register, Run, Unregister};
-use crate::config::{ConfigError, Given, Service, Settings};
+use crate::cli::{Action, CommandLine, InstallArgs, RegisterArgs, RunArgs, StatusArgs, UnregisterArgs};
+use crate::config::{ConfigError, Overrides, Service, Settings};
 use crate::host::program::Program;
 use crate::service::install::{self, Failure, Installation};
 use crate::service::register::{self, Registration};
@@ -55,12 +55,12 @@ fn secret(variable: &str) -> Option<Secret> {
 }
 
 /// What the environment says to an agent, and the file's name.
-fn given(config: Option<PathBuf>) -> Given {
-    Given {
+fn overrides(config: Option<PathBuf>) -> Overrides {
+    Overrides {
         config,
         key: secret(KEY_VARIABLE),
         service_state_dir: std::env::var(STATE_VARIABLE).ok().and_then(|paths| first(&paths)),
-        ..Given::default()
+        ..Overrides::default()
     }
 }
 
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
         Action::Unregister(unregister) => do_unregister(unregister),
         Action::Install(install) => do_install(install),
         Action::Uninstall(uninstall) => install::uninstall(uninstall.prefix.as_deref()),
-        Action::Status(look) => match do_status(look) {
+        Action::Status(arguments) => match do_status(arguments) {
             Ok((text, code)) => {
                 println!("{text}");
                 return ExitCode::from(code);
@@ -122,7 +122,7 @@ fn wait_for<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, Failu
     done
 }
 
-fn do_register(register: Register) -> Result<String, Failure> {
+fn do_register(register: RegisterArgs) -> Result<String, Failure> {
     let service = Service::parse(&register.url)?;
     service.check_transport(register.allow_plain_http)?;
     let mut warnings: Vec<_> = service.warning().into_iter().collect();
@@ -135,43 +135,43 @@ fn do_register(register: Register) -> Result<String, Failure> {
     };
     config::check_credential("the registration token", &token)?;
     warn(&warnings);
-    let Register { name, config, force, .. } = register;
+    let RegisterArgs { name, config, force, .. } = register;
     wait_for(register::register(Registration { service, token, name, config, force }))
 }
 
-fn do_unregister(unregister: Unregister) -> Result<String, Failure> {
-    let settings = Settings::load(given(Some(unregister.config.clone())))?;
+fn do_unregister(unregister: UnregisterArgs) -> Result<String, Failure> {
+    let settings = Settings::load(overrides(Some(unregister.config.clone())))?;
     warn(&settings.warnings);
     wait_for(register::unregister(&settings, &unregister.config, unregister.force))
 }
 
-fn do_install(install: Install) -> Result<String, Failure> {
+fn do_install(install: InstallArgs) -> Result<String, Failure> {
     // A path in a unit is whole.
     let config = std::path::absolute(&install.config).map_err(|error| Failure::Misuse(error.to_string()))?;
-    let Install { user, prefix, no_start, .. } = install;
+    let InstallArgs { user, prefix, no_start, .. } = install;
     install::install(&Installation { config, user, prefix, start: !no_start })
 }
 
-fn do_status(look: Look) -> Result<(String, u8), Failure> {
-    let settings = Settings::load(Given { state_dir: look.state_dir, ..given(Some(look.config)) })?;
+fn do_status(arguments: StatusArgs) -> Result<(String, u8), Failure> {
+    let settings = Settings::load(Overrides { state_dir: arguments.state_dir, ..overrides(Some(arguments.config)) })?;
     warn(&settings.warnings);
-    let status = wait_for(Status::look(&settings))?;
-    let text = if look.json { status.json().to_string() } else { status.text() };
+    let status = wait_for(Status::collect(&settings))?;
+    let text = if arguments.json { status.json().to_string() } else { status.text() };
     Ok((text, status.code()))
 }
 
 /// Runs the agent.
-fn serve(run: Run, program: Program) -> ExitCode {
+fn serve(run: RunArgs, program: Program) -> ExitCode {
     logging::start(run.verbose);
-    let given = Given {
+    let overrides = Overrides {
         url: run.url,
         id: run.id,
         key_file: run.key_file,
         state_dir: run.state_dir,
         policy: run.policy,
-        ..given(run.config)
+        ..overrides(run.config)
     };
-    let settings = match Settings::load(given) {
+    let settings = match Settings::load(overrides) {
         Ok(settings) => settings,
         Err(error) => return misuse(error),
     };

@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use crate::connection::client::{ANSWER_TIMEOUT, Client, Outcome};
 use crate::journal::shorten::shorten_result;
-use crate::journal::writer::{Memory, Noted};
+use crate::journal::writer::{JournalWriter, Written};
 
 /// The pauses between the first tries, in seconds: 1, 3, 7, 15 and 31 s after the first one failed.
 const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
@@ -72,7 +72,7 @@ pub enum Report {
     /// A piece of output.
     Chunk(Chunk),
     /// The end, as JSON, and when it may be sent.
-    Fin(Bytes, Ticket, Noted),
+    Fin(Bytes, Ticket, Written),
 }
 
 /// Sends reports of all commands.
@@ -81,8 +81,8 @@ pub struct Reports<T> {
     transport: T,
     first_calls: Arc<Semaphore>,
     late_calls: Arc<Semaphore>,
-    ledger: Ledger,
-    memory: Memory,
+    pending_fins: PendingFins,
+    journal: JournalWriter,
     flushing: CancellationToken,
     senders: TaskTracker,
     active: Arc<Mutex<HashMap<Uuid, bool>>>,
@@ -92,8 +92,8 @@ pub struct Reports<T> {
 pub struct Reporter {
     id: Uuid,
     queue: mpsc::Sender<Report>,
-    ledger: Ledger,
-    memory: Memory,
+    pending_fins: PendingFins,
+    journal: JournalWriter,
 }
 
 impl Reporter {
@@ -109,15 +109,15 @@ impl Reporter {
 
     /// Reports the end; what was queued before is sent before. Returns when it is queued.
     pub async fn fin(self, fin: Fin) {
-        let (body, ticket) = self.ledger.enter(fin);
-        let noted = self.memory.ended(self.id, body.clone());
+        let (body, ticket) = self.pending_fins.enter(fin);
+        let written = self.journal.ended(self.id, body.clone());
         // The sender ends after the fin only, so there is always one that takes it.
-        let _ = self.queue.send(Report::Fin(body, ticket, noted)).await;
+        let _ = self.queue.send(Report::Fin(body, ticket, written)).await;
     }
 }
 
 /// How a report came to its end.
-enum End {
+enum Delivery {
     /// The service took it, or does not know the command.
     Done,
     /// It was tried as often as it is; with the last status.
@@ -125,15 +125,15 @@ enum End {
 }
 
 impl<T: Transport> Reports<T> {
-    /// Reports that go by `transport`, and are noted in `memory`. Once `flushing` is cancelled, tries follow each other
+    /// Reports that go by `transport`, and are noted in `journal`. Once `flushing` is cancelled, tries follow each other
     /// quickly.
-    pub fn new(transport: T, memory: Memory, flushing: CancellationToken) -> Self {
+    pub fn new(transport: T, journal: JournalWriter, flushing: CancellationToken) -> Self {
         Self {
             transport,
             first_calls: Arc::new(Semaphore::new(CALLS.0)),
             late_calls: Arc::new(Semaphore::new(CALLS.1)),
-            ledger: Ledger::default(),
-            memory,
+            pending_fins: PendingFins::default(),
+            journal,
             flushing,
             senders: TaskTracker::new(),
             active: Arc::default(),
@@ -141,20 +141,20 @@ impl<T: Transport> Reports<T> {
     }
 
     /// What the reports are noted in.
-    pub fn memory(&self) -> &Memory {
-        &self.memory
+    pub fn journal(&self) -> &JournalWriter {
+        &self.journal
     }
 
-    /// Acknowledges a command, once that it came is `noted`, and begins its reports.
-    pub fn begin(&self, id: Uuid, noted: Noted) -> Reporter {
+    /// Acknowledges a command, once that it came is `written`, and begins its reports.
+    pub fn begin(&self, id: Uuid, written: Written) -> Reporter {
         let (queue, reports) = mpsc::channel(QUEUE);
         self.active().insert(id, false);
         let sender = self.clone();
         self.senders.spawn(async move {
-            noted.wait().await;
+            written.wait().await;
             sender.serve(id, reports).await;
         });
-        Reporter { id, queue, ledger: self.ledger.clone(), memory: self.memory.clone() }
+        Reporter { id, queue, pending_fins: self.pending_fins.clone(), journal: self.journal.clone() }
     }
 
     /// Sends the acknowledgement and the end of a command that ended before, from memory; behind what is still to be sent
@@ -207,10 +207,10 @@ impl<T: Transport> Reports<T> {
 
     /// The end of a command from memory, as its one report.
     async fn remembered(&self, id: Uuid) -> Option<mpsc::Receiver<Report>> {
-        let fin = serde_json::from_slice(&self.memory.fin(id).await?).ok()?;
+        let fin = serde_json::from_slice(&self.journal.fin(id).await?).ok()?;
         let (queue, reports) = mpsc::channel(1);
-        let (body, ticket) = self.ledger.enter(fin);
-        queue.try_send(Report::Fin(body, ticket, Noted::already())).ok()?;
+        let (body, ticket) = self.pending_fins.enter(fin);
+        queue.try_send(Report::Fin(body, ticket, Written::already())).ok()?;
         Some(reports)
     }
 
@@ -235,7 +235,7 @@ impl<T: Transport> Reports<T> {
         let path = |report| format!("/api/events/commands/{id}/{report}/");
         // When the service was found away.
         let mut away = None;
-        if let End::GivenUp(_) = self.deliver(&path("ack"), Bytes::new(), PAUSES.len()).await {
+        if let Delivery::GivenUp(_) = self.deliver(&path("ack"), Bytes::new(), PAUSES.len()).await {
             log::warn!("command {id}: the acknowledgement could not be sent");
             away = Some(Instant::now());
         }
@@ -246,7 +246,7 @@ impl<T: Transport> Reports<T> {
                 Report::Chunk(chunk) => {
                     let retries = if away.is_some() { 0 } else { PAUSES.len() };
                     let sent = self.deliver(&path_of_chunks, json(&chunk), retries).await;
-                    let is_away = matches!(sent, End::GivenUp(_));
+                    let is_away = matches!(sent, Delivery::GivenUp(_));
                     if is_away && away.is_none() {
                         log::warn!(
                             "command {id}: output could not be sent, and more may be lost until the service is back"
@@ -254,10 +254,10 @@ impl<T: Transport> Reports<T> {
                     }
                     away = is_away.then(Instant::now);
                 }
-                Report::Fin(body, ticket, noted) => {
+                Report::Fin(body, ticket, written) => {
                     let path = path("fin");
                     let deliver = async {
-                        noted.wait().await;
+                        written.wait().await;
                         self.deliver_fin(id, &path, body).await;
                     };
                     tokio::select! {
@@ -276,9 +276,13 @@ impl<T: Transport> Reports<T> {
     async fn deliver_fin(&self, id: Uuid, path: &str, body: Bytes) {
         let began = Instant::now();
         match self.deliver(path, body.clone(), PAUSES.len()).await {
-            End::Done => return self.answered(id),
-            End::GivenUp(Some(403)) => return log::warn!("command {id}: its end was refused: is the server deleted?"),
-            End::GivenUp(_) => log::warn!("command {id}: its end could not be sent yet, and will be tried for a day"),
+            Delivery::Done => return self.answered(id),
+            Delivery::GivenUp(Some(403)) => {
+                return log::warn!("command {id}: its end was refused: is the server deleted?");
+            }
+            Delivery::GivenUp(_) => {
+                log::warn!("command {id}: its end could not be sent yet, and will be tried for a day")
+            }
         }
         while began.elapsed() < FIN_LIFE {
             self.pause(jitter(LONG_PAUSE)).await;
@@ -298,22 +302,22 @@ impl<T: Transport> Reports<T> {
     /// Nothing is left to report of a command.
     fn answered(&self, id: Uuid) {
         // Nothing waits for it: at worst a fin is sent once more after a restart, which is no harm.
-        self.memory.answered(id);
+        self.journal.answered(id);
     }
 
     /// Sends a report, with `retries` more tries.
-    async fn deliver(&self, path: &str, body: Bytes, retries: usize) -> End {
+    async fn deliver(&self, path: &str, body: Bytes, retries: usize) -> Delivery {
         let mut pauses = PAUSES.iter().take(retries);
         loop {
             let outcome = self.call(&self.first_calls, path, body.clone(), ANSWER_TIMEOUT).await;
             match &outcome {
-                Ok(200..=299 | 404) => return End::Done,
+                Ok(200..=299 | 404) => return Delivery::Done,
                 Ok(status) => log::debug!("{path}: status {status}"),
                 Err(why) => log::debug!("{path}: {}", why.0),
             }
             match pauses.next() {
                 Some(pause) => self.pause(Duration::from_secs(*pause)).await,
-                None => return End::GivenUp(outcome.ok()),
+                None => return Delivery::GivenUp(outcome.ok()),
             }
         }
     }
@@ -348,10 +352,10 @@ fn json(report: &impl serde::Serialize) -> Bytes {
 
 /// The fins that wait to be sent.
 #[derive(Clone, Default)]
-struct Ledger(Arc<Mutex<Waiting>>);
+struct PendingFins(Arc<Mutex<PendingState>>);
 
 #[derive(Default)]
-struct Waiting {
+struct PendingState {
     next: u64,
     bytes: usize,
     /// By age: the size of each, and how it learns that it must give way.
@@ -362,11 +366,11 @@ struct Waiting {
 pub struct Ticket {
     number: u64,
     evicted: CancellationToken,
-    ledger: Ledger,
+    pending_fins: PendingFins,
 }
 
-impl Ledger {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+impl PendingFins {
+    fn lock(&self) -> MutexGuard<'_, PendingState> {
         // Nothing in here can panic half-way.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -389,13 +393,13 @@ impl Ledger {
             waiting.bytes -= size;
             oldest.cancel();
         }
-        (body, Ticket { number, evicted, ledger: self.clone() })
+        (body, Ticket { number, evicted, pending_fins: self.clone() })
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut waiting = self.ledger.lock();
+        let mut waiting = self.pending_fins.lock();
         if let Some((size, _)) = waiting.fins.remove(&self.number) {
             waiting.bytes -= size;
         }
@@ -477,11 +481,11 @@ mod tests {
     }
 
     fn reports(transport: &Scripted) -> Reports<Scripted> {
-        Reports::new(transport.clone(), Memory::default(), CancellationToken::new())
+        Reports::new(transport.clone(), JournalWriter::default(), CancellationToken::new())
     }
 
     async fn one_command(reports: &Reports<Scripted>, chunks: u32) {
-        let reporter = reports.begin(Uuid::nil(), Noted::already());
+        let reporter = reports.begin(Uuid::nil(), Written::already());
         for seq in 0..chunks {
             let _ = reporter.queue().send(chunk(seq)).await;
         }
@@ -499,7 +503,7 @@ mod tests {
             service.calls(),
             [call("ack", -1), call("chunk", 0), call("chunk", 1), call("chunk", 2), call("fin", 7)]
         );
-        assert_eq!(reports.ledger.lock().bytes, 0);
+        assert_eq!(reports.pending_fins.lock().bytes, 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -563,7 +567,7 @@ mod tests {
     async fn chunks_are_sent_again_when_the_service_is_back() {
         let service = Scripted::new(&[204], 503);
         let reports = reports(&service);
-        let reporter = reports.begin(Uuid::nil(), Noted::already());
+        let reporter = reports.begin(Uuid::nil(), Written::already());
         let _ = reporter.queue().send(chunk(0)).await;
         sleep(Duration::from_secs(40)).await;
         service.answer(204);
@@ -578,7 +582,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_queue_that_is_full_makes_its_command_wait() {
         let service = Scripted::new(&[], 0);
-        let reporter = reports(&service).begin(Uuid::nil(), Noted::already());
+        let reporter = reports(&service).begin(Uuid::nil(), Written::already());
         for seq in 0..QUEUE {
             reporter.queue().try_send(chunk(seq as u32)).ok().unwrap();
         }
@@ -590,10 +594,10 @@ mod tests {
         let service = Scripted::new(&[], 0);
         let reports = reports(&service);
         for number in 0..MAX_FINS + 5 {
-            reports.begin(Uuid::nil(), Noted::already()).fin(fin(number as i64, "")).await;
+            reports.begin(Uuid::nil(), Written::already()).fin(fin(number as i64, "")).await;
         }
         sleep(Duration::from_secs(600)).await;
-        assert_eq!((reports.unsent(), reports.ledger.lock().fins.len()), (MAX_FINS, MAX_FINS));
+        assert_eq!((reports.unsent(), reports.pending_fins.lock().fins.len()), (MAX_FINS, MAX_FINS));
         let before = service.calls().len();
         service.answer(204);
         reports.finished().await;
@@ -604,19 +608,19 @@ mod tests {
 
     #[test]
     fn waiting_fins_are_bounded_together() {
-        let ledger = Ledger::default();
+        let pending_fins = PendingFins::default();
         let large = "\0".repeat(256 * 1024);
-        let entered: Vec<_> = (0..200).map(|number| ledger.enter(fin(number, &large))).collect();
-        assert!(ledger.lock().bytes < MAX_FIN_BYTES + 200 * 8 * SHORT_RESULT);
+        let entered: Vec<_> = (0..200).map(|number| pending_fins.enter(fin(number, &large))).collect();
+        assert!(pending_fins.lock().bytes < MAX_FIN_BYTES + 200 * 8 * SHORT_RESULT);
         drop(entered);
-        assert_eq!(ledger.lock().bytes, 0);
+        assert_eq!(pending_fins.lock().bytes, 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn flushing_tries_at_once() {
         let service = Scripted::new(&[204], 503);
         let flushing = CancellationToken::new();
-        let reports = Reports::new(service.clone(), Memory::default(), flushing.clone());
+        let reports = Reports::new(service.clone(), JournalWriter::default(), flushing.clone());
         one_command(&reports, 0).await;
         sleep(Duration::from_secs(600)).await;
         service.answer(204);

@@ -41,7 +41,7 @@ const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 
 /// Why the agent dials no more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Over {
+pub enum Finished {
     /// The service asked the process to exit.
     Quit,
     /// The agent drains.
@@ -50,9 +50,9 @@ pub enum Over {
 
 /// Why one socket ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum End {
+enum SessionEnd {
     /// No more sockets are to follow.
-    Over(Over),
+    Finished(Finished),
     /// The service asked for another one.
     Reconnect,
     /// Something else, in a few words.
@@ -70,26 +70,26 @@ pub trait Commands {
 }
 
 /// Keeps a WebSocket open and passes on what comes there, until the service or `draining` ends it.
-pub async fn run(client: &Client, draining: &CancellationToken, commands: &impl Commands) -> Over {
+pub async fn run(client: &Client, draining: &CancellationToken, commands: &impl Commands) -> Finished {
     // How many attempts in a row came to nothing.
     let mut failures = 0;
     loop {
         let dialed = tokio::select! {
             dialed = dial(client, commands.features()) => dialed,
-            () = draining.cancelled() => return Over::Draining,
+            () = draining.cancelled() => return Finished::Draining,
         };
         let pause = match dialed {
             Ok(socket) => {
                 log::info!("connected to {}", client.service());
                 let began = Instant::now();
                 match session(socket, draining, commands).await {
-                    End::Over(over) => return over,
-                    End::Reconnect => {
+                    SessionEnd::Finished(finished) => return finished,
+                    SessionEnd::Reconnect => {
                         log::info!("the service asked for a new connection");
                         failures = 0;
                         Duration::ZERO
                     }
-                    End::Dropped(why) => {
+                    SessionEnd::Dropped(why) => {
                         log::warn!("connection lost: {why}");
                         failures = if began.elapsed() < SHORT_LIFE { failures + 1 } else { 0 };
                         // At once, but not all agents of a service that was restarted in the same instant.
@@ -110,7 +110,7 @@ pub async fn run(client: &Client, draining: &CancellationToken, commands: &impl 
         };
         tokio::select! {
             () = sleep(pause) => {}
-            () = draining.cancelled() => return Over::Draining,
+            () = draining.cancelled() => return Finished::Draining,
         }
     }
 }
@@ -153,13 +153,13 @@ async fn session<S: AsyncRead + AsyncWrite + Unpin>(
     mut socket: WebSocketStream<S>,
     draining: &CancellationToken,
     commands: &impl Commands,
-) -> End {
+) -> SessionEnd {
     let mut silent = pin!(sleep(SILENCE));
     let end = loop {
         let message = tokio::select! {
             message = socket.next() => message,
-            () = draining.cancelled() => break End::Over(Over::Draining),
-            () = &mut silent => break End::Dropped(format!("nothing came for {} minutes", SILENCE.as_secs() / 60)),
+            () = draining.cancelled() => break SessionEnd::Finished(Finished::Draining),
+            () = &mut silent => break SessionEnd::Dropped(format!("nothing came for {} minutes", SILENCE.as_secs() / 60)),
         };
         let text = match message {
             Some(Ok(Message::Text(text))) => text,
@@ -172,23 +172,23 @@ async fn session<S: AsyncRead + AsyncWrite + Unpin>(
                 let code = frame.map_or(CloseCode::Status, |frame| frame.code);
                 // Reading on sends the answer.
                 let _ = timeout(CLOSING, socket.next()).await;
-                return End::Dropped(format!("closed with {code}"));
+                return SessionEnd::Dropped(format!("closed with {code}"));
             }
             Some(Ok(_)) => continue,
-            Some(Err(error)) => return End::Dropped(causes(&error)),
-            None => return End::Dropped("closed".to_owned()),
+            Some(Err(error)) => return SessionEnd::Dropped(causes(&error)),
+            None => return SessionEnd::Dropped("closed".to_owned()),
         };
         silent.as_mut().reset(Instant::now() + SILENCE);
         match understand(&text) {
             ToAgent::Ping => match timeout(PATIENCE, socket.send(pong())).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => return End::Dropped(causes(&error)),
-                Err(_) => return End::Dropped("the service takes no answer".to_owned()),
+                Ok(Err(error)) => return SessionEnd::Dropped(causes(&error)),
+                Err(_) => return SessionEnd::Dropped("the service takes no answer".to_owned()),
             },
             ToAgent::Command { command } => commands.take(*command),
             ToAgent::Kill { id } => commands.kill(id),
-            ToAgent::Reconnect => break End::Reconnect,
-            ToAgent::Quit => break End::Over(Over::Quit),
+            ToAgent::Reconnect => break SessionEnd::Reconnect,
+            ToAgent::Quit => break SessionEnd::Finished(Finished::Quit),
             ToAgent::Unknown => {
                 log::warn!("a message came that this version does not know, and is ignored")
             }
@@ -266,7 +266,7 @@ mod tests {
     /// Lets a service talk to a session; tells how that ended, which lines it took and what it killed.
     async fn talk<F: Future<Output = ()>>(
         service: impl FnOnce(WebSocketStream<DuplexStream>) -> F,
-    ) -> (End, Vec<String>) {
+    ) -> (SessionEnd, Vec<String>) {
         let (near, far) = duplex(64 * 1024);
         let agent = WebSocketStream::from_raw_socket(near, Role::Client, None).await;
         let far = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
@@ -310,7 +310,7 @@ mod tests {
         })
         .await;
         let kill = |number| format!("kill {}", Uuid::from_u128(number));
-        assert_eq!((end, lines), (End::Reconnect, vec!["one".to_owned(), kill(1), "two".to_owned(), kill(2)]));
+        assert_eq!((end, lines), (SessionEnd::Reconnect, vec!["one".to_owned(), kill(1), "two".to_owned(), kill(2)]));
     }
 
     #[tokio::test(start_paused = true)]
@@ -320,7 +320,7 @@ mod tests {
             while let Some(Ok(_)) = far.next().await {}
         })
         .await;
-        assert_eq!(end, End::Over(Over::Quit));
+        assert_eq!(end, SessionEnd::Finished(Finished::Quit));
     }
 
     #[tokio::test(start_paused = true)]
@@ -336,16 +336,16 @@ mod tests {
             while let Some(Ok(_)) = far.next().await {}
         })
         .await;
-        assert_eq!(end, End::Dropped("nothing came for 35 minutes".to_owned()));
+        assert_eq!(end, SessionEnd::Dropped("nothing came for 35 minutes".to_owned()));
         assert_eq!(began.elapsed().as_secs(), SILENCE.as_secs() * 3 / 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_goes_is_noticed() {
         let (end, _) = talk(|far| async move { drop(far) }).await;
-        assert!(matches!(end, End::Dropped(_)), "{end:?}");
+        assert!(matches!(end, SessionEnd::Dropped(_)), "{end:?}");
         let (end, _) = talk(|mut far| async move { far.close(None).await.unwrap() }).await;
-        assert!(matches!(end, End::Dropped(_)), "{end:?}");
+        assert!(matches!(end, SessionEnd::Dropped(_)), "{end:?}");
     }
 
     #[test]

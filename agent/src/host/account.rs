@@ -13,14 +13,14 @@ use nix::unistd::{Gid, Group, Uid, User, getegid, geteuid, getgrouplist};
 
 /// Who the agent itself runs as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Own {
+pub struct AgentAccount {
     /// Its effective user.
     pub uid: Uid,
     /// Its effective group.
     pub gid: Gid,
 }
 
-impl Own {
+impl AgentAccount {
     /// Asks the kernel.
     pub fn current() -> Self {
         Self { uid: geteuid(), gid: getegid() }
@@ -54,7 +54,7 @@ pub struct Switch {
 }
 
 /// The name of the one account that an agent can run commands as; `None` if it can run them as any, being root.
-pub fn only_name(own: Own) -> Option<String> {
+pub fn only_name(own: AgentAccount) -> Option<String> {
     let own = Some(own.uid).filter(|uid| !uid.is_root())?;
     User::from_uid(own).ok().flatten().map(|user| user.name)
 }
@@ -66,7 +66,7 @@ pub fn only_name(own: Own) -> Option<String> {
 ///
 /// # Errors
 /// Why the agent does not run a command as this account, in a sentence for the one who sent it.
-pub fn resolve(user: &str, group: &str, own: Own) -> Result<Account, String> {
+pub fn resolve(user: &str, group: &str, own: AgentAccount) -> Result<Account, String> {
     if user.is_empty() {
         return Err("The command names no account to run as.".to_owned());
     }
@@ -108,15 +108,15 @@ mod tests {
 
     use super::*;
 
-    const ROOT: Own = Own { uid: Uid::from_raw(0), gid: Gid::from_raw(0) };
+    const ROOT: AgentAccount = AgentAccount { uid: Uid::from_raw(0), gid: Gid::from_raw(0) };
 
     /// As if the agent ran as `name`.
-    fn own(name: &str) -> Own {
+    fn own(name: &str) -> AgentAccount {
         let user = User::from_name(name).unwrap().unwrap();
-        Own { uid: user.uid, gid: user.gid }
+        AgentAccount { uid: user.uid, gid: user.gid }
     }
 
-    fn refused(user: &str, group: &str, own: Own) -> String {
+    fn refused(user: &str, group: &str, own: AgentAccount) -> String {
         resolve(user, group, own).unwrap_err()
     }
 
@@ -169,7 +169,7 @@ mod tests {
             assert_eq!(refused(other, "", nobody), expected);
         }
         assert_eq!(refused("nobody", "root", nobody), "The account nobody is not in the group root.");
-        let nameless = Own { uid: Uid::from_raw(4_000_000), gid: Gid::from_raw(4_000_000) };
+        let nameless = AgentAccount { uid: Uid::from_raw(4_000_000), gid: Gid::from_raw(4_000_000) };
         assert_eq!(
             refused("nobody", "", nameless),
             "This agent runs as number 4000000 and cannot run a command as nobody."

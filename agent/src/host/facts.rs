@@ -7,7 +7,7 @@ use std::fs;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::host::account::{Own, only_name};
+use crate::host::account::{AgentAccount, only_name};
 
 /// The agent's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -81,7 +81,7 @@ impl Facts {
         Self {
             version: VERSION,
             load: read_load(),
-            default_username: only_name(Own::current()),
+            default_username: only_name(AgentAccount::current()),
             info,
             os: release.map(|text| os(&text)).unwrap_or_default(),
         }

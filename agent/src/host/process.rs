@@ -81,7 +81,7 @@ fn all() -> io::Result<Vec<(i32, Stat)>> {
 }
 
 /// Whether `/proc` shows processes on this host.
-pub fn are_shown() -> bool {
+pub fn is_proc_mounted() -> bool {
     Stat::read(nix::unistd::getpid().as_raw()).is_ok()
 }
 

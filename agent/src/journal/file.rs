@@ -84,39 +84,39 @@ pub enum Stage {
 
 /// Where a line is in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Place {
+struct Span {
     offset: u64,
     bytes: usize,
 }
 
 /// A command that is known.
-struct Known {
+struct CommandState {
     /// When it came to this stage, in seconds since 1970.
     at: u64,
     stage: Stage,
     /// Where its end is written.
-    end: Option<Place>,
+    end: Option<Span>,
 }
 
 /// All commands that are known.
 #[derive(Default)]
 struct Index {
-    commands: HashMap<Uuid, Known>,
+    commands: HashMap<Uuid, CommandState>,
     /// By when they came.
     order: VecDeque<Uuid>,
 }
 
 impl Index {
     /// Takes an event. A life goes forward only, and its first end stands.
-    fn apply(&mut self, at: u64, id: Uuid, event: &Event, place: Place) {
+    fn apply(&mut self, at: u64, id: Uuid, event: &Event, span: Span) {
         let known = self.commands.entry(id).or_insert_with(|| {
             self.order.push_back(id);
-            Known { at, stage: Stage::Taken, end: None }
+            CommandState { at, stage: Stage::Taken, end: None }
         });
         match (event, &known.stage) {
             (Event::Started(process), Stage::Taken) => known.stage = Stage::Started(process.clone()),
             (Event::Ended(_), Stage::Taken | Stage::Started(_)) => {
-                *known = Known { at, stage: Stage::Ended { is_answered: false }, end: Some(place) };
+                *known = CommandState { at, stage: Stage::Ended { is_answered: false }, end: Some(span) };
             }
             // The line of its end may be damaged: it has ended all the same.
             (Event::Answered, _) => known.stage = Stage::Ended { is_answered: true },
@@ -125,13 +125,13 @@ impl Index {
     }
 
     /// Whether a command has ended too long ago.
-    fn is_old(known: &Known, now: u64) -> bool {
+    fn is_old(known: &CommandState, now: u64) -> bool {
         matches!(known.stage, Stage::Ended { .. }) && now.saturating_sub(known.at) > LIFE
     }
 
     /// Forgets what ended too long ago, and the first ones of those that ended where there are too many.
     fn prune(&mut self, now: u64) {
-        let has_ended = |known: &Known| matches!(known.stage, Stage::Ended { .. });
+        let has_ended = |known: &CommandState| matches!(known.stage, Stage::Ended { .. });
         let ended = self.commands.values().filter(|known| has_ended(known)).count();
         let mut too_many = ended.saturating_sub(MAX_ENDED);
         let Self { commands, order } = self;
@@ -149,7 +149,7 @@ impl Index {
 
 /// What a journal shows to who looks at it from outside.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Seen {
+pub struct JournalStatus {
     /// Whether an agent has it open, and if so the number of its process, where that can be read.
     pub agent: Option<Option<i32>>,
     /// How many commands wait to be run.
@@ -161,7 +161,7 @@ pub struct Seen {
 }
 
 /// The file, open for one agent alone.
-pub struct Journal {
+pub struct JournalFile {
     directory: PathBuf,
     file: File,
     /// Where the next line goes.
@@ -173,7 +173,7 @@ pub struct Journal {
     _lock: File,
 }
 
-impl Journal {
+impl JournalFile {
     /// Opens the journal in a directory, which is made if it is not there, and reads it. `now` is in seconds since 1970.
     /// Blocks, for seconds where another agent has it.
     ///
@@ -210,7 +210,7 @@ impl Journal {
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn look(directory: &Path) -> io::Result<Option<Seen>> {
+    pub fn inspect(directory: &Path) -> io::Result<Option<JournalStatus>> {
         let open = |name| match File::open(directory.join(name)) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -228,7 +228,7 @@ impl Journal {
             Err(fs::TryLockError::Error(error)) => return Err(error),
         };
         drop(lock);
-        let mut seen = Seen { agent, waiting: 0, running: 0, unreported: 0 };
+        let mut seen = JournalStatus { agent, waiting: 0, running: 0, unreported: 0 };
         let index = open(NAMES[0])?.map(read).transpose()?.map(|(index, _)| index).unwrap_or_default();
         for known in index.commands.values() {
             match known.stage {
@@ -277,10 +277,10 @@ impl Journal {
             }
         }
         let mut bytes = Vec::new();
-        let mut places = Vec::with_capacity(events.len());
+        let mut spans = Vec::with_capacity(events.len());
         for (id, event) in events {
             let line = line(now, *id, event)?;
-            places.push(Place { offset: self.length + bytes.len() as u64, bytes: line.len() });
+            spans.push(Span { offset: self.length + bytes.len() as u64, bytes: line.len() });
             bytes.extend_from_slice(&line);
         }
         if let Err(error) = self.file.write_all_at(&bytes, self.length).and_then(|()| self.file.sync_data()) {
@@ -289,16 +289,16 @@ impl Journal {
             return Err(error);
         }
         self.length += bytes.len() as u64;
-        for ((id, event), place) in events.iter().zip(places) {
-            self.index.apply(now, *id, event, place);
+        for ((id, event), span) in events.iter().zip(spans) {
+            self.index.apply(now, *id, event, span);
         }
         Ok(())
     }
 
     /// The fin of a command that ended, as JSON. None where it is not known, or cannot be read.
     pub fn fin(&self, id: Uuid) -> Option<Box<RawValue>> {
-        let place = self.index.commands.get(&id)?.end?;
-        match parse(&self.read(place).ok()?)?.event {
+        let span = self.index.commands.get(&id)?.end?;
+        match parse(&self.read(span).ok()?)?.event {
             Event::Ended(fin) => Some(fin),
             _ => None,
         }
@@ -318,9 +318,9 @@ impl Journal {
         if self.index.commands.values().any(|known| Index::is_old(known, now)) { self.renew(now) } else { Ok(()) }
     }
 
-    fn read(&self, place: Place) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; place.bytes];
-        self.file.read_exact_at(&mut bytes, place.offset)?;
+    fn read(&self, span: Span) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; span.bytes];
+        self.file.read_exact_at(&mut bytes, span.offset)?;
         Ok(bytes)
     }
 
@@ -330,8 +330,8 @@ impl Journal {
         // The newest ends stay whole.
         let mut total = 0;
         let mut is_long = HashSet::new();
-        for (id, place) in self.index.order.iter().rev().filter_map(|id| Some((*id, self.index.commands[id].end?))) {
-            total += place.bytes as u64;
+        for (id, span) in self.index.order.iter().rev().filter_map(|id| Some((*id, self.index.commands[id].end?))) {
+            total += span.bytes as u64;
             if total > MAX_ENDS {
                 is_long.insert(id);
             }
@@ -343,7 +343,7 @@ impl Journal {
         let mut length = 0;
         let mut add = |line: &[u8], id: Uuid, at: u64, event: &Event| {
             writer.write_all(line)?;
-            index.apply(at, id, event, Place { offset: length, bytes: line.len() });
+            index.apply(at, id, event, Span { offset: length, bytes: line.len() });
             length += line.len() as u64;
             io::Result::Ok(())
         };
@@ -357,7 +357,7 @@ impl Journal {
                 // Should the line of its end be damaged, then it is still known that it did not wait any more.
                 Stage::Ended { .. } => put(Event::Started(None))?,
             }
-            if let Some(end) = known.end.map(|place| self.read(place)).transpose()?.as_deref().and_then(parse) {
+            if let Some(end) = known.end.map(|span| self.read(span)).transpose()?.as_deref().and_then(parse) {
                 put(if is_long.contains(id) { shortened(end.event) } else { end.event })?;
             }
             if known.stage == (Stage::Ended { is_answered: true }) {
@@ -404,7 +404,7 @@ fn read(file: impl Read) -> io::Result<(Index, usize)> {
     let mut bytes = Vec::new();
     while reader.read_until(b'\n', &mut bytes)? > 0 {
         match parse(&bytes) {
-            Some(line) => index.apply(line.at, line.id, &line.event, Place { offset, bytes: bytes.len() }),
+            Some(line) => index.apply(line.at, line.id, &line.event, Span { offset, bytes: bytes.len() }),
             None => skipped += 1,
         }
         offset += bytes.len() as u64;
@@ -477,15 +477,15 @@ mod tests {
         Event::Started(Identity::of(std::process::id() as i32))
     }
 
-    fn open(directory: &TempDir) -> Journal {
-        Journal::open(directory.path(), NOON).unwrap()
+    fn open(directory: &TempDir) -> JournalFile {
+        JournalFile::open(directory.path(), NOON).unwrap()
     }
 
     fn file(directory: &TempDir) -> PathBuf {
         directory.path().join(NAMES[0])
     }
 
-    fn result(journal: &Journal, id: Uuid) -> Option<String> {
+    fn result(journal: &JournalFile, id: Uuid) -> Option<String> {
         let fin: Fin = serde_json::from_str(journal.fin(id)?.get()).unwrap();
         fin.result
     }
@@ -547,23 +547,23 @@ mod tests {
     fn it_is_for_one_agent_and_one_account_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a").join("b");
-        let journal = Journal::open(&path, NOON).unwrap();
+        let journal = JournalFile::open(&path, NOON).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o700, 0o700));
         assert!(fs::read_dir(&path).unwrap().all(|entry| mode(&entry.unwrap().path()) == 0o600));
-        let refused = Journal::open(&path, NOON).err().unwrap();
+        let refused = JournalFile::open(&path, NOON).err().unwrap();
         assert!(refused.ends_with("another agent uses it"), "{refused}");
         drop(journal);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        drop(Journal::open(&path, NOON).unwrap());
+        drop(JournalFile::open(&path, NOON).unwrap());
         assert_eq!(mode(&path), 0o700);
         // A link could lead to where somebody else looks.
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(Journal::open(&link, NOON).is_err());
+        assert!(JournalFile::open(&link, NOON).is_err());
         if geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
-            assert!(Journal::open(&path, NOON).err().unwrap().ends_with("it belongs to another account"));
+            assert!(JournalFile::open(&path, NOON).err().unwrap().ends_with("it belongs to another account"));
         }
     }
 
@@ -575,17 +575,17 @@ mod tests {
         journal.append(&taken, NOON).unwrap();
         journal.append(&[(id(1), end("")), (id(1), Event::Answered)], NOON + 10).unwrap();
         journal.append(&[(id(2), end(""))], NOON + 20).unwrap();
-        let known = |journal: &Journal| journal.commands().iter().map(|(id, _)| id.as_u128()).collect::<Vec<_>>();
+        let known = |journal: &JournalFile| journal.commands().iter().map(|(id, _)| id.as_u128()).collect::<Vec<_>>();
         journal.expire(NOON + 10 + LIFE).unwrap();
         assert_eq!(known(&journal), [0, 1, 2]);
         journal.expire(NOON + 11 + LIFE).unwrap();
         assert_eq!(known(&journal), [0, 2]);
         drop(journal);
-        let journal = Journal::open(directory.path(), NOON + 21 + LIFE).unwrap();
+        let journal = JournalFile::open(directory.path(), NOON + 21 + LIFE).unwrap();
         assert_eq!(known(&journal), [0]);
         // A clock that went back makes nothing old.
         drop(journal);
-        assert_eq!(known(&Journal::open(directory.path(), 0).unwrap()), [0]);
+        assert_eq!(known(&JournalFile::open(directory.path(), 0).unwrap()), [0]);
     }
 
     #[test]
@@ -775,8 +775,8 @@ mod tests {
         fn a_damaged_byte_costs_two_events_at_most(events in histories(), at in 0.0..1.0f64, change in 1u8..) {
             let lines: Vec<_> = events.iter().map(|(id, event)| line(NOON, *id, event).unwrap()).collect();
             let mut bytes = lines.concat();
-            let place = (bytes.len() as f64 * at) as usize;
-            bytes[place] ^= change;
+            let span = (bytes.len() as f64 * at) as usize;
+            bytes[span] ^= change;
             let found: usize = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| parse(line).is_some()).count();
             prop_assert!(found + 2 >= events.len());
         }

@@ -1,7 +1,7 @@
 //! What the agent remembers of commands over a restart: `file.rs` on a thread of its own, as disks can be slow
 //! (agent-protocol 6).
 //!
-//! Whoever tells it something gets a [`Noted`], and waits for that before what must not come first: a command is noted
+//! Whoever tells it something gets a [`Written`], and waits for that before what must not come first: a command is noted
 //! before it is acknowledged and run, its process before it runs, its end before that is sent. Where the disk takes
 //! nothing more, or takes it too slowly, the agent goes on without: a full disk must not keep anyone from running what
 //! empties it.
@@ -20,7 +20,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
 use crate::host::process::Identity;
-use crate::journal::file::{Event, Journal, Stage, now};
+use crate::journal::file::{Event, JournalFile, Stage, now};
 
 /// How much the thread may have before it. What comes on top of that is not remembered.
 const QUEUE: usize = 1_024;
@@ -46,77 +46,77 @@ enum Request {
 
 /// What the agent remembers, or nothing.
 #[derive(Clone, Default)]
-pub struct Memory {
+pub struct JournalWriter {
     requests: Option<SyncSender<Request>>,
-    is_sound: Arc<AtomicBool>,
+    is_durable: Arc<AtomicBool>,
 }
 
 /// When something is on the disk, or is not waited for any more.
 #[derive(Clone)]
-pub struct Noted {
+pub struct Written {
     done: CancellationToken,
-    is_sound: Arc<AtomicBool>,
+    is_durable: Arc<AtomicBool>,
 }
 
-impl Noted {
+impl Written {
     /// Of what needs no noting.
     pub fn already() -> Self {
         let done = CancellationToken::new();
         done.cancel();
-        Self { done, is_sound: Arc::default() }
+        Self { done, is_durable: Arc::default() }
     }
 
     /// Waits for it.
     pub async fn wait(&self) {
         if timeout(PATIENCE, self.done.cancelled()).await.is_err() {
-            tell_slow(&self.is_sound);
+            report_slow_disk(&self.is_durable);
         }
     }
 }
 
-impl Memory {
+impl JournalWriter {
     /// Opens the memory in a directory; tells what it has, by when it came. Blocks.
     ///
     /// # Errors
     /// Why it cannot be used, in one line.
     pub fn open(directory: &Path) -> Result<(Self, Vec<(Uuid, Stage)>), String> {
-        let journal = Journal::open(directory, now())?;
+        let journal = JournalFile::open(directory, now())?;
         let commands = journal.commands();
         let (requests, received) = sync_channel(QUEUE);
-        let is_sound = Arc::new(AtomicBool::new(true));
-        let keeper = Keeper { journal, is_sound: is_sound.clone(), directory: directory.to_owned() };
-        let thread = std::thread::Builder::new().name("journal".to_owned());
-        thread.spawn(move || keeper.run(&received)).map_err(|error| format!("no thread: {error}"))?;
-        Ok((Self { requests: Some(requests), is_sound }, commands))
+        let is_durable = Arc::new(AtomicBool::new(true));
+        let thread = WriterThread { journal, is_durable: is_durable.clone(), directory: directory.to_owned() };
+        let builder = std::thread::Builder::new().name("journal".to_owned());
+        builder.spawn(move || thread.run(&received)).map_err(|error| format!("no thread: {error}"))?;
+        Ok((Self { requests: Some(requests), is_durable }, commands))
     }
 
     /// Whether what is noted now will be there after a restart.
-    pub fn is_sound(&self) -> bool {
-        self.is_sound.load(Ordering::Relaxed)
+    pub fn is_durable(&self) -> bool {
+        self.is_durable.load(Ordering::Relaxed)
     }
 
     /// Whether there is anything to note in.
-    pub fn is_there(&self) -> bool {
+    pub fn is_enabled(&self) -> bool {
         self.requests.is_some()
     }
 
     /// Notes that a command came.
-    pub fn taken(&self, id: Uuid) -> Noted {
+    pub fn taken(&self, id: Uuid) -> Written {
         self.ask(|guard| Request::Note(id, Event::Taken, guard))
     }
 
     /// Notes the process of a command.
-    pub fn started(&self, id: Uuid, process: Option<Identity>) -> Noted {
+    pub fn started(&self, id: Uuid, process: Option<Identity>) -> Written {
         self.ask(|guard| Request::Note(id, Event::Started(process), guard))
     }
 
     /// Notes the end of a command; `fin` is JSON.
-    pub fn ended(&self, id: Uuid, fin: Bytes) -> Noted {
+    pub fn ended(&self, id: Uuid, fin: Bytes) -> Written {
         self.ask(|guard| Request::End(id, fin, guard))
     }
 
     /// Notes that the service took the end of a command.
-    pub fn answered(&self, id: Uuid) -> Noted {
+    pub fn answered(&self, id: Uuid) -> Written {
         self.ask(|guard| Request::Note(id, Event::Answered, guard))
     }
 
@@ -132,34 +132,34 @@ impl Memory {
         answer.await.ok()
     }
 
-    fn ask(&self, request: impl FnOnce(DropGuard) -> Request) -> Noted {
+    fn ask(&self, request: impl FnOnce(DropGuard) -> Request) -> Written {
         let done = CancellationToken::new();
         // What is not taken is dropped, and then the wait is over at once.
         let request = request(done.clone().drop_guard());
         if let Some(requests) = &self.requests
             && requests.try_send(request).is_err()
         {
-            tell_slow(&self.is_sound);
+            report_slow_disk(&self.is_durable);
         }
-        Noted { done, is_sound: self.is_sound.clone() }
+        Written { done, is_durable: self.is_durable.clone() }
     }
 }
 
 /// Notes that what should be remembered may not be, and tells the log once.
-fn tell_slow(is_sound: &AtomicBool) {
-    if is_sound.swap(false, Ordering::Relaxed) {
+fn report_slow_disk(is_durable: &AtomicBool) {
+    if is_durable.swap(false, Ordering::Relaxed) {
         log::error!("the disk is too slow: commands are not remembered over a restart");
     }
 }
 
 /// The thread's own.
-struct Keeper {
-    journal: Journal,
+struct WriterThread {
+    journal: JournalFile,
     directory: PathBuf,
-    is_sound: Arc<AtomicBool>,
+    is_durable: Arc<AtomicBool>,
 }
 
-impl Keeper {
+impl WriterThread {
     /// Does what it is asked for until nobody is left who could ask.
     fn run(mut self, requests: &Receiver<Request>) {
         let mut expired_at = Instant::now();
@@ -209,33 +209,33 @@ impl Keeper {
             return;
         }
         let written = self.journal.append(events, now());
-        let was_sound = self.is_sound.swap(written.is_ok(), Ordering::Relaxed);
+        let was_durable = self.is_durable.swap(written.is_ok(), Ordering::Relaxed);
         match written {
-            Err(error) if was_sound => {
+            Err(error) if was_durable => {
                 let directory = self.directory.display();
                 log::error!("{directory}: {error}: commands are not remembered over a restart");
             }
-            Ok(()) if !was_sound => log::info!("commands are remembered over a restart again"),
+            Ok(()) if !was_durable => log::info!("commands are remembered over a restart again"),
             _ => {}
         }
     }
 }
 
 #[cfg(test)]
-impl Memory {
+impl JournalWriter {
     /// A memory whose disk is a test: what is to be noted comes there, and is noted when it drops the guard.
-    pub fn held() -> (Self, Held) {
+    pub fn held() -> (Self, HeldDisk) {
         let (requests, received) = sync_channel(QUEUE);
-        (Self { requests: Some(requests), is_sound: Arc::new(AtomicBool::new(true)) }, Held(received))
+        (Self { requests: Some(requests), is_durable: Arc::new(AtomicBool::new(true)) }, HeldDisk(received))
     }
 }
 
-/// The disk of [`Memory::held`].
+/// The disk of [`JournalWriter::held`].
 #[cfg(test)]
-pub struct Held(Receiver<Request>);
+pub struct HeldDisk(Receiver<Request>);
 
 #[cfg(test)]
-impl Held {
+impl HeldDisk {
     /// The next event by its name, if there is one already.
     pub fn next(&self) -> Option<(&'static str, DropGuard)> {
         match self.0.try_recv().ok()? {
@@ -262,70 +262,71 @@ mod tests {
     fn on_disk(directory: &Path) -> Vec<(Uuid, Stage)> {
         let copy = tempfile::tempdir().unwrap();
         std::fs::copy(directory.join("commands.journal"), copy.path().join("commands.journal")).unwrap();
-        Journal::open(copy.path(), now()).unwrap().commands()
+        JournalFile::open(copy.path(), now()).unwrap().commands()
     }
 
     #[tokio::test]
     async fn what_was_waited_for_is_on_the_disk() {
         let directory = tempfile::tempdir().unwrap();
-        let (memory, known) = Memory::open(directory.path()).unwrap();
-        assert!(known.is_empty() && memory.is_sound());
-        memory.taken(id(1)).wait().await;
+        let (journal, known) = JournalWriter::open(directory.path()).unwrap();
+        assert!(known.is_empty() && journal.is_durable());
+        journal.taken(id(1)).wait().await;
         assert_eq!(on_disk(directory.path()), [(id(1), Stage::Taken)]);
-        memory.started(id(1), None).wait().await;
+        journal.started(id(1), None).wait().await;
         assert_eq!(on_disk(directory.path()), [(id(1), Stage::Started(None))]);
         let fin = Bytes::from_static(br#"{"success":true,"result":"\u0000\n"}"#);
-        memory.ended(id(1), fin.clone()).wait().await;
+        journal.ended(id(1), fin.clone()).wait().await;
         assert_eq!(on_disk(directory.path()), [(id(1), Stage::Ended { is_answered: false })]);
-        memory.answered(id(1)).wait().await;
+        journal.answered(id(1)).wait().await;
         assert_eq!(on_disk(directory.path()), [(id(1), Stage::Ended { is_answered: true })]);
-        assert_eq!((memory.fin(id(1)).await, memory.fin(id(2)).await), (Some(fin), None));
+        assert_eq!((journal.fin(id(1)).await, journal.fin(id(2)).await), (Some(fin), None));
     }
 
     #[tokio::test]
     async fn many_at_once_are_all_noted() {
         let directory = tempfile::tempdir().unwrap();
-        let (memory, _) = Memory::open(directory.path()).unwrap();
-        let noted: Vec<_> = (0..3 * BATCH as u128).map(|number| memory.taken(id(number))).collect();
-        for noted in noted {
-            noted.wait().await;
+        let (journal, _) = JournalWriter::open(directory.path()).unwrap();
+        let written: Vec<_> = (0..3 * BATCH as u128).map(|number| journal.taken(id(number))).collect();
+        for written in written {
+            written.wait().await;
         }
         assert_eq!(on_disk(directory.path()).len(), 3 * BATCH);
     }
 
     #[tokio::test]
     async fn without_a_place_nothing_waits() {
-        let memory = Memory::default();
-        memory.taken(id(1)).wait().await;
-        assert!(!memory.is_sound() && !memory.is_there() && memory.fin(id(1)).await.is_none());
-        assert!(Memory::open(Path::new("/dev/null/state")).is_err());
+        let journal = JournalWriter::default();
+        journal.taken(id(1)).wait().await;
+        assert!(!journal.is_durable() && !journal.is_enabled() && journal.fin(id(1)).await.is_none());
+        assert!(JournalWriter::open(Path::new("/dev/null/state")).is_err());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_disk_that_hangs_is_not_waited_for_for_ever() {
-        let (memory, _disk) = Memory::held();
-        assert!(memory.is_sound());
-        memory.taken(id(1)).wait().await;
-        assert!(!memory.is_sound());
+        let (journal, _disk) = JournalWriter::held();
+        assert!(journal.is_durable());
+        journal.taken(id(1)).wait().await;
+        assert!(!journal.is_durable());
         for number in 0..2 * QUEUE as u128 {
-            memory.taken(id(number));
+            journal.taken(id(number));
         }
-        memory.taken(id(1)).wait().await;
+        journal.taken(id(1)).wait().await;
     }
 
     #[test]
     fn a_full_disk_is_noticed_and_so_is_its_end() {
         let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path(), now()).unwrap();
-        let is_sound = Arc::new(AtomicBool::new(true));
-        let mut keeper = Keeper { journal, directory: directory.path().to_owned(), is_sound: is_sound.clone() };
+        let journal = JournalFile::open(directory.path(), now()).unwrap();
+        let is_durable = Arc::new(AtomicBool::new(true));
+        let mut thread =
+            WriterThread { journal, directory: directory.path().to_owned(), is_durable: is_durable.clone() };
         let read_only = std::fs::File::open(directory.path().join("commands.journal")).unwrap();
-        let whole = keeper.journal.swap_file(read_only);
-        keeper.note(&[(id(1), Event::Taken)]);
-        assert!(!is_sound.load(Ordering::Relaxed));
-        keeper.journal.swap_file(whole);
-        keeper.note(&[(id(2), Event::Taken)]);
-        assert!(is_sound.load(Ordering::Relaxed));
-        assert_eq!(keeper.journal.commands(), [(id(2), Stage::Taken)]);
+        let whole = thread.journal.swap_file(read_only);
+        thread.note(&[(id(1), Event::Taken)]);
+        assert!(!is_durable.load(Ordering::Relaxed));
+        thread.journal.swap_file(whole);
+        thread.note(&[(id(2), Event::Taken)]);
+        assert!(is_durable.load(Ordering::Relaxed));
+        assert_eq!(thread.journal.commands(), [(id(2), Stage::Taken)]);
     }
 }

@@ -36,7 +36,7 @@ impl Cgroups {
         let can_create = |place: &PathBuf| {
             // Removed when it is dropped, as each group.
             let probe = Cgroup { path: place.join(format!("{PREFIX}probe-{}", std::process::id())) };
-            fs::create_dir(&probe.path).and_then(|()| probe.door()).is_ok()
+            fs::create_dir(&probe.path).and_then(|()| probe.open_procs()).is_ok()
         };
         let found = Self(place.filter(can_create));
         found.sweep();
@@ -98,7 +98,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// The kernel does not let this agent.
-    pub fn door(&self) -> io::Result<File> {
+    pub fn open_procs(&self) -> io::Result<File> {
         OpenOptions::new().write(true).open(self.path.join("cgroup.procs"))
     }
 

@@ -10,20 +10,20 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::journal::writer::Memory;
+use crate::journal::writer::JournalWriter;
 use crate::reports::Report;
 use crate::runner::fin::{KILLED, REFUSED, TERMINATED, TIMED_OUT, failure, stopped_before};
 use crate::runner::group::{Group, Groups};
-use crate::runner::pump::{Reading, pump};
+use crate::runner::pump::{PumpControl, pump};
 use crate::runner::site::Site;
-use crate::runner::spawn::{Started, child_id};
+use crate::runner::spawn::{SpawnedCommand, child_id};
 use crate::runner::start::start;
 
 /// How long the service has for what a command wrote before it was killed; what then finds no room is dropped.
 const SETTLING: Duration = Duration::from_secs(5);
 
 /// What ends a command before it ends by itself.
-pub struct Stops {
+pub struct StopSignals {
     /// The agent's end.
     pub stopping: CancellationToken,
     /// A request.
@@ -32,16 +32,16 @@ pub struct Stops {
 
 /// Why a command was ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Why {
+enum StopReason {
     Stopping,
     Killed,
     /// After as many seconds.
     TimedOut(u64),
 }
 
-impl Stops {
+impl StopSignals {
     /// Waits for the first of them, and of the seconds that a command has.
-    async fn first(&self, limit: Option<u64>) -> Why {
+    async fn first(&self, limit: Option<u64>) -> StopReason {
         let timed_out = async {
             match limit {
                 Some(seconds) => {
@@ -53,16 +53,16 @@ impl Stops {
         };
         tokio::select! {
             biased;
-            () = self.killed.cancelled() => Why::Killed,
-            () = self.stopping.cancelled() => Why::Stopping,
-            seconds = timed_out => Why::TimedOut(seconds),
+            () = self.killed.cancelled() => StopReason::Killed,
+            () = self.stopping.cancelled() => StopReason::Stopping,
+            seconds = timed_out => StopReason::TimedOut(seconds),
         }
     }
 }
 
-impl Why {
+impl StopReason {
     /// The exit code of a command that was ended for this, and a line for its result. `is_killed` where it took KILL.
-    fn tell(self, is_killed: bool) -> (i64, Option<String>) {
+    fn exit_code_and_note(self, is_killed: bool) -> (i64, Option<String>) {
         let by_signal = if is_killed { KILLED } else { TERMINATED };
         match self {
             Self::Stopping => (by_signal, Some("The agent was stopped.".to_owned())),
@@ -80,8 +80,8 @@ pub async fn execute(
     order: &Order,
     site: &Site,
     groups: &Groups,
-    stops: &Stops,
-    memory: &Memory,
+    stops: &StopSignals,
+    journal: &JournalWriter,
     chunks: &mpsc::Sender<Report>,
 ) -> Fin {
     if stops.killed.is_cancelled() {
@@ -95,7 +95,7 @@ pub async fn execute(
         _ => return failure(REFUSED, "The timeout is not a number of seconds above 0."),
     };
     let began = Instant::now();
-    let Started { mut child, output, hold, script: _script } = match start(order, site, memory).await {
+    let SpawnedCommand { mut child, output, containment, script: _script } = match start(order, site, journal).await {
         Ok(started) => started,
         Err(refusal) => return refusal,
     };
@@ -103,22 +103,22 @@ pub async fn execute(
         return failure(REFUSED, "The command could not be started.");
     };
     // It called setsid, so its process group has its number.
-    let group = groups.enter(id, hold);
-    let reading = Reading {
+    let group = groups.enter(id, containment);
+    let control = PumpControl {
         exited: CancellationToken::new(),
         hasty: stops.stopping.child_token(),
         dropping: stops.stopping.child_token(),
         over: CancellationToken::new(),
     };
     let supervise = async {
-        let (why, ended_at) = supervise(&group, stops, limit, &reading).await;
+        let (why, ended_at) = supervise(&group, stops, limit, &control).await;
         // Only now, as its number stands for the group.
         (group.status(&mut child).await, why, ended_at)
     };
-    let (ended, (mut kept, count)) = tokio::join!(supervise, pump(output, chunks, &reading));
+    let (ended, (mut kept, count)) = tokio::join!(supervise, pump(output, chunks, &control));
     let (status, why, ended_at) = ended;
     let (exit_code, note) = match (status, why) {
-        (_, Some((why, is_killed))) => why.tell(is_killed),
+        (_, Some((why, is_killed))) => why.exit_code_and_note(is_killed),
         (Ok(status), None) => (exit_code(status), None),
         (Err(error), None) => (REFUSED, Some(format!("The exit code is not known: {error}."))),
     };
@@ -147,10 +147,10 @@ fn exit_code(status: ExitStatus) -> i64 {
 /// Returns that reason, with whether it took KILL, and when the command ended: sending its output takes longer.
 async fn supervise(
     group: &Group,
-    stops: &Stops,
+    stops: &StopSignals,
     limit: Option<u64>,
-    reading: &Reading,
-) -> (Option<(Why, bool)>, Instant) {
+    control: &PumpControl,
+) -> (Option<(StopReason, bool)>, Instant) {
     let why = tokio::select! {
         biased;
         () = group.exited() => None,
@@ -160,27 +160,27 @@ async fn supervise(
         Some(why) => why,
         None => {
             let ended_at = Instant::now();
-            reading.exited.cancel();
+            control.exited.cancel();
             // What is in the background is not waited for, but as long as it is read it is part of the command.
             tokio::select! {
                 biased;
-                () = reading.over.cancelled() => return (None, ended_at),
+                () = control.over.cancelled() => return (None, ended_at),
                 () = stops.killed.cancelled() => {}
             }
             if !group.runs().await {
-                reading.hasty.cancel();
+                control.hasty.cancel();
                 return (None, ended_at);
             }
-            Why::Killed
+            StopReason::Killed
         }
     };
     let is_killed = group.end().await;
     let ended_at = Instant::now();
-    reading.exited.cancel();
-    reading.hasty.cancel();
+    control.exited.cancel();
+    control.hasty.cancel();
     tokio::select! {
-        () = reading.over.cancelled() => {}
-        () = sleep(SETTLING) => reading.dropping.cancel(),
+        () = control.over.cancelled() => {}
+        () = sleep(SETTLING) => control.dropping.cancel(),
     }
     (Some((why, is_killed)), ended_at)
 }
@@ -369,14 +369,14 @@ mod tests {
     async fn kills_what_a_command_left(site: &Site) -> bool {
         let directory = tempfile::tempdir().unwrap();
         let told = directory.path().join("told");
-        let (stops, groups, memory) = (never(), Groups::default(), Memory::default());
+        let (stops, groups, journal) = (never(), Groups::default(), JournalWriter::default());
         // It writes all the time, so the pipe is never quiet.
         let line = "echo $$ > TOLD; setsid sh -c 'echo $$ >> TOLD; while :; do echo x; sleep 0.1; done' & exit 0";
         let order = order(&line.replace("TOLD", told.to_str().unwrap()));
         let (queue, mut reports) = mpsc::channel(2);
         let execute = async {
             let queue = queue;
-            execute(&order, site, &groups, &stops, &memory, &queue).await
+            execute(&order, site, &groups, &stops, &journal, &queue).await
         };
         let kill = async {
             eventually(|| read(&told).lines().count() == 2).await;
@@ -404,10 +404,10 @@ mod tests {
     async fn a_kill_works_while_nobody_takes_the_output() {
         let directory = tempfile::tempdir().unwrap();
         let told = directory.path().join("told");
-        let (stops, groups, memory) = (never(), Groups::default(), Memory::default());
+        let (stops, groups, journal) = (never(), Groups::default(), JournalWriter::default());
         let order = order(&format!("echo $$ > {}; exec yes", told.display()));
         let (queue, mut reports) = mpsc::channel(2);
-        let mut execute = Box::pin(execute(&order, &SITE, &groups, &stops, &memory, &queue));
+        let mut execute = Box::pin(execute(&order, &SITE, &groups, &stops, &journal, &queue));
         let kill = async {
             eventually(|| !read(&told).is_empty()).await;
             // More than there is room for, or else nothing would be left unsent.

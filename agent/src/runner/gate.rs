@@ -13,15 +13,15 @@ use tokio::net::UnixStream;
 use uuid::Uuid;
 
 use crate::host::process::Identity;
-use crate::journal::writer::Memory;
+use crate::journal::writer::JournalWriter;
 
 /// What a new process waits at, between fork and exec, until it is noted. It dies there when the agent dies.
 pub struct Gate(UnixStream);
 
 impl Gate {
     /// A gate and the process's side of it, where there is a memory.
-    pub fn new(memory: &Memory) -> io::Result<Option<(OwnedFd, Self)>> {
-        if !memory.is_there() {
+    pub fn new(journal: &JournalWriter) -> io::Result<Option<(OwnedFd, Self)>> {
+        if !journal.is_enabled() {
             return Ok(None);
         }
         let (near, far) = Socket::pair()?;
@@ -30,7 +30,7 @@ impl Gate {
     }
 
     /// Waits for the process, notes it, and lets it go on.
-    pub async fn open(mut self, id: Uuid, memory: &Memory) {
+    pub async fn open(mut self, id: Uuid, journal: &JournalWriter) {
         let mut message = [0; size_of::<i32>() + 1];
         if self.0.read_exact(&mut message).await.is_err() {
             // It ended before it came here.
@@ -39,7 +39,7 @@ impl Gate {
         let [number @ .., is_supervisor] = message;
         let process = Identity::of(i32::from_ne_bytes(number));
         let process = process.map(|process| process.supervising(is_supervisor != 0));
-        memory.started(id, process).wait().await;
+        journal.started(id, process).wait().await;
         // Where nobody is there any more, nobody has to go on.
         let _ = self.0.write_all(&[1]).await;
         // Kept open until the process is through.

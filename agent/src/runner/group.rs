@@ -30,7 +30,7 @@ const LOOKS: usize = 100;
 
 /// What a command's processes cannot leave.
 #[derive(Clone, Debug)]
-pub enum Hold {
+pub enum Containment {
     /// Nothing: they are known as long as they stay in the process group.
     Nothing,
     /// A control group.
@@ -45,7 +45,7 @@ pub struct Groups(Arc<Mutex<Entered>>);
 
 #[derive(Default)]
 struct Entered {
-    running: BTreeMap<Pid, Hold>,
+    running: BTreeMap<Pid, Containment>,
     /// Control groups in which something is left in the background.
     left: Vec<Arc<Cgroup>>,
 }
@@ -54,7 +54,7 @@ struct Entered {
 pub struct Group {
     /// The number of the agent's child: the command itself, which leads its process group, or its supervisor.
     id: Pid,
-    hold: Hold,
+    containment: Containment,
     groups: Groups,
 }
 
@@ -64,18 +64,18 @@ impl Groups {
     }
 
     /// Notes a group by the number of the agent's child.
-    pub fn enter(&self, id: Pid, hold: Hold) -> Group {
+    pub fn enter(&self, id: Pid, containment: Containment) -> Group {
         let mut entered = self.lock();
         // What was left in the background may have ended since.
         entered.left.retain(|cgroup| !cgroup.remove());
-        entered.running.insert(id, hold.clone());
-        Group { id, hold, groups: self.clone() }
+        entered.running.insert(id, containment.clone());
+        Group { id, containment, groups: self.clone() }
     }
 
     /// Kills all of them, at once and without waiting.
     pub fn kill(&self) {
-        for (id, hold) in &self.lock().running {
-            hold.signal(*id, Signal::SIGKILL);
+        for (id, containment) in &self.lock().running {
+            containment.signal(*id, Signal::SIGKILL);
         }
     }
 
@@ -86,7 +86,7 @@ impl Groups {
     }
 }
 
-impl Hold {
+impl Containment {
     /// Sends a signal to each process of a group. That none is left is no error. Blocks.
     fn signal(&self, id: Pid, signal: Signal) {
         if let Self::Supervisor(supervisor) = self {
@@ -133,14 +133,14 @@ fn signal_descendants(supervisor: &Supervisor, signal: Signal) {
 
 impl Group {
     async fn signal(&self, signal: Signal) {
-        let (hold, id) = (self.hold.clone(), self.id);
-        let _ = tokio::task::spawn_blocking(move || hold.signal(id, signal)).await;
+        let (containment, id) = (self.containment.clone(), self.id);
+        let _ = tokio::task::spawn_blocking(move || containment.signal(id, signal)).await;
     }
 
     /// Waits until the command has exited. The agent's child is left as it is, so that no other process gets its number:
     /// until [`Self::status`], a signal to the group reaches the group only.
     pub async fn exited(&self) {
-        if let Hold::Supervisor(supervisor) = &self.hold {
+        if let Containment::Supervisor(supervisor) = &self.containment {
             return supervisor.command_ended().await;
         }
         let mut changes = signal(SignalKind::child());
@@ -165,7 +165,7 @@ impl Group {
     /// # Errors
     /// It is not known.
     pub async fn status(&self, child: &mut Child) -> io::Result<ExitStatus> {
-        let Hold::Supervisor(supervisor) = &self.hold else {
+        let Containment::Supervisor(supervisor) = &self.containment else {
             return child.wait().await;
         };
         // What is left below it goes to init.
@@ -176,8 +176,8 @@ impl Group {
 
     /// Whether any process of the group runs.
     pub async fn runs(&self) -> bool {
-        let (hold, id) = (self.hold.clone(), self.id);
-        let seen = tokio::task::spawn_blocking(move || hold.runs(id)).await;
+        let (containment, id) = (self.containment.clone(), self.id);
+        let seen = tokio::task::spawn_blocking(move || containment.runs(id)).await;
         // Without `/proc` the leader stands for all.
         seen.is_ok_and(|seen| seen.unwrap_or_else(|_| !self.has_exited()))
     }
@@ -214,7 +214,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         let mut entered = self.groups.lock();
         entered.running.remove(&self.id);
-        if let Hold::Cgroup(cgroup) = &self.hold
+        if let Containment::Cgroup(cgroup) = &self.containment
             && !cgroup.remove()
         {
             entered.left.push(cgroup.clone());

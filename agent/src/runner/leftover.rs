@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use crate::host::process::Identity;
 use crate::runner::cgroup::Cgroup;
-use crate::runner::group::{Groups, Hold};
+use crate::runner::group::{Containment, Groups};
 use crate::runner::supervisor::Supervisor;
 
 /// How often, and how far apart, what an agent before this one left in a control group is killed until none of it runs.
@@ -16,7 +16,7 @@ const LEFTOVER_KILLS: (usize, Duration) = (100, Duration::from_millis(20));
 
 /// Ends what is left of a command that an agent before this one ran; false if that is not there any more, or cannot be
 /// told from others.
-pub async fn end_leftover(process: Option<Identity>, cgroup: Option<Cgroup>, groups: &Groups) -> bool {
+pub async fn kill_leftover(process: Option<Identity>, cgroup: Option<Cgroup>, groups: &Groups) -> bool {
     let Some(process) = process.filter(Identity::is_there) else {
         // What left the process group is still in the control group, which has the command's own name.
         let Some(cgroup) = cgroup.filter(Cgroup::runs) else {
@@ -32,12 +32,12 @@ pub async fn end_leftover(process: Option<Identity>, cgroup: Option<Cgroup>, gro
         return true;
     };
     let id = Pid::from_raw(process.pid);
-    let hold = match cgroup {
-        _ if process.is_supervisor => Hold::Supervisor(Arc::new(Supervisor::new(process.clone(), None))),
-        Some(cgroup) => Hold::Cgroup(Arc::new(cgroup)),
-        None => Hold::Nothing,
+    let containment = match cgroup {
+        _ if process.is_supervisor => Containment::Supervisor(Arc::new(Supervisor::new(process.clone(), None))),
+        Some(cgroup) => Containment::Cgroup(Arc::new(cgroup)),
+        None => Containment::Nothing,
     };
-    groups.enter(id, hold).end().await;
+    groups.enter(id, containment).end().await;
     true
 }
 
@@ -48,7 +48,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::journal::writer::Memory;
+    use crate::journal::writer::JournalWriter;
     use crate::runner::execute::execute;
     use crate::runner::testing::*;
 
@@ -62,18 +62,18 @@ mod tests {
         );
         let (order, groups) = (order(&left), Groups::default());
         let (queue, _reports) = mpsc::channel(2);
-        let (never, memory) = (never(), Memory::default());
+        let (never, journal) = (never(), JournalWriter::default());
         let begun = async {
             eventually(|| !read(&told).is_empty()).await;
             groups.ids()[0]
         };
         // The agent does not get to see the end.
         let id = tokio::select! {
-            _ = execute(&order, &SUPERVISED, &groups, &never, &memory, &queue) => panic!("it has ended"),
+            _ = execute(&order, &SUPERVISED, &groups, &never, &journal, &queue) => panic!("it has ended"),
             id = begun => id,
         };
         let process = Identity::of(id.as_raw()).unwrap().supervising(true);
-        assert!(end_leftover(Some(process), None, &groups).await);
+        assert!(kill_leftover(Some(process), None, &groups).await);
         assert!(!is_running(&read(&told)) && !is_running(&id.to_string()));
     }
 }

@@ -40,12 +40,12 @@ use uuid::Uuid;
 use crate::connection::websocket::Commands;
 use crate::host::program::Program;
 use crate::journal::file::Stage;
-use crate::journal::writer::Noted;
+use crate::journal::writer::Written;
 use crate::reports::{Reporter, Reports, Transport};
-use crate::runner::execute::{Stops, execute};
+use crate::runner::execute::{StopSignals, execute};
 use crate::runner::fin::{KILLED, REFUSED, TERMINATED, failure, lost, stopped_before};
 use crate::runner::group::Groups;
-use crate::runner::leftover::end_leftover;
+use crate::runner::leftover::kill_leftover;
 use crate::runner::queue::{Job, QUEUE, Queue};
 use crate::runner::script::ScriptFile;
 use crate::runner::site::Site;
@@ -53,7 +53,7 @@ use crate::runner::site::Site;
 /// When the agent ends: first no more commands come, then it begins no more of those that wait, later those that still
 /// run are stopped.
 #[derive(Clone, Default)]
-pub struct Ending {
+pub struct Shutdown {
     /// Cancelled when a built-in asked for a restart, and its end is noted.
     pub restarting: CancellationToken,
     /// Cancelled when the agent takes no more commands from the service.
@@ -82,7 +82,7 @@ impl<T: Transport> Runner<T> {
         site: Site,
         reports: Reports<T>,
         groups: Groups,
-        ending: Ending,
+        shutdown: Shutdown,
         program: Program,
     ) -> Self {
         let queue = Arc::new(Queue::default());
@@ -95,9 +95,9 @@ impl<T: Transport> Runner<T> {
             tasks: tasks.clone(),
             program: Arc::new(program),
             site: site.clone(),
-            restarting: ending.restarting.clone(),
+            restarting: shutdown.restarting.clone(),
         };
-        let memory = runner.reports.memory().clone();
+        let journal = runner.reports.journal().clone();
         let running = tasks.clone();
         tasks.spawn(async move {
             let free = Arc::new(Semaphore::new(max_running));
@@ -105,27 +105,27 @@ impl<T: Transport> Runner<T> {
                 // First a free place, then a command: so the queue alone tells how many wait, and in which order.
                 let place = tokio::select! {
                     biased;
-                    () = ending.draining.cancelled() => break,
+                    () = shutdown.draining.cancelled() => break,
                     place = free.clone().acquire_owned() => place,
                 };
-                let Job { order, reporter, noted, killed } = tokio::select! {
+                let Job { order, reporter, written, killed } = tokio::select! {
                     biased;
-                    () = ending.draining.cancelled() => break,
+                    () = shutdown.draining.cancelled() => break,
                     job = queue.next() => job,
                 };
-                let (queue, groups, memory, site) = (queue.clone(), groups.clone(), memory.clone(), site.clone());
-                let stops = Stops { stopping: ending.stopping.clone(), killed };
+                let (queue, groups, journal, site) = (queue.clone(), groups.clone(), journal.clone(), site.clone());
+                let stops = StopSignals { stopping: shutdown.stopping.clone(), killed };
                 running.spawn(async move {
-                    noted.wait().await;
-                    let fin = execute(&order, &site, &groups, &stops, &memory, reporter.queue()).await;
+                    written.wait().await;
+                    let fin = execute(&order, &site, &groups, &stops, &journal, reporter.queue()).await;
                     // The place is for the process, and not for its reports.
                     drop(place);
                     queue.done(order.id);
-                    end(reporter, &order, fin).await;
+                    report_end(reporter, &order, fin).await;
                 });
             }
             for job in queue.close() {
-                end(job.reporter, &job.order, stopped_before()).await;
+                report_end(job.reporter, &job.order, stopped_before()).await;
             }
         });
         runner
@@ -137,21 +137,21 @@ impl<T: Transport> Runner<T> {
         let mut jobs = self.queue.lock();
         let mut unanswered = Vec::new();
         for (id, stage) in commands {
-            jobs.known.is_new(id);
+            jobs.seen.insert(id);
             match stage {
                 Stage::Ended { is_answered: true } => {}
                 Stage::Ended { is_answered: false } => unanswered.push(id),
                 Stage::Taken => {
-                    let reporter = self.reports.begin(id, Noted::already());
+                    let reporter = self.reports.begin(id, Written::already());
                     log::warn!("command {id}: the agent died before it ran");
                     let fin = failure(KILLED, "The agent died before the command ran. It was not run.");
                     self.tasks.spawn(reporter.fin(fin));
                 }
                 Stage::Started(process) => {
-                    let (reporter, groups) = (self.reports.begin(id, Noted::already()), self.groups.clone());
+                    let (reporter, groups) = (self.reports.begin(id, Written::already()), self.groups.clone());
                     let cgroup = self.site.cgroups.left(id);
                     self.tasks.spawn(async move {
-                        let was_there = end_leftover(process, cgroup, &groups).await;
+                        let was_there = kill_leftover(process, cgroup, &groups).await;
                         drop(ScriptFile(ScriptFile::path(id)));
                         log::warn!("command {id}: the agent died while it ran");
                         reporter.fin(lost(was_there)).await;
@@ -173,18 +173,18 @@ impl<T: Transport> Runner<T> {
     }
 
     /// Does a built-in.
-    fn run_built_in(&self, order: Order, reporter: Reporter, noted: Noted) {
+    fn run_built_in(&self, order: Order, reporter: Reporter, written: Written) {
         let (program, restarting) = (self.program.clone(), self.restarting.clone());
-        let (memory, site) = (self.reports.memory().clone(), self.site.clone());
+        let (journal, site) = (self.reports.journal().clone(), self.site.clone());
         self.tasks.spawn(async move {
-            noted.wait().await;
+            written.wait().await;
             let admitted = order.clone();
             let admitted = tokio::task::spawn_blocking(move || site.admit_internal(&admitted)).await;
             if let Err(why) = admitted.unwrap_or_else(|error| Err(error.to_string())) {
-                return end(reporter, &order, failure(REFUSED, why)).await;
+                return report_end(reporter, &order, failure(REFUSED, why)).await;
             }
-            let done = built_in::run(&order.line, &program, memory.is_sound()).await;
-            end(reporter, &order, done.fin).await;
+            let done = built_in::run(&order.line, &program, journal.is_durable()).await;
+            report_end(reporter, &order, done.fin).await;
             if done.restarts {
                 restarting.cancel();
             }
@@ -210,27 +210,27 @@ impl<T: Transport> Commands for Runner<T> {
     fn take(&self, order: Order) {
         let id = order.id;
         let mut jobs = self.queue.lock();
-        if !jobs.known.is_new(id) {
+        if !jobs.seen.insert(id) {
             drop(jobs);
             log::warn!("command {id}: it came before, and is not run again");
             return self.report_again(vec![id]);
         }
-        let noted = self.reports.memory().taken(id);
-        let reporter = self.reports.begin(id, noted.clone());
+        let written = self.reports.journal().taken(id);
+        let reporter = self.reports.begin(id, written.clone());
         let refusal = if jobs.is_closed {
             stopped_before()
         } else if order.shell == built_in::SHELL {
             drop(jobs);
-            return self.run_built_in(order, reporter, noted);
+            return self.run_built_in(order, reporter, written);
         } else if jobs.waiting.len() >= QUEUE {
             failure(1, format!("The agent is busy: {QUEUE} commands wait already."))
         } else {
-            jobs.waiting.push_back(Job { order, reporter, noted, killed: CancellationToken::new() });
+            jobs.waiting.push_back(Job { order, reporter, written, killed: CancellationToken::new() });
             self.queue.more.notify_one();
             return;
         };
         drop(jobs);
-        self.tasks.spawn(async move { end(reporter, &order, refusal).await });
+        self.tasks.spawn(async move { report_end(reporter, &order, refusal).await });
     }
 
     /// Kills a command: its whole process group, or before it runs. For one that ended, its reports are sent once more;
@@ -244,13 +244,13 @@ impl<T: Transport> Commands for Runner<T> {
             self.queue.less.notify_waiters();
             log::info!("command {id}: killed before it ran");
             let fin = failure(TERMINATED, "The command was killed before it ran.");
-            self.tasks.spawn(async move { end(job.reporter, &job.order, fin).await });
+            self.tasks.spawn(async move { report_end(job.reporter, &job.order, fin).await });
         } else if let Some(killed) = jobs.running.get(&id) {
             if !killed.is_cancelled() {
                 log::info!("command {id}: to be killed");
             }
             killed.cancel();
-        } else if jobs.known.ids.contains(&id) {
+        } else if jobs.seen.ids.contains(&id) {
             log::info!("command {id}: to be killed, but it has ended");
             self.report_again(vec![id]);
         } else {
@@ -259,13 +259,13 @@ impl<T: Transport> Commands for Runner<T> {
     }
 
     fn features(&self) -> String {
-        let replay = self.reports.memory().is_sound().then_some(FEATURE_REPLAY);
+        let replay = self.reports.journal().is_durable().then_some(FEATURE_REPLAY);
         let features = [FEATURE_KILL].into_iter().chain(replay);
         features.chain([FEATURE_ARGV, FEATURE_SCRIPT, FEATURE_STDIN, FEATURE_CWD]).collect::<Vec<_>>().join(", ")
     }
 }
 
-async fn end(reporter: Reporter, order: &Order, fin: Fin) {
+async fn report_end(reporter: Reporter, order: &Order, fin: Fin) {
     let (code, seconds) = (fin.exit_code.unwrap_or_default(), fin.elapsed_time.unwrap_or_default());
     log::info!("command {}: as {:?}, exit code {code} after {seconds:.1} s", reporter.id(), order.user);
     reporter.fin(fin).await;
@@ -286,7 +286,7 @@ mod tests {
     use super::*;
     use crate::connection::client::Outcome;
     use crate::host::process::Identity;
-    use crate::journal::writer::Memory;
+    use crate::journal::writer::JournalWriter;
     use crate::runner::testing::*;
 
     /// Takes every report, keeps the fins, and counts all calls.
@@ -314,9 +314,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (go, log) = (directory.path().join("go"), directory.path().join("log"));
         let service = Service::default();
-        let reports = Reports::new(service.clone(), Memory::default(), CancellationToken::new());
-        let (groups, ending) = (Groups::default(), Ending::default());
-        let runner = Runner::new(1, SITE.clone(), reports.clone(), groups.clone(), ending.clone(), Program::current());
+        let reports = Reports::new(service.clone(), JournalWriter::default(), CancellationToken::new());
+        let (groups, shutdown) = (Groups::default(), Shutdown::default());
+        let runner =
+            Runner::new(1, SITE.clone(), reports.clone(), groups.clone(), shutdown.clone(), Program::current());
         runner.take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
         // A place in the queue becomes free when the next one starts, and that waits for the first.
@@ -339,13 +340,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let go = directory.path().join("go");
         let service = Service::default();
-        let reports = Reports::new(service.clone(), Memory::default(), CancellationToken::new());
-        let (groups, ending) = (Groups::default(), Ending::default());
-        let runner = Runner::new(1, SITE.clone(), reports.clone(), groups.clone(), ending.clone(), Program::current());
+        let reports = Reports::new(service.clone(), JournalWriter::default(), CancellationToken::new());
+        let (groups, shutdown) = (Groups::default(), Shutdown::default());
+        let runner =
+            Runner::new(1, SITE.clone(), reports.clone(), groups.clone(), shutdown.clone(), Program::current());
         runner.take(numbered(1, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
         runner.take(numbered(2, "true"));
-        ending.draining.cancel();
+        shutdown.draining.cancel();
         eventually(|| service.0.lock().unwrap().len() == 1).await;
         runner.take(numbered(3, "true"));
         eventually(|| service.0.lock().unwrap().len() == 2).await;
@@ -363,21 +365,21 @@ mod tests {
         reports: Reports<Service>,
         runner: Runner<Service>,
         groups: Groups,
-        ending: Ending,
+        shutdown: Shutdown,
     }
 
     impl Host {
-        fn new(memory: Memory) -> Self {
-            Self::at(&SITE, memory)
+        fn new(journal: JournalWriter) -> Self {
+            Self::at(&SITE, journal)
         }
 
-        fn at(site: &Site, memory: Memory) -> Self {
+        fn at(site: &Site, journal: JournalWriter) -> Self {
             let service = Service::default();
-            let reports = Reports::new(service.clone(), memory, CancellationToken::new());
-            let (groups, ending) = (Groups::default(), Ending::default());
+            let reports = Reports::new(service.clone(), journal, CancellationToken::new());
+            let (groups, shutdown) = (Groups::default(), Shutdown::default());
             let runner =
-                Runner::new(1, site.clone(), reports.clone(), groups.clone(), ending.clone(), Program::current());
-            Self { service, reports, runner, groups, ending }
+                Runner::new(1, site.clone(), reports.clone(), groups.clone(), shutdown.clone(), Program::current());
+            Self { service, reports, runner, groups, shutdown }
         }
 
         fn ends(&self) -> Vec<(u128, Fin)> {
@@ -394,7 +396,7 @@ mod tests {
         }
 
         async fn finish(self) {
-            self.ending.draining.cancel();
+            self.shutdown.draining.cancel();
             tokio::time::timeout(PATIENCE, self.runner.finished()).await.unwrap();
             tokio::time::timeout(PATIENCE, self.reports.finished()).await.unwrap();
         }
@@ -404,7 +406,7 @@ mod tests {
     async fn what_waits_is_killed_at_once_and_makes_room() {
         let directory = tempfile::tempdir().unwrap();
         let (go, ran) = (directory.path().join("go"), directory.path().join("ran"));
-        let host = Host::new(Memory::default());
+        let host = Host::new(JournalWriter::default());
         host.runner.take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !host.groups.ids().is_empty()).await;
         for number in 1..=QUEUE {
@@ -429,7 +431,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_time_of_a_command_begins_with_its_process() {
-        let host = Host::new(Memory::default());
+        let host = Host::new(JournalWriter::default());
         host.runner.take(numbered(1, "sleep 1.5"));
         host.runner.take(Order { timeout: Some(1), ..numbered(2, "echo x") });
         assert_eq!(host.ended(2).await[1], (2, 0, "x\n".to_owned()));
@@ -440,12 +442,12 @@ mod tests {
     async fn a_command_and_its_process_are_noted_before_it_runs() {
         for site in sites() {
             let directory = tempfile::tempdir().unwrap();
-            let (memory, _) = Memory::open(directory.path()).unwrap();
-            let host = Host::at(site, memory);
+            let (journal, _) = JournalWriter::open(directory.path()).unwrap();
+            let host = Host::at(site, journal);
             let journal = directory.path().join("commands.journal");
             // What a process finds that begins with looking: itself, or its supervisor.
-            let noted = if site.cgroups.is_there() { "$$" } else { "$PPID" };
-            let line = format!("exec grep -c \"taken\\|\\\"pid\\\":{noted},\" {}", journal.display());
+            let pid = if site.cgroups.is_there() { "$$" } else { "$PPID" };
+            let line = format!("exec grep -c \"taken\\|\\\"pid\\\":{pid},\" {}", journal.display());
             host.runner.take(numbered(1, &line));
             assert_eq!(host.ended(1).await, [(1, 0, "2\n".to_owned())]);
             // Without a shell, so that nothing runs before it.
@@ -463,8 +465,8 @@ mod tests {
     async fn nothing_is_done_before_it_is_noted() {
         let directory = tempfile::tempdir().unwrap();
         let ran = directory.path().join("ran");
-        let (memory, disk) = Memory::held();
-        let host = Host::new(memory);
+        let (journal, disk) = JournalWriter::held();
+        let host = Host::new(journal);
         let next = async || {
             let found = std::cell::RefCell::new(None);
             eventually(|| {
@@ -503,8 +505,8 @@ mod tests {
         let state = directory.path().join("state");
         let line = format!("echo x >> {}; echo done", ran.display());
         for expected in 1..4 {
-            let (memory, known) = eventually_open(&state).await;
-            let host = Host::new(memory);
+            let (journal, known) = eventually_open(&state).await;
+            let host = Host::new(journal);
             host.runner.recover(known);
             host.runner.take(numbered(1, &line));
             assert_eq!(host.ended(1).await[0], (1, 0, "done\n".to_owned()), "{expected}");
@@ -516,9 +518,9 @@ mod tests {
     }
 
     /// Opens a memory that another one may not have let go of yet.
-    async fn eventually_open(directory: &Path) -> (Memory, Vec<(Uuid, Stage)>) {
+    async fn eventually_open(directory: &Path) -> (JournalWriter, Vec<(Uuid, Stage)>) {
         let directory = directory.to_owned();
-        tokio::task::spawn_blocking(move || Memory::open(&directory).unwrap()).await.unwrap()
+        tokio::task::spawn_blocking(move || JournalWriter::open(&directory).unwrap()).await.unwrap()
     }
 
     #[tokio::test]
@@ -535,23 +537,23 @@ mod tests {
         let identity = |child: &std::process::Child| Identity::of(child.id() as i32).unwrap();
         let mut other = serde_json::to_value(identity(&stranger)).unwrap();
         other["start"] = json!(1);
-        let (memory, _) = Memory::open(directory.path()).unwrap();
+        let (journal, _) = JournalWriter::open(directory.path()).unwrap();
         let id = Uuid::from_u128;
         let fin = serde_json::to_vec(&failure(7, "kept")).unwrap();
-        for noted in [
-            memory.taken(id(1)),
-            memory.started(id(2), Some(identity(&own))),
-            memory.started(id(3), Some(serde_json::from_value(other).unwrap())),
-            memory.started(id(4), None),
-            memory.ended(id(5), fin.clone().into()),
-            memory.ended(id(6), fin.into()),
-            memory.answered(id(6)),
+        for written in [
+            journal.taken(id(1)),
+            journal.started(id(2), Some(identity(&own))),
+            journal.started(id(3), Some(serde_json::from_value(other).unwrap())),
+            journal.started(id(4), None),
+            journal.ended(id(5), fin.clone().into()),
+            journal.ended(id(6), fin.into()),
+            journal.answered(id(6)),
         ] {
-            noted.wait().await;
+            written.wait().await;
         }
-        drop(memory);
-        let (memory, known) = eventually_open(directory.path()).await;
-        let host = Host::new(memory);
+        drop(journal);
+        let (journal, known) = eventually_open(directory.path()).await;
+        let host = Host::new(journal);
         host.runner.recover(known);
         let mut ends = host.ended(5).await;
         ends.sort();

@@ -25,7 +25,7 @@ const LEFT_OVER: u64 = 1024 * 1024;
 const READ: usize = 64 * 1024;
 
 /// How the reading of a command's output goes on.
-pub struct Reading {
+pub struct PumpControl {
     /// Cancelled when its process has exited.
     pub exited: CancellationToken,
     /// Cancelled when what others may still write is not waited for.
@@ -37,7 +37,7 @@ pub struct Reading {
 }
 
 /// Reads the output to its end and sends it in chunks. Returns what is kept of it and the number of chunks.
-pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, reading: &Reading) -> (Kept, u32) {
+pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, control: &PumpControl) -> (Kept, u32) {
     let mut bytes = vec![0; READ];
     let mut text = String::new();
     let (mut decoder, mut chunker, mut kept) = (Decoder::default(), Chunker::default(), Kept::default());
@@ -50,7 +50,7 @@ pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, rea
     let mut left_over: u64 = 0;
     loop {
         let is_late = chunker.is_waiting() && flush_at <= Instant::now();
-        let hurries = chunker.is_waiting() && reading.dropping.is_cancelled();
+        let hurries = chunker.is_waiting() && control.dropping.is_cancelled();
         tokio::select! {
             // Sent first, as reading may never pause. Read before any timer counts, so that time alone never cuts
             // off what is there.
@@ -59,7 +59,7 @@ pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, rea
                 send(room, chunks, &mut chunker, &mut count);
                 flush_at = Instant::now() + FLUSH;
             }
-            () = reading.dropping.cancelled(), if chunker.is_waiting() => chunker.close(),
+            () = control.dropping.cancelled(), if chunker.is_waiting() => chunker.close(),
             read = output.read(&mut bytes), if chunker.has_room() => {
                 // An error on a pipe cannot be helped: it is its end.
                 let Ok(count @ 1..) = read else { break };
@@ -77,18 +77,18 @@ pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, rea
                     if now > until && left_over > LEFT_OVER {
                         break;
                     }
-                } else if reading.exited.is_cancelled() {
+                } else if control.exited.is_cancelled() {
                     until = Some(now + LINGER);
                     quiet_at = now + QUIET;
                 }
             }
-            () = reading.exited.cancelled(), if until.is_none() => {
+            () = control.exited.cancelled(), if until.is_none() => {
                 let now = Instant::now();
                 (until, quiet_at) = (Some(now + LINGER), now + QUIET);
             }
             // What is in the pipe is not cut off while it waits for room.
             () = sleep_until(quiet_at), if until.is_some() && chunker.has_room() => break,
-            () = reading.hasty.cancelled(), if until.is_some_and(|until| until > Instant::now()) => {
+            () = control.hasty.cancelled(), if until.is_some_and(|until| until > Instant::now()) => {
                 // There is no time to wait for what others may still write.
                 let now = Instant::now();
                 (until, quiet_at) = (Some(now), now + FLUSH);
@@ -103,10 +103,10 @@ pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, rea
         tokio::select! {
             biased;
             room = chunks.reserve() => send(room, chunks, &mut chunker, &mut count),
-            () = reading.dropping.cancelled() => chunker.close(),
+            () = control.dropping.cancelled() => chunker.close(),
         }
     }
-    reading.over.cancel();
+    control.over.cancel();
     (kept, count)
 }
 
@@ -136,7 +136,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::journal::writer::Memory;
+    use crate::journal::writer::JournalWriter;
     use crate::runner::execute::execute;
     use crate::runner::group::Groups;
     use crate::runner::testing::*;
@@ -146,10 +146,10 @@ mod tests {
         // A service that takes 100 ms for each call: chunks of 4 KiB would take 100 s.
         let (queue, mut reports) = mpsc::channel(crate::reports::QUEUE);
         let order = order("head -c 4000000 /dev/zero | tr '\\0' a");
-        let (groups, never, memory) = (Groups::default(), never(), Memory::default());
+        let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
         let execute = async {
             let queue = queue;
-            execute(&order, &SITE, &groups, &never, &memory, &queue).await
+            execute(&order, &SITE, &groups, &never, &journal, &queue).await
         };
         let service = async {
             let mut calls: u32 = 0;
@@ -207,8 +207,8 @@ mod tests {
         let go = directory.path().join("go");
         let (queue, mut reports) = mpsc::channel(2);
         let order = order(&format!("printf a; until [ -e {} ]; do sleep 0.02; done; printf b", go.display()));
-        let (groups, never, memory) = (Groups::default(), never(), Memory::default());
-        let execute = execute(&order, &SITE, &groups, &never, &memory, &queue);
+        let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
+        let execute = execute(&order, &SITE, &groups, &never, &journal, &queue);
         let watch = async {
             let Some(Report::Chunk(chunk)) = reports.recv().await else { panic!("no chunk") };
             assert_eq!((chunk.seq, chunk.content.as_str()), (0, "a"));
@@ -226,8 +226,8 @@ mod tests {
         let done = directory.path().join("done");
         let (queue, mut reports) = mpsc::channel(2);
         let order = order(&format!("head -c 8000000 /dev/zero; touch {}", done.display()));
-        let (groups, never, memory) = (Groups::default(), never(), Memory::default());
-        let mut execute = Box::pin(execute(&order, &SITE, &groups, &never, &memory, &queue));
+        let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
+        let mut execute = Box::pin(execute(&order, &SITE, &groups, &never, &journal, &queue));
         // The queue, the buffer and the pipe are full, and nothing more happens.
         assert!(tokio::time::timeout(Duration::from_millis(500), &mut execute).await.is_err());
         assert!(!done.exists());
@@ -248,7 +248,7 @@ mod tests {
         let groups = Groups::default();
         let execute = async {
             let queue = queue;
-            execute(&endless, &SITE, &groups, &stops, &Memory::default(), &queue).await
+            execute(&endless, &SITE, &groups, &stops, &JournalWriter::default(), &queue).await
         };
         let most = farhand_domain::output::MAX_KEPT as usize;
         let sent = async {

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::journal::writer::Noted;
+use crate::journal::writer::Written;
 use crate::reports::Reporter;
 
 /// How many commands wait while as many run as may.
@@ -18,14 +18,14 @@ const REMEMBERED: usize = 1_000;
 
 /// The commands that came last.
 #[derive(Default)]
-pub struct Known {
+pub struct SeenIds {
     pub ids: HashSet<Uuid>,
     in_order: VecDeque<Uuid>,
 }
 
-impl Known {
+impl SeenIds {
     /// Notes a command; false where it came before.
-    pub fn is_new(&mut self, id: Uuid) -> bool {
+    pub fn insert(&mut self, id: Uuid) -> bool {
         if !self.ids.insert(id) {
             return false;
         }
@@ -44,14 +44,14 @@ pub struct Job {
     pub order: Order,
     pub reporter: Reporter,
     /// When it may run.
-    pub noted: Noted,
+    pub written: Written,
     pub killed: CancellationToken,
 }
 
 /// The commands that did not end yet, and those that are remembered.
 #[derive(Default)]
 pub struct Jobs {
-    pub known: Known,
+    pub seen: SeenIds,
     pub waiting: VecDeque<Job>,
     /// How those that run are killed.
     pub running: HashMap<Uuid, CancellationToken>,
@@ -128,10 +128,10 @@ mod tests {
     #[test]
     fn a_bounded_number_of_ids_is_known() {
         let id = |number: usize| Uuid::from_u128(number as u128);
-        let mut known = Known::default();
-        assert!((0..REMEMBERED).all(|number| known.is_new(id(number))));
-        assert!((0..REMEMBERED).all(|number| !known.is_new(id(number))));
-        assert!(known.is_new(id(REMEMBERED)) && known.is_new(id(0)), "the oldest gives way");
-        assert_eq!((known.ids.len(), known.in_order.len()), (REMEMBERED, REMEMBERED));
+        let mut seen = SeenIds::default();
+        assert!((0..REMEMBERED).all(|number| seen.insert(id(number))));
+        assert!((0..REMEMBERED).all(|number| !seen.insert(id(number))));
+        assert!(seen.insert(id(REMEMBERED)) && seen.insert(id(0)), "the oldest gives way");
+        assert_eq!((seen.ids.len(), seen.in_order.len()), (REMEMBERED, REMEMBERED));
     }
 }

@@ -2,7 +2,7 @@
 
 use farhand_domain::wire::Order;
 
-use crate::host::account::{self, Account, Own};
+use crate::host::account::{self, Account, AgentAccount};
 use crate::journal::host_journal::HostJournal;
 use crate::runner::cgroup::Cgroups;
 use crate::runner::policy::PolicyFile;
@@ -11,11 +11,11 @@ use crate::runner::policy::PolicyFile;
 #[derive(Clone, Debug)]
 pub struct Site {
     /// Who the agent runs as.
-    pub own: Own,
+    pub own: AgentAccount,
     /// What the host allows.
     pub policy: PolicyFile,
     /// Where the host records commands.
-    pub journal: HostJournal,
+    pub host_journal: HostJournal,
     /// Where commands get control groups.
     pub cgroups: Cgroups,
 }
@@ -31,14 +31,14 @@ impl Site {
             policy.check(order, account.uid)?;
             Ok(account)
         });
-        self.journal.write(order, admitted.as_ref().err().map(String::as_str));
+        self.host_journal.write(order, admitted.as_ref().err().map(String::as_str));
         admitted
     }
 
     /// The same for a built-in, which has no account. Blocks.
     pub fn admit_internal(&self, order: &Order) -> Result<(), String> {
         let admitted = self.policy.read().and_then(|policy| policy.check_internal(&order.line));
-        self.journal.write(order, admitted.as_ref().err().map(String::as_str));
+        self.host_journal.write(order, admitted.as_ref().err().map(String::as_str));
         admitted
     }
 }
@@ -56,7 +56,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::journal::writer::Memory;
+    use crate::journal::writer::JournalWriter;
     use crate::runner::execute::execute;
     use crate::runner::group::Groups;
     use crate::runner::testing::*;
@@ -69,12 +69,12 @@ mod tests {
         log.set_read_timeout(Some(PATIENCE)).unwrap();
         let site = Site {
             policy: PolicyFile::new(Some(path.clone()), true),
-            journal: HostJournal::new(socket),
+            host_journal: HostJournal::new(socket),
             ..SITE.clone()
         };
         let run = async |order: Order| {
             let (queue, _reports) = mpsc::channel(2);
-            let fin = execute(&order, &site, &Groups::default(), &never(), &Memory::default(), &queue).await;
+            let fin = execute(&order, &site, &Groups::default(), &never(), &JournalWriter::default(), &queue).await;
             let mut bytes = [0; 2_048];
             let length = log.recv(&mut bytes).unwrap();
             (fin, String::from_utf8_lossy(&bytes[..length]).into_owned())

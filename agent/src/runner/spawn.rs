@@ -17,7 +17,7 @@ use crate::host::account::Account;
 use crate::host::process::{self, Identity};
 use crate::runner::cgroup::{self, Cgroup};
 use crate::runner::gate::pass;
-use crate::runner::group::Hold;
+use crate::runner::group::Containment;
 use crate::runner::script::ScriptFile;
 use crate::runner::supervisor::{self, Supervisor};
 
@@ -26,7 +26,7 @@ use crate::runner::supervisor::{self, Supervisor};
 pub const CANNOT_ENTER: i32 = 10_000;
 
 /// Where a command runs, and what it starts with.
-pub struct Places {
+pub struct SpawnOptions {
     /// Its input, if it has any.
     pub input: Option<File>,
     /// Its control group, if it gets one.
@@ -38,21 +38,21 @@ pub struct Places {
 }
 
 /// A process that runs a command.
-pub struct Started {
+pub struct SpawnedCommand {
     pub child: Child,
     pub output: pipe::Receiver,
     /// What it cannot leave.
-    pub hold: Hold,
+    pub containment: Containment,
     /// The script that it runs.
     pub script: Option<ScriptFile>,
 }
 
 /// Starts a process in a session of its own, as `account`, with both outputs going into one pipe.
-pub fn spawn(mut command: Command, account: Account, places: Places) -> io::Result<Started> {
-    let Places { input, cgroup, directory, gate } = places;
-    let door = cgroup.as_ref().map(Cgroup::door).transpose()?;
+pub fn spawn(mut command: Command, account: Account, options: SpawnOptions) -> io::Result<SpawnedCommand> {
+    let SpawnOptions { input, cgroup, directory, gate } = options;
+    let door = cgroup.as_ref().map(Cgroup::open_procs).transpose()?;
     // Without `/proc` the agent could not find what is below a supervisor.
-    let supervision = (cgroup.is_none() && process::are_shown()).then(io::pipe).transpose()?;
+    let supervision = (cgroup.is_none() && process::is_proc_mounted()).then(io::pipe).transpose()?;
     let (report, told) = supervision.map(|(reader, writer)| (reader, OwnedFd::from(writer))).unzip();
     let report = report.map(|reader| pipe::Receiver::from_owned_fd(OwnedFd::from(reader))).transpose()?;
     // One pipe, as two would lose the order of what comes out of them.
@@ -67,7 +67,7 @@ pub fn spawn(mut command: Command, account: Account, places: Places) -> io::Resu
             if let Some(gate) = &gate {
                 pass(gate, agent, true)?;
             }
-            supervisor::part(told)?;
+            supervisor::fork_command(told)?;
             nix::unistd::setsid()?;
         }
         // As the agent: the account must not be able to enter other groups.
@@ -102,15 +102,15 @@ pub fn spawn(mut command: Command, account: Account, places: Places) -> io::Resu
     unsafe { command.pre_exec(become_account) };
     // With `command` the agent's own ends of the pipe's writing side are dropped, so it ends with the last process.
     let child = command.spawn()?;
-    let hold = match (cgroup, report) {
-        (Some(cgroup), _) => Hold::Cgroup(Arc::new(cgroup)),
+    let containment = match (cgroup, report) {
+        (Some(cgroup), _) => Containment::Cgroup(Arc::new(cgroup)),
         (None, Some(report)) => {
             let process = child_id(&child).and_then(|id| Identity::of(id.as_raw())).ok_or(Errno::ESRCH)?;
-            Hold::Supervisor(Arc::new(Supervisor::new(process, Some(report))))
+            Containment::Supervisor(Arc::new(Supervisor::new(process, Some(report))))
         }
-        (None, None) => Hold::Nothing,
+        (None, None) => Containment::Nothing,
     };
-    Ok(Started { child, output, hold, script: None })
+    Ok(SpawnedCommand { child, output, containment, script: None })
 }
 
 pub fn child_id(child: &Child) -> Option<Pid> {

@@ -10,30 +10,30 @@ use farhand_domain::output::sha256;
 use farhand_domain::wire::{Fin, Order};
 use tokio::process::Command;
 
-use crate::journal::writer::Memory;
+use crate::journal::writer::JournalWriter;
 use crate::runner::environment::set_environment;
 use crate::runner::fin::{NOT_FOUND, REFUSED, failure};
 use crate::runner::gate::Gate;
 use crate::runner::script::ScriptFile;
 use crate::runner::site::Site;
-use crate::runner::spawn::{CANNOT_ENTER, Places, Started, spawn};
+use crate::runner::spawn::{CANNOT_ENTER, SpawnOptions, SpawnedCommand, spawn};
 
 /// The shell of orders that run a program of the host.
 const SYSTEM: &str = "system";
 
-/// Starts the process of a command. Before anything of it runs, `memory` knows which process it is.
+/// Starts the process of a command. Before anything of it runs, `journal` knows which process it is.
 ///
 /// # Errors
 /// The end of a command that cannot be run.
-pub async fn start(order: &Order, site: &Site, memory: &Memory) -> Result<Started, Fin> {
+pub async fn start(order: &Order, site: &Site, journal: &JournalWriter) -> Result<SpawnedCommand, Fin> {
     let failed = || failure(REFUSED, "The command could not be started.");
-    let (door, gate) = Gate::new(memory).map_err(|_| failed())?.unzip();
+    let (door, gate) = Gate::new(journal).map_err(|_| failed())?.unzip();
     let (for_start, site) = (order.clone(), site.clone());
     // Account databases and home directories may be far away, and must not make everything else wait.
     let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, &site, door));
     let opened = async {
         if let Some(gate) = gate {
-            gate.open(order.id, memory).await;
+            gate.open(order.id, journal).await;
         }
         pending().await
     };
@@ -48,7 +48,7 @@ pub async fn start(order: &Order, site: &Site, memory: &Memory) -> Result<Starte
 ///
 /// # Errors
 /// The end of a command that cannot be run.
-fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<Started, Fin> {
+fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedCommand, Fin> {
     let refused = |why: String| failure(REFUSED, why);
     let account = site.admit(order).map_err(refused)?;
     if order.shell != SYSTEM {
@@ -79,7 +79,7 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<Started,
     let mut command = Command::new(program);
     command.args(arguments);
     set_environment(&mut command, &account, order).map_err(refused)?;
-    let places = Places {
+    let options = SpawnOptions {
         input: order.stdin.as_deref().map(input).transpose().map_err(|_| refused("The input does not fit.".into()))?,
         cgroup: site.cgroups.create(order.id),
         directory: order
@@ -90,7 +90,7 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<Started,
             .map_err(|_| refused("The directory's name has a NUL.".to_owned()))?,
         gate,
     };
-    let started = spawn(command, account, places).map_err(|error| match (error.raw_os_error(), &order.cwd) {
+    let started = spawn(command, account, options).map_err(|error| match (error.raw_os_error(), &order.cwd) {
         (Some(code @ CANNOT_ENTER..), Some(cwd)) => {
             let why = io::Error::from_raw_os_error(code - CANNOT_ENTER);
             refused(format!("The directory {cwd} cannot be entered as {}: {why}.", order.user))
@@ -100,7 +100,7 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<Started,
         }
         _ => refused(format!("The command could not be started: {error}.")),
     })?;
-    Ok(Started { script, ..started })
+    Ok(SpawnedCommand { script, ..started })
 }
 
 /// A file with a command's input, which has no name.

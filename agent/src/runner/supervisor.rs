@@ -61,7 +61,7 @@ impl Supervisor {
 
 /// Makes this process, a new one that is to execute a command, the supervisor of that command. Returns in another one,
 /// below it, which is to execute the command now. Makes system calls only.
-pub fn part(report: &OwnedFd) -> nix::Result<()> {
+pub fn fork_command(report: &OwnedFd) -> nix::Result<()> {
     set_child_subreaper(true)?;
     // Nothing but SIGKILL ends a supervisor, and nothing of the agent's is done for a signal.
     SigSet::all().thread_set_mask()?;

@@ -13,12 +13,12 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::host::account::Own;
+use crate::host::account::AgentAccount;
 use crate::journal::host_journal::HostJournal;
-use crate::journal::writer::Memory;
+use crate::journal::writer::JournalWriter;
 use crate::reports::Report;
 use crate::runner::cgroup::Cgroups;
-use crate::runner::execute::{Stops, execute};
+use crate::runner::execute::{StopSignals, execute};
 use crate::runner::group::Groups;
 use crate::runner::policy::PolicyFile;
 use crate::runner::site::Site;
@@ -28,9 +28,9 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A host without a policy, whose journal is the agent's own log.
 pub static SITE: LazyLock<Site> = LazyLock::new(|| Site {
-    own: Own::current(),
+    own: AgentAccount::current(),
     policy: PolicyFile::absent(),
-    journal: HostJournal::new("/no/such/socket".into()),
+    host_journal: HostJournal::new("/no/such/socket".into()),
     cgroups: Cgroups::find(),
 });
 
@@ -66,15 +66,15 @@ pub async fn run(order: &Order) -> (Fin, Vec<String>) {
     run_until(order, &never()).await
 }
 
-pub fn never() -> Stops {
-    Stops { stopping: CancellationToken::new(), killed: CancellationToken::new() }
+pub fn never() -> StopSignals {
+    StopSignals { stopping: CancellationToken::new(), killed: CancellationToken::new() }
 }
 
-pub async fn run_until(order: &Order, stops: &Stops) -> (Fin, Vec<String>) {
+pub async fn run_until(order: &Order, stops: &StopSignals) -> (Fin, Vec<String>) {
     run_at(&SITE, order, stops).await
 }
 
-pub async fn run_at(site: &Site, order: &Order, stops: &Stops) -> (Fin, Vec<String>) {
+pub async fn run_at(site: &Site, order: &Order, stops: &StopSignals) -> (Fin, Vec<String>) {
     let (queue, mut reports) = mpsc::channel(2);
     let chunks = async {
         let mut chunks = Vec::new();
@@ -86,7 +86,7 @@ pub async fn run_at(site: &Site, order: &Order, stops: &Stops) -> (Fin, Vec<Stri
     };
     let execute = async {
         let queue = queue;
-        execute(order, site, &Groups::default(), stops, &Memory::default(), &queue).await
+        execute(order, site, &Groups::default(), stops, &JournalWriter::default(), &queue).await
     };
     tokio::time::timeout(PATIENCE, async { tokio::join!(execute, chunks) }).await.expect("it does not end")
 }

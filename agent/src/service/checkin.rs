@@ -32,16 +32,22 @@ pub async fn check_in(client: &Client) -> Option<Duration> {
         ("committed", "The agent started for the first time.")
     };
     let event = json!({"reporter": "farhand-agent", "record": record, "description": description});
-    tell(client, Method::POST, "/api/events/events/", &event).await;
+    call_with_retries(client, Method::POST, "/api/events/events/", &event).await;
     // 3. What this host is.
     let facts = Facts::read();
     let told = serde_json::to_value(&facts).unwrap_or_default();
     if commissioned {
-        tell(client, Method::PATCH, "/api/servers/servers/-/sync/", &told).await;
+        call_with_retries(client, Method::PATCH, "/api/servers/servers/-/sync/", &told).await;
         // All that the service could ask for in its answer was in the call before.
-        tell(client, Method::POST, "/api/servers/servers/-/sync-check/", &json!({"hashes": facts.hashes()})).await;
+        call_with_retries(
+            client,
+            Method::POST,
+            "/api/servers/servers/-/sync-check/",
+            &json!({"hashes": facts.hashes()}),
+        )
+        .await;
     } else {
-        tell(client, Method::PUT, "/api/servers/servers/-/commit/", &told).await;
+        call_with_retries(client, Method::PUT, "/api/servers/servers/-/commit/", &told).await;
     }
     // 4. How often it wants to hear of this agent.
     match client.get("/api/metrics/config/").await {
@@ -70,7 +76,7 @@ async fn find_own_server(client: &Client) -> bool {
 }
 
 /// Makes a call, and makes it again a few times if need be.
-async fn tell(client: &Client, method: Method, path: &str, body: &Value) {
+async fn call_with_retries(client: &Client, method: Method, path: &str, body: &Value) {
     let body = Bytes::from(body.to_string());
     let mut pauses = RETRIES.iter();
     loop {

@@ -152,7 +152,7 @@ fn check_path(path: &Path) -> Result<(), Failure> {
 
 /// Checks that an agent would start with this file.
 fn check_config(config: &Path) -> Result<(), Failure> {
-    let given = crate::config::Given { config: Some(config.to_owned()), ..Default::default() };
+    let given = crate::config::Overrides { config: Some(config.to_owned()), ..Default::default() };
     match crate::config::Settings::load(given) {
         Ok(_) => Ok(()),
         Err(error) if config.exists() => misuse(error.to_string()),

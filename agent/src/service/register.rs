@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::config::{self, Service, Settings};
 use crate::connection::client::Client;
 use crate::host::facts::Facts;
-use crate::journal::file::Journal;
+use crate::journal::file::JournalFile;
 
 /// How long the service has for an answer. Longer than for a report, as nobody knows what became of a registration whose
 /// answer did not come.
@@ -62,7 +62,8 @@ pub async fn register(registration: Registration) -> Result<String, String> {
     if status != 201 {
         return Err(format!("not registered: {}", refusal(status, &answer)));
     }
-    let made = Made::read(&answer).ok_or_else(|| format!("{service}: the answer is not a server's; {unclear}"))?;
+    let made =
+        Registered::read(&answer).ok_or_else(|| format!("{service}: the answer is not a server's; {unclear}"))?;
     if let Err(why) = draft.finish(&made.file(&service)) {
         let undone = match undo(&service, &made).await {
             Ok(()) => "the server is unregistered again".to_owned(),
@@ -77,13 +78,13 @@ pub async fn register(registration: Registration) -> Result<String, String> {
 }
 
 /// What the service made.
-struct Made {
+struct Registered {
     id: Uuid,
     key: Secret,
     name: String,
 }
 
-impl Made {
+impl Registered {
     fn read(answer: &Value) -> Option<Self> {
         let text = |name: &str| answer[name].as_str().map(str::to_owned);
         let key = Secret::new(text("key")?);
@@ -102,7 +103,7 @@ impl Made {
 }
 
 /// Takes a registration back.
-async fn undo(service: &Service, made: &Made) -> Result<(), String> {
+async fn undo(service: &Service, made: &Registered) -> Result<(), String> {
     match ask_to_unregister(&Client::of_server(service, made.id, &made.key)?).await? {
         (204, _) => Ok(()),
         (status, answer) => Err(refusal(status, &answer)),
@@ -134,11 +135,11 @@ pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Resu
         (status, answer) => return Err(format!("not unregistered: {}", refusal(status, &answer))),
     };
     fs::remove_file(config).map_err(|error| format!("{told}; {shown} could not be removed: {error}"))?;
-    let runs = |folder: &PathBuf| matches!(Journal::look(folder), Ok(Some(seen)) if seen.agent.is_some());
+    let runs = |folder: &PathBuf| matches!(JournalFile::inspect(folder), Ok(Some(seen)) if seen.agent.is_some());
     let still = if settings.state_dirs.iter().any(runs) { "\nits agent still runs here: stop it" } else { "" };
     for folder in &settings.state_dirs {
         let describe = |error| format!("{told}, and {shown} is removed; {} could not be: {error}", folder.display());
-        Journal::remove(folder).map_err(describe)?;
+        JournalFile::remove(folder).map_err(describe)?;
     }
     // The folder beside the file, if no other server's state is in it.
     let _ = fs::remove_dir(config.with_extension("state"));
@@ -298,7 +299,7 @@ mod tests {
     #[test]
     fn an_answer_that_is_not_a_servers_is_none() {
         let id = "01936d3e-7a00-7000-8000-000000000000";
-        let made = Made::read(&json!({"id": id, "key": "sesame", "name": "web-1"})).unwrap();
+        let made = Registered::read(&json!({"id": id, "key": "sesame", "name": "web-1"})).unwrap();
         let service = Service::parse("https://a.example/base/").unwrap();
         let file = format!("url = \"https://a.example/base\"\nid = \"{id}\"\nkey = \"sesame\"\n");
         assert_eq!(made.file(&service), file);
@@ -312,7 +313,7 @@ mod tests {
             json!({"id": id, "key": "k\"\n", "name": "a"}),
             json!({"id": id, "key": "", "name": "a"}),
         ] {
-            assert!(Made::read(&bad).is_none(), "{bad}");
+            assert!(Registered::read(&bad).is_none(), "{bad}");
         }
     }
 }

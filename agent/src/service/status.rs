@@ -9,27 +9,27 @@ use serde_json::{Value, json};
 use crate::config::Settings;
 use crate::connection::client::Client;
 use crate::host::facts;
-use crate::journal::file::{Journal, Seen};
+use crate::journal::file::{JournalFile, JournalStatus};
 
 /// What there is to tell.
 pub struct Status {
     url: String,
     id: String,
     fingerprint: String,
-    service: Answer,
+    service: KeyCheck,
     /// Where the agent keeps its state, and what that shows.
-    state: Option<(PathBuf, io::Result<Seen>)>,
+    state: Option<(PathBuf, io::Result<JournalStatus>)>,
 }
 
 /// What the service says of the key.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Answer {
+enum KeyCheck {
     /// It is the key of the server with this name.
-    Taken(String),
+    Accepted(String),
     /// It is not the server's key.
     Refused,
     /// There was no such answer; in a few words why.
-    None(String),
+    Unreachable(String),
 }
 
 impl Status {
@@ -37,16 +37,16 @@ impl Status {
     ///
     /// # Errors
     /// What of the settings cannot be used, in one line.
-    pub async fn look(settings: &Settings) -> Result<Self, String> {
+    pub async fn collect(settings: &Settings) -> Result<Self, String> {
         let client = Client::new(settings)?;
         let service = match client.get("/api/servers/servers/-/").await {
             Ok((200, server)) => match server["name"].as_str() {
-                Some(name) => Answer::Taken(name.to_owned()),
-                None => Answer::None("the answer is not a server".to_owned()),
+                Some(name) => KeyCheck::Accepted(name.to_owned()),
+                None => KeyCheck::Unreachable("the answer is not a server".to_owned()),
             },
-            Ok((403, _)) => Answer::Refused,
-            Ok((status, _)) => Answer::None(format!("status {status}")),
-            Err(why) => Answer::None(why.0),
+            Ok((403, _)) => KeyCheck::Refused,
+            Ok((status, _)) => KeyCheck::Unreachable(format!("status {status}")),
+            Err(why) => KeyCheck::Unreachable(why.0),
         };
         let state = find(&settings.state_dirs);
         Ok(Self {
@@ -58,7 +58,7 @@ impl Status {
         })
     }
 
-    fn seen(&self) -> Option<&Seen> {
+    fn seen(&self) -> Option<&JournalStatus> {
         self.state.as_ref()?.1.as_ref().ok()
     }
 
@@ -69,19 +69,19 @@ impl Status {
     /// The exit code: 4 where the key is refused, else 3 where no agent runs, else 1 where the service is not reached.
     pub fn code(&self) -> u8 {
         match &self.service {
-            Answer::Refused => 4,
+            KeyCheck::Refused => 4,
             _ if !self.runs() => 3,
-            Answer::None(_) => 1,
-            Answer::Taken(_) => 0,
+            KeyCheck::Unreachable(_) => 1,
+            KeyCheck::Accepted(_) => 0,
         }
     }
 
     /// For people.
     pub fn text(&self) -> String {
         let service = match &self.service {
-            Answer::Taken(name) => format!("takes the key of {name}"),
-            Answer::Refused => "refuses the key: it is wrong, or the server is deleted".to_owned(),
-            Answer::None(why) => format!("is not reached: {why}"),
+            KeyCheck::Accepted(name) => format!("takes the key of {name}"),
+            KeyCheck::Refused => "refuses the key: it is wrong, or the server is deleted".to_owned(),
+            KeyCheck::Unreachable(why) => format!("is not reached: {why}"),
         };
         let (agent, commands) = match &self.state {
             Some((folder, Err(error))) => (format!("not known: {}: {error}", folder.display()), None),
@@ -115,9 +115,9 @@ impl Status {
     /// For programs.
     pub fn json(&self) -> Value {
         let (service, name) = match &self.service {
-            Answer::Taken(name) => ("ok", Some(name)),
-            Answer::Refused => ("refused", None),
-            Answer::None(_) => ("unreachable", None),
+            KeyCheck::Accepted(name) => ("ok", Some(name)),
+            KeyCheck::Refused => ("refused", None),
+            KeyCheck::Unreachable(_) => ("unreachable", None),
         };
         let commands = self
             .seen()
@@ -137,10 +137,10 @@ impl Status {
 }
 
 /// The folder that an agent uses now; else the first that one used, or that cannot be looked into.
-fn find(folders: &[PathBuf]) -> Option<(PathBuf, io::Result<Seen>)> {
+fn find(folders: &[PathBuf]) -> Option<(PathBuf, io::Result<JournalStatus>)> {
     let mut found = None;
     for folder in folders {
-        match Journal::look(folder).transpose() {
+        match JournalFile::inspect(folder).transpose() {
             Some(Ok(seen)) if seen.agent.is_some() => return Some((folder.clone(), Ok(seen))),
             Some(seen) if found.is_none() => found = Some((folder.clone(), seen)),
             _ => {}
@@ -157,8 +157,8 @@ mod tests {
 
     use super::*;
 
-    fn status(service: Answer, agent: Option<Option<i32>>) -> Status {
-        let seen = Seen { agent, waiting: 1, running: 2, unreported: 3 };
+    fn status(service: KeyCheck, agent: Option<Option<i32>>) -> Status {
+        let seen = JournalStatus { agent, waiting: 1, running: 2, unreported: 3 };
         let state = Some((PathBuf::from("/state"), Ok(seen)));
         Status {
             url: "https://a.example".to_owned(),
@@ -171,15 +171,15 @@ mod tests {
 
     #[test]
     fn the_exit_code_tells_the_worst() {
-        let taken = || Answer::Taken("web-1".to_owned());
-        let none = || Answer::None("status 502".to_owned());
+        let taken = || KeyCheck::Accepted("web-1".to_owned());
+        let none = || KeyCheck::Unreachable("status 502".to_owned());
         for (service, agent, code) in [
             (taken(), Some(Some(7)), 0),
             (none(), Some(None), 1),
             (taken(), None, 3),
             (none(), None, 3),
-            (Answer::Refused, Some(Some(7)), 4),
-            (Answer::Refused, None, 4),
+            (KeyCheck::Refused, Some(Some(7)), 4),
+            (KeyCheck::Refused, None, 4),
         ] {
             assert_eq!(status(service.clone(), agent).code(), code, "{service:?} {agent:?}");
         }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn it_is_told_to_people_and_programs() {
-        let status = status(Answer::Taken("web-1".to_owned()), Some(Some(7)));
+        let status = status(KeyCheck::Accepted("web-1".to_owned()), Some(Some(7)));
         let text = status.text();
         assert!(text.contains("takes the key of web-1") && text.contains("runs, as process 7"), "{text}");
         assert!(text.contains("fingerprint  ABCD-2345"), "{text}");
@@ -209,22 +209,22 @@ mod tests {
         // A process that another test starts holds the lock too for a moment, until it executes something.
         let is_left = |folder: &PathBuf| {
             let until = Instant::now() + Duration::from_secs(20);
-            while Journal::look(folder).unwrap().unwrap().agent.is_some() {
+            while JournalFile::inspect(folder).unwrap().unwrap().agent.is_some() {
                 assert!(Instant::now() < until, "it stays locked");
                 std::thread::yield_now();
             }
         };
-        drop(Journal::open(&folders[1], 0).unwrap());
+        drop(JournalFile::open(&folders[1], 0).unwrap());
         is_left(&folders[1]);
         assert_eq!(find(&folders).unwrap().0, folders[1]);
-        let used = Journal::open(&folders[2], 0).unwrap();
+        let used = JournalFile::open(&folders[2], 0).unwrap();
         let (folder, seen) = find(&folders).unwrap();
         assert_eq!((folder, seen.unwrap().agent), (folders[2].clone(), Some(Some(std::process::id() as i32))));
         drop(used);
         is_left(&folders[2]);
         assert_eq!(find(&folders).unwrap().0, folders[1]);
         for folder in &folders {
-            Journal::remove(folder).unwrap();
+            JournalFile::remove(folder).unwrap();
             assert!(!folder.exists());
         }
     }
