@@ -52,9 +52,9 @@ pub const LONGEST_END: Duration = Duration::from_secs(
 pub enum Exit {
     /// It drained.
     Drained,
-    /// It was told a second time, and did not wait.
+    /// A second signal came, so it did not wait.
     AtOnce,
-    /// It drained, and is to be started anew.
+    /// It drained, and should be started again.
     Restart,
 }
 
@@ -134,7 +134,7 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
             }
         }
         if !is_over {
-            // It closes its socket meanwhile, and does not take long.
+            // It is closing its socket, which does not take long.
             let _ = (&mut serving).await;
         }
         flushing.cancel();
@@ -175,7 +175,7 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
     Ok(exit)
 }
 
-/// Opens the memory; tells what is in it. Without one the agent works all the same.
+/// Opens the journal and returns its commands. If that fails, the agent works without a journal.
 async fn open_journal(directory: PathBuf) -> (JournalWriter, Vec<(Uuid, Stage)>) {
     let shown = directory.display().to_string();
     // It may wait for an agent that is just being killed.

@@ -1,4 +1,4 @@
-//! What the agent is told at its start: a file, flags and one environment variable.
+//! The agent's settings: a file, flags and one environment variable.
 
 use std::fmt;
 use std::fs;
@@ -212,7 +212,7 @@ pub struct Service {
     pub host: String,
     /// The port.
     pub port: u16,
-    /// The host as it is sent: with brackets, and with the port where that is not the usual one.
+    /// The host as it is sent: with brackets, and with the port if it is not the default.
     pub authority: String,
     /// What comes before `/api/`: empty, or a path without a slash at its end.
     pub path: String,

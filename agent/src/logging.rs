@@ -21,7 +21,7 @@ impl Log for Lines {
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
             let line = line(record, self.has_time.then(|| Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true)));
-            // Where nobody reads, there is nobody to tell.
+            // If stderr is closed, the line is lost.
             let _ = std::io::stderr().lock().write_all(line.as_bytes());
         }
     }
@@ -40,7 +40,7 @@ fn line(record: &Record<'_>, time: Option<String>) -> String {
 pub fn start(is_verbose: bool) {
     log::set_max_level(if is_verbose { LevelFilter::Debug } else { LevelFilter::Info });
     let lines = Lines { has_time: std::env::var_os("JOURNAL_STREAM").is_none() };
-    // It fails where there is a log already, which then is one.
+    // Fails if a logger is set already, which is fine.
     let _ = log::set_boxed_logger(Box::new(lines));
 }
 

@@ -57,7 +57,7 @@ const CALLS: (usize, usize) = (16, 4);
 
 /// By what reports are sent. The tests have one that answers as they like.
 pub trait Transport: Clone + Send + Sync + 'static {
-    /// Posts `body` to `path` and tells the status of the answer.
+    /// Posts `body` to `path` and returns the status of the response.
     fn post(&self, path: &str, body: Bytes, timeout: Duration) -> impl Future<Output = Outcome> + Send;
 }
 
@@ -157,8 +157,8 @@ impl<T: Transport> Reports<T> {
         Reporter { id, queue, pending_fins: self.pending_fins.clone(), journal: self.journal.clone() }
     }
 
-    /// Sends the acknowledgement and the end of a command that ended before, from memory; behind what is still to be sent
-    /// of it. Nothing is sent where its end is not known.
+    /// Sends the acknowledgement and the end of a command that ended before, from memory; behind
+    /// what is still to be sent of it. Nothing is sent if its fin is not known.
     pub async fn again(&self, id: Uuid) {
         match self.active().entry(id) {
             Entry::Occupied(mut wanted) => {
@@ -178,7 +178,8 @@ impl<T: Transport> Reports<T> {
         }
     }
 
-    /// Sends the reports of a command, and as often as that was wanted meanwhile those that are remembered.
+    /// Sends the reports of a command, then those in the journal as often as they were requested in
+    /// between.
     async fn serve(&self, id: Uuid, mut reports: mpsc::Receiver<Report>) {
         loop {
             self.send_all(id, reports).await;
@@ -328,7 +329,8 @@ impl<T: Transport> Reports<T> {
         self.transport.post(path, body, timeout).await
     }
 
-    /// Waits before the next try, which comes at once when the agent is about to exit, and soon when it already was.
+    /// Waits before the next try. The wait ends when the agent begins to exit, and is short after
+    /// that.
     async fn pause(&self, time: Duration) {
         if self.flushing.is_cancelled() {
             return sleep(time.min(FLUSH_PAUSE)).await;

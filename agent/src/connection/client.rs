@@ -135,7 +135,7 @@ impl Client {
         self.call(method, path, body, timeout, false).await.map(|(status, _)| status)
     }
 
-    /// Asks the service for JSON. The answer is null where it is none.
+    /// Gets JSON from the service. Null if the response is not JSON.
     ///
     /// # Errors
     /// There was no answer in time.
@@ -191,7 +191,7 @@ impl Client {
             .header(AUTHORIZATION, self.headers.authorization.clone())
             .header(USER_AGENT, self.headers.user_agent.clone());
         if has_body {
-            // The length too, as hyper leaves it out where it is 0, and some proxies insist on it.
+            // Content-Length too: hyper leaves it out if it is 0, and some proxies require it.
             request = request
                 .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
                 .header(CONTENT_LENGTH, body.len());
@@ -267,7 +267,7 @@ impl Connector {
     }
 }
 
-/// The certificates that the host trusts, or the usual ones where it has none.
+/// The certificates that the host trusts, or the usual ones if it has none.
 fn roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();

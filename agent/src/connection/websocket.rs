@@ -39,7 +39,7 @@ const SHORT_LIFE: Duration = Duration::from_secs(10);
 /// The largest message that is read, in bytes.
 const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 
-/// Why the agent dials no more.
+/// Why the agent stops dialing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finished {
     /// The service asked the process to exit.
@@ -214,7 +214,7 @@ async fn close<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStream<S>
             }
         }
     };
-    // Waiting for longer would help nobody.
+    // A longer wait would not help.
     let until = Instant::now() + CLOSING;
     tokio::select! {
         () = closing => {}

@@ -1,7 +1,8 @@
 //! The account that a command runs as, and who may run as whom (agent-protocol 3, and the last paragraph of 6).
 //!
-//! As root the agent runs a command as any account that the order names, and as none where it names none: root has to
-//! be asked for by name. As another account it can run commands as itself only, and refuses every other name.
+//! As root the agent runs a command as any account that the order names, and refuses an order
+//! without one: root has to be requested by name. As another account it can run commands as itself
+//! only, and refuses every other name.
 //!
 //! Lookups read the host's account database (NSS). A static binary built for musl reads `/etc/passwd` and `/etc/group`
 //! alone, so it does not know accounts of a directory service such as LDAP.
@@ -38,7 +39,8 @@ pub struct Account {
     pub home: PathBuf,
     /// Its login shell, for the variable SHELL: a line always runs in `/bin/sh`.
     pub shell: PathBuf,
-    /// What the child process becomes before it runs the command. None where the agent is that account already.
+    /// What the child process becomes before it runs the command. None if the agent is that account
+    /// already.
     pub switch: Option<Switch>,
 }
 
@@ -71,7 +73,8 @@ pub fn resolve(user: &str, group: &str, own: AgentAccount) -> Result<Account, St
         return Err("The command names no account to run as.".to_owned());
     }
     if !own.uid.is_root() {
-        // The name is compared before anything is looked up, so that nobody learns which accounts there are.
+        // The name is compared before anything is looked up, so that the refusal does not reveal
+        // which accounts exist.
         let name = User::from_uid(own.uid).map_err(|error| lookup_failed(&error))?.map(|user| user.name);
         if name.as_deref() != Some(user) {
             let own_name = name.unwrap_or_else(|| format!("number {}", own.uid));

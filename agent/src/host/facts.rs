@@ -1,5 +1,5 @@
-//! What the agent tells of its host (agent-protocol 2). Everything is read from files that a minimal host may not have:
-//! what is missing is left out, and is no error.
+//! What the agent reports of its host (agent-protocol 2). Everything is read from files that a
+//! minimal host may not have: what is missing is left out, and is no error.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -68,7 +68,7 @@ pub struct Os {
 }
 
 impl Facts {
-    /// Reads everything anew.
+    /// Reads everything from the host.
     pub fn read() -> Self {
         let file = |path| fs::read_to_string(path).ok();
         let release = file("/etc/os-release").or_else(|| file("/usr/lib/os-release"));
@@ -116,7 +116,7 @@ fn memory(text: &str) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Reads `/proc/cpuinfo`. On ARM it tells no brand and no cores, and threads alone.
+/// Reads `/proc/cpuinfo`. On ARM it has threads only, no brand and no cores.
 fn cpus(text: &str) -> Info {
     let fields = |text: &str| -> HashMap<String, String> {
         let pairs = text.lines().filter_map(|line| line.split_once(':'));

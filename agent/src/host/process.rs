@@ -22,18 +22,19 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Who has the number `pid` now. None where nobody has, or where `/proc` does not tell.
+    /// The process that has the number `pid` now. None if there is none, or if `/proc` does not
+    /// show it.
     pub fn of(pid: i32) -> Option<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned();
         Some(Self { pid, start: Stat::read(pid).ok()?.start, boot, is_supervisor: false })
     }
 
-    /// The same as a supervisor, or not.
+    /// The same process, marked as a supervisor or not.
     pub fn supervising(self, is_supervisor: bool) -> Self {
         Self { is_supervisor, ..self }
     }
 
-    /// Whether this very process is still there. One that ended, and that nobody has waited for yet, is.
+    /// Whether this very process still exists, possibly as a zombie.
     pub fn is_there(&self) -> bool {
         Self::of(self.pid).is_some_and(|found| found.start == self.start && found.boot == self.boot)
     }
@@ -85,8 +86,8 @@ pub fn is_proc_mounted() -> bool {
     Stat::read(nix::unistd::getpid().as_raw()).is_ok()
 }
 
-/// Whether a process of the group runs. Those that ended, and that nobody has waited for, do not: in a container there
-/// is often nobody who would.
+/// Whether a process of the group runs. Zombies do not: in a container there is often no init that
+/// reaps them.
 ///
 /// # Errors
 /// There is no `/proc`.
@@ -143,7 +144,7 @@ mod tests {
             assert!(!other.is_there(), "{other:?}");
         }
         child.kill().unwrap();
-        // Until somebody waits for it, it keeps its number and does not run.
+        // A zombie keeps its number and does not run.
         while group_runs(group).unwrap() {
             std::thread::yield_now();
         }

@@ -1,6 +1,6 @@
 //! The agent's own program: how it was started, and how another process of it takes this one's place.
 //!
-//! Not `/proc/self/exe`: where the file was replaced, that still names the old one.
+//! `/proc/self/exe` is not used: after the file was replaced, it still names the old one.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-/// How long the program has to tell its version.
+/// How long `--version` may take.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
 /// How this process was started.
@@ -49,8 +49,8 @@ impl Program {
         }
     }
 
-    /// Starts the program anew in the place of this process: with the same number, arguments and environment. Returns
-    /// only where that fails.
+    /// Replaces this process by the program, with the same pid, arguments and environment. Returns
+    /// only if that fails.
     pub fn replace(&self) -> io::Error {
         Command::new(&self.path).args(&self.arguments).exec()
     }

@@ -1,10 +1,10 @@
 //! The file in which the agent keeps what it knows of commands, so that it knows it after a restart (agent-protocol 6).
 //!
-//! A file of lines that only ever grows at its end, and is written anew now and then without what is no longer wanted.
-//! Each line is one event of one command, behind a checksum. So a write that was cut off loses the event that was being
-//! written and no other, and a line that was damaged is skipped.
+//! An append-only file of lines, which is rewritten now and then without outdated lines. Each line
+//! is one event of one command, behind a checksum. So a write that was cut off loses the event that
+//! was being written and no other, and a line that was damaged is skipped.
 //!
-//! Nothing here waits for anything but the disk; `writer.rs` keeps that off the runtime.
+//! All calls block on the disk; `writer.rs` keeps them off the async runtime.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -28,12 +28,12 @@ use crate::journal::shorten::shorten_result;
 pub const MAX_ENDED: usize = 1_000;
 /// How long a command is kept after its end, in seconds.
 pub const LIFE: u64 = 24 * 60 * 60;
-/// How large all ends together are, in bytes, once the file was written anew: beyond that the older ones keep a short
-/// piece of output only. Less in the tests, where checksums are slow.
+/// How large all ends together are, in bytes, after a rewrite: beyond that the older ones keep only
+/// a short piece of output. Less in the tests, where checksums are slow.
 const MAX_ENDS: u64 = if cfg!(test) { 1024 * 1024 } else { 32 * 1024 * 1024 };
-/// How much the file may grow beyond twice what it was when it was written anew, in bytes.
+/// Bytes that the file may grow beyond twice its size after a rewrite.
 const SLACK: u64 = 1024 * 1024;
-/// The most that the file takes, in bytes, where it cannot be written anew.
+/// The largest size of a file that cannot be rewritten, in bytes.
 const MAX_FILE: u64 = 256 * 1024 * 1024;
 /// How many bytes of the SHA-256 are the checksum: it is against accidents.
 const CHECKSUM: usize = 8;
@@ -45,13 +45,13 @@ const LOCKED: (u32, Duration) = (20, Duration::from_millis(100));
 /// The names of the file, of the one that takes its place, and of the one that keeps others out.
 const NAMES: [&str; 3] = ["commands.journal", "commands.journal.new", "lock"];
 
-/// What happens to a command. The order is that of its life.
+/// What happens to a command, in this order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// It came, and may be run from now on.
+    /// It arrived, and may run from now on.
     Taken,
-    /// Its process begins. None where it is not known which one that is.
+    /// Its process begins. None if its identity is not known.
     Started(Option<Identity>),
     /// It ended, with this fin.
     Ended(Box<RawValue>),
@@ -68,7 +68,7 @@ struct Line<E> {
     event: E,
 }
 
-/// How far a command is.
+/// The state of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stage {
     /// It waits to be run.
@@ -107,7 +107,7 @@ struct Index {
 }
 
 impl Index {
-    /// Takes an event. A life goes forward only, and its first end stands.
+    /// Applies an event. Stages only move forward, and the first end stands.
     fn apply(&mut self, at: u64, id: Uuid, event: &Event, span: Span) {
         let known = self.commands.entry(id).or_insert_with(|| {
             self.order.push_back(id);
@@ -129,7 +129,8 @@ impl Index {
         matches!(known.stage, Stage::Ended { .. }) && now.saturating_sub(known.at) > LIFE
     }
 
-    /// Forgets what ended too long ago, and the first ones of those that ended where there are too many.
+    /// Removes commands that ended too long ago, and the oldest ended commands if there are too
+    /// many.
     fn prune(&mut self, now: u64) {
         let has_ended = |known: &CommandState| matches!(known.stage, Stage::Ended { .. });
         let ended = self.commands.values().filter(|known| has_ended(known)).count();
@@ -147,10 +148,10 @@ impl Index {
     }
 }
 
-/// What a journal shows to who looks at it from outside.
+/// What [`JournalFile::inspect`] reports.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JournalStatus {
-    /// Whether an agent has it open, and if so the number of its process, where that can be read.
+    /// The agent that has it open, if any, with its pid if that can be read.
     pub agent: Option<Option<i32>>,
     /// How many commands wait to be run.
     pub waiting: usize,
@@ -166,7 +167,7 @@ pub struct JournalFile {
     file: File,
     /// Where the next line goes.
     length: u64,
-    /// How long the file may become before it is written anew.
+    /// The length at which the file is rewritten.
     limit: u64,
     index: Index,
     /// Held for as long as this is open.
@@ -174,8 +175,8 @@ pub struct JournalFile {
 }
 
 impl JournalFile {
-    /// Opens the journal in a directory, which is made if it is not there, and reads it. `now` is in seconds since 1970.
-    /// Blocks, for seconds where another agent has it.
+    /// Opens the journal in a directory, which is made if it is not there, and reads it. `now` is
+    /// in seconds since 1970. Blocks, for seconds if another agent has it.
     ///
     /// # Errors
     /// It cannot be written, or another agent uses it: in one line.
@@ -206,7 +207,8 @@ impl JournalFile {
         Ok(journal)
     }
 
-    /// Looks at a journal without opening it, whether or not an agent has it. None where there is none. Blocks.
+    /// Reads a journal without locking it, whether or not an agent has it open. None if there is
+    /// none. Blocks.
     ///
     /// # Errors
     /// It cannot be read.
@@ -267,7 +269,7 @@ impl JournalFile {
     /// They could not be written. The journal is as it was before, and can be tried again.
     pub fn append(&mut self, events: &[(Uuid, Event)], now: u64) -> io::Result<()> {
         if self.length > self.limit {
-            // It goes on as it is for as long as there is room.
+            // Without a rewrite the file may grow up to its largest size.
             if let Err(error) = self.renew(now) {
                 if self.length > MAX_FILE {
                     return Err(error);
@@ -295,7 +297,7 @@ impl JournalFile {
         Ok(())
     }
 
-    /// The fin of a command that ended, as JSON. None where it is not known, or cannot be read.
+    /// The fin of a command that ended, as JSON. None if it is not known or cannot be read.
     pub fn fin(&self, id: Uuid) -> Option<Box<RawValue>> {
         let span = self.index.commands.get(&id)?.end?;
         match parse(&self.read(span).ok()?)?.event {
@@ -324,7 +326,7 @@ impl JournalFile {
         Ok(bytes)
     }
 
-    /// Writes the file anew, with a few lines for each command, and puts it in the place of the old one.
+    /// Rewrites the file with a few lines per command, and replaces the old one.
     fn renew(&mut self, now: u64) -> io::Result<()> {
         self.index.prune(now);
         // The newest ends stay whole.
@@ -419,7 +421,7 @@ fn line(at: u64, id: Uuid, event: &Event) -> io::Result<Vec<u8>> {
     Ok([checksum(&json).as_bytes(), b" ", &json, b"\n"].concat())
 }
 
-/// Reads a line. None where it is not whole, or not of this version.
+/// Reads a line. None if it is damaged or of another version.
 fn parse(line: &[u8]) -> Option<Line<Event>> {
     let (found, rest) = line.split_at_checked(2 * CHECKSUM)?;
     let json = rest.strip_prefix(b" ")?.strip_suffix(b"\n")?;

@@ -1,10 +1,9 @@
-//! What the agent remembers of commands over a restart: `file.rs` on a thread of its own, as disks can be slow
-//! (agent-protocol 6).
+//! Writes the journal (`file.rs`) on its own thread, as disks can be slow (agent-protocol 6).
 //!
-//! Whoever tells it something gets a [`Written`], and waits for that before what must not come first: a command is noted
-//! before it is acknowledged and run, its process before it runs, its end before that is sent. Where the disk takes
-//! nothing more, or takes it too slowly, the agent goes on without: a full disk must not keep anyone from running what
-//! empties it.
+//! Each write returns a [`Written`], which the caller awaits before the next step: a command is
+//! written before it is acknowledged and run, its process before it runs, its fin before it is
+//! sent. If the disk is full or too slow, the agent continues without the journal: a full disk must
+//! not prevent the command that would empty it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,36 +21,36 @@ use uuid::Uuid;
 use crate::host::process::Identity;
 use crate::journal::file::{Event, JournalFile, Stage, now};
 
-/// How much the thread may have before it. What comes on top of that is not remembered.
+/// The longest queue of requests. Requests beyond it are dropped.
 const QUEUE: usize = 1_024;
 /// How many events are written at once.
 const BATCH: usize = 128;
-/// How often what is too old is looked for.
+/// The interval of the search for expired commands.
 const EXPIRY: Duration = Duration::from_secs(60 * 60);
 
-/// How long anything waits for the disk.
+/// The longest wait for the disk.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the thread is asked for.
+/// A request to the thread.
 enum Request {
-    /// To note an event.
+    /// Write an event.
     Note(Uuid, Event, DropGuard),
-    /// To note an end, which is JSON.
+    /// Write a fin, which is JSON.
     End(Uuid, Bytes, DropGuard),
-    /// To tell a command's fin, if it is known.
+    /// Return a command's fin, if it is known.
     Fin(Uuid, oneshot::Sender<Bytes>),
-    /// To have done what came before.
+    /// Finish all earlier requests.
     Flush(DropGuard),
 }
 
-/// What the agent remembers, or nothing.
+/// The handle of the journal's thread. The default one writes nothing.
 #[derive(Clone, Default)]
 pub struct JournalWriter {
     requests: Option<SyncSender<Request>>,
     is_durable: Arc<AtomicBool>,
 }
 
-/// When something is on the disk, or is not waited for any more.
+/// Completes when a write is on the disk, or will not be.
 #[derive(Clone)]
 pub struct Written {
     done: CancellationToken,
@@ -59,7 +58,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// Of what needs no noting.
+    /// For what needs no write.
     pub fn already() -> Self {
         let done = CancellationToken::new();
         done.cancel();
@@ -75,7 +74,7 @@ impl Written {
 }
 
 impl JournalWriter {
-    /// Opens the memory in a directory; tells what it has, by when it came. Blocks.
+    /// Opens the journal in a directory. Also returns its commands, by arrival. Blocks.
     ///
     /// # Errors
     /// Why it cannot be used, in one line.
@@ -90,37 +89,37 @@ impl JournalWriter {
         Ok((Self { requests: Some(requests), is_durable }, commands))
     }
 
-    /// Whether what is noted now will be there after a restart.
+    /// Whether current writes survive a restart.
     pub fn is_durable(&self) -> bool {
         self.is_durable.load(Ordering::Relaxed)
     }
 
-    /// Whether there is anything to note in.
+    /// Whether there is a journal.
     pub fn is_enabled(&self) -> bool {
         self.requests.is_some()
     }
 
-    /// Notes that a command came.
+    /// Writes that a command arrived.
     pub fn taken(&self, id: Uuid) -> Written {
         self.ask(|guard| Request::Note(id, Event::Taken, guard))
     }
 
-    /// Notes the process of a command.
+    /// Writes the process of a command.
     pub fn started(&self, id: Uuid, process: Option<Identity>) -> Written {
         self.ask(|guard| Request::Note(id, Event::Started(process), guard))
     }
 
-    /// Notes the end of a command; `fin` is JSON.
+    /// Writes the end of a command. `fin` is JSON.
     pub fn ended(&self, id: Uuid, fin: Bytes) -> Written {
         self.ask(|guard| Request::End(id, fin, guard))
     }
 
-    /// Notes that the service took the end of a command.
+    /// Writes that the service accepted a command's fin.
     pub fn answered(&self, id: Uuid) -> Written {
         self.ask(|guard| Request::Note(id, Event::Answered, guard))
     }
 
-    /// Waits until all that came before is on the disk.
+    /// Waits until all earlier writes are on the disk.
     pub async fn flush(&self) {
         self.ask(Request::Flush).wait().await;
     }
@@ -134,7 +133,7 @@ impl JournalWriter {
 
     fn ask(&self, request: impl FnOnce(DropGuard) -> Request) -> Written {
         let done = CancellationToken::new();
-        // What is not taken is dropped, and then the wait is over at once.
+        // A request that does not fit is dropped, and its guard completes the wait.
         let request = request(done.clone().drop_guard());
         if let Some(requests) = &self.requests
             && requests.try_send(request).is_err()
@@ -145,14 +144,14 @@ impl JournalWriter {
     }
 }
 
-/// Notes that what should be remembered may not be, and tells the log once.
+/// Marks the journal as not durable, and logs that once.
 fn report_slow_disk(is_durable: &AtomicBool) {
     if is_durable.swap(false, Ordering::Relaxed) {
         log::error!("the disk is too slow: commands are not remembered over a restart");
     }
 }
 
-/// The thread's own.
+/// The state of the thread.
 struct WriterThread {
     journal: JournalFile,
     directory: PathBuf,
@@ -160,7 +159,7 @@ struct WriterThread {
 }
 
 impl WriterThread {
-    /// Does what it is asked for until nobody is left who could ask.
+    /// Serves requests until all handles are dropped.
     fn run(mut self, requests: &Receiver<Request>) {
         let mut expired_at = Instant::now();
         loop {
@@ -183,7 +182,7 @@ impl WriterThread {
                         guards.push(guard);
                     }
                     Request::End(id, fin, guard) => {
-                        // It was JSON, so it is JSON.
+                        // The caller serialized it, so it is valid JSON.
                         let fin = String::from_utf8(fin.into()).ok().and_then(|fin| RawValue::from_string(fin).ok());
                         events.extend(fin.map(|fin| (id, Event::Ended(fin))));
                         guards.push(guard);
@@ -196,14 +195,14 @@ impl WriterThread {
             drop(guards);
             for (id, answer) in asked {
                 if let Some(fin) = self.journal.fin(id) {
-                    // Whoever asked may be gone.
+                    // The requester may have been dropped.
                     let _ = answer.send(String::from(Box::<str>::from(fin)).into());
                 }
             }
         }
     }
 
-    /// Writes events, and tells the log when that begins or ceases to work.
+    /// Writes events, and logs when writing starts or stops working.
     fn note(&mut self, events: &[(Uuid, Event)]) {
         if events.is_empty() {
             return;

@@ -1,7 +1,7 @@
 //! The agent's built-ins: what an order of the shell `internal` asks for (contract 7, `shell`).
 //!
-//! They run as nobody and start nothing: account, environment and timeout of the order do not matter. They do not wait
-//! behind commands either, as who asks for one may want to know why those do not come to an end.
+//! They start no process, so the order's account, environment and timeout do not matter. They do
+//! not wait behind commands, as a client may ask why those do not end.
 
 use farhand_domain::wire::Fin;
 
@@ -16,11 +16,11 @@ pub const SHELL: &str = "internal";
 pub struct Done {
     /// Its end.
     pub fin: Fin,
-    /// Whether the agent is to start anew once that is reported.
+    /// Whether the agent restarts after that is reported.
     pub restarts: bool,
 }
 
-/// Does what a line asks for. `remembers` tells whether the agent would know after a restart what it knows now.
+/// Runs a built-in. `remembers`: the journal is durable, so a restart loses nothing.
 pub async fn run(line: &str, program: &Program, remembers: bool) -> Done {
     let plain = |exit_code, result: &str| Done { fin: told(exit_code, result.to_owned()), restarts: false };
     match line.trim() {

@@ -1,5 +1,6 @@
-//! A control group (cgroup v2) for each command, if the kernel lets this agent create one: whatever a command starts
-//! stays in there, also what leaves its session, so a kill reaches all of it (agent-protocol 7).
+//! A control group (cgroup v2) for each command, if the agent can create one. All descendants of a
+//! command stay in it, even those that leave its session, so a kill reaches all of them
+//! (agent-protocol 7).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,30 +12,30 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgid};
 use uuid::Uuid;
 
-/// What the name of a command's group begins with.
+/// The prefix of the groups' names.
 const PREFIX: &str = "farhand-";
 
-/// From which age on an empty group is no running command's.
+/// An empty group of this age belongs to no running command.
 const OLD: Duration = Duration::from_secs(60 * 60);
 
-/// Where the groups of commands are, if there can be any.
+/// The parent folder of the commands' groups. None if the agent cannot create groups.
 #[derive(Clone, Default, Debug)]
 pub struct Cgroups(Option<PathBuf>);
 
-/// The group of one command.
+/// The group of one command. Dropping it removes the group if it is empty.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
 }
 
 impl Cgroups {
-    /// The agent's own group, in which those of commands are created; none if it cannot create a group there.
+    /// Finds the agent's own group, and checks that it can create groups below.
     pub fn find() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let place = place(&mounts, &own);
         let can_create = |place: &PathBuf| {
-            // Removed when it is dropped, as each group.
+            // Dropping the probe removes its group.
             let probe = Cgroup { path: place.join(format!("{PREFIX}probe-{}", std::process::id())) };
             fs::create_dir(&probe.path).and_then(|()| probe.open_procs()).is_ok()
         };
@@ -43,11 +44,12 @@ impl Cgroups {
         found
     }
 
-    /// Removes what an agent before this one could not remove, as a process was left in it, and is empty now.
+    /// Removes empty groups of previous agents, which could not remove them while background
+    /// processes ran.
     fn sweep(&self) {
         for entry in self.0.iter().flat_map(fs::read_dir).flatten().flatten() {
             let is_old = || entry.metadata()?.modified()?.elapsed().map_err(io::Error::other);
-            // A new one may be another agent's, and about to be entered.
+            // A new group may belong to another agent that is about to use it.
             if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_old().is_ok_and(|age| age > OLD) {
                 drop(Cgroup { path: entry.path() });
             }
@@ -71,7 +73,7 @@ impl Cgroups {
         }
     }
 
-    /// The group of a command that an agent before this one ran.
+    /// The group of a command of the previous agent, if it still exists.
     pub fn left(&self, id: Uuid) -> Option<Cgroup> {
         self.path(id).filter(|path| path.is_dir()).map(|path| Cgroup { path })
     }
@@ -88,31 +90,32 @@ fn place(mounts: &str, own: &str) -> Option<PathBuf> {
         let (before, after) = line.split_once(" - ")?;
         let mut fields = before.split(' ').skip(3);
         let (root, mount) = (fields.next()?, fields.next()?);
-        // A part of the hierarchy that is mounted alone, as in a container, does not show where the agent is in it.
+        // If only a part of the hierarchy is mounted, as in a container, the agent's place in it is
+        // not known.
         (after.starts_with("cgroup2 ") && root == "/").then(|| Path::new(mount).join(own))
     })
 }
 
 impl Cgroup {
-    /// What a new process writes `0` to, to enter.
+    /// Opens `cgroup.procs`. A process that writes `0` to it enters the group.
     ///
     /// # Errors
-    /// The kernel does not let this agent.
+    /// The agent may not.
     pub fn open_procs(&self) -> io::Result<File> {
         OpenOptions::new().write(true).open(self.path.join("cgroup.procs"))
     }
 
-    /// Whether a process is in it, or in a group below. One that ended and was not waited for is not.
+    /// Whether any process is in it or in a group below. Zombies do not count.
     pub fn runs(&self) -> bool {
         let events = fs::read_to_string(self.path.join("cgroup.events")).unwrap_or_default();
         events.lines().any(|line| line == "populated 1")
     }
 
-    /// Sends a signal to each process in it and in the groups below, but for those of the process group `but`, which got
-    /// the signal already.
+    /// Sends a signal to each process in it and in the groups below, except to the process group
+    /// `but`, which has the signal already.
     pub fn signal(&self, signal: Signal, but: Option<Pid>) {
         if signal == Signal::SIGKILL && fs::write(self.path.join("cgroup.kill"), "1").is_ok() {
-            // Reaches all of them together.
+            // `cgroup.kill` kills all of them atomically.
             return;
         }
         for group in below(&self.path) {
@@ -126,7 +129,7 @@ impl Cgroup {
         }
     }
 
-    /// Removes it and the groups below, if no process is left in any of them.
+    /// Removes it and the groups below if they are empty. True if it is gone.
     pub fn remove(&self) -> bool {
         for group in below(&self.path).iter().rev() {
             let _ = fs::remove_dir(group);
@@ -135,14 +138,13 @@ impl Cgroup {
     }
 }
 
-/// A group whose command did not start, or has ended, is not needed any more.
 impl Drop for Cgroup {
     fn drop(&mut self) {
         self.remove();
     }
 }
 
-/// A group and all groups below it, each after the one that it is in.
+/// A group and all groups below it, parents first.
 fn below(group: &Path) -> Vec<PathBuf> {
     let mut found = vec![group.to_owned()];
     let mut next = 0;
@@ -155,9 +157,10 @@ fn below(group: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Enters a group through its door. Makes a system call only.
-pub fn enter(door: &impl AsFd) -> nix::Result<()> {
-    nix::unistd::write(door, b"0").map(drop)
+/// Moves the calling process into the group of an open `cgroup.procs`. Runs after fork, so it makes
+/// a system call only.
+pub fn enter(procs: &impl AsFd) -> nix::Result<()> {
+    nix::unistd::write(procs, b"0").map(drop)
 }
 
 #[cfg(test)]

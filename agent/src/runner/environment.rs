@@ -6,10 +6,10 @@ use tokio::process::Command;
 
 use crate::host::account::Account;
 
-/// Where programs are looked for.
+/// The search path for programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Gives a command the environment of a fresh login, and what the order adds.
+/// Sets the environment of a fresh login, then the variables of the order.
 pub fn set_environment(command: &mut Command, account: &Account, order: &Order) -> Result<(), String> {
     let is_set = !account.shell.as_os_str().is_empty();
     command

@@ -1,4 +1,4 @@
-//! One command from its start to its end.
+//! Follows one command from its start to its end.
 
 use std::future::pending;
 use std::os::unix::process::ExitStatusExt;
@@ -19,28 +19,28 @@ use crate::runner::site::Site;
 use crate::runner::spawn::{SpawnedCommand, child_id};
 use crate::runner::start::start;
 
-/// How long the service has for what a command wrote before it was killed; what then finds no room is dropped.
+/// How long a killed command's output may take to be queued. The rest is dropped.
 const SETTLING: Duration = Duration::from_secs(5);
 
-/// What ends a command before it ends by itself.
+/// Signals that end a command early.
 pub struct StopSignals {
-    /// The agent's end.
+    /// The agent stops.
     pub stopping: CancellationToken,
-    /// A request.
+    /// A client asked to kill the command.
     pub killed: CancellationToken,
 }
 
-/// Why a command was ended.
+/// Why a command was ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StopReason {
     Stopping,
     Killed,
-    /// After as many seconds.
+    /// Its timeout, in seconds, is over.
     TimedOut(u64),
 }
 
 impl StopSignals {
-    /// Waits for the first of them, and of the seconds that a command has.
+    /// Waits for the first of these signals, or for the timeout of `limit` seconds.
     async fn first(&self, limit: Option<u64>) -> StopReason {
         let timed_out = async {
             match limit {
@@ -61,7 +61,8 @@ impl StopSignals {
 }
 
 impl StopReason {
-    /// The exit code of a command that was ended for this, and a line for its result. `is_killed` where it took KILL.
+    /// The exit code of a command that was ended for this reason, and a line for its result.
+    /// `is_killed`: TERM was not enough.
     fn exit_code_and_note(self, is_killed: bool) -> (i64, Option<String>) {
         let by_signal = if is_killed { KILLED } else { TERMINATED };
         match self {
@@ -74,8 +75,9 @@ impl StopReason {
     }
 }
 
-/// Runs a command and tells its end. Chunks of its output go to `chunks` meanwhile. When one of `stops` comes, or the
-/// order's timeout is over, all its processes are ended: TERM, and KILL after [`crate::runner::group::GRACE`].
+/// Runs a command and returns its fin. Sends its output to `chunks`. When one of `stops` is
+/// cancelled or the order's timeout is over, all its processes are ended: TERM, and KILL after
+/// [`crate::runner::group::GRACE`].
 pub async fn execute(
     order: &Order,
     site: &Site,
@@ -102,7 +104,7 @@ pub async fn execute(
     let Some(id) = child_id(&child) else {
         return failure(REFUSED, "The command could not be started.");
     };
-    // It called setsid, so its process group has its number.
+    // The process called setsid, so its number is also its process group's.
     let group = groups.enter(id, containment);
     let control = PumpControl {
         exited: CancellationToken::new(),
@@ -112,7 +114,7 @@ pub async fn execute(
     };
     let supervise = async {
         let (why, ended_at) = supervise(&group, stops, limit, &control).await;
-        // Only now, as its number stands for the group.
+        // Not earlier: until the child is waited for, no other process can get its number.
         (group.status(&mut child).await, why, ended_at)
     };
     let (ended, (mut kept, count)) = tokio::join!(supervise, pump(output, chunks, &control));
@@ -137,14 +139,15 @@ pub async fn execute(
     }
 }
 
-/// What a shell would call the end of a process.
+/// The exit code that a shell would report.
 fn exit_code(status: ExitStatus) -> i64 {
     let signal = || status.signal().map_or(1, |signal| 128 + i64::from(signal));
     status.code().map_or_else(signal, i64::from)
 }
 
-/// Waits until a command has exited and its output is sent, or ends its processes when there is a reason to.
-/// Returns that reason, with whether it took KILL, and when the command ended: sending its output takes longer.
+/// Waits until a command has exited and its output is queued, or ends its processes early. Returns
+/// the reason, whether it took KILL, and when the command ended: queuing its output can take
+/// longer.
 async fn supervise(
     group: &Group,
     stops: &StopSignals,
@@ -161,7 +164,8 @@ async fn supervise(
         None => {
             let ended_at = Instant::now();
             control.exited.cancel();
-            // What is in the background is not waited for, but as long as it is read it is part of the command.
+            // Background processes are not waited for, but while their output is read they belong
+            // to the command.
             tokio::select! {
                 biased;
                 () = control.over.cancelled() => return (None, ended_at),

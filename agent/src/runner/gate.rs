@@ -1,4 +1,4 @@
-//! A new process waits between fork and exec until the journal has it.
+//! Holds a new process between fork and exec until the journal has its identity.
 
 use std::future::pending;
 use std::io;
@@ -15,11 +15,12 @@ use uuid::Uuid;
 use crate::host::process::Identity;
 use crate::journal::writer::JournalWriter;
 
-/// What a new process waits at, between fork and exec, until it is noted. It dies there when the agent dies.
+/// The agent's end of the socket on which a new process waits between fork and exec. If the agent
+/// dies meanwhile, the process dies too.
 pub struct Gate(UnixStream);
 
 impl Gate {
-    /// A gate and the process's side of it, where there is a memory.
+    /// A gate and the process's end of it. None without a journal.
     pub fn new(journal: &JournalWriter) -> io::Result<Option<(OwnedFd, Self)>> {
         if !journal.is_enabled() {
             return Ok(None);
@@ -29,29 +30,29 @@ impl Gate {
         Ok(Some((far.into(), Self(UnixStream::from_std(near)?))))
     }
 
-    /// Waits for the process, notes it, and lets it go on.
+    /// Waits for the process, writes its identity to the journal, and lets it continue.
     pub async fn open(mut self, id: Uuid, journal: &JournalWriter) {
         let mut message = [0; size_of::<i32>() + 1];
         if self.0.read_exact(&mut message).await.is_err() {
-            // It ended before it came here.
+            // The process ended before it reached the gate.
             return;
         }
         let [number @ .., is_supervisor] = message;
         let process = Identity::of(i32::from_ne_bytes(number));
         let process = process.map(|process| process.supervising(is_supervisor != 0));
         journal.started(id, process).wait().await;
-        // Where nobody is there any more, nobody has to go on.
+        // If the process has ended, there is nothing to let through.
         let _ = self.0.write_all(&[1]).await;
-        // Kept open until the process is through.
+        // The socket stays open until the caller drops this future.
         pending().await
     }
 }
 
-/// The process's side of [`Gate::open`]. Makes system calls only.
+/// The process's side of [`Gate::open`]. Runs after fork, so it makes system calls only.
 pub fn pass(gate: &OwnedFd, agent: Pid, is_supervisor: bool) -> nix::Result<()> {
     use nix::sys::prctl::set_pdeathsig;
     set_pdeathsig(Signal::SIGKILL)?;
-    // The agent may have died before it was asked for.
+    // The agent may have died before `set_pdeathsig` took effect.
     if nix::unistd::getppid() != agent {
         return Err(Errno::ESRCH);
     }

@@ -1,4 +1,5 @@
-//! The processes of a command: which ones run, when the command has exited, and how all are ended (agent-protocol 6).
+//! The processes of a command: whether any runs, when the command has exited, and how all are ended
+//! (agent-protocol 6).
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -18,39 +19,39 @@ use crate::host::process;
 use crate::runner::cgroup::Cgroup;
 use crate::runner::supervisor::Supervisor;
 
-/// How long a group has from TERM to KILL.
+/// The time from TERM to KILL.
 pub const GRACE: Duration = Duration::from_secs(5);
-/// The first pause between two looks at a group that is ending, and the longest; each is twice the one before.
+/// The first and the longest pause between two checks of an ending group. Each pause doubles.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
-/// After how long it is logged that a group is still there after a KILL.
+/// When a group that survives KILL is logged.
 const WORRY: Duration = Duration::from_secs(10);
 
-/// How often the descendants of a supervisor are looked for while each time new ones are found.
+/// How often a supervisor's descendants are listed again while new ones appear.
 const LOOKS: usize = 100;
 
-/// What a command's processes cannot leave.
+/// How the processes of a command are found, even after they left its process group.
 #[derive(Clone, Debug)]
 pub enum Containment {
-    /// Nothing: they are known as long as they stay in the process group.
+    /// Only while they stay in the process group.
     Nothing,
-    /// A control group.
+    /// They are in a control group.
     Cgroup(Arc<Cgroup>),
-    /// A supervisor: they are its descendants. Its number is the group's.
+    /// They descend from a supervisor, whose number is the group's.
     Supervisor(Arc<Supervisor>),
 }
 
-/// The process groups that run.
+/// All running groups.
 #[derive(Clone, Default)]
 pub struct Groups(Arc<Mutex<Entered>>);
 
 #[derive(Default)]
 struct Entered {
     running: BTreeMap<Pid, Containment>,
-    /// Control groups in which something is left in the background.
+    /// Control groups that still have background processes.
     left: Vec<Arc<Cgroup>>,
 }
 
-/// The processes of a command that runs, until dropped.
+/// The processes of a running command. Dropping it removes it from [`Groups`].
 pub struct Group {
     /// The number of the agent's child: the command itself, which leads its process group, or its supervisor.
     id: Pid,
@@ -63,23 +64,23 @@ impl Groups {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a group by the number of the agent's child.
+    /// Adds a group by the number of the agent's child.
     pub fn enter(&self, id: Pid, containment: Containment) -> Group {
         let mut entered = self.lock();
-        // What was left in the background may have ended since.
+        // Background processes may have ended since.
         entered.left.retain(|cgroup| !cgroup.remove());
         entered.running.insert(id, containment.clone());
         Group { id, containment, groups: self.clone() }
     }
 
-    /// Kills all of them, at once and without waiting.
+    /// Sends KILL to all of them, without waiting.
     pub fn kill(&self) {
         for (id, containment) in &self.lock().running {
             containment.signal(*id, Signal::SIGKILL);
         }
     }
 
-    /// Those that run.
+    /// The running groups.
     #[cfg(test)]
     pub fn ids(&self) -> Vec<Pid> {
         self.lock().running.keys().copied().collect()
@@ -87,7 +88,7 @@ impl Groups {
 }
 
 impl Containment {
-    /// Sends a signal to each process of a group. That none is left is no error. Blocks.
+    /// Sends a signal to each process of a group. An empty group is no error. Blocks.
     fn signal(&self, id: Pid, signal: Signal) {
         if let Self::Supervisor(supervisor) = self {
             return signal_descendants(supervisor, signal);
@@ -103,7 +104,7 @@ impl Containment {
     /// # Errors
     /// There is no `/proc`.
     fn runs(&self, id: Pid) -> io::Result<bool> {
-        // Twice, as one that starts while the other ends can be missed.
+        // Twice: one listing can miss a process that starts while its parent ends.
         match self {
             Self::Supervisor(supervisor) => {
                 let look = || process::descendants(&supervisor.process).map(|found| !found.is_empty());
@@ -116,7 +117,7 @@ impl Containment {
     }
 }
 
-/// Sends a signal to each descendant of a supervisor, once; also to those that start while this runs.
+/// Sends a signal once to each descendant of a supervisor, also to those that start during the call.
 fn signal_descendants(supervisor: &Supervisor, signal: Signal) {
     let mut reached = HashSet::new();
     for _ in 0..LOOKS {
@@ -137,14 +138,15 @@ impl Group {
         let _ = tokio::task::spawn_blocking(move || containment.signal(id, signal)).await;
     }
 
-    /// Waits until the command has exited. The agent's child is left as it is, so that no other process gets its number:
-    /// until [`Self::status`], a signal to the group reaches the group only.
+    /// Waits until the command has exited. Does not reap the agent's child, so that no other
+    /// process can get its number: until [`Self::status`], a signal to the group reaches this group
+    /// only.
     pub async fn exited(&self) {
         if let Containment::Supervisor(supervisor) = &self.containment {
             return supervisor.command_ended().await;
         }
         let mut changes = signal(SignalKind::child());
-        // Looked at after listening began, so that no exit is missed.
+        // Checked after the subscription, so that no exit is missed.
         while !self.has_exited() {
             match &mut changes {
                 Ok(changes) => {
@@ -160,15 +162,16 @@ impl Group {
         waitid(Id::Pid(self.id), flags) != Ok(WaitStatus::StillAlive)
     }
 
-    /// How the command ended. For the time after it exited, or was ended; `child` is the agent's.
+    /// Reaps `child` and returns how the command ended. Call it after the command exited or was
+    /// ended.
     ///
     /// # Errors
-    /// It is not known.
+    /// The status is not known.
     pub async fn status(&self, child: &mut Child) -> io::Result<ExitStatus> {
         let Containment::Supervisor(supervisor) = &self.containment else {
             return child.wait().await;
         };
-        // What is left below it goes to init.
+        // Its remaining descendants go to init.
         let _ = child.start_kill();
         let own = child.wait().await;
         supervisor.status().map_or(own, Ok)
@@ -178,14 +181,15 @@ impl Group {
     pub async fn runs(&self) -> bool {
         let (containment, id) = (self.containment.clone(), self.id);
         let seen = tokio::task::spawn_blocking(move || containment.runs(id)).await;
-        // Without `/proc` the leader stands for all.
+        // Without `/proc` only the leader can be checked.
         seen.is_ok_and(|seen| seen.unwrap_or_else(|_| !self.has_exited()))
     }
 
-    /// Ends the group: TERM, and KILL after [`GRACE`]. Returns when none of its processes runs; true where it took KILL.
+    /// Ends the group: TERM, and KILL after [`GRACE`]. Returns when none of its processes runs.
+    /// True if it took KILL.
     pub async fn end(&self) -> bool {
         self.signal(Signal::SIGTERM).await;
-        // What is stopped takes no TERM.
+        // A stopped process does not handle TERM.
         self.signal(Signal::SIGCONT).await;
         if timeout(GRACE, self.gone(None)).await.is_ok() {
             return false;
@@ -197,7 +201,7 @@ impl Group {
         true
     }
 
-    /// Waits until no process of the group runs; sends a signal to those that do at each look, if one is given.
+    /// Waits until no process of the group runs. Sends `signal`, if given, at each check.
     async fn gone(&self, signal: Option<Signal>) {
         let mut pause = PAUSES.0;
         while self.runs().await {

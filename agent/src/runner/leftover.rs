@@ -1,4 +1,4 @@
-//! What an agent before this one left running.
+//! Kills what the previous agent left running.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +11,15 @@ use crate::runner::cgroup::Cgroup;
 use crate::runner::group::{Containment, Groups};
 use crate::runner::supervisor::Supervisor;
 
-/// How often, and how far apart, what an agent before this one left in a control group is killed until none of it runs.
+/// How often a leftover control group is killed, and the pause between two attempts.
 const LEFTOVER_KILLS: (usize, Duration) = (100, Duration::from_millis(20));
 
-/// Ends what is left of a command that an agent before this one ran; false if that is not there any more, or cannot be
-/// told from others.
+/// Kills what is left of a command of the previous agent. False if nothing is left, or if its
+/// processes cannot be identified.
 pub async fn kill_leftover(process: Option<Identity>, cgroup: Option<Cgroup>, groups: &Groups) -> bool {
     let Some(process) = process.filter(Identity::is_there) else {
-        // What left the process group is still in the control group, which has the command's own name.
+        // Processes that left the process group are still in the control group, which is named
+        // after the command.
         let Some(cgroup) = cgroup.filter(Cgroup::runs) else {
             return false;
         };

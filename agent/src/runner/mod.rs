@@ -50,21 +50,20 @@ use crate::runner::queue::{Job, QUEUE, Queue};
 use crate::runner::script::ScriptFile;
 use crate::runner::site::Site;
 
-/// When the agent ends: first no more commands come, then it begins no more of those that wait, later those that still
-/// run are stopped.
+/// The steps of the agent's shutdown, in their order.
 #[derive(Clone, Default)]
 pub struct Shutdown {
-    /// Cancelled when a built-in asked for a restart, and its end is noted.
+    /// Cancelled when the built-in `restart` was reported.
     pub restarting: CancellationToken,
-    /// Cancelled when the agent takes no more commands from the service.
+    /// Cancelled when the agent accepts no more commands.
     pub leaving: CancellationToken,
-    /// Cancelled when those that wait are not run any more.
+    /// Cancelled when waiting commands fail instead of starting.
     pub draining: CancellationToken,
-    /// Cancelled when those that run are stopped.
+    /// Cancelled when running commands are stopped.
     pub stopping: CancellationToken,
 }
 
-/// Takes commands and runs them.
+/// Accepts commands and runs them.
 pub struct Runner<T> {
     queue: Arc<Queue>,
     reports: Reports<T>,
@@ -76,7 +75,8 @@ pub struct Runner<T> {
 }
 
 impl<T: Transport> Runner<T> {
-    /// A runner of at most `max_running` commands at once, in a process of `program`.
+    /// A runner of at most `max_running` commands at a time. `program` is what the built-in
+    /// `restart` checks.
     pub fn new(
         max_running: usize,
         site: Site,
@@ -100,13 +100,14 @@ impl<T: Transport> Runner<T> {
         let journal = runner.reports.journal().clone();
         let running = tasks.clone();
         tasks.spawn(async move {
-            let free = Arc::new(Semaphore::new(max_running));
+            let slots = Arc::new(Semaphore::new(max_running));
             loop {
-                // First a free place, then a command: so the queue alone tells how many wait, and in which order.
-                let place = tokio::select! {
+                // First a free slot, then a command: so only the queue decides how many wait, and
+                // in which order.
+                let slot = tokio::select! {
                     biased;
                     () = shutdown.draining.cancelled() => break,
-                    place = free.clone().acquire_owned() => place,
+                    slot = slots.clone().acquire_owned() => slot,
                 };
                 let Job { order, reporter, written, killed } = tokio::select! {
                     biased;
@@ -118,8 +119,8 @@ impl<T: Transport> Runner<T> {
                 running.spawn(async move {
                     written.wait().await;
                     let fin = execute(&order, &site, &groups, &stops, &journal, reporter.queue()).await;
-                    // The place is for the process, and not for its reports.
-                    drop(place);
+                    // The slot is for the process, not for its reports.
+                    drop(slot);
                     queue.done(order.id);
                     report_end(reporter, &order, fin).await;
                 });
@@ -131,8 +132,9 @@ impl<T: Transport> Runner<T> {
         runner
     }
 
-    /// Goes on with what an agent before this one left: sends the ends that the service did not take, and ends what was
-    /// waiting or running then. For the time before the first [`take`](Self::take).
+    /// Finishes the commands of the previous agent: sends the fins that the service lacks, fails
+    /// the commands that waited, and kills those that ran. Call it before the first
+    /// [`take`](Self::take).
     pub fn recover(&self, commands: Vec<(Uuid, Stage)>) {
         let mut jobs = self.queue.lock();
         let mut unanswered = Vec::new();
@@ -162,7 +164,7 @@ impl<T: Transport> Runner<T> {
         self.report_again(unanswered);
     }
 
-    /// Sends the reports of commands that ended, one after the other.
+    /// Sends the reports of ended commands again, one command at a time.
     fn report_again(&self, ids: Vec<Uuid>) {
         let reports = self.reports.clone();
         self.tasks.spawn(async move {
@@ -172,7 +174,7 @@ impl<T: Transport> Runner<T> {
         });
     }
 
-    /// Does a built-in.
+    /// Runs a built-in command.
     fn run_built_in(&self, order: Order, reporter: Reporter, written: Written) {
         let (program, restarting) = (self.program.clone(), self.restarting.clone());
         let (journal, site) = (self.reports.journal().clone(), self.site.clone());
@@ -191,12 +193,12 @@ impl<T: Transport> Runner<T> {
         });
     }
 
-    /// Waits until no command waits or runs, at this moment. Their reports may still be on their way.
+    /// Waits until no command waits or runs. Their reports may still be unsent.
     pub async fn idle(&self) {
         self.queue.idle().await;
     }
 
-    /// Waits until no command runs or waits. For the time after draining began.
+    /// Waits until all commands have ended and all fins are queued. Call it after draining began.
     pub async fn finished(&self) {
         self.tasks.close();
         self.tasks.wait().await;
@@ -204,9 +206,8 @@ impl<T: Transport> Runner<T> {
 }
 
 impl<T: Transport> Commands for Runner<T> {
-    /// Takes a command: acknowledges it and runs it, now or when others have ended. One that finds the queue full, or
-    /// the agent about to exit, fails. One that came before is not run again: where it has ended, its reports are sent
-    /// once more.
+    /// Acknowledges a command and queues it. It fails if the queue is full or the agent is shutting
+    /// down. A repeated command does not run again: if it has ended, its reports are sent again.
     fn take(&self, order: Order) {
         let id = order.id;
         let mut jobs = self.queue.lock();
@@ -226,22 +227,22 @@ impl<T: Transport> Commands for Runner<T> {
             failure(1, format!("The agent is busy: {QUEUE} commands wait already."))
         } else {
             jobs.waiting.push_back(Job { order, reporter, written, killed: CancellationToken::new() });
-            self.queue.more.notify_one();
+            self.queue.added.notify_one();
             return;
         };
         drop(jobs);
         self.tasks.spawn(async move { report_end(reporter, &order, refusal).await });
     }
 
-    /// Kills a command: its whole process group, or before it runs. For one that ended, its reports are sent once more;
-    /// one that is not known is none.
+    /// Kills a running command, or fails a waiting one. If the command has ended, its reports are
+    /// sent again. An unknown id is ignored.
     fn kill(&self, id: Uuid) {
         let mut jobs = self.queue.lock();
         if let Some(place) = jobs.waiting.iter().position(|job| job.order.id == id)
             && let Some(job) = jobs.waiting.remove(place)
         {
             drop(jobs);
-            self.queue.less.notify_waiters();
+            self.queue.removed.notify_waiters();
             log::info!("command {id}: killed before it ran");
             let fin = failure(TERMINATED, "The command was killed before it ran.");
             self.tasks.spawn(async move { report_end(job.reporter, &job.order, fin).await });

@@ -106,8 +106,8 @@ impl Chunker {
     }
 }
 
-/// The output as the last report repeats it: whole, or its head and tail around a line that tells of the cut, in the
-/// form of [`farhand_domain::output::result`] but in bounded memory.
+/// The output as the last report repeats it: whole, or its head and tail around a line that marks
+/// the cut, in the form of [`farhand_domain::output::result`] but in bounded memory.
 #[derive(Default)]
 pub struct Kept {
     head: String,
@@ -124,7 +124,7 @@ impl Kept {
             let end = text.floor_char_boundary(HALF - self.head.len());
             let (head, behind) = text.split_at(end);
             self.head.push_str(head);
-            // A character that did not fit ends the head, even where a smaller one would still fit.
+            // A character that did not fit ends the head, even if a smaller one would still fit.
             self.head_is_full = !behind.is_empty();
             text = behind;
         }

@@ -12,39 +12,41 @@ use tokio_util::sync::CancellationToken;
 use crate::reports::Report;
 use crate::runner::output::{CHUNK_BYTES, Chunker, Decoder, Kept, LARGE_CHUNK_BYTES};
 
-/// How long output waits for more before it is sent.
+/// How long an incomplete chunk waits before it is sent.
 const FLUSH: Duration = Duration::from_millis(100);
-/// How long a pipe is read on without anything new after the process has exited.
+/// How long the pipe may be silent after the process has exited, before reading stops.
 const QUIET: Duration = Duration::from_secs(2);
-/// How long a pipe is read on at most after the process has exited.
+/// How long the pipe is read after the process has exited.
 const LINGER: Duration = Duration::from_secs(10);
-/// How much is read in any case after the process has exited, in bytes: more than fits into a pipe, so that what the
-/// process itself wrote is read, whatever others write.
+/// Bytes that are read after the exit even beyond [`LINGER`]. More than a pipe holds, so that the
+/// process's own output is complete even if background processes keep writing.
 const LEFT_OVER: u64 = 1024 * 1024;
-/// How many bytes of a pipe are read at once: what fits into it.
+/// Bytes per read: the size of a pipe.
 const READ: usize = 64 * 1024;
 
-/// How the reading of a command's output goes on.
+/// Signals between the pump and its caller.
 pub struct PumpControl {
-    /// Cancelled when its process has exited.
+    /// Cancelled when the process has exited.
     pub exited: CancellationToken,
-    /// Cancelled when what others may still write is not waited for.
+    /// Cancelled when reading should stop soon, without waiting for background processes.
     pub hasty: CancellationToken,
-    /// Cancelled when output that finds no room is dropped rather than waited with.
+    /// Cancelled when output that does not fit into the queue should be dropped.
     pub dropping: CancellationToken,
-    /// Cancelled when all is read.
+    /// Cancelled when the pump has finished.
     pub over: CancellationToken,
 }
 
-/// Reads the output to its end and sends it in chunks. Returns what is kept of it and the number of chunks.
+/// Reads the output to its end and queues it in chunks. Returns the output for the fin, and the
+/// number of chunks.
 pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, control: &PumpControl) -> (Kept, u32) {
     let mut bytes = vec![0; READ];
     let mut text = String::new();
     let (mut decoder, mut chunker, mut kept) = (Decoder::default(), Chunker::default(), Kept::default());
     let mut count = 0;
-    // When text that waits is sent, even if it is less than a chunk.
+    // When waiting text is sent even if it is less than a chunk.
     let mut flush_at = Instant::now();
-    // Since the process has exited: until when the pipe is read on, and how much came.
+    // After the exit: the deadline for reading, the deadline without new output, and the bytes
+    // read.
     let mut until: Option<Instant> = None;
     let mut quiet_at = Instant::now();
     let mut left_over: u64 = 0;
@@ -52,8 +54,8 @@ pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, con
         let is_late = chunker.is_waiting() && flush_at <= Instant::now();
         let hurries = chunker.is_waiting() && control.dropping.is_cancelled();
         tokio::select! {
-            // Sent first, as reading may never pause. Read before any timer counts, so that time alone never cuts
-            // off what is there.
+            // Sending comes first, as reading may never pause. Reading comes before the timers, so
+            // that a timer never cuts off available output.
             biased;
             room = chunks.reserve(), if is_late || chunker.has_chunk() || hurries => {
                 send(room, chunks, &mut chunker, &mut count);
@@ -61,7 +63,7 @@ pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, con
             }
             () = control.dropping.cancelled(), if chunker.is_waiting() => chunker.close(),
             read = output.read(&mut bytes), if chunker.has_room() => {
-                // An error on a pipe cannot be helped: it is its end.
+                // A read error is treated as the end of the pipe.
                 let Ok(count @ 1..) = read else { break };
                 let now = Instant::now();
                 if !chunker.is_waiting() {
@@ -86,10 +88,10 @@ pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, con
                 let now = Instant::now();
                 (until, quiet_at) = (Some(now + LINGER), now + QUIET);
             }
-            // What is in the pipe is not cut off while it waits for room.
+            // Output in the pipe is not cut off while the buffer is full.
             () = sleep_until(quiet_at), if until.is_some() && chunker.has_room() => break,
             () = control.hasty.cancelled(), if until.is_some_and(|until| until > Instant::now()) => {
-                // There is no time to wait for what others may still write.
+                // Reads what is there, without waiting for background processes.
                 let now = Instant::now();
                 (until, quiet_at) = (Some(now), now + FLUSH);
             }
@@ -110,16 +112,16 @@ pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, con
     (kept, count)
 }
 
-/// Queues the next chunk: a large one if others wait before it.
+/// Queues the next chunk: a large one if the queue is not empty.
 fn send(
     room: Result<mpsc::Permit<'_, Report>, mpsc::error::SendError<()>>,
     chunks: &mpsc::Sender<Report>,
     chunker: &mut Chunker,
     count: &mut u32,
 ) {
-    // Without a receiver there is nothing to report to.
+    // Without a receiver output cannot be sent.
     let Ok(room) = room else { return chunker.close() };
-    // The permit itself is one place.
+    // The permit itself takes one place of the capacity.
     let limit = if chunks.capacity() + 1 < chunks.max_capacity() { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
     if let Some(content) = chunker.next(limit) {
         room.send(Report::Chunk(Chunk { seq: *count, content }));

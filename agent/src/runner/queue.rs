@@ -1,4 +1,4 @@
-//! The commands that wait or run, and the ids of those that came last.
+//! The commands that wait or run, and the ids that arrived last.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,12 +11,12 @@ use uuid::Uuid;
 use crate::journal::writer::Written;
 use crate::reports::Reporter;
 
-/// How many commands wait while as many run as may.
+/// The longest queue. A command that arrives beyond it fails.
 pub const QUEUE: usize = 200;
-/// How many ids of commands are remembered, so that one which comes again is not run again.
+/// How many ids are remembered, so that a repeated command does not run again.
 const REMEMBERED: usize = 1_000;
 
-/// The commands that came last.
+/// The ids that arrived last, at most [`REMEMBERED`].
 #[derive(Default)]
 pub struct SeenIds {
     pub ids: HashSet<Uuid>,
@@ -24,7 +24,7 @@ pub struct SeenIds {
 }
 
 impl SeenIds {
-    /// Notes a command; false where it came before.
+    /// Adds an id. False if it arrived before.
     pub fn insert(&mut self, id: Uuid) -> bool {
         if !self.ids.insert(id) {
             return false;
@@ -39,47 +39,47 @@ impl SeenIds {
     }
 }
 
-/// A command on its way.
+/// A command that waits.
 pub struct Job {
     pub order: Order,
     pub reporter: Reporter,
-    /// When it may run.
+    /// It may run once this is on the disk.
     pub written: Written,
     pub killed: CancellationToken,
 }
 
-/// The commands that did not end yet, and those that are remembered.
+/// The commands that have not ended, and the ids that are remembered.
 #[derive(Default)]
 pub struct Jobs {
     pub seen: SeenIds,
     pub waiting: VecDeque<Job>,
-    /// How those that run are killed.
+    /// The kill switches of the running commands.
     pub running: HashMap<Uuid, CancellationToken>,
-    /// Whether no more are taken.
+    /// Whether new commands are refused.
     pub is_closed: bool,
 }
 
-/// The jobs, and word of new ones and of those that are over.
+/// The jobs, and notifications of new and of finished ones.
 #[derive(Default)]
 pub struct Queue {
     pub jobs: Mutex<Jobs>,
-    pub more: Notify,
-    pub less: Notify,
+    pub added: Notify,
+    pub removed: Notify,
 }
 
 impl Queue {
     pub fn lock(&self) -> MutexGuard<'_, Jobs> {
-        // Nothing in here can panic half-way.
+        // No code panics while it holds this lock.
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a job. From then on it runs.
+    /// Waits for a job and marks it as running.
     pub async fn next(&self) -> Job {
         loop {
             if let Some(job) = self.first() {
                 return job;
             }
-            self.more.notified().await;
+            self.added.notified().await;
         }
     }
 
@@ -90,28 +90,28 @@ impl Queue {
         Some(job)
     }
 
-    /// Notes that a job is over.
+    /// Removes a job that has finished.
     pub fn done(&self, id: Uuid) {
         self.lock().running.remove(&id);
-        self.less.notify_waiters();
+        self.removed.notify_waiters();
     }
 
     /// Waits until no job waits or runs.
     pub async fn idle(&self) {
         loop {
-            // Listened to before the look, so that nothing is missed.
-            let less = self.less.notified();
+            // Subscribed before the check, so that no notification is missed.
+            let removed = self.removed.notified();
             {
                 let jobs = self.lock();
                 if jobs.waiting.is_empty() && jobs.running.is_empty() {
                     return;
                 }
             }
-            less.await;
+            removed.await;
         }
     }
 
-    /// Takes no more jobs; gives those that wait.
+    /// Refuses new jobs from now on. Returns the jobs that wait.
     pub fn close(&self) -> VecDeque<Job> {
         let mut jobs = self.lock();
         jobs.is_closed = true;

@@ -1,4 +1,4 @@
-//! The file that a script is run from.
+//! The temporary file of a script.
 
 use std::fs::{OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -10,19 +10,20 @@ use uuid::Uuid;
 
 use crate::host::account::Account;
 
-/// A script in a file of its own, which is removed when this is dropped.
+/// A script's file. Dropping it removes the file.
 pub struct ScriptFile(pub PathBuf);
 
 impl ScriptFile {
-    /// Where the script of a command is.
+    /// The path of a command's script.
     pub fn path(id: Uuid) -> PathBuf {
         std::env::temp_dir().join(format!("farhand-{id}.script"))
     }
 
-    /// Writes a script that only `account` can read.
+    /// Writes a script to a file that only `account` can read.
     pub fn write(id: Uuid, script: &Script, account: &Account) -> io::Result<Self> {
         let path = Self::path(id);
-        // Never one that is there already: in a folder that all accounts can write to, it could be a link.
+        // An existing file is refused: in a folder that every account can write to, it could be a
+        // link.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let written = Self(path);
         file.write_all(script.body.as_bytes())?;
@@ -36,7 +37,7 @@ impl ScriptFile {
 
 impl Drop for ScriptFile {
     fn drop(&mut self) {
-        // The command can have removed it itself.
+        // The command may have removed the file itself.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -77,7 +78,7 @@ mod tests {
         let missing = script("no-such-interpreter", "true");
         assert_eq!(refusal(&missing).await.0, 127);
         assert!(!ScriptFile::path(missing.id).exists());
-        // A file that is there already is not used.
+        // An existing file is not used.
         let order = script("sh", "echo mine");
         std::fs::write(ScriptFile::path(order.id), "echo other").unwrap();
         assert!(refusal(&order).await.1.contains("could not be written"));

@@ -1,4 +1,4 @@
-//! What this host says about the commands that run on it.
+//! This host's rules for commands: accounts, policy, record, control groups.
 
 use farhand_domain::wire::Order;
 
@@ -7,24 +7,25 @@ use crate::journal::host_journal::HostJournal;
 use crate::runner::cgroup::Cgroups;
 use crate::runner::policy::PolicyFile;
 
-/// What this host says about the commands that run here.
+/// What this host allows, and where it records commands.
 #[derive(Clone, Debug)]
 pub struct Site {
-    /// Who the agent runs as.
+    /// The account that the agent runs as.
     pub own: AgentAccount,
-    /// What the host allows.
+    /// The host's policy.
     pub policy: PolicyFile,
     /// Where the host records commands.
     pub host_journal: HostJournal,
-    /// Where commands get control groups.
+    /// The parent of the commands' control groups.
     pub cgroups: Cgroups,
 }
 
 impl Site {
-    /// Finds the account of a command, and records the command in the host's journal. Blocks.
+    /// Looks up the account of a command, checks the policy, and records the command in the host's
+    /// journal. Blocks.
     ///
     /// # Errors
-    /// Why this host refuses the command, in a sentence.
+    /// Why this host refuses the command, in one sentence.
     pub fn admit(&self, order: &Order) -> Result<Account, String> {
         let admitted = self.policy.read().and_then(|policy| {
             let account = account::resolve(&order.user, &order.group, self.own)?;
@@ -35,7 +36,7 @@ impl Site {
         admitted
     }
 
-    /// The same for a built-in, which has no account. Blocks.
+    /// The same for a built-in command, which has no account. Blocks.
     pub fn admit_internal(&self, order: &Order) -> Result<(), String> {
         let admitted = self.policy.read().and_then(|policy| policy.check_internal(&order.line));
         self.host_journal.write(order, admitted.as_ref().err().map(String::as_str));
@@ -85,7 +86,7 @@ mod tests {
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let (fin, record) = run(order(&line)).await;
         let reason = fin.reason.unwrap();
-        // An ordinary account cannot write a policy that counts: everything is refused.
+        // A policy that root does not own refuses everything.
         let rule = if geteuid().is_root() { "(deny_accounts)" } else { "its owner is not root" };
         assert!((fin.exit_code, fin.result.as_deref()) == (Some(126), Some("")) && reason.contains(rule), "{reason}");
         assert!(record.contains("refused: ") && record.contains(rule) && record.contains(&line), "{record}");
@@ -96,7 +97,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         let (fin, record) = run(order(&line)).await;
         assert!(fin.success && ran.exists() && !record.contains("refused"), "{record}");
-        // Nothing new starts, and what runs goes on.
+        // While the agent is disabled nothing new starts. Running commands continue.
         let go = folder.path().join("go");
         let running = run(order(&format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         let disable = async {

@@ -1,4 +1,4 @@
-//! Forks the process of a command: its session, its account, its directory, its files.
+//! Forks and executes a command: session, control group, account, directory and files.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -21,41 +21,41 @@ use crate::runner::group::Containment;
 use crate::runner::script::ScriptFile;
 use crate::runner::supervisor::{self, Supervisor};
 
-/// Added to the error of a new process that cannot enter its directory: it has nothing but a number to report an error
-/// with, and the kernel's are all smaller.
+/// Added to the errno of a process that cannot enter its directory. A forked process can only
+/// report a number, and the kernel's numbers are all smaller.
 pub const CANNOT_ENTER: i32 = 10_000;
 
-/// Where a command runs, and what it starts with.
+/// How a process starts.
 pub struct SpawnOptions {
-    /// Its input, if it has any.
+    /// Its stdin. Without it: `/dev/null`.
     pub input: Option<File>,
-    /// Its control group, if it gets one.
+    /// Its control group. Without it the process gets a supervisor.
     pub cgroup: Option<Cgroup>,
-    /// Its directory, if it is not the account's home.
+    /// Its working directory. Without it: the account's home.
     pub directory: Option<CString>,
-    /// What it waits at before it executes anything.
+    /// Where it waits before it executes anything.
     pub gate: Option<OwnedFd>,
 }
 
-/// A process that runs a command.
+/// A command whose process has started.
 pub struct SpawnedCommand {
     pub child: Child,
     pub output: pipe::Receiver,
-    /// What it cannot leave.
+    /// How its descendants are found.
     pub containment: Containment,
-    /// The script that it runs.
+    /// Its script, which is removed with this.
     pub script: Option<ScriptFile>,
 }
 
-/// Starts a process in a session of its own, as `account`, with both outputs going into one pipe.
+/// Starts a process in its own session, as `account`, with stdout and stderr in one pipe.
 pub fn spawn(mut command: Command, account: Account, options: SpawnOptions) -> io::Result<SpawnedCommand> {
     let SpawnOptions { input, cgroup, directory, gate } = options;
-    let door = cgroup.as_ref().map(Cgroup::open_procs).transpose()?;
-    // Without `/proc` the agent could not find what is below a supervisor.
+    let procs = cgroup.as_ref().map(Cgroup::open_procs).transpose()?;
+    // Without `/proc` the agent could not find a supervisor's descendants.
     let supervision = (cgroup.is_none() && process::is_proc_mounted()).then(io::pipe).transpose()?;
-    let (report, told) = supervision.map(|(reader, writer)| (reader, OwnedFd::from(writer))).unzip();
+    let (report, report_writer) = supervision.map(|(reader, writer)| (reader, OwnedFd::from(writer))).unzip();
     let report = report.map(|reader| pipe::Receiver::from_owned_fd(OwnedFd::from(reader))).transpose()?;
-    // One pipe, as two would lose the order of what comes out of them.
+    // One pipe keeps the order of stdout and stderr.
     let (reader, writer) = io::pipe()?;
     let output = pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?;
     command.stdin(input.map_or_else(Stdio::null, Stdio::from)).stdout(writer.try_clone()?).stderr(writer);
@@ -63,36 +63,36 @@ pub fn spawn(mut command: Command, account: Account, options: SpawnOptions) -> i
     let agent = nix::unistd::getpid();
     let become_account = move || {
         nix::unistd::setsid()?;
-        if let Some(told) = &told {
+        if let Some(report_writer) = &report_writer {
             if let Some(gate) = &gate {
                 pass(gate, agent, true)?;
             }
-            supervisor::fork_command(told)?;
+            supervisor::fork_command(report_writer)?;
             nix::unistd::setsid()?;
         }
-        // As the agent: the account must not be able to enter other groups.
-        if let Some(door) = &door {
-            cgroup::enter(door)?;
+        // Before the account changes: the account itself must not be able to enter control groups.
+        if let Some(procs) = &procs {
+            cgroup::enter(procs)?;
         }
         if let Some(switch) = &account.switch {
-            // In this order: without the user's rights there would be no right to change the groups.
+            // The user changes last: an ordinary user may not change groups.
             nix::unistd::setgroups(&switch.groups)?;
             nix::unistd::setresgid(switch.gid, switch.gid, switch.gid)?;
             nix::unistd::setresuid(switch.uid, switch.uid, switch.uid)?;
         }
-        // What the agent itself inherited open is not for commands. Kernels before 5.11 cannot say it this way, and
-        // what the agent opened itself is never inherited.
+        // Closes the files that the agent itself inherited. Kernels before 5.11 lack this call.
+        // Files that the agent opened are close-on-exec anyway.
         // SAFETY: a system call on numbers.
         unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-        // As the account, which may be the only one that can enter it.
+        // After the account changes: only the account may be able to enter it.
         match &directory {
             Some(directory) => nix::unistd::chdir(directory.as_c_str())
                 .map_err(|error| io::Error::from_raw_os_error(CANNOT_ENTER + error as i32))?,
             None if nix::unistd::chdir(home.as_c_str()).is_err() => nix::unistd::chdir(c"/")?,
             None => {}
         }
-        // Last of all, as becoming another user forgets what is to happen when the agent dies.
-        if let (Some(gate), None) = (&gate, &told) {
+        // Last, because a change of the user clears the parent-death signal.
+        if let (Some(gate), None) = (&gate, &report_writer) {
             pass(gate, agent, false)?;
         }
         Ok(())
@@ -100,7 +100,8 @@ pub fn spawn(mut command: Command, account: Account, options: SpawnOptions) -> i
     // SAFETY: between fork and exec this makes system calls only, and allocates nothing: all it needs was looked up
     // before, and an errno becomes an error without allocation.
     unsafe { command.pre_exec(become_account) };
-    // With `command` the agent's own ends of the pipe's writing side are dropped, so it ends with the last process.
+    // Dropping `command` closes the agent's write ends of the pipe, so the pipe ends with the last
+    // process.
     let child = command.spawn()?;
     let containment = match (cgroup, report) {
         (Some(cgroup), _) => Containment::Cgroup(Arc::new(cgroup)),
@@ -154,7 +155,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_command_has_its_own_session_and_no_files_of_the_agent() {
-        // As if the agent had been started with a file open.
+        // As if the agent had inherited an open file.
         let file = std::fs::File::open("/etc/passwd").unwrap();
         nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);

@@ -1,4 +1,4 @@
-//! Turns an order into a process: who runs it, which program, in which place.
+//! Turns an order into a process: account, program, arguments and directory.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -18,19 +18,20 @@ use crate::runner::script::ScriptFile;
 use crate::runner::site::Site;
 use crate::runner::spawn::{CANNOT_ENTER, SpawnOptions, SpawnedCommand, spawn};
 
-/// The shell of orders that run a program of the host.
+/// The `shell` of orders that run a program of the host.
 const SYSTEM: &str = "system";
 
-/// Starts the process of a command. Before anything of it runs, `journal` knows which process it is.
+/// Starts the process of a command. The journal has the process's identity before anything of the
+/// command runs.
 ///
 /// # Errors
-/// The end of a command that cannot be run.
+/// The fin of a command that cannot be run.
 pub async fn start(order: &Order, site: &Site, journal: &JournalWriter) -> Result<SpawnedCommand, Fin> {
     let failed = || failure(REFUSED, "The command could not be started.");
-    let (door, gate) = Gate::new(journal).map_err(|_| failed())?.unzip();
+    let (process_end, gate) = Gate::new(journal).map_err(|_| failed())?.unzip();
     let (for_start, site) = (order.clone(), site.clone());
-    // Account databases and home directories may be far away, and must not make everything else wait.
-    let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, &site, door));
+    // Account databases and home directories can be on the network, and must not block the runtime.
+    let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, &site, process_end));
     let opened = async {
         if let Some(gate) = gate {
             gate.open(order.id, journal).await;
@@ -44,10 +45,10 @@ pub async fn start(order: &Order, site: &Site, journal: &JournalWriter) -> Resul
     }
 }
 
-/// Starts the process of a command. It waits at `gate`, if there is one. Blocks.
+/// Checks an order and starts its process, which waits at `gate` if there is one. Blocks.
 ///
 /// # Errors
-/// The end of a command that cannot be run.
+/// The fin of a command that cannot be run.
 fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedCommand, Fin> {
     let refused = |why: String| failure(REFUSED, why);
     let account = site.admit(order).map_err(refused)?;
@@ -103,7 +104,7 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedC
     Ok(SpawnedCommand { script, ..started })
 }
 
-/// A file with a command's input, which has no name.
+/// An anonymous file with a command's stdin.
 fn input(text: &str) -> io::Result<File> {
     // SAFETY: a system call with a constant name; what it returns is checked before it counts as a file.
     let fd = unsafe { libc::memfd_create(c"stdin".as_ptr(), libc::MFD_CLOEXEC) };

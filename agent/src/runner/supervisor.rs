@@ -1,10 +1,12 @@
-//! The supervisor of a command, on a host where the agent cannot create control groups (agent-protocol 7).
+//! The supervisor of a command, used when the agent cannot create control groups (agent-protocol
+//! 7).
 //!
-//! It is a fork of the agent between the agent and the command, and the kernel's subreaper: whatever the command starts
-//! stays below it, also after `setsid` or a double fork. There this agent finds it, and the next one if this one dies.
+//! It is a fork of the agent, the parent of the command and a child subreaper: all descendants of
+//! the command stay below it, even after `setsid` or a double fork. So this agent finds them, and
+//! so does the next agent if this one dies.
 //!
-//! It reports to the agent how the command ended, and exits when nothing is left below it. After a normal end the agent kills
-//! the supervisor, and what is left goes to init.
+//! It reports the command's exit status to the agent, and exits when it has no descendants. After a
+//! normal end the agent kills the supervisor, and background processes go to init.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,30 +22,30 @@ use tokio::net::unix::pipe;
 
 use crate::host::process::Identity;
 
-/// A supervisor, as the agent sees it.
+/// The agent's handle of a supervisor.
 #[derive(Debug)]
 pub struct Supervisor {
     /// Its process.
     pub process: Identity,
-    /// Where it reports how the command ended; none if it works for an agent that died.
+    /// The pipe on which it reports the exit status. None if it belonged to the previous agent.
     report: Option<pipe::Receiver>,
     status: OnceLock<ExitStatus>,
 }
 
 impl Supervisor {
-    /// Of a process, which reports the end of its command in `report`.
+    /// The handle of `process`, which reports its command's exit status in `report`.
     pub fn new(process: Identity, report: Option<pipe::Receiver>) -> Self {
         Self { process, report, status: OnceLock::new() }
     }
 
-    /// Waits until the command has ended, or the supervisor.
+    /// Waits until the command or the supervisor has ended.
     pub async fn command_ended(&self) {
         let Some(report) = &self.report else { return };
         let mut status = [0; size_of::<i32>()];
         while report.readable().await.is_ok() {
             match report.try_read(&mut status) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // So few bytes are written whole, or not at all.
+                // A pipe writes so few bytes atomically.
                 Ok(read) if read == status.len() => {
                     self.status.get_or_init(|| ExitStatus::from_raw(i32::from_ne_bytes(status)));
                     return;
@@ -53,17 +55,17 @@ impl Supervisor {
         }
     }
 
-    /// How the command ended, if the supervisor could report it.
+    /// The command's exit status, if the supervisor reported it.
     pub fn status(&self) -> Option<ExitStatus> {
         self.status.get().copied()
     }
 }
 
-/// Makes this process, a new one that is to execute a command, the supervisor of that command. Returns in another one,
-/// below it, which is to execute the command now. Makes system calls only.
+/// Turns the calling process into a supervisor and forks. Returns in the child, which then executes
+/// the command. Runs after fork, so it makes system calls only.
 pub fn fork_command(report: &OwnedFd) -> nix::Result<()> {
     set_child_subreaper(true)?;
-    // Nothing but SIGKILL ends a supervisor, and nothing of the agent's is done for a signal.
+    // Only SIGKILL ends a supervisor, and none of the agent's signal handlers runs.
     SigSet::all().thread_set_mask()?;
     // SAFETY: this process has one thread, and both go on with system calls only.
     match unsafe { fork() }? {
@@ -72,9 +74,10 @@ pub fn fork_command(report: &OwnedFd) -> nix::Result<()> {
     }
 }
 
-/// Waits for all that is below this process; writes the end of the command to `report`.
+/// Reaps all descendants. Writes the command's exit status to `report`.
 fn supervise(command: i32, report: &OwnedFd) -> ! {
-    // Else `killall -9 farhand-agent` would free what the next agent is to end.
+    // Renamed, so that `killall -9 farhand-agent` spares it: the next agent needs it to find the
+    // command's processes.
     let _ = set_name(c"farhand-command");
     let _ = dup2_stdin(report.as_fd());
     close_all_but_input();
@@ -85,17 +88,17 @@ fn supervise(command: i32, report: &OwnedFd) -> ! {
         if ended == command {
             // SAFETY: it is open until this process exits.
             let report = unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) };
-            // An agent that died gets no report.
+            // If the agent has died, there is no reader.
             let _ = nix::unistd::write(report, &status.to_ne_bytes());
         } else if ended < 0 && Errno::last() != Errno::EINTR {
-            // Nothing is left.
+            // No descendant is left.
             // SAFETY: ends the process, and does nothing else.
             unsafe { libc::_exit(0) };
         }
     }
 }
 
-/// Closes what this process inherited open: the command's output, and what the agent waits on or has locked.
+/// Closes inherited files: the command's output pipe, and the agent's sockets and locks.
 fn close_all_but_input() {
     // SAFETY: system calls on numbers; nothing of this process uses any of these files again.
     unsafe {

@@ -1,4 +1,4 @@
-//! What the agent says before it connects, and its heartbeat (agent-protocol 2).
+//! The calls before the agent connects, and its heartbeat (agent-protocol 2).
 
 use std::time::Duration;
 
@@ -15,13 +15,14 @@ use crate::reports::jitter;
 const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 /// The pauses between tries of the calls that follow, in seconds, as for reports.
 const RETRIES: [u64; 5] = [1, 2, 4, 8, 16];
-/// The interval of the heartbeat where the service does not tell one.
+/// The interval of the heartbeat if the service names none.
 const HEARTBEAT: Duration = Duration::from_secs(300);
-/// What the service may tell as an interval, in seconds. A wrong one makes the agent neither a nuisance nor mute.
+/// The smallest and the largest interval, in seconds. A wrong one must neither flood the service
+/// nor silence the agent.
 const INTERVALS: (f64, f64) = (1.0, 24.0 * 60.0 * 60.0);
 
-/// Checks in and tells the host's facts. Returns when the service knows this agent, which can take for ever; gives the
-/// interval of the heartbeat, where one is wanted.
+/// Checks in and reports the host's facts, until the service knows this agent, however long that
+/// takes. Returns the interval of the heartbeat, if the service wants one.
 pub async fn check_in(client: &Client) -> Option<Duration> {
     // 1. The service must know this agent.
     let commissioned = find_own_server(client).await;
@@ -56,7 +57,7 @@ pub async fn check_in(client: &Client) -> Option<Duration> {
     }
 }
 
-/// Asks for this agent's server until the service tells whether it is commissioned.
+/// Gets this agent's server until the response says whether it is commissioned.
 async fn find_own_server(client: &Client) -> bool {
     let mut pause = PAUSES.0;
     loop {
@@ -75,7 +76,7 @@ async fn find_own_server(client: &Client) -> bool {
     }
 }
 
-/// Makes a call, and makes it again a few times if need be.
+/// Makes a call, with a few retries.
 async fn call_with_retries(client: &Client, method: Method, path: &str, body: &Value) {
     let body = Bytes::from(body.to_string());
     let mut pauses = RETRIES.iter();
@@ -93,7 +94,8 @@ async fn call_with_retries(client: &Client, method: Method, path: &str, body: &V
     }
 }
 
-/// Reads the interval from `[{"type": "status", "interval": s}]`. None where the service wants no heartbeat.
+/// Reads the interval from `[{"type": "status", "interval": s}]`. None if the service wants no
+/// heartbeat.
 fn heartbeat_interval(config: &Value) -> Option<Duration> {
     let status = config.as_array()?.iter().find(|entry| entry["type"] == "status")?;
     let seconds = status["interval"].as_f64().unwrap_or(HEARTBEAT.as_secs_f64());

@@ -23,7 +23,7 @@ const UNIT_OF_ROOT: &str = include_str!("../../systemd/farhand-agent.service");
 /// The unit of an agent that runs as an account of its own. It differs in the account's sandbox only.
 const UNIT_OF_ACCOUNT: &str = include_str!("../../systemd/farhand-agent-sandbox.service");
 
-/// What `install` was told.
+/// The arguments of `install`.
 pub struct Installation {
     /// The agent's file.
     pub config: PathBuf,
@@ -35,10 +35,10 @@ pub struct Installation {
     pub start: bool,
 }
 
-/// Why it did not come to that, in one line.
+/// Why an action failed, in one line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// What was asked for cannot be.
+    /// The arguments are invalid.
     Misuse(String),
     /// Something else.
     Failed(String),
@@ -48,10 +48,10 @@ fn misuse<T>(why: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::Misuse(why.into()))
 }
 
-/// Installs this program as a service, or brings one that is installed up to date; tells what came of it, in lines.
+/// Installs this program as a service, or updates an installed one. Returns a report in lines.
 ///
 /// # Errors
-/// Why it did not come to that.
+/// The reason.
 pub fn install(installation: &Installation) -> Result<String, Failure> {
     let Installation { config, user, prefix, start } = installation;
     check_path(config)?;
@@ -90,10 +90,11 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
     Ok(told.join("\n"))
 }
 
-/// Stops the service and removes its unit; tells what came of it, in lines. The program and the agent's file stay.
+/// Stops the service and removes its unit. Returns a report in lines. The program and the agent's
+/// file stay.
 ///
 /// # Errors
-/// Why it did not come to that.
+/// The reason.
 pub fn uninstall(prefix: Option<&Path>) -> Result<String, Failure> {
     if prefix.is_none() {
         check_root()?;
@@ -113,7 +114,7 @@ pub fn uninstall(prefix: Option<&Path>) -> Result<String, Failure> {
     Ok(format!("{} is removed; {BINARY} and the agent's file stay", unit_file.display()))
 }
 
-/// What systemd is asked for once the unit is there. A service that runs already is started anew, with its new unit.
+/// The systemctl calls after the unit is written. A running service is restarted with its new unit.
 fn steps(start: bool) -> &'static [&'static [&'static str]] {
     let all: &[&[&str]] = &[&["daemon-reload"], &["enable", NAME], &["restart", NAME]];
     if start { all } else { &all[..2] }
@@ -129,7 +130,7 @@ fn systemctl(arguments: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// Whether systemd runs this host, as sd_booted(3) tells.
+/// Whether systemd runs this host, as sd_booted(3) checks it.
 fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
@@ -170,7 +171,7 @@ fn find_account(name: &str) -> Result<User, Failure> {
     }
 }
 
-/// Makes sure that an account, and nobody else, can read the agent's file; tells what was done for it.
+/// Makes the agent's file readable for one account only. Returns what was changed.
 fn hand_over(config: &Path, account: &User) -> Result<Option<String>, Failure> {
     let (shown, name) = (config.display(), &account.name);
     let groups = std::ffi::CString::new(name.as_str()).ok().and_then(|name| getgrouplist(&name, account.gid).ok());
@@ -221,7 +222,7 @@ fn under(prefix: Option<&Path>, path: &str) -> PathBuf {
     }
 }
 
-/// Copies this program to its place; false where it is there already.
+/// Copies this program to its place. False if it is there already.
 fn copy_binary(to: &Path) -> Result<bool, Failure> {
     let from =
         std::env::current_exe().map_err(|error| Failure::Failed(format!("this program is not found: {error}")))?;

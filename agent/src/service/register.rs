@@ -26,7 +26,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 /// How much of the service's words is shown, in characters.
 const MAX_WORDS: usize = 300;
 
-/// What `register` was told.
+/// The arguments of `register`.
 pub struct Registration {
     /// The service.
     pub service: Service,
@@ -40,10 +40,10 @@ pub struct Registration {
     pub force: bool,
 }
 
-/// Registers this host as a server and writes the agent's file; tells what came of it, in lines.
+/// Registers this host as a server and writes the agent's file. Returns a report in lines.
 ///
 /// # Errors
-/// Why it did not come to that, in one line.
+/// The reason, in one line.
 pub async fn register(registration: Registration) -> Result<String, String> {
     let Registration { service, token, name, config, force } = registration;
     let Some(name) = name.or_else(|| nix::unistd::gethostname().ok()?.into_string().ok()) else {
@@ -116,11 +116,11 @@ async fn ask_to_unregister(client: &Client) -> Result<(u16, Value), String> {
     asked.map_err(|why| format!("{} is not reached: {}", client.service(), why.0))
 }
 
-/// Takes the server out of its workspace, and removes the agent's file and its state; tells what came of it, in lines.
-/// With `force` also where the service does not know the server any more.
+/// Takes the server out of its workspace, and removes the agent's file and its state. Returns a
+/// report in lines. With `force` also if the service does not know the server any more.
 ///
 /// # Errors
-/// Why it did not come to that, in one line.
+/// The reason, in one line.
 pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Result<String, String> {
     let client = Client::new(settings)?;
     let (id, shown) = (settings.id, config.display());
@@ -214,7 +214,7 @@ impl<'a> Draft<'a> {
 
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
-        // It is not there any more where it was put into its place by its name.
+        // After a rename there is nothing left to remove.
         let _ = fs::remove_file(&self.beside);
     }
 }

@@ -11,7 +11,7 @@ use crate::connection::client::Client;
 use crate::host::facts;
 use crate::journal::file::{JournalFile, JournalStatus};
 
-/// What there is to tell.
+/// The report of `status`.
 pub struct Status {
     url: String,
     id: String,
@@ -28,7 +28,7 @@ enum KeyCheck {
     Accepted(String),
     /// It is not the server's key.
     Refused,
-    /// There was no such answer; in a few words why.
+    /// There was no such response, and why, in a few words.
     Unreachable(String),
 }
 
@@ -66,7 +66,8 @@ impl Status {
         self.seen().is_some_and(|seen| seen.agent.is_some())
     }
 
-    /// The exit code: 4 where the key is refused, else 3 where no agent runs, else 1 where the service is not reached.
+    /// The exit code: 4 if the key is refused, else 3 if no agent runs, else 1 if the service is
+    /// not reached.
     pub fn code(&self) -> u8 {
         match &self.service {
             KeyCheck::Refused => 4,
