@@ -16,7 +16,7 @@ use crate::host::process::Identity;
 use crate::journal::writer::JournalWriter;
 
 /// The agent's end of the socket on which a new process waits between fork and exec. If the agent
-/// dies meanwhile, the process dies too.
+/// dies, the waiting process dies too.
 pub struct Gate(UnixStream);
 
 impl Gate {
