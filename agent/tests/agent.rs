@@ -453,11 +453,12 @@ async fn a_kill_ends_the_whole_group_and_then_the_command() {
     // What has ended or is not known stays as it is.
     socket.kill(id).await;
     socket.kill(uuid::Uuid::nil()).await;
-    let next = socket.command("exec sleep 60").await;
-    service.acked(next).await;
+    // Killed after it wrote something: between the ack and its process it would be killed before it ran.
+    let next = socket.command("echo x; exec sleep 60").await;
+    service.wrote(next, "x\n").await;
     socket.kill(next).await;
     let fin = service.fin(next).await;
-    assert_eq!((&fin["exit_code"], &fin["result"]), (&json!(143), &json!("\nThe command was killed.\n")));
+    assert_eq!((&fin["exit_code"], &fin["result"]), (&json!(143), &json!("x\n\nThe command was killed.\n")));
     let fins = service.fins(id);
     assert!(fins.iter().all(|fin| *fin == fins[0]), "{fins:#?}");
 }
