@@ -54,7 +54,7 @@ fn secret(variable: &str) -> Option<Secret> {
     std::env::var(variable).ok().filter(|value| !value.is_empty()).map(Secret::new)
 }
 
-/// What the environment says to an agent, and the file's name.
+/// The settings from the environment, and the file's name.
 fn overrides(config: Option<PathBuf>) -> Overrides {
     Overrides {
         config,
@@ -82,8 +82,8 @@ fn main() -> ExitCode {
         },
     };
     match done {
-        Ok(told) => {
-            println!("{told}");
+        Ok(report) => {
+            println!("{report}");
             ExitCode::SUCCESS
         }
         Err(Failure::Misuse(why)) => misuse(why),

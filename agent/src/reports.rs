@@ -418,7 +418,7 @@ mod tests {
     use crate::connection::client::NoAnswer;
     use crate::journal::shorten::SHORT_RESULT;
 
-    /// Answers as it is told to, then as at last, and notes what came when.
+    /// Responds with `answers`, then with `at_last`, and records the calls with their times.
     #[derive(Clone)]
     struct Scripted {
         began: Instant,

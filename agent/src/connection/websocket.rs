@@ -263,7 +263,7 @@ mod tests {
         }
     }
 
-    /// Lets a service talk to a session; tells how that ended, which lines it took and what it killed.
+    /// Runs a session against a scripted service. Returns its end, and the commands and kills it passed on.
     async fn talk<F: Future<Output = ()>>(
         service: impl FnOnce(WebSocketStream<DuplexStream>) -> F,
     ) -> (SessionEnd, Vec<String>) {

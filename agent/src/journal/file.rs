@@ -207,7 +207,7 @@ impl JournalFile {
         Ok(journal)
     }
 
-    /// Reads a journal without locking it, whether or not an agent has it open. None if there is
+    /// Reads a journal without changing it, whether or not an agent has it open. None if there is
     /// none. Blocks.
     ///
     /// # Errors
@@ -534,7 +534,7 @@ mod tests {
             (id(3), Stage::Ended { is_answered: false }),
             (id(4), Stage::Ended { is_answered: true }),
         ];
-        // From memory, from the lines that were added, and from those that were written anew.
+        // From memory, from the lines that were added, and from those of a rewritten file.
         for _ in 0..3 {
             assert_eq!(journal.commands(), expected);
             assert_eq!(result(&journal, id(3)).as_deref(), Some("three"));
@@ -559,7 +559,7 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         drop(JournalFile::open(&path, NOON).unwrap());
         assert_eq!(mode(&path), 0o700);
-        // A link could lead to where somebody else looks.
+        // A link could lead to a folder of another account.
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(JournalFile::open(&link, NOON).is_err());
@@ -764,7 +764,7 @@ mod tests {
             let mut expected = ranks(journal.commands());
             let before: HashSet<_> = model(&events).into_keys().collect();
             prop_assert!(expected.keys().all(|id| before.contains(id)));
-            // Others than before, so that each begins anew.
+            // Other ids than before, so that each life starts again.
             let more: Vec<_> = more.into_iter().map(|(old, event)| (id(old.as_u128() + 100), event)).collect();
             journal.append(&more, NOON).unwrap();
             expected.extend(model(&more));

@@ -22,7 +22,7 @@ pub struct Done {
 
 /// Runs a built-in. `remembers`: the journal is durable, so a restart loses nothing.
 pub async fn run(line: &str, program: &Program, remembers: bool) -> Done {
-    let plain = |exit_code, result: &str| Done { fin: told(exit_code, result.to_owned()), restarts: false };
+    let plain = |exit_code, result: &str| Done { fin: fin(exit_code, result.to_owned()), restarts: false };
     match line.trim() {
         "ping" => plain(0, "pong"),
         "version" => plain(0, facts::VERSION),
@@ -32,7 +32,7 @@ pub async fn run(line: &str, program: &Program, remembers: bool) -> Done {
              commands.",
         ),
         "restart" => match program.check().await {
-            Ok(()) => Done { fin: told(0, "restarting".to_owned()), restarts: true },
+            Ok(()) => Done { fin: fin(0, "restarting".to_owned()), restarts: true },
             Err(why) => plain(1, &why),
         },
         "upgrade" => plain(
@@ -43,7 +43,7 @@ pub async fn run(line: &str, program: &Program, remembers: bool) -> Done {
     }
 }
 
-fn told(exit_code: i64, result: String) -> Fin {
+fn fin(exit_code: i64, result: String) -> Fin {
     Fin {
         success: exit_code == 0,
         result: Some(result),

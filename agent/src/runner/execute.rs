@@ -265,24 +265,24 @@ mod tests {
         assert!(fin.elapsed_time.unwrap() >= crate::runner::group::GRACE.as_secs_f64());
     }
 
-    /// Runs an order, and kills it when it has told the numbers of its processes, each in a line; its end and those.
+    /// Runs an order, and kills it after it wrote as many pids to a file. Returns its fin and the pids.
     async fn killed(site: &Site, line: &str, processes: usize) -> (Fin, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
-        let told = directory.path().join("told");
+        let pids = directory.path().join("pids");
         let stops = never();
-        let order = order(&line.replace("TOLD", told.to_str().unwrap()));
+        let order = order(&line.replace("PIDS", pids.to_str().unwrap()));
         let kill = async {
-            eventually(|| read(&told).lines().count() >= processes).await;
+            eventually(|| read(&pids).lines().count() >= processes).await;
             stops.killed.cancel();
         };
         let ((fin, _), ()) = tokio::join!(run_at(site, &order, &stops), kill);
-        (fin, read(&told).lines().map(str::to_owned).collect())
+        (fin, read(&pids).lines().map(str::to_owned).collect())
     }
 
     #[tokio::test]
     async fn a_kill_ends_the_whole_group() {
         for site in sites() {
-            let line = "sleep 60 & echo $! >> TOLD; echo $$ >> TOLD; echo out; wait";
+            let line = "sleep 60 & echo $! >> PIDS; echo $$ >> PIDS; echo out; wait";
             let (fin, processes) = killed(site, line, 2).await;
             assert_eq!((fin.success, fin.exit_code, fin.chunks), (false, Some(143), Some(1)));
             assert_eq!(fin.result.unwrap(), "out\n\nThe command was killed.\n");
@@ -293,7 +293,7 @@ mod tests {
     #[tokio::test]
     async fn the_end_comes_when_the_last_of_the_group_is_gone() {
         // The shell goes at once, and the one in the background takes no TERM.
-        let line = "(trap '' TERM; sh -c 'echo $$ >> TOLD; sleep 60; sleep 60') & echo $$ >> TOLD; wait";
+        let line = "(trap '' TERM; sh -c 'echo $$ >> PIDS; sleep 60; sleep 60') & echo $$ >> PIDS; wait";
         for site in sites() {
             let (fin, processes) = killed(site, line, 2).await;
             assert_eq!((fin.success, fin.exit_code), (false, Some(137)));
@@ -304,7 +304,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_stopped_is_ended_too() {
         for site in sites() {
-            let (fin, processes) = killed(site, "echo $$ >> TOLD; kill -STOP $$; sleep 60", 1).await;
+            let (fin, processes) = killed(site, "echo $$ >> PIDS; kill -STOP $$; sleep 60", 1).await;
             assert_eq!(fin.exit_code, Some(143));
             assert!(!is_running(&processes[0]));
         }
@@ -314,9 +314,9 @@ mod tests {
     async fn what_left_the_session_is_killed_too() {
         // Also what takes no TERM, what left the session twice, and what starts all the time.
         let lines = [
-            ("setsid setsid -f sh -c 'echo $$ >> TOLD; sleep 60' & sleep 60", 143),
-            ("setsid setsid -f sh -c 'echo $$ >> TOLD; trap \"\" TERM; sleep 60; sleep 60' & sleep 60", 137),
-            ("while :; do setsid sh -c 'echo $$ >> TOLD; exec sleep 60' & done", 143),
+            ("setsid setsid -f sh -c 'echo $$ >> PIDS; sleep 60' & sleep 60", 143),
+            ("setsid setsid -f sh -c 'echo $$ >> PIDS; trap \"\" TERM; sleep 60; sleep 60' & sleep 60", 137),
+            ("while :; do setsid sh -c 'echo $$ >> PIDS; exec sleep 60' & done", 143),
         ];
         for (site, (line, code)) in sites().flat_map(|site| lines.map(|line| (site, line))) {
             let (fin, processes) = killed(site, line, 1).await;
@@ -329,11 +329,11 @@ mod tests {
     async fn a_timeout_reaches_what_left_the_session() {
         for site in sites() {
             let directory = tempfile::tempdir().unwrap();
-            let told = directory.path().join("told");
-            let line = format!("setsid sh -c 'echo $$ > {}; exec sleep 60' & wait", told.display());
+            let pids = directory.path().join("pids");
+            let line = format!("setsid sh -c 'echo $$ > {}; exec sleep 60' & wait", pids.display());
             let (fin, _) = run_at(site, &Order { timeout: Some(1), ..order(&line) }, &never()).await;
             assert_eq!(fin.exit_code, Some(124));
-            assert!(!read(&told).is_empty() && !is_running(&read(&told)));
+            assert!(!read(&pids).is_empty() && !is_running(&read(&pids)));
         }
     }
 
@@ -341,13 +341,13 @@ mod tests {
     async fn what_left_the_session_stays_after_a_normal_end() {
         for site in sites() {
             let directory = tempfile::tempdir().unwrap();
-            let told = directory.path().join("told");
+            let pids = directory.path().join("pids");
             let line = format!(
                 "setsid -f sh -c 'echo $$ > {0}; exec sleep 60'; until [ -s {0} ]; do sleep 0.02; done; echo $PPID; exit 3",
-                told.display()
+                pids.display()
             );
             let (fin, _) = run_at(site, &order(&line), &never()).await;
-            let left = read(&told);
+            let left = read(&pids);
             assert!(fin.exit_code == Some(3) && is_running(&left), "it was killed");
             // Its supervisor, if it had one, is gone.
             let (parent, own) = (fin.result.unwrap().trim().to_owned(), std::process::id().to_string());
@@ -372,19 +372,19 @@ mod tests {
     /// Kills what a command left while its output is read. False: there was nothing to kill any more.
     async fn kills_what_a_command_left(site: &Site) -> bool {
         let directory = tempfile::tempdir().unwrap();
-        let told = directory.path().join("told");
+        let pids = directory.path().join("pids");
         let (stops, groups, journal) = (never(), Groups::default(), JournalWriter::default());
         // It writes all the time, so the pipe is never quiet.
-        let line = "echo $$ > TOLD; setsid sh -c 'echo $$ >> TOLD; while :; do echo x; sleep 0.1; done' & exit 0";
-        let order = order(&line.replace("TOLD", told.to_str().unwrap()));
+        let line = "echo $$ > PIDS; setsid sh -c 'echo $$ >> PIDS; while :; do echo x; sleep 0.1; done' & exit 0";
+        let order = order(&line.replace("PIDS", pids.to_str().unwrap()));
         let (queue, mut reports) = mpsc::channel(2);
         let execute = async {
             let queue = queue;
             execute(&order, site, &groups, &stops, &journal, &queue).await
         };
         let kill = async {
-            eventually(|| read(&told).lines().count() == 2).await;
-            eventually(|| !is_running(read(&told).lines().next().unwrap())).await;
+            eventually(|| read(&pids).lines().count() == 2).await;
+            eventually(|| !is_running(read(&pids).lines().next().unwrap())).await;
             stops.killed.cancel();
             while reports.recv().await.is_some() {}
         };
@@ -393,7 +393,7 @@ mod tests {
             return false;
         }
         assert_eq!((fin.success, fin.exit_code), (false, Some(143)));
-        assert!(!is_running(read(&told).lines().nth(1).unwrap()));
+        assert!(!is_running(read(&pids).lines().nth(1).unwrap()));
         true
     }
 
@@ -407,17 +407,17 @@ mod tests {
     #[tokio::test]
     async fn a_kill_works_while_nobody_takes_the_output() {
         let directory = tempfile::tempdir().unwrap();
-        let told = directory.path().join("told");
+        let pids = directory.path().join("pids");
         let (stops, groups, journal) = (never(), Groups::default(), JournalWriter::default());
-        let order = order(&format!("echo $$ > {}; exec yes", told.display()));
+        let order = order(&format!("echo $$ > {}; exec yes", pids.display()));
         let (queue, mut reports) = mpsc::channel(2);
         let mut execute = Box::pin(execute(&order, &SITE, &groups, &stops, &journal, &queue));
         let kill = async {
-            eventually(|| !read(&told).is_empty()).await;
+            eventually(|| !read(&pids).is_empty()).await;
             // More than there is room for, or else nothing would be left unsent.
-            eventually(|| queue.capacity() == 0 && written(&read(&told)) > 16 * 1024).await;
+            eventually(|| queue.capacity() == 0 && written(&read(&pids)) > 16 * 1024).await;
             stops.killed.cancel();
-            eventually(|| !is_running(&read(&told))).await;
+            eventually(|| !is_running(&read(&pids))).await;
         };
         tokio::select! { _ = &mut execute => panic!("it ended with its output unsent"), () = kill => {} }
         // What found no room is dropped after a while, and is not counted.
@@ -434,12 +434,12 @@ mod tests {
     #[tokio::test]
     async fn a_timeout_ends_the_group() {
         let directory = tempfile::tempdir().unwrap();
-        let told = directory.path().join("told");
-        let line = format!("trap '' TERM; echo $$ >> {}; while :; do sleep 1; done", told.display());
+        let pids = directory.path().join("pids");
+        let line = format!("trap '' TERM; echo $$ >> {}; while :; do sleep 1; done", pids.display());
         let (fin, _) = run(&Order { timeout: Some(1), ..order(&line) }).await;
         assert_eq!((fin.success, fin.exit_code), (false, Some(124)));
         assert_eq!(fin.result.unwrap(), "\nThe command was killed: its timeout of 1 s was over.\n");
-        assert!(!is_running(&read(&told)));
+        assert!(!is_running(&read(&pids)));
         for timeout in [0, -1, i64::MIN] {
             assert_eq!(refusal(&Order { timeout: Some(timeout), ..order("true") }).await.0, 126);
         }

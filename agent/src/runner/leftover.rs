@@ -56,16 +56,16 @@ mod tests {
     #[tokio::test]
     async fn what_is_below_a_supervisor_is_found_by_the_next_agent() {
         let directory = tempfile::tempdir().unwrap();
-        let told = directory.path().join("told");
+        let pids = directory.path().join("pids");
         let left = format!(
             "setsid setsid -f sh -c 'echo $$ > {}; trap \"\" TERM; sleep 60; sleep 60'; sleep 60",
-            told.display()
+            pids.display()
         );
         let (order, groups) = (order(&left), Groups::default());
         let (queue, _reports) = mpsc::channel(2);
         let (never, journal) = (never(), JournalWriter::default());
         let begun = async {
-            eventually(|| !read(&told).is_empty()).await;
+            eventually(|| !read(&pids).is_empty()).await;
             groups.ids()[0]
         };
         // The agent does not get to see the end.
@@ -75,6 +75,6 @@ mod tests {
         };
         let process = Identity::of(id.as_raw()).unwrap().supervising(true);
         assert!(kill_leftover(Some(process), None, &groups).await);
-        assert!(!is_running(&read(&told)) && !is_running(&id.to_string()));
+        assert!(!is_running(&read(&pids)) && !is_running(&id.to_string()));
     }
 }

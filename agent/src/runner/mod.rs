@@ -573,7 +573,7 @@ mod tests {
         stranger.kill().unwrap();
         stranger.wait().unwrap();
         host.finish().await;
-        // Once told, it is told no more.
+        // What the service accepted is not sent again.
         let (_, known) = eventually_open(directory.path()).await;
         assert!(known.iter().all(|(_, stage)| *stage == Stage::Ended { is_answered: true }), "{known:?}");
     }

@@ -114,7 +114,7 @@ pub async fn eventually(condition: impl Fn() -> bool) {
     }
 }
 
-/// Whether a process runs; one that nobody has waited for yet does not.
+/// Whether a process runs. Zombies do not.
 pub fn is_running(pid: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }

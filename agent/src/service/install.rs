@@ -56,38 +56,38 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
     let Installation { config, user, prefix, start } = installation;
     check_path(config)?;
     let account = user.as_deref().map(find_account).transpose()?;
-    let mut told = Vec::new();
+    let mut report = Vec::new();
     if prefix.is_none() {
         check_root()?;
         check_config(config)?;
         if let Some(account) = &account {
-            told.extend(hand_over(config, account)?);
+            report.extend(hand_over(config, account)?);
         }
     }
     let place = |path: &str| under(prefix.as_deref(), path);
     let binary = place(BINARY);
     if copy_binary(&binary)? {
-        told.push(format!("the program is {}", binary.display()));
+        report.push(format!("the program is {}", binary.display()));
     }
     let unit_file = place(&format!("{UNITS}/{NAME}"));
     let content = unit(config, user.as_deref());
     write(&unit_file, content.as_bytes(), 0o644).map_err(|error| describe(&unit_file, &error))?;
-    told.push(format!("the unit is {}", unit_file.display()));
+    report.push(format!("the unit is {}", unit_file.display()));
     if prefix.is_some() {
-        return Ok(told.join("\n"));
+        return Ok(report.join("\n"));
     }
     if !has_systemd() {
         let by_hand = format!("{BINARY} run --config {}", config.display());
         return Err(Failure::Failed(format!(
             "{}; systemd does not run here: start the agent with {by_hand}",
-            told.join("; ")
+            report.join("; ")
         )));
     }
     for arguments in steps(*start) {
         systemctl(arguments)?;
     }
-    told.push(if *start { "the agent runs" } else { "the agent starts with the host" }.to_owned());
-    Ok(told.join("\n"))
+    report.push(if *start { "the agent runs" } else { "the agent starts with the host" }.to_owned());
+    Ok(report.join("\n"))
 }
 
 /// Stops the service and removes its unit. Returns a report in lines. The program and the agent's

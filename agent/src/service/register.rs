@@ -20,8 +20,8 @@ use crate::connection::client::Client;
 use crate::host::facts::Facts;
 use crate::journal::file::JournalFile;
 
-/// How long the service has for an answer. Longer than for a report, as nobody knows what became of a registration whose
-/// answer did not come.
+/// How long the service has for an answer. Longer than for a report, as the outcome of a registration
+/// without an answer is not known.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 /// How much of the service's words is shown, in characters.
 const MAX_WORDS: usize = 300;
