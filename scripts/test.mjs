@@ -29,7 +29,7 @@ const [mode, ...rest] = process.argv.slice(2);
 const isKept = rest.includes("--keep");
 /** What libtest gets: parts of names, and its options. */
 const filter = rest.filter((argument) => argument !== "--keep");
-/** For tests that mostly wait: for a process, or for a minute of the contract's to pass. */
+/** Many end-to-end tests wait for a minute of the contract's to pass. */
 const THREADS = `--test-threads=${2 * availableParallelism()}`;
 const SLOWEST = 20;
 const PROGRESS_EVERY_MS = 30_000;
@@ -162,7 +162,7 @@ async function supplyChain() {
 async function unit() {
   await stage("unit tests: domain", () => cargoTest(["-p", "farhand-domain"]));
   await stage("unit tests: Worker", () => cargoTest(["-p", "farhand"]));
-  await stage("unit tests: agent", () => cargoTest(["-p", "farhand-agent", "--", THREADS]));
+  await stage("unit tests: agent", () => cargoTest(["-p", "farhand-agent"]));
 }
 
 /** Builds the end-to-end tests. Returns the names of those that the filter selects. */
