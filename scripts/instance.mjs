@@ -102,7 +102,7 @@ async function migrate(stateDir) {
 /**
  * Starts an instance and waits until it answers. The Worker must be built, in `build` of a project's folder with a wrangler.toml.
  * @param {{stateDir: string, port: number, project?: string, environment?: object, onExit: (how: string) => void}} options
- * @returns {Promise<{url: string, operatorToken: string, stop: () => Promise<void>}>}
+ * @returns {Promise<{url: string, operatorToken: string, pid: number, stop: () => Promise<void>}>}
  */
 export async function startInstance({ stateDir, port, project = root, environment = process.env, onExit }) {
   if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is not a port number`);
@@ -147,5 +147,5 @@ export async function startInstance({ stateDir, port, project = root, environmen
     if (health?.ok) break;
     await new Promise((go) => setTimeout(go, 100));
   }
-  return { url, logFile, operatorToken: values.OPERATOR_TOKEN, stop };
+  return { url, logFile, operatorToken: values.OPERATOR_TOKEN, pid: child.pid, stop };
 }

@@ -10,6 +10,9 @@ export const root = resolve(dirname(fileURLToPath(import.meta.url)), "..");
 /** Where everything that the scripts install goes; git ignores it, and removing it undoes the set-up. */
 export const tools = join(root, ".tools");
 
+// The end-to-end tests run with this variable (test.mjs), and so do the scripts that they start. cargo would build all over again.
+delete process.env.RUSTC_BOOTSTRAP;
+
 /** Prints one line of progress to standard error, so that standard output stays for results. */
 export const say = (line) => process.stderr.write(`${line}\n`);
 

@@ -1,105 +1,228 @@
-// `npm test`: everything that CI runs. Formatting and lints, unit tests, and the end-to-end tests against the built Worker in
-// workerd, with a port and a state folder of their own.
+// `npm test`: everything that CI runs, in stages, each with its time.
 //
-// When the end-to-end tests are through, the state and the logs of all instances are searched for every credential that they
-// had to do with.
+//   npm test                             lints, supply chain, unit tests, and all end-to-end tests
+//   npm test -- lint                     documents, formatting, lints and supply chain
+//   npm test -- unit                     the unit tests of domain, Worker and agent
+//   npm test -- e2e [NAME]               the end-to-end tests whose names contain NAME
+//   npm test -- e2e --keep NAME          the same, on an instance that stays up for the next run
+//   npm test -- stop                     stops that instance
 //
-// `npm test -- e2e [filter]` runs only the end-to-end tests, those whose names hold the filter. With FARHAND_URL and
-// FARHAND_OPERATOR_TOKEN set, they run against that service instead.
-import { spawnSync } from "node:child_process";
+// The end-to-end tests talk to the built Worker in workerd, on a port and in a state folder of their own. After a run of all of
+// them, the state and the logs of all instances are searched for every credential that the tests used.
+//
+// If FARHAND_URL and FARHAND_OPERATOR_TOKEN are set, the end-to-end tests run against that service instead.
+import { spawn } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
+import { createInterface } from "node:readline";
 import { buildAgent } from "./agent.mjs";
 import { browser } from "./browser.mjs";
 import { build } from "./build.mjs";
 import { freePort, startInstance } from "./instance.mjs";
-import { output, root, run, say } from "./lib.mjs";
+import { keptInstance, stopKeptInstance } from "./kept-instance.mjs";
+import { fail, output, root, run, say } from "./lib.mjs";
 import { cargoDeny, prepare, programs } from "./toolchain.mjs";
 
-const [only, ...filter] = process.argv.slice(2);
-const counts = { passed: 0, failed: 0 };
+const MODES = ["lint", "unit", "e2e", "stop"];
+const [mode, ...rest] = process.argv.slice(2);
+const isKept = rest.includes("--keep");
+/** What libtest gets: parts of names, and its options. */
+const filter = rest.filter((argument) => argument !== "--keep");
+/** Many end-to-end tests wait for a minute of the contract's to pass. */
+const THREADS = `--test-threads=${2 * availableParallelism()}`;
+const SLOWEST = 20;
+const PROGRESS_EVERY_MS = 30_000;
 
-/** Runs a program with its output on ours, and returns that output. */
-function tee(program, args, env) {
-  const done = spawnSync(program, args, { cwd: root, env, encoding: "utf8", stdio: ["ignore", "pipe", "inherit"], maxBuffer: 1 << 28 });
-  process.stdout.write(done.stdout ?? "");
-  return { ok: done.status === 0, text: done.stdout ?? "" };
+/**
+ * The variables of the tests' instance.
+ *
+ * The tests log in hundreds of times, so the Worker hashes with its minimum of rounds. The tests are a trusted proxy, so that a
+ * test can choose its address. Hosts other than this machine's can be asked for over plain HTTP, too.
+ */
+const VARIABLES = { PBKDF2_ITERATIONS: "100000", TRUSTED_PROXIES: "127.0.0.1", ALLOW_HTTP: "1" };
+
+const counts = { passed: 0, failed: 0 };
+/** The name and the seconds of each stage, in order. */
+const stages = [];
+let instance = null;
+let child = null;
+
+const secondsSince = (began) => (Date.now() - began) / 1000;
+
+/** Runs a stage and prints its time. */
+async function stage(name, work) {
+  say(`> ${name}`);
+  const began = Date.now();
+  try {
+    return await work();
+  } finally {
+    const seconds = secondsSince(began);
+    stages.push([name, seconds]);
+    say(`  ${name}: ${seconds.toFixed(1)} s`);
+  }
 }
 
-/** Runs `cargo test` and counts what it ran. */
-function cargoTest(args, env = process.env) {
-  say(`> cargo test ${args.join(" ")}`);
-  const { ok, text } = tee("cargo", ["test", "--quiet", ...args], env);
+/** Prints rows of a name and seconds. */
+function printTimes(title, rows) {
+  console.log(`\n${title}`);
+  for (const [name, seconds] of rows) console.log(`${seconds.toFixed(1).padStart(9)} s  ${name}`);
+}
+
+/** Runs a program. Its standard output goes to ours, without the lines that `isHidden` accepts. */
+async function tee(program, args, env = process.env, isHidden = () => false) {
+  const lines = [];
+  const status = await new Promise((ended, failed) => {
+    child = spawn(program, args, { cwd: root, env, stdio: ["ignore", "pipe", "inherit"] });
+    createInterface({ input: child.stdout }).on("line", (line) => {
+      lines.push(line);
+      if (!isHidden(line)) console.log(line);
+    });
+    child.once("error", failed);
+    child.once("close", ended);
+  });
+  child = null;
+  return { ok: status === 0, text: lines.join("\n") };
+}
+
+/** Counts what a `cargo test` ran. */
+function count({ ok, text }) {
   let failed = 0;
   for (const [, passed, failures] of text.matchAll(/^test result: .*?(\d+) passed; (\d+) failed/gm)) {
     counts.passed += Number(passed);
     failed += Number(failures);
   }
-  // A test program that did not build, or did not end by itself, counts as one failure.
+  // A test program that does not build, or does not end by itself, counts as one failure.
   counts.failed += ok ? failed : Math.max(failed, 1);
 }
 
-async function lints() {
-  const env = await prepare();
-  say("> redocly lint, and whether docs/reference.md is made of docs/openapi.yaml");
-  // Its configuration keeps it from telling anybody what it does; this, from asking for news.
-  run("node_modules/.bin/redocly", ["lint", "docs/openapi.yaml"], { env: { ...process.env, REDOCLY_SUPPRESS_UPDATE_NOTICE: "true" } });
-  run("node", ["scripts/reference.mjs", "--check"]);
-  const { text } = tee("cargo", ["fmt", "--all", "--check"], process.env);
-  if (text !== "") throw new Error("cargo fmt --check found differences");
-  say("> cargo clippy, for the host");
-  run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
-  say("> cargo clippy, for wasm");
-  run("cargo", ["clippy", "--quiet", "-p", "farhand", "-p", "farhand-domain", "--target", "wasm32-unknown-unknown", "--", "-D", "warnings"], { env });
+/** Runs `cargo test` and counts what it ran. */
+async function cargoTest(args, env = process.env) {
+  count(await tee("cargo", ["test", "--quiet", ...args], env));
 }
 
-/** The licences and sources of all crates, and what is banned (deny.toml); and known vulnerabilities, where their list can be had. */
+const END_TO_END = ["-p", "farhand-tests", "--test", "e2e"];
+/** libtest prints times only for those who have a nightly compiler, or this variable. cargo itself must not have it. */
+const RUNNER = `target.'cfg(all())'.runner = ["env", "RUSTC_BOOTSTRAP=1"]`;
+const WITH_TIMES = ["-Z", "unstable-options", "--report-time", "--format=pretty"];
+
+/** Runs the end-to-end tests, counts them, and prints the slowest ones. */
+async function cargoTestWithTimes(total, env) {
+  const times = [];
+  const began = Date.now();
+  let saidAt = began;
+  const isHidden = (line) => {
+    const test = /^test (.*) \.\.\. (\w+).*<([\d.]+)s>$/.exec(line);
+    if (test) times.push([test[1], Number(test[3])]);
+    if (test && Date.now() - saidAt > PROGRESS_EVERY_MS) {
+      saidAt = Date.now();
+      say(`  ${times.length} of ${total} tests after ${Math.round(secondsSince(began))} s`);
+    }
+    return test?.[2] === "ok";
+  };
+  const args = ["test", "--quiet", "--config", RUNNER, ...END_TO_END, "--", ...WITH_TIMES, THREADS, ...filter];
+  count(await tee("cargo", args, env, isHidden));
+  const slowest = times.sort(([, one], [, other]) => other - one).slice(0, SLOWEST);
+  if (slowest.length > 1) printTimes(`The slowest of ${times.length} end-to-end tests:`, slowest);
+}
+
+async function lint() {
+  const env = await stage("tools", prepare);
+  await stage("documents: redocly lint, and whether docs/reference.md is up to date", () => {
+    // Its configuration turns off telemetry; this variable turns off the search for updates.
+    run("node_modules/.bin/redocly", ["lint", "docs/openapi.yaml"], { env: { ...process.env, REDOCLY_SUPPRESS_UPDATE_NOTICE: "true" } });
+    run("node", ["scripts/reference.mjs", "--check"]);
+  });
+  await stage("formatting", async () => {
+    const { ok, text } = await tee("cargo", ["fmt", "--all", "--check"]);
+    if (!ok || text !== "") throw new Error("cargo fmt --check found differences");
+  });
+  await stage("clippy, for the host", () => {
+    run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+  });
+  await stage("clippy, for wasm", () => {
+    run("cargo", ["clippy", "--quiet", "-p", "farhand", "-p", "farhand-domain", "--target", "wasm32-unknown-unknown", "--", "-D", "warnings"], { env });
+  });
+  await stage("supply chain", supplyChain);
+}
+
+/** Checks licences, sources and bans of all crates (deny.toml), and known vulnerabilities if their list can be downloaded. */
 async function supplyChain() {
   const env = await cargoDeny();
   const deny = ["deny", "--workspace", "--locked", "--log-level", "error"];
   say("> cargo deny check licenses bans sources");
   run("cargo", [...deny, "check", "licenses", "bans", "sources"], { env });
   say("> cargo deny fetch");
-  // A network that only hangs must not hang us.
+  // The limit is for a network that only hangs.
   const isFetched = output("cargo", [...deny, "fetch", "db"], { env, timeout: 60_000 }) !== null;
-  if (!isFetched) return say("advisories: NOT CHECKED, as RustSec's database could not be had from GitHub");
+  if (!isFetched) return say("advisories: NOT CHECKED, as RustSec's database could not be downloaded from GitHub");
   run("cargo", [...deny, "--offline", "check", "advisories"], { env });
 }
 
-async function endToEnd() {
-  const environment = { ...process.env };
-  let instance = null;
-  let folder = null;
-  await build();
-  environment.FARHAND_AGENT = buildAgent();
+async function unit() {
+  await stage("unit tests: domain", () => cargoTest(["-p", "farhand-domain"]));
+  await stage("unit tests: Worker", () => cargoTest(["-p", "farhand"]));
+  await stage("unit tests: agent", () => cargoTest(["-p", "farhand-agent"]));
+}
+
+/** Builds the end-to-end tests. Returns the names of those that the filter selects. */
+async function selectedTests() {
+  const { ok, text } = await tee("cargo", ["test", "--quiet", ...END_TO_END, "--", "--list", ...filter], process.env, () => true);
+  if (!ok) throw new Error("the end-to-end tests did not build");
+  const names = [...text.matchAll(/^(.*): test$/gm)].map(([, name]) => name);
+  if (names.length === 0) throw new Error(`there is no end-to-end test for ${filter.join(" ")}`);
+  return names;
+}
+
+/** Finds the programs that the selected tests need, and installs missing ones. Returns variables for the tests. */
+function testPrograms(tests) {
+  const has = (module) => tests.some((name) => name.startsWith(`${module}::`));
+  // Other accounts have no network namespaces: for them the test cuts the network in another way.
+  if (has("agent::connection") && process.getuid() === 0) programs(["ip"], ["iproute2"], "the test of a cut network needs ip");
+  if (has("bench")) programs(["sqlite3"], ["sqlite3"], "the test of the benches' data needs sqlite3");
+  if (!has("reset_page")) return {};
   const { chromium, chromedriver } = browser();
-  // Another account has no networks of its own; there the test cuts in its own way.
-  if (process.getuid() === 0) programs(["ip"], ["iproute2"], "the test of a cut network needs ip");
-  programs(["sqlite3"], ["sqlite3"], "the test of the benches' data needs sqlite3");
-  environment.FARHAND_CHROMIUM = chromium;
-  environment.FARHAND_CHROMEDRIVER = chromedriver;
+  return { FARHAND_CHROMIUM: chromium, FARHAND_CHROMEDRIVER: chromedriver };
+}
+
+/** Stops the tests and their instance. */
+async function interrupted() {
+  child?.kill();
+  await instance.stop();
+  process.exit(1);
+}
+
+/** Starts the tests' instance in a folder of this run. Returns variables for the tests. */
+async function startTestInstance(folder) {
+  const stateDir = join(folder, "state");
+  const onExit = (how) => say(`error: the service ended with ${how}`);
+  instance = await startInstance({ stateDir, port: await freePort(), environment: VARIABLES, onExit });
+  // The instance is in a process group of its own: a signal to ours does not reach it.
+  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void interrupted());
+  return {
+    FARHAND_URL: instance.url,
+    FARHAND_OPERATOR_TOKEN: instance.operatorToken,
+    FARHAND_STATE_DIR: stateDir,
+    FARHAND_INSTANCES: mkdtempSync(join(folder, "instances-")),
+    FARHAND_SECRETS_SEEN: join(folder, "secrets-seen"),
+  };
+}
+
+async function endToEnd() {
+  const isOwn = !process.env.FARHAND_URL && !isKept;
+  const tests = await stage("e2e: build of the tests", selectedTests);
+  await stage("e2e: build of the Worker", build);
+  const environment = { ...process.env, ...testPrograms(tests) };
+  environment.FARHAND_AGENT = await stage("e2e: build of the agent", buildAgent);
+  const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-test-")) : null;
   try {
-    if (!environment.FARHAND_URL) {
-      folder = mkdtempSync(join(tmpdir(), "farhand-test-"));
-      const stateDir = join(folder, "state");
-      // The least rounds that the Worker takes: the tests log in some hundred times.
-      // They also stand for proxies of clients everywhere, so that a test can choose the address that it comes from.
-      // Names that are not this machine's are asked for over plain http as well.
-      const variables = { PBKDF2_ITERATIONS: "100000", TRUSTED_PROXIES: "127.0.0.1", ALLOW_HTTP: "1" };
-      instance = await startInstance({ stateDir, port: await freePort(), environment: variables, onExit: (how) => say(`error: the service ended with ${how}`) });
-      environment.FARHAND_URL = instance.url;
-      environment.FARHAND_OPERATOR_TOKEN = instance.operatorToken;
-      environment.FARHAND_STATE_DIR = stateDir;
-      environment.FARHAND_INSTANCES = mkdtempSync(join(folder, "instances-"));
-      environment.FARHAND_SECRETS_SEEN = join(folder, "secrets-seen");
-    }
-    // Many of them wait for a minute of the contract's to be over.
-    const threads = `--test-threads=${2 * availableParallelism()}`;
-    cargoTest(["-p", "farhand-tests", "--test", "e2e", "--", threads, ...filter], environment);
-    if (folder && filter.length === 0) {
+    if (isOwn) Object.assign(environment, await stage("e2e: start of the service", () => startTestInstance(folder)));
+    else if (isKept) Object.assign(environment, await stage("e2e: the kept service", () => keptInstance(VARIABLES)));
+    await stage("e2e: tests", () => cargoTestWithTimes(tests.length, environment));
+    if (isOwn && filter.length === 0) {
       await instance.stop();
-      cargoTest(["-p", "farhand-tests", "--test", "leaks"], { ...environment, FARHAND_SEARCHED: folder });
+      const args = ["-p", "farhand-tests", "--test", "leaks"];
+      await stage("e2e: search for credentials", () => cargoTest(args, { ...environment, FARHAND_SEARCHED: folder }));
     }
   } finally {
     await instance?.stop();
@@ -108,18 +231,23 @@ async function endToEnd() {
   }
 }
 
+if (mode !== undefined && !MODES.includes(mode)) fail("usage: npm test [-- lint | unit | e2e [--keep] [NAME] | stop]");
+if (isKept && (filter.length === 0 || process.env.FARHAND_URL)) fail("--keep needs the name of a test, and no FARHAND_URL");
+if (mode === "stop") {
+  await stopKeptInstance();
+  process.exit(0);
+}
+
+const began = Date.now();
 try {
-  if (only === undefined) {
-    await lints();
-    await supplyChain();
-    cargoTest(["-p", "farhand-domain"]);
-    cargoTest(["-p", "farhand"]);
-    cargoTest(["-p", "farhand-agent"]);
-  }
-  await endToEnd();
+  if (mode === undefined || mode === "lint") await lint();
+  if (mode === undefined || mode === "unit") await unit();
+  if (mode === undefined || mode === "e2e") await endToEnd();
 } catch (error) {
   say(`error: ${error.message}`);
   counts.failed += 1;
 }
-console.log(`\n${counts.passed} passed, ${counts.failed} failed`);
-process.exit(counts.failed === 0 && counts.passed > 0 ? 0 : 1);
+printTimes("Stages:", [...stages, ["all", secondsSince(began)]]);
+const isRun = counts.passed > 0 || mode === "lint";
+if (mode !== "lint") console.log(`\n${counts.passed} passed, ${counts.failed} failed`);
+process.exit(counts.failed === 0 && isRun ? 0 : 1);

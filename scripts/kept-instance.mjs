@@ -1,0 +1,49 @@
+// The instance of `npm test -- e2e --keep NAME`. It stays up between runs, and is started again, with an empty state, when the
+// Worker or its migrations changed. `npm test -- stop` stops it.
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { freePort, startInstance } from "./instance.mjs";
+import { digest, endGroup, locked, root, say, tools } from "./lib.mjs";
+
+const folder = join(root, ".wrangler", "test");
+const stateDir = join(folder, "state");
+/** What a run must know of the instance, the operator's token included: only its owner can read this file. */
+const factsFile = join(folder, "instance.json");
+/** What the instance is made of. */
+const SOURCES = ["build/.made-of", "migrations", "wrangler.toml", "scripts/serve.mjs", "scripts/instance.mjs", "scripts/kept-instance.mjs"];
+
+/** The facts of the instance that runs, or null. */
+function running() {
+  if (!existsSync(factsFile)) return null;
+  const facts = JSON.parse(readFileSync(factsFile, "utf8"));
+  try {
+    // Another process may have the number today.
+    return readFileSync(`/proc/${facts.pid}/cmdline`, "utf8").includes(stateDir) ? facts : null;
+  } catch {
+    return null;
+  }
+}
+
+/** Stops the instance and deletes its state. */
+export async function stopKeptInstance() {
+  await endGroup(running());
+  rmSync(folder, { recursive: true, force: true });
+}
+
+/** Starts the instance, unless it runs and is up to date. Returns variables for the tests. */
+export const keptInstance = (variables) => locked(join(tools, "kept-instance.lock"), () => keptInstanceAlone(variables));
+
+async function keptInstanceAlone(variables) {
+  const madeOf = digest(SOURCES, JSON.stringify(variables));
+  let facts = running();
+  const isHealthy = facts?.madeOf === madeOf && (await fetch(`${facts.url}/healthz`).then((answer) => answer.ok, () => false));
+  if (!isHealthy) {
+    await stopKeptInstance();
+    mkdirSync(folder, { recursive: true, mode: 0o700 });
+    const { url, operatorToken, pid } = await startInstance({ stateDir, port: await freePort(), environment: variables });
+    facts = { url, operatorToken, pid, madeOf };
+    writeFileSync(factsFile, JSON.stringify(facts, null, 2), { mode: 0o600 });
+  }
+  say(`service: ${facts.url}, kept in ${folder}; npm test -- stop ends it`);
+  return { FARHAND_URL: facts.url, FARHAND_OPERATOR_TOKEN: facts.operatorToken, FARHAND_STATE_DIR: stateDir };
+}
