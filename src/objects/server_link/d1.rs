@@ -5,6 +5,7 @@ use farhand_domain::acl::Acl;
 use farhand_domain::audit::Event;
 use farhand_domain::command::{self, Command, Inputs, Origin, Output, split_result};
 use farhand_domain::lifecycle::{Denial, Lifecycle};
+use farhand_domain::link::stored_command::{CommandEvent, StoredCommand};
 use farhand_domain::rights::Rights;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::HostFacts;
@@ -13,8 +14,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{Env, Error, Result};
 
-use super::calls::Create;
-use super::tables::{Happened, Held};
+use super::calls::{Create, Refusal};
 use crate::platform::Config;
 use crate::store::audit::{self, Insert, of_service};
 use crate::store::db::{self, Failure, Statement};
@@ -172,7 +172,7 @@ pub struct ServerFacts {
     pub identity_conflict_at: Option<Timestamp>,
     /// Audit events that D1 does not have yet.
     #[serde(default)]
-    pub events: Vec<Happened>,
+    pub events: Vec<CommandEvent>,
     /// When the agent last sent the load. Absent once that load is dropped.
     #[serde(default)]
     pub load_at: Option<Timestamp>,
@@ -200,7 +200,7 @@ impl ServerFacts {
     /// Adds an audit event to the change at hand. While D1 does not answer, only the first ones are kept.
     pub fn note(&mut self, event: Event) {
         if self.events.len() < MAX_EVENTS {
-            self.events.push(Happened { revision: self.revision + 1, event });
+            self.events.push(CommandEvent { revision: self.revision + 1, event });
         }
     }
 
@@ -274,21 +274,6 @@ pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> Ve
     of_server(workspace_id, server, &facts.events).into_iter().chain([update]).collect()
 }
 
-/// What became of a new command in D1.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Recorded {
-    /// It is there.
-    Yes,
-    /// Its workspace or its server is gone.
-    NoServer,
-    /// Its Idempotency-Key is another command's.
-    KeyTaken,
-    /// The quotas of waiting commands are used up.
-    TooManyWaiting,
-    /// The workspace's quota of bytes is used up for today.
-    TooManyBytes,
-}
-
 /// The characters of a timestamp that are its day.
 const DAY: usize = 10;
 
@@ -298,13 +283,7 @@ const COMMAND_COLUMNS: &str =
     timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs";
 
 /// A statement that inserts a command, whose `?1` to `?18` are [`COMMAND_COLUMNS`].
-fn command_row(
-    sql: String,
-    workspace_id: i64,
-    command: &Command,
-    origin: Option<&Origin>,
-    life: &Lifecycle,
-) -> Statement {
+fn command_row(sql: String, workspace_id: i64, command: &Command, origin: &Origin, life: &Lifecycle) -> Statement {
     Statement::new(sql)
         .bind(workspace_id)
         .bind(command.id)
@@ -323,13 +302,13 @@ fn command_row(
         .bind(life.message())
         .bind(life.delivered_at)
         .bind(command.argv.as_ref().map(|words| json!(words).to_string()))
-        .bind(origin.is_some_and(|origin| origin.has_inputs))
+        .bind(origin.has_inputs)
 }
 
 /// The statement that gives D1 a command that it had and may have lost; one that it has stays as it is. Its latest follows with
 /// [`update_command`]. Its requester may be lost, and the number somebody else's now, who joined later. The bytes of its output are
 /// inserted, so that they do not count as today's.
-pub fn restore_command(held: &Held) -> Statement {
+pub fn restore_command(stored: &StoredCommand) -> Statement {
     let sql = format!(
         "INSERT INTO commands ({COMMAND_COLUMNS}, output_bytes)
          SELECT w.id, ?2, ?3, ?4,
@@ -339,13 +318,13 @@ pub fn restore_command(held: &Held) -> Statement {
          WHERE w.id = ?1 AND w.deleted_at IS NULL
             AND NOT EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = ?1 AND c.id = ?2)"
     );
-    command_row(sql, held.workspace_id, &held.command, held.origin.as_ref(), &held.life).bind(held.output_bytes())
+    command_row(sql, stored.workspace_id, &stored.command, &stored.origin, &stored.life).bind(stored.output_bytes())
 }
 
 /// The statement that takes a restored command away again, which nobody has heard of.
-pub fn unrestore_command(held: &Held) -> Statement {
+pub fn unrestore_command(stored: &StoredCommand) -> Statement {
     let sql = "DELETE FROM commands WHERE workspace_id = ?1 AND id = ?2 AND revision = 0 AND handled_at IS NULL";
-    Statement::new(sql).bind(held.workspace_id).bind(held.command.id)
+    Statement::new(sql).bind(stored.workspace_id).bind(stored.command.id)
 }
 
 /// SQL for the condition that a new command is within its quotas of waiting commands (contract 11, Quotas): `?21` for its
@@ -367,8 +346,8 @@ pub fn bytes_of(command: &Command, inputs: Option<&Inputs>) -> u64 {
     (command.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
 }
 
-/// Writes a new command. Where it is not written, nothing is.
-pub async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<Recorded> {
+/// Writes a new command, or says why it is not taken: then nothing is written.
+pub async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<Option<Refusal>> {
     let Create { workspace_id, command, origin, key, event, .. } = create;
     let (workspace_id, key, quotas) = (*workspace_id, key.as_ref(), Config::of(env).quotas);
     let requester = command.requested_by.as_ref().map(|requester| requester.id);
@@ -383,7 +362,7 @@ pub async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Res
          RETURNING id",
         has_bytes_left("?23", "?24", "?25")
     );
-    let insert = command_row(sql, workspace_id, command, Some(origin), life)
+    let insert = command_row(sql, workspace_id, command, origin, life)
         .bind(key.map(|key| key.hash.as_str()))
         .bind(key.map(|key| key.body.as_str()))
         .bind(quotas.waiting_of_user)
@@ -410,11 +389,11 @@ pub async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Res
         Ok(results) => {
             let made = results.get(place).map(db::column::<String>).transpose().map_err(|error| own(&error))?;
             if made.is_some_and(|made| !made.is_empty()) {
-                return Ok(Recorded::Yes);
+                return Ok(None);
             }
-            why_not(env, (workspace_id, command.server), (bytes, &day), quotas.bytes_of_day).await
+            why_not(env, (workspace_id, command.server), (bytes, &day), quotas.bytes_of_day).await.map(Some)
         }
-        Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => Ok(Recorded::KeyTaken),
+        Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => Ok(Some(Refusal::KeyTaken)),
         Err(failure) => Err(failure.into()),
     }
 }
@@ -425,7 +404,7 @@ async fn why_not(
     (workspace_id, server): (i64, Uuid),
     (bytes, day): (u64, &str),
     bytes_of_day: i64,
-) -> Result<Recorded> {
+) -> Result<Refusal> {
     let sql = format!(
         "SELECT CASE WHEN {} THEN 'waiting' ELSE 'bytes' END AS body
          FROM workspaces w JOIN servers s ON s.id = ?2 AND s.workspace_id = w.id
@@ -435,9 +414,9 @@ async fn why_not(
     let statement = Statement::new(sql).bind(workspace_id).bind(server).bind(bytes).bind(day).bind(bytes_of_day);
     let found = db::column::<String>(&db::run(env, statement).await?).map_err(|error| own(&error))?;
     Ok(match found.first().map(String::as_str) {
-        Some("waiting") => Recorded::TooManyWaiting,
-        Some(_) => Recorded::TooManyBytes,
-        None => Recorded::NoServer,
+        Some("waiting") => Refusal::TooManyWaiting,
+        Some(_) => Refusal::TooManyBytes,
+        None => Refusal::NoServer,
     })
 }
 
@@ -450,7 +429,7 @@ pub async fn find_rights(
     env: &Env,
     workspace_id: i64,
     server: Uuid,
-    commands: &[Held],
+    commands: &[StoredCommand],
     now: Timestamp,
 ) -> Result<Option<Vec<Result<Rights, Denial>>>> {
     #[derive(Deserialize)]
@@ -465,11 +444,11 @@ pub async fn find_rights(
     }
     let asked: Vec<_> = commands
         .iter()
-        .map(|held| {
+        .map(|stored| {
             json!({
-                "user": held.command.requested_by.as_ref().map(|requester| requester.id),
-                "token": held.origin.as_ref().and_then(|origin| origin.api_token),
-                "session": held.origin.as_ref().and_then(|origin| origin.session),
+                "user": stored.command.requested_by.as_ref().map(|requester| requester.id),
+                "token": stored.origin.api_token,
+                "session": stored.origin.session,
             })
         })
         .collect();
@@ -518,8 +497,8 @@ pub async fn find_rights(
 }
 
 /// The statements that tell the latest of a command, and before that what happened to it that the audit log does not know.
-pub fn update_command(held: &Held, output: &Output) -> Vec<Statement> {
-    let life = &held.life;
+pub fn update_command(stored: &StoredCommand, output: &Output) -> Vec<Statement> {
+    let life = &stored.life;
     let outcome = life.outcome();
     let (head, whole) = split_result(output.result.as_deref());
     let update = Statement::new(
@@ -528,9 +507,9 @@ pub fn update_command(held: &Held, output: &Output) -> Vec<Statement> {
             result_truncated = ?14, result = ?15, full_result = ?16, revision = ?3
          WHERE workspace_id = ?1 AND id = ?2 AND revision < ?3",
     )
-    .bind(held.workspace_id)
-    .bind(held.command.id)
-    .bind(held.revision)
+    .bind(stored.workspace_id)
+    .bind(stored.command.id)
+    .bind(stored.revision)
     .bind(life.delivered_at)
     .bind(life.acked_at)
     .bind(life.handled_at)
@@ -544,7 +523,7 @@ pub fn update_command(held: &Held, output: &Output) -> Vec<Statement> {
     .bind(output.truncated)
     .bind(head)
     .bind(whole);
-    of_command(held).into_iter().chain([update]).collect()
+    of_command(stored).into_iter().chain([update]).collect()
 }
 
 /// The statements that remove a command that was never delivered, and its `bytes` from those of its day; D1 may have been told that
@@ -571,20 +550,20 @@ pub async fn send(env: &Env, statements: Vec<Statement>) -> Result<()> {
 
 /// The statement for what happened to a command that D1 has not heard of, before it hears of the command: whatever came of a
 /// revision that D1 has is there already, so it can be repeated.
-pub fn of_command(held: &Held) -> Option<Statement> {
-    if held.events.is_empty() {
+pub fn of_command(stored: &StoredCommand) -> Option<Statement> {
+    if stored.events.is_empty() {
         return None;
     }
     let rest = "FROM commands c CROSS JOIN json_each(?3) p
                WHERE c.workspace_id = ?1 AND c.id = ?2 AND c.revision < p.value ->> 'revision' ORDER BY p.key";
     let insert = Insert::whole("c.workspace_id", "(p.value -> 'event')", rest);
-    let statement = Statement::new(insert.sql()).bind(held.workspace_id).bind(held.command.id);
-    Some(statement.bind(json!(held.events).to_string()))
+    let statement = Statement::new(insert.sql()).bind(stored.workspace_id).bind(stored.command.id);
+    Some(statement.bind(json!(stored.events).to_string()))
 }
 
 /// The statement for a server's events that D1 does not have, before D1 gets the revision that they belong to. It can be
 /// repeated, like [`of_command`].
-pub fn of_server(workspace_id: i64, server: Uuid, events: &[Happened]) -> Option<Statement> {
+pub fn of_server(workspace_id: i64, server: Uuid, events: &[CommandEvent]) -> Option<Statement> {
     if events.is_empty() {
         return None;
     }

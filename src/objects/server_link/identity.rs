@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use farhand_domain::lifecycle::{Cancellation, Lifecycle};
+use farhand_domain::link::stored_command::Phase;
 use farhand_domain::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -15,8 +16,7 @@ use uuid::Uuid;
 
 use super::calls::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
 use super::d1::{self, Found, ServerFacts};
-use super::tables::Phase;
-use super::{ServerLink, fact, now, wake};
+use super::object::{ServerLink, fact, now, wake};
 use crate::platform::log;
 use crate::store::db::Statement;
 
@@ -240,9 +240,9 @@ impl ServerLink {
         if self.open_generation()?.is_some() {
             self.disconnected()?;
         }
-        for held in tables.waiting_commands()? {
-            if held.phase == Phase::Accepted {
-                self.cancel_as(held.command.id, Cancellation::ServerDeleted, None)?;
+        for stored in tables.waiting_commands()? {
+            if stored.phase == Phase::Accepted {
+                self.cancel_as(stored.command.id, Cancellation::ServerDeleted, None)?;
             }
         }
         self.doubt(now.plus_millis(1), Lifecycle::server_deleted)?;
