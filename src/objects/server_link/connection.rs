@@ -14,7 +14,7 @@ use worker::{Error, Result, WebSocket};
 use worker::{Response, WebSocketPair};
 
 use super::calls::Identity;
-use super::d1::ServerFacts;
+use super::d1_server::ServerFacts;
 use super::identity::Known;
 use super::object::{BACKHAUL, CONTROL, ServerLink, fact, now, wake};
 use crate::platform;

@@ -15,6 +15,7 @@ mod commands;
 mod commands_table;
 mod connection;
 mod d1;
+mod d1_server;
 mod ending;
 mod identity;
 mod object;

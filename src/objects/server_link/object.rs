@@ -7,7 +7,7 @@ use farhand_domain::time::Timestamp;
 use uuid::Uuid;
 use worker::{Env, State, durable_object};
 
-use super::d1::ServerFacts;
+use super::d1_server::ServerFacts;
 use super::tables::Tables;
 use super::waiting::Waiting;
 use crate::platform;

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::commands_table::Unflushed;
 use super::d1;
+use super::d1_server;
 use super::object::{BATCH, ServerLink, fact, now, wake};
 use crate::objects::audit_sealer;
 use crate::platform::log;
@@ -88,7 +89,7 @@ impl ServerLink {
             if !facts.events.is_empty() {
                 workspaces.insert(known.workspace_id);
             }
-            let update = d1::update_server(known.workspace_id, known.server, &facts);
+            let update = d1_server::update_server(known.workspace_id, known.server, &facts);
             lacking.push((update, Lacking::Facts(facts.revision)));
         }
         let failures = tables.fact::<u32>(fact::FAILURES)?.unwrap_or(0);
