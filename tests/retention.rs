@@ -52,8 +52,8 @@ async fn looked(state: &TempDir, days: &str) -> (Instance, u64) {
 fn age(state: &TempDir, lines: &str, days: i64) -> u64 {
     let at = days_ago(days);
     let change = format!(
-        "UPDATE commands SET life = json_set(life, '$.handled_at', '{at}')
-         WHERE command ->> 'line' LIKE '{lines}%' AND life ->> 'handled_at' IS NOT NULL"
+        "UPDATE commands SET document = json_set(document, '$.life.handled_at', '{at}')
+         WHERE document ->> '$.command.line' LIKE '{lines}%' AND document ->> '$.life.handled_at' IS NOT NULL"
     );
     change_objects(state.path(), "ServerLink", &change);
     age_in_d1(state, lines, days)

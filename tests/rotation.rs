@@ -176,7 +176,8 @@ async fn a_waiting_environment_is_encrypted_and_outlives_a_rotation() {
     let server = workspace.server("web-1").await;
     let values = ["waits-under-the-old-key", "waits-under-the-new-key", "is-lost-with-its-key"].map(unique);
     let stored = |instance: &Instance| {
-        instance.read_objects("ServerLink", "SELECT inputs FROM commands WHERE inputs IS NOT NULL")
+        let inputs = "SELECT document ->> 'inputs' FROM commands WHERE document ->> 'inputs' IS NOT NULL";
+        instance.read_objects("ServerLink", inputs)
     };
 
     with_env(&workspace, &values[0]).await;

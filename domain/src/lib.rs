@@ -28,6 +28,7 @@ pub mod hashing_gate;
 pub mod host;
 pub mod id;
 pub mod lifecycle;
+pub mod link;
 pub mod mail;
 pub mod output;
 pub mod page;

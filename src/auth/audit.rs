@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 
 use farhand_domain::audit::{CELL, Event, Object, Outcome};
+use farhand_domain::caller::Caller;
 use farhand_domain::error::{Code, Error, Kind};
 use serde_json::json;
 use uuid::Uuid;
@@ -15,7 +16,6 @@ use crate::platform;
 use crate::platform::lately::Lately;
 use crate::platform::log;
 use crate::store::audit as store;
-use farhand_domain::caller::Caller;
 
 /// The longest that an id from a path is kept, in characters.
 const MAX_ID: usize = 64;

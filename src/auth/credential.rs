@@ -4,7 +4,6 @@
 //! credential is alive in the request's workspace and none otherwise. So a read finds nothing and a write changes
 //! nothing for a dead credential, and a revocation is effective at the very next request.
 
-use serde_json::json;
 use std::cell::RefCell;
 use std::collections::HashSet;
 
@@ -16,6 +15,7 @@ use farhand_domain::session;
 use farhand_domain::time::Timestamp;
 use futures_util::future;
 use serde::Deserialize;
+use serde_json::json;
 use worker::{D1Result, Env};
 
 use crate::http::request::Call;

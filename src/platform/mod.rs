@@ -15,14 +15,13 @@ use farhand_domain::host::Names;
 use farhand_domain::id;
 use farhand_domain::retention;
 use farhand_domain::secret::{BadKey, SHORTEST_SECRET, Secret, SecretKey};
+use farhand_domain::smtp::Server;
 use farhand_domain::smtp::{Login, Security};
 use farhand_domain::throttle::Settings;
 use farhand_domain::time::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
 use worker::{Date, Env};
-
-use farhand_domain::smtp::Server;
 
 /// The D1 database.
 pub const DB: &str = "DB";

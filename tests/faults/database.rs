@@ -65,7 +65,7 @@ async fn an_outbox_that_is_full_empties() {
     }
     // Every end is in an object, and none in D1.
     eventually_within(LONG, "the reports to come", || async {
-        let ended = "SELECT id FROM commands WHERE life -> 'end' -> 'Finished' IS NOT NULL";
+        let ended = "SELECT id FROM commands WHERE document -> '$.life.end.Finished' IS NOT NULL";
         (cell.instance().read_objects("ServerLink", ended).len() == WINDOW * servers.len()).then_some(())
     })
     .await;

@@ -53,11 +53,12 @@ pub fn state_folder() -> TempDir {
 }
 
 /// A port that nobody listens on now, and that the system gives to no connection: it is bound only when the instance serves, and
-/// again after a restart.
+/// again after a restart. Each test run begins elsewhere, as several may run on one machine.
 fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
-        let port = NEXT.fetch_add(1, Ordering::Relaxed);
+        let offset = std::process::id() % 100 * 100 + u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 20_000 + (offset % 10_000) as u16;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }

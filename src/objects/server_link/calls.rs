@@ -341,6 +341,16 @@ pub enum Answer {
     Failed(String),
 }
 
+/// A way to say that it will not be done.
+pub(super) fn refused(refusal: Refusal) -> worker::Result<Answer> {
+    Ok(Answer::Refused(refusal))
+}
+
+/// A way to say that it is done.
+pub(super) fn done(value: &impl Serialize) -> worker::Result<Answer> {
+    Ok(Answer::Done(serde_json::to_value(value)?))
+}
+
 /// Why an object does not do what it is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Refusal {

@@ -8,15 +8,15 @@
 use std::time::Duration;
 
 use farhand_domain::lifecycle::{Cancellation, Lifecycle};
+use farhand_domain::link::stored_command::Phase;
 use farhand_domain::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::calls::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
-use super::d1::{self, Found, ServerFacts};
-use super::tables::Phase;
-use super::{ServerLink, fact, now, wake};
+use super::d1_server::{self, Found, ServerFacts};
+use super::object::{ServerLink, fact, now, wake};
 use crate::platform::log;
 use crate::store::db::Statement;
 
@@ -46,7 +46,7 @@ impl ServerLink {
             return Ok(proven(known, identity));
         }
         let epoch = self.epoch.get();
-        let found = d1::find_server(&self.env, &identity.workspace, identity.server).await?;
+        let found = d1_server::find_server(&self.env, &identity.workspace, identity.server).await?;
         if self.epoch.get() != epoch || self.is_gone()? || self.is_suspended()? {
             return Ok(None);
         }
@@ -116,7 +116,7 @@ impl ServerLink {
     /// Gives the agent another key. The old one is refused, and whoever is connected with it cut off, before this answers.
     pub(super) async fn rotate(&self, rotate: Rotate) -> worker::Result<Answer> {
         let Rotate { of, by, key_hash, fingerprint, at, event } = rotate;
-        let changes = d1::update_key(of.workspace_id, of.server, by, (&key_hash, &fingerprint, at), &event)?;
+        let changes = d1_server::update_key(of.workspace_id, of.server, by, (&key_hash, &fingerprint, at), &event)?;
         Ok(match self.change(&of, changes).await? {
             None => Answer::Refused(Refusal::NoServer),
             Some(key) if key == key_hash => Answer::Done(Value::Null),
@@ -127,10 +127,10 @@ impl ServerLink {
     /// Deletes the server. Doing it again does no harm.
     pub(super) async fn remove(&self, remove: Remove) -> worker::Result<Answer> {
         let Remove { of, by, only_pending, event } = remove;
-        let changes = d1::delete_server(of.workspace_id, of.server, (by, only_pending), &event)?;
+        let changes = d1_server::delete_server(of.workspace_id, of.server, (by, only_pending), &event)?;
         if self.is_gone()? {
             // D1 has it nevertheless where it was taken back to an earlier moment.
-            d1::change_server(&self.env, &of.workspace, of.server, changes).await?;
+            d1_server::change_server(&self.env, &of.workspace, of.server, changes).await?;
             self.seal_later(of.workspace_id);
             return Ok(Answer::Done(Value::Null));
         }
@@ -158,7 +158,7 @@ impl ServerLink {
             self.tables().set_fact(fact::ASKED, of)?;
             self.tables().set_wake(wake::LOOK, Some(began.plus_seconds(CHANGE_WITHIN)))?;
             self.arm().await?;
-            d1::change_server(&self.env, &of.workspace, of.server, changes).await
+            d1_server::change_server(&self.env, &of.workspace, of.server, changes).await
         }
         .await;
         self.seal_later(of.workspace_id);
@@ -240,9 +240,9 @@ impl ServerLink {
         if self.open_generation()?.is_some() {
             self.disconnected()?;
         }
-        for held in tables.waiting_commands()? {
-            if held.phase == Phase::Accepted {
-                self.cancel_as(held.command.id, Cancellation::ServerDeleted, None)?;
+        for stored in tables.waiting_commands()? {
+            if stored.phase == Phase::Accepted {
+                self.cancel_as(stored.command.id, Cancellation::ServerDeleted, None)?;
             }
         }
         self.doubt(now.plus_millis(1), Lifecycle::server_deleted)?;

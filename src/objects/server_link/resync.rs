@@ -1,6 +1,7 @@
 //! What a server's object does when D1 was taken back to an earlier moment (docs/operations.md, Restore): it takes over what D1
 //! says of the server, and tells D1 of all its commands again. What D1 does not have any more it gets as new.
 
+use farhand_domain::link::stored_command::Phase;
 use farhand_domain::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -8,8 +9,7 @@ use worker::Result;
 
 use super::calls::{Answer, OfServer};
 use super::d1;
-use super::tables::Phase;
-use super::{BATCH, ServerLink, fact, now, wake};
+use super::object::{BATCH, ServerLink, fact, now, wake};
 use crate::platform::log;
 
 /// When what D1 did not take is told again, in seconds.
@@ -57,8 +57,8 @@ impl ServerLink {
             return self.wake_for_resync(None);
         };
         // Before D1 is told: retention does not take what D1 is to be told of.
-        for held in &some {
-            tables.mark_unflushed(held.command.id)?;
+        for stored in &some {
+            tables.mark_unflushed(stored.command.id)?;
         }
         let sent = d1::send(&self.env, some.iter().map(d1::restore_command).collect()).await;
         // Meanwhile the object may have been wiped.
@@ -71,9 +71,9 @@ impl ServerLink {
         }
         // A request may have taken its command back meanwhile, and D1 have heard of that before this.
         let mut withdrawn = Vec::new();
-        for held in &some {
-            if tables.command(held.command.id)?.is_none_or(|held| held.phase != Phase::Accepted) {
-                withdrawn.push(d1::unrestore_command(held));
+        for stored in &some {
+            if tables.command(stored.command.id)?.is_none_or(|stored| stored.phase != Phase::Accepted) {
+                withdrawn.push(d1::unrestore_command(stored));
             }
         }
         if let Err(error) = d1::send(&self.env, withdrawn).await {

@@ -6,7 +6,7 @@ use worker::Result;
 
 use super::calls::{Answer, Forget, Forgotten, Refusal};
 use super::identity::Known;
-use super::{ServerLink, now};
+use super::object::{ServerLink, now};
 
 /// How much is removed in one go, in rows and in pages of 4 KiB together.
 const AT_ONCE: u64 = 8_000;

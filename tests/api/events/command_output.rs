@@ -826,7 +826,7 @@ async fn a_day_after_its_end_a_command_has_all_its_output() {
     api_has_end(&workspace.admin, &id).await;
     instance.stop_when_d1_knows().await;
     let yesterday = Timestamp::parse("2026-01-01T00:00:00Z").unwrap();
-    let sql = format!("UPDATE commands SET life = json_set(life, '$.handled_at', '{yesterday}')");
+    let sql = format!("UPDATE commands SET document = json_set(document, '$.life.handled_at', '{yesterday}')");
     assert_eq!(change_objects(state.path(), "ServerLink", &sql), 1);
     let instance = Instance::restart(state.path()).await;
     let late = json!({"seq": 0, "content": "zero"});

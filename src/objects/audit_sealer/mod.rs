@@ -11,11 +11,13 @@
 //! Whatever is cut off in between, the note is carried out by the next alarm; a row that has its hash keeps it. So the end of
 //! the chain and some of its hashes are known outside of D1, and whoever writes all of D1 anew is found out.
 
+mod retention;
+mod verify;
+
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::time::Duration;
 
-use farhand_domain::audit::{self, Broken, Head, Problem, Seal, Verifier};
+use farhand_domain::audit::{self, Broken, Head, Seal};
 use farhand_domain::error::{Error, Kind};
 use farhand_domain::time::Timestamp;
 use futures_util::future;
@@ -44,9 +46,6 @@ const GOES: u32 = 10;
 const RETRY: Duration = Duration::from_secs(5);
 /// Of how many links one's hash is kept for good.
 const ANCHOR_EVERY: i64 = 100;
-/// How many links are looked at with one question, and for one answer.
-const PAGE: i64 = 1_000;
-const LOOKED_AT: i64 = 20_000;
 /// How often a look along a chain is begun anew where old links go meanwhile.
 const TRIES: u32 = 3;
 /// How many workspaces the clock looks up at a time, and tells of.
@@ -386,186 +385,6 @@ impl Sealer {
             self.note(head, &[]).map_err(internal)?;
         }
         Ok(())
-    }
-
-    /// Deletes the next events that are older than they are kept, from the first on. True: there may be more.
-    ///
-    /// Whatever is to go is looked at before: a break stays where it is, with all that comes after it.
-    async fn delete_old(&self) -> Result<bool, Error> {
-        let Some(Chain { workspace, head, base, is_deleting, expired, .. }) = self.chain()? else { return Ok(false) };
-        if is_deleting {
-            self.delete_up_to(workspace, &base).await?;
-        }
-        let until = self.kept_until(workspace, platform::AUDIT_RETENTION);
-        let Some(until) = until.filter(|_| workspace != audit::CELL) else { return Ok(false) };
-        let (first, last) = (base.link + 1, head.link.min(base.link + AT_ONCE as i64));
-        if first > last {
-            return Ok(false);
-        }
-        let links = store::links(&self.env, workspace, (first, last), head.link).await?;
-        let mut verifier = Verifier::after(workspace, base.clone()).expired_up_to(expired);
-        let anchors = self.anchors(&head, first, last)?;
-        for row in &links.rows {
-            // Of an expired event nothing is left to be kept.
-            if !row.is_expired() && row.occurred_at().is_none_or(|at| at >= until) {
-                break;
-            }
-            let anchor = row.link.and_then(|link| anchors.get(&link)).map(String::as_str);
-            if let Err(broken) = verifier.take(row, anchor) {
-                let fields = json!({"workspace_id": workspace, "link": broken.link});
-                log::trouble("audit_chain_broken", fields, &broken.problem);
-                break;
-            }
-        }
-        let gone = verifier.last().clone();
-        // Meanwhile it may have been wiped.
-        if gone.link == base.link || self.chain()?.is_none_or(|chain| chain.base != base) {
-            return Ok(false);
-        }
-        let values = vec![serde_json::to_string(&gone).map_err(internal)?.into()];
-        self.sql().exec("UPDATE chains SET base = ?, is_deleting = 1", values).map_err(internal)?;
-        self.sql().exec("DELETE FROM anchors WHERE link < ?", vec![gone.link.into()]).map_err(internal)?;
-        self.delete_up_to(workspace, &gone).await?;
-        log::event("audit_retention", json!({"workspace_id": workspace, "deleted": gone.link - base.link}));
-        Ok(gone.link == last)
-    }
-
-    /// Before when events happened that a setting says to delete.
-    fn kept_until(&self, workspace: i64, setting: &str) -> Option<Timestamp> {
-        platform::kept_until(&self.env, setting).unwrap_or_else(|error| {
-            // An operator must correct the setting. A retry does not help.
-            log::trouble("audit_not_deleted", json!({"workspace_id": workspace}), &error.detail);
-            None
-        })
-    }
-
-    /// Deletes the next anonymous events that are older than they are kept, from the first on. True: there may be more.
-    ///
-    /// First the object notes up to which link it does so. A verification accepts that an anonymous event is gone up to there only.
-    async fn expire_old(&self) -> Result<bool, Error> {
-        let Some(Chain { workspace, expired, .. }) = self.chain()? else { return Ok(false) };
-        let Some(until) = self.kept_until(workspace, platform::ANONYMOUS_AUDIT_RETENTION) else { return Ok(false) };
-        let mut rows = store::first_anonymous_links(&self.env, workspace, until, AT_ONCE).await?;
-        let old = rows.iter().take_while(|row| row.occurred_at().is_some_and(|at| at < until)).count();
-        rows.truncate(old);
-        // Meanwhile it may have been wiped.
-        let Some(last) =
-            rows.last().and_then(|row| row.link).filter(|_| self.chain().is_ok_and(|chain| chain.is_some()))
-        else {
-            return Ok(false);
-        };
-        let values = vec![last.max(expired).into()];
-        self.sql().exec("UPDATE chains SET expired = ?", values).map_err(internal)?;
-        store::expire(&self.env, workspace, &rows).await?;
-        log::event("audit_retention", json!({"workspace_id": workspace, "anonymous": rows.len()}));
-        Ok(rows.len() as u64 == AT_ONCE)
-    }
-
-    /// Has D1 delete what is behind the beginning of the chain, and notes that it did.
-    async fn delete_up_to(&self, workspace: i64, base: &Head) -> Result<(), Error> {
-        store::delete_links(&self.env, workspace, base.link).await?;
-        if self.chain()?.is_some_and(|chain| chain.base == *base) {
-            self.sql().exec("UPDATE chains SET is_deleting = 0", None).map_err(internal)?;
-        }
-        Ok(())
-    }
-
-    /// The hashes that are known of the links from the `first` to the `last`.
-    fn anchors(&self, head: &Head, first: i64, last: i64) -> Result<HashMap<i64, String>, Error> {
-        #[derive(Deserialize)]
-        struct Anchor {
-            link: f64,
-            hash: String,
-        }
-        let sql = "SELECT link, hash FROM anchors WHERE link BETWEEN ? AND ?";
-        let rows = self.sql().exec(sql, vec![first.into(), last.into()]).map_err(internal)?;
-        let rows = rows.to_array::<Anchor>().map_err(internal)?;
-        let mut anchors: HashMap<_, _> = rows.into_iter().map(|row| (row.link as i64, row.hash)).collect();
-        anchors.insert(head.link, head.hash.clone());
-        Ok(anchors)
-    }
-
-    /// Looks along the chain from a link on, as far as one answer goes; `None` where old events went meanwhile, and what was read may
-    /// lack them.
-    async fn verify(&self, workspace: i64, first: i64) -> Result<Option<Verification>, Error> {
-        let chain = self.chain()?;
-        let ends = |chain: &Chain| (chain.base.clone(), chain.head.clone());
-        let (base, head) = chain.as_ref().map(ends).unwrap_or_default();
-        if let Some(chain) = &chain {
-            if !chain.pending.is_empty() {
-                store::write_seals(&self.env, workspace, &chain.pending).await?;
-            }
-            if chain.is_deleting {
-                self.delete_up_to(workspace, &base).await?;
-            }
-        }
-        let mut found =
-            Verification { valid: true, links: 0, unsealed: 0, expired: 0, first_broken: None, next_link: None };
-        let mut next = first.max(base.link + 1).min(head.link + 1);
-        loop {
-            let last = head.link.min(next + PAGE - 1);
-            let links = store::links(&self.env, workspace, (next, last), head.link).await?;
-            if self.chain()?.is_some_and(|chain| chain.base != base) {
-                return Ok(None);
-            }
-            found.unsealed = links.unsealed;
-            let looked = self.look_at(workspace, (&base, &head), (next, last), &links, &mut found);
-            if let Err(broken) = looked? {
-                (found.valid, found.first_broken) = (false, Some(broken));
-                return Ok(Some(found));
-            }
-            if last >= head.link {
-                return Ok(Some(found));
-            }
-            next = last + 1;
-            if found.links >= LOOKED_AT {
-                found.next_link = Some(next);
-                return Ok(Some(found));
-            }
-        }
-    }
-
-    /// Looks at the links from the `first` to the `last`, and counts the good ones.
-    fn look_at(
-        &self,
-        workspace: i64,
-        (base, head): (&Head, &Head),
-        (first, last): (i64, i64),
-        links: &store::Links,
-        found: &mut Verification,
-    ) -> Result<Result<(), Broken>, Error> {
-        let foreign = |row: &audit::Row| Broken {
-            link: row.link.unwrap_or(0),
-            event: row.id().map(str::to_owned),
-            problem: Problem::Foreign,
-        };
-        let mut verifier = match links.before.as_slice() {
-            [] if first == base.link + 1 => Verifier::after(workspace, base.clone()),
-            [row, ..] if first == base.link + 1 => return Ok(Err(foreign(row))),
-            [row, twin] if twin.link == row.link && row.link == Some(first - 1) => return Ok(Err(foreign(row))),
-            [row, ..] if row.link == Some(first - 1) => Verifier::behind(workspace, first - 1, row),
-            _ => return Ok(Err(Broken { link: first - 1, event: None, problem: Problem::Missing })),
-        };
-        // As it is now: what expired while this looked is noted there before D1 has it.
-        let (end, expired) = self.chain()?.map_or((0, 0), |chain| (chain.head.link, chain.expired));
-        verifier = verifier.expired_up_to(expired);
-        let anchors = if first <= last { self.anchors(head, first, last)? } else { HashMap::new() };
-        for row in &links.rows {
-            let anchor = row.link.and_then(|link| anchors.get(&link)).map(String::as_str);
-            if let Err(broken) = verifier.take(row, anchor) {
-                return Ok(Err(broken));
-            }
-            found.links += 1;
-            found.expired += i64::from(row.is_expired());
-        }
-        if verifier.last().link < last {
-            return Ok(Err(verifier.missing()));
-        }
-        // What was sealed while this looked is as it should be.
-        match &links.beyond {
-            Some(row) if last >= head.link && row.link.unwrap_or(0) > end => Ok(Err(foreign(row))),
-            _ => Ok(Ok(())),
-        }
     }
 }
 

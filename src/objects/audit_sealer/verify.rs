@@ -1,0 +1,115 @@
+//! Looking along a chain.
+
+use std::collections::HashMap;
+
+use farhand_domain::audit::{self, Broken, Head, Problem, Verifier};
+use farhand_domain::error::Error;
+use serde::Deserialize;
+
+use super::{Chain, Sealer, Verification};
+use crate::platform::internal;
+use crate::store::audit as store;
+
+const LOOKED_AT: i64 = 20_000;
+/// How many links are looked at with one question, and for one answer.
+const PAGE: i64 = 1_000;
+
+impl Sealer {
+    /// The hashes that are known of the links from the `first` to the `last`.
+    pub(super) fn anchors(&self, head: &Head, first: i64, last: i64) -> Result<HashMap<i64, String>, Error> {
+        #[derive(Deserialize)]
+        struct Anchor {
+            link: f64,
+            hash: String,
+        }
+        let sql = "SELECT link, hash FROM anchors WHERE link BETWEEN ? AND ?";
+        let rows = self.sql().exec(sql, vec![first.into(), last.into()]).map_err(internal)?;
+        let rows = rows.to_array::<Anchor>().map_err(internal)?;
+        let mut anchors: HashMap<_, _> = rows.into_iter().map(|row| (row.link as i64, row.hash)).collect();
+        anchors.insert(head.link, head.hash.clone());
+        Ok(anchors)
+    }
+
+    /// Looks along the chain from a link on, as far as one answer goes; `None` where old events went meanwhile, and what was read may
+    /// lack them.
+    pub(super) async fn verify(&self, workspace: i64, first: i64) -> Result<Option<Verification>, Error> {
+        let chain = self.chain()?;
+        let ends = |chain: &Chain| (chain.base.clone(), chain.head.clone());
+        let (base, head) = chain.as_ref().map(ends).unwrap_or_default();
+        if let Some(chain) = &chain {
+            if !chain.pending.is_empty() {
+                store::write_seals(&self.env, workspace, &chain.pending).await?;
+            }
+            if chain.is_deleting {
+                self.delete_up_to(workspace, &base).await?;
+            }
+        }
+        let mut found =
+            Verification { valid: true, links: 0, unsealed: 0, expired: 0, first_broken: None, next_link: None };
+        let mut next = first.max(base.link + 1).min(head.link + 1);
+        loop {
+            let last = head.link.min(next + PAGE - 1);
+            let links = store::links(&self.env, workspace, (next, last), head.link).await?;
+            if self.chain()?.is_some_and(|chain| chain.base != base) {
+                return Ok(None);
+            }
+            found.unsealed = links.unsealed;
+            let looked = self.look_at(workspace, (&base, &head), (next, last), &links, &mut found);
+            if let Err(broken) = looked? {
+                (found.valid, found.first_broken) = (false, Some(broken));
+                return Ok(Some(found));
+            }
+            if last >= head.link {
+                return Ok(Some(found));
+            }
+            next = last + 1;
+            if found.links >= LOOKED_AT {
+                found.next_link = Some(next);
+                return Ok(Some(found));
+            }
+        }
+    }
+
+    /// Looks at the links from the `first` to the `last`, and counts the good ones.
+    fn look_at(
+        &self,
+        workspace: i64,
+        (base, head): (&Head, &Head),
+        (first, last): (i64, i64),
+        links: &store::Links,
+        found: &mut Verification,
+    ) -> Result<Result<(), Broken>, Error> {
+        let foreign = |row: &audit::Row| Broken {
+            link: row.link.unwrap_or(0),
+            event: row.id().map(str::to_owned),
+            problem: Problem::Foreign,
+        };
+        let mut verifier = match links.before.as_slice() {
+            [] if first == base.link + 1 => Verifier::after(workspace, base.clone()),
+            [row, ..] if first == base.link + 1 => return Ok(Err(foreign(row))),
+            [row, twin] if twin.link == row.link && row.link == Some(first - 1) => return Ok(Err(foreign(row))),
+            [row, ..] if row.link == Some(first - 1) => Verifier::behind(workspace, first - 1, row),
+            _ => return Ok(Err(Broken { link: first - 1, event: None, problem: Problem::Missing })),
+        };
+        // As it is now: what expired while this looked is noted there before D1 has it.
+        let (end, expired) = self.chain()?.map_or((0, 0), |chain| (chain.head.link, chain.expired));
+        verifier = verifier.expired_up_to(expired);
+        let anchors = if first <= last { self.anchors(head, first, last)? } else { HashMap::new() };
+        for row in &links.rows {
+            let anchor = row.link.and_then(|link| anchors.get(&link)).map(String::as_str);
+            if let Err(broken) = verifier.take(row, anchor) {
+                return Ok(Err(broken));
+            }
+            found.links += 1;
+            found.expired += i64::from(row.is_expired());
+        }
+        if verifier.last().link < last {
+            return Ok(Err(verifier.missing()));
+        }
+        // What was sealed while this looked is as it should be.
+        match &links.beyond {
+            Some(row) if last >= head.link && row.link.unwrap_or(0) > end => Ok(Err(foreign(row))),
+            _ => Ok(Ok(())),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Objects that tell D1 everything again, after D1 was taken back to an earlier moment.
+
+use std::collections::BTreeMap;
+
+use farhand_domain::error::Error;
+use futures_util::future::{self};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{BEGINS_WITHIN, Janitor, Resync, SERVERS};
+use crate::objects::server_link::calls::{self, OfServer};
+use crate::platform::log;
+use crate::platform::{self, internal};
+use crate::store::servers;
+use crate::store::workspaces::{self};
+
+/// The storage key of the workspaces whose servers' objects are to tell D1 everything again.
+const RESYNCS: &str = "resyncs";
+
+impl Janitor {
+    async fn resyncs(&self) -> Result<BTreeMap<i64, Resync>, Error> {
+        Ok(self.state.storage().get(RESYNCS).await.map_err(internal)?.unwrap_or_default())
+    }
+
+    pub(super) async fn begin_resync(&self, slug: String) -> Result<bool, Error> {
+        let Some(id) = workspaces::id_of(&self.env, &slug, platform::now()).await? else { return Ok(false) };
+        let mut resyncs = self.resyncs().await?;
+        resyncs.insert(id, Resync { slug, ..Resync::default() });
+        self.state.storage().put(RESYNCS, resyncs).await.map_err(internal)?;
+        Ok(true)
+    }
+
+    /// Tells the next objects of a workspace to tell D1 everything again. False: none are to be told.
+    pub(super) async fn resync_some(&self) -> Result<bool, Error> {
+        let Some((id, resync)) = self.resyncs().await?.pop_first() else { return Ok(false) };
+        let servers = match resync.are_gone {
+            false => servers::ids_after(&self.env, id, &resync.after, SERVERS).await?,
+            true => servers::gone_ids_after(&self.env, id, &resync.after, SERVERS).await?,
+        };
+        let told = future::join_all(servers.iter().map(|server| self.resync_of(server, id, &resync.slug))).await;
+        let failed = told.into_iter().filter(|told| !told).count() as u64;
+        // Meanwhile it may have been asked for anew.
+        let mut resyncs = self.resyncs().await?;
+        let Some(current) = resyncs.get_mut(&id).filter(|current| current.after == resync.after) else {
+            return Ok(true);
+        };
+        current.told += servers.len() as u64 - failed;
+        current.failed += failed;
+        match servers.last() {
+            Some(last) => current.after.clone_from(last),
+            None if !current.are_gone => (current.are_gone, current.after) = (true, String::new()),
+            None => {
+                let fields = json!({"workspace_id": id, "servers": current.told, "failed": current.failed});
+                log::event("resync_over", fields);
+                resyncs.remove(&id);
+            }
+        }
+        self.state.storage().put(RESYNCS, resyncs).await.map_err(internal)?;
+        Ok(true)
+    }
+
+    /// Tells one object; false where it does not answer.
+    async fn resync_of(&self, server: &str, workspace_id: i64, workspace: &str) -> bool {
+        // Ids of another form no object ever had.
+        let Ok(object) = Uuid::try_parse(server) else { return true };
+        let of = OfServer { workspace: workspace.to_owned(), workspace_id, server: object };
+        let told = self.within::<Value>(BEGINS_WITHIN, object, calls::Ask::Resync(of)).await;
+        if let Err(cause) = &told {
+            log::trouble("object_not_told", json!({"server": server}), cause);
+        }
+        told.is_ok()
+    }
+}

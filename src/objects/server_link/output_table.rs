@@ -1,0 +1,287 @@
+//! The output of commands, in the tables of a server's object.
+
+use farhand_domain::chunk_row::ChunkRow;
+use farhand_domain::command::Output;
+use farhand_domain::lifecycle::End;
+use farhand_domain::link::stored_command::StoredCommand;
+use farhand_domain::output::{self, OutputHash};
+use farhand_domain::time::Timestamp;
+use farhand_domain::wire::Chunk;
+use serde::Deserialize;
+use uuid::Uuid;
+use worker::Result;
+
+use super::tables::{Tables, integer, text};
+
+/// The largest piece of a chunk that goes into one row, in bytes: rows hold at most 2 MB.
+const MAX_PIECE: usize = 1_000_000;
+/// How many rows of chunks a command has at most. Only chunks with gaps between them make so many.
+const MAX_CHUNK_ROWS: u64 = 16_384;
+
+/// A stored row of chunks, or a piece of one.
+#[derive(Deserialize)]
+struct ChunkPiece {
+    first: f64,
+    lengths: String,
+    content: String,
+}
+
+/// Puts the pieces of rows together.
+fn whole_rows(pieces: impl Iterator<Item = Result<ChunkPiece>>) -> impl Iterator<Item = Result<ChunkRow>> {
+    let mut pieces = pieces.peekable();
+    std::iter::from_fn(move || {
+        let ChunkPiece { first, lengths, mut content } = match pieces.next()? {
+            Ok(piece) => piece,
+            Err(error) => return Some(Err(error)),
+        };
+        while let Some(Ok(more)) = pieces.next_if(|next| next.as_ref().is_ok_and(|next| next.first == first)) {
+            content.push_str(&more.content);
+        }
+        Some(Ok(ChunkRow::stored(first as u64, &lengths, content)))
+    })
+}
+
+/// How much output is wanted at once.
+#[derive(Clone, Copy)]
+pub struct Most {
+    /// So many chunks.
+    pub chunks: u64,
+    /// Not many more than so many bytes.
+    pub bytes: usize,
+    /// None after a gap.
+    pub until_gap: bool,
+}
+
+impl Tables {
+    /// Removes chunks of a command, the first ones, and tells how many rows that were: at most so many, but for the pieces of
+    /// the last.
+    pub(super) fn delete_chunks(&self, id: Uuid, most: u64) -> Result<u64> {
+        let sql = "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ? + 0)";
+        let number = self.count(sql, vec![text(id), integer(most)])?;
+        let sql = "DELETE FROM chunks WHERE command = ?1
+            AND first <= (SELECT max(first) FROM (SELECT first FROM chunks WHERE command = ?1 ORDER BY first LIMIT ?2 + 0))";
+        self.exec(sql, vec![text(id), integer(most)])?;
+        Ok(number)
+    }
+
+    pub(super) fn has_chunks(&self, id: Uuid) -> Result<bool> {
+        let sql = "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT 1)";
+        Ok(self.count(sql, vec![text(id)])? > 0)
+    }
+
+    /// Stores a chunk of output, once. Of all the output its beginning is kept: if a chunk comes late, the last ones give way to
+    /// it. Of what is not kept, only the length is counted. Returns whether the chunk is new.
+    pub fn add_chunk(&self, stored: &StoredCommand, chunk: &Chunk, now: Timestamp) -> Result<bool> {
+        let (id, seq) = (stored.command.id, u64::from(chunk.seq));
+        let before = self.chunk_row(id, "first <= ?2 ORDER BY first DESC", seq)?;
+        if before.as_ref().is_some_and(|row| seq < row.end()) {
+            return Ok(false);
+        }
+        let new = ChunkRow::new(seq, &chunk.content, stored.cut_at.is_none_or(|cut_at| seq < cut_at));
+        let mut kept_bytes = stored.chunks.kept_bytes + new.content.len() as u64;
+        let mut row = match before {
+            Some(mut row) if row.has_room_for(&new) => {
+                row.append(&new);
+                row
+            }
+            _ if stored.chunks.rows >= MAX_CHUNK_ROWS => return Ok(false),
+            _ => new,
+        };
+        // It may fill a gap.
+        let after = if row.end() < stored.chunks.top { self.chunk_row(id, "first = ?2", row.end())? } else { None };
+        if let Some(after) = after.filter(|after| row.has_room_for(after)) {
+            self.exec("DELETE FROM chunks WHERE command = ? AND first = ?", vec![text(id), integer(after.first)])?;
+            row.append(&after);
+        }
+        self.store_chunks(id, &row)?;
+        let mut cut_at = stored.cut_at;
+        while kept_bytes > output::MAX_KEPT {
+            let end = cut_at.unwrap_or(1 << 32);
+            let Some(mut last) = self.chunk_row(id, "first < ?2 ORDER BY first DESC", end)? else { break };
+            while kept_bytes > output::MAX_KEPT
+                && let Some((seq, bytes)) = last.drop_last(cut_at.unwrap_or(1 << 32))
+            {
+                kept_bytes = kept_bytes.saturating_sub(bytes);
+                cut_at = Some(seq);
+            }
+            self.store_chunks(id, &last)?;
+        }
+        if stored.life.outcome().is_some() {
+            // What D1 is told of the output changes with it.
+            self.save(&StoredCommand { cut_at, output_at: Some(now), ..stored.clone() }, now, false)?;
+        } else if cut_at != stored.cut_at {
+            self.store_document(&StoredCommand { cut_at, ..stored.clone() })?;
+        }
+        Ok(true)
+    }
+
+    /// The first row of a command's chunks for which a condition on `?2` is true.
+    fn chunk_row(&self, id: Uuid, condition: &str, seq: u64) -> Result<Option<ChunkRow>> {
+        let sql = format!(
+            "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first = (
+                SELECT first FROM chunks WHERE command = ?1 AND piece = 0 AND {condition} LIMIT 1) ORDER BY piece"
+        );
+        let rows: Vec<ChunkPiece> = self.rows(&sql, vec![text(id), integer(seq)])?;
+        whole_rows(rows.into_iter().map(Ok)).next().transpose()
+    }
+
+    /// Stores a row of chunks, in place of the one that begins with the same chunk.
+    fn store_chunks(&self, id: Uuid, row: &ChunkRow) -> Result<()> {
+        let mut rest = row.content.as_str();
+        let mut piece = 0;
+        loop {
+            let (this, after) = rest.split_at(rest.floor_char_boundary(MAX_PIECE));
+            let parameters = vec![
+                text(id),
+                integer(row.first),
+                integer(piece),
+                integer(row.end()),
+                integer(if piece == 0 { row.bytes() } else { 0 }),
+                integer(if piece == 0 { row.content.len() as u64 } else { 0 }),
+                text(row.lengths()),
+                text(this),
+            ];
+            let sql = "INSERT INTO chunks (command, first, piece, next, bytes, kept, lengths, content)
+                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (command, first, piece)
+                DO UPDATE SET next = ?4, bytes = ?5, kept = ?6, lengths = ?7, content = ?8";
+            self.exec(sql, parameters)?;
+            piece += 1;
+            if after.is_empty() {
+                break;
+            }
+            rest = after;
+        }
+        // Only content that was larger had more pieces.
+        if row.bytes() > MAX_PIECE as u64 {
+            let sql = "DELETE FROM chunks WHERE command = ? AND first = ? AND piece >= ?";
+            self.exec(sql, vec![text(id), integer(row.first), integer(piece)])?;
+        }
+        Ok(())
+    }
+
+    /// The ranges of `seq` that a command's chunks have and that are kept, from a `seq` on.
+    fn chunk_ranges(&self, stored: &StoredCommand, from: u64) -> Result<Vec<(u64, u64)>> {
+        #[derive(Deserialize)]
+        struct Row {
+            first: f64,
+            next: f64,
+        }
+        let end = stored.kept_end();
+        let sql = "SELECT first, next FROM chunks WHERE command = ?1 AND piece = 0 AND next > ?2 AND first < ?3 ORDER BY first";
+        let rows: Vec<Row> = self.rows(sql, vec![text(stored.command.id), integer(from), integer(end)])?;
+        Ok(rows.iter().map(|row| ((row.first as u64).max(from), (row.next as u64).min(end))).collect())
+    }
+
+    /// How many chunks of a command are kept, from a `seq` on.
+    pub fn count_chunks(&self, stored: &StoredCommand, from: u64) -> Result<u64> {
+        if !stored.has_gap() {
+            return Ok(stored.kept_end().saturating_sub(from));
+        }
+        Ok(self.chunk_ranges(stored, from)?.iter().map(|(first, end)| end - first).sum())
+    }
+
+    /// The `seq` of the chunk that is so many after the first one that is kept from a `seq` on.
+    pub fn find_chunk(&self, stored: &StoredCommand, from: u64, offset: u64) -> Result<Option<u64>> {
+        if !stored.has_gap() {
+            return Ok(Some(from.saturating_add(offset)).filter(|seq| *seq < stored.kept_end()));
+        }
+        let mut left = offset;
+        for (first, end) in self.chunk_ranges(stored, from)? {
+            if left < end - first {
+                return Ok(Some(first + left));
+            }
+            left -= end - first;
+        }
+        Ok(None)
+    }
+
+    /// Chunks of a command that are kept, from a `seq` on, in their order: so many, not many more than so many bytes, and if
+    /// that is asked for, none after a gap.
+    pub fn chunks(&self, stored: &StoredCommand, from: u64, most: Most) -> Result<Vec<Chunk>> {
+        let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
+        let sql = "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first < ?3
+            AND first >= coalesce((SELECT max(first) FROM chunks WHERE command = ?1 AND first <= ?2), ?2)
+            ORDER BY first, piece";
+        let parameters = vec![text(stored.command.id), integer(from), integer(stored.kept_end())];
+        let cursor = self.sql.exec(sql, parameters)?;
+        for row in whole_rows(cursor.next::<ChunkPiece>()) {
+            for chunk in row?.chunks(from, stored.kept_end()) {
+                let is_after_gap = chunks.last().is_some_and(|last| last.seq.checked_add(1) != Some(chunk.seq));
+                let is_full = chunks.len() as u64 >= most.chunks || bytes > most.bytes;
+                if is_full || (most.until_gap && is_after_gap) {
+                    return Ok(chunks);
+                }
+                bytes += chunk.content.len();
+                chunks.push(chunk);
+            }
+        }
+        Ok(chunks)
+    }
+
+    /// The kept content of a command from one end, until there are as many bytes as a result holds. The flag tells whether that
+    /// was all.
+    fn content_from(&self, stored: &StoredCommand, order: &str) -> Result<(Vec<String>, bool)> {
+        #[derive(Deserialize)]
+        struct Row {
+            content: String,
+        }
+        let sql = format!("SELECT content FROM chunks WHERE command = ? ORDER BY first {order}, piece {order}");
+        let (mut contents, mut length) = (Vec::new(), 0);
+        for row in self.sql.exec(&sql, vec![text(stored.command.id)])?.next::<Row>() {
+            if length > output::MAX_RESULT {
+                return Ok((contents, false));
+            }
+            let Row { content } = row?;
+            length += content.len();
+            contents.push(content);
+        }
+        Ok((contents, true))
+    }
+
+    /// The SHA-256 of a command's output, if the output is known to be complete: of the kept chunks, or of the result if there
+    /// is no chunk. `is_late`: no further chunk is waited for.
+    pub fn output_hash(&self, stored: &StoredCommand, is_late: bool) -> Result<Option<String>> {
+        if !is_late && !stored.has_all_chunks() {
+            return Ok(None);
+        }
+        if stored.chunks.count == 0 {
+            return Ok(Some(output::sha256(stored.result.as_deref().unwrap_or_default())));
+        }
+        #[derive(Deserialize)]
+        struct Row {
+            content: String,
+        }
+        let mut hash = OutputHash::default();
+        let sql = "SELECT content FROM chunks WHERE command = ? ORDER BY first, piece";
+        for row in self.sql.exec(sql, vec![text(stored.command.id)])?.next::<Row>() {
+            hash.add(&row?.content);
+        }
+        Ok(Some(hash.finish()))
+    }
+
+    /// A result made of the chunks of a command. Output can be far larger than a result: only its two ends are read.
+    fn result_of_chunks(&self, stored: &StoredCommand) -> Result<(String, bool)> {
+        let (head, is_all) = self.content_from(stored, "ASC")?;
+        if is_all {
+            return Ok(output::result(&head.concat()));
+        }
+        let (mut tail, _) = self.content_from(stored, "DESC")?;
+        tail.reverse();
+        let length = usize::try_from(stored.chunks.bytes).unwrap_or(usize::MAX);
+        Ok((output::result_of_ends(&head.concat(), &tail.concat(), length), true))
+    }
+
+    /// What is known of a command's output: the agent's result, or one made of the chunks where it sent none.
+    pub fn output(&self, stored: &StoredCommand) -> Result<Output> {
+        let bytes = stored.output_bytes();
+        if !matches!(stored.life.end, Some(End::Finished(_))) {
+            return Ok(Output { result: None, truncated: false, bytes });
+        }
+        let larger_than_kept = bytes > output::MAX_RESULT as u64;
+        let (result, cut) = match &stored.result {
+            Some(result) if !result.is_empty() || stored.chunks.bytes == 0 => (result.clone(), stored.result_cut),
+            _ => self.result_of_chunks(stored)?,
+        };
+        Ok(Output { result: Some(result), truncated: cut || larger_than_kept, bytes })
+    }
+}
