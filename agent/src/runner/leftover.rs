@@ -65,7 +65,7 @@ mod tests {
         let (queue, _reports) = mpsc::channel(2);
         let (never, journal) = (never(), JournalWriter::default());
         let begun = async {
-            eventually(|| !read(&pids).is_empty()).await;
+            eventually(|| !read(&pids).is_empty() && !groups.ids().is_empty()).await;
             groups.ids()[0]
         };
         // The agent does not get to see the end.
