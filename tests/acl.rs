@@ -1,11 +1,11 @@
 //! Access control lists of API tokens (contract 4, Token ACL): what such a token may reach, endpoint by endpoint.
 
+use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::{Api, Workspace};
 use serde_json::{Value, json};
 
-use crate::endpoints::{self, path_of};
-use crate::routes::{self, Access};
+use crate::endpoints::{all, path_of};
 
 const COMMANDS: &str = "/api/events/commands/";
 const REFUSED: Option<&str> = Some("API_TOKEN_ACL_NOT_ALLOWED");
@@ -54,11 +54,11 @@ async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
     let session = workspace.session().get("/api/auth/sessions/").await.expect(200)["results"][0]["id"].clone();
     let before = everything().await;
     let mut refused = 0;
-    for (method, pattern, access) in endpoints::ALL {
+    for (method, pattern, access) in all() {
         if !matches!(access, Access::User | Access::UserOrAgent) {
             continue;
         }
-        let path = match *pattern {
+        let path = match pattern {
             "/api/auth/tokens/{id}/" => format!("/api/auth/tokens/{}/", own.as_str().unwrap()),
             "/api/auth/sessions/{id}/" => format!("/api/auth/sessions/{}/", session.as_str().unwrap()),
             _ => path_of(pattern, &workspace.slug).replace("/boss/", "/alice/"),
@@ -77,8 +77,8 @@ async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
     assert!(refused > 25, "{refused}");
     let after = everything().await;
     assert_eq!(after, before);
-    // The table in the Worker says the same.
-    let served = routes::TABLE.iter().filter(|route| matches!(route.access, Access::User | Access::UserOrAgent));
+    // The table says the same.
+    let served = ROUTES.iter().filter(|route| matches!(route.access, Access::User | Access::UserOrAgent));
     let open = served.flat_map(|route| {
         let open = route.methods.iter().filter(|(_, endpoint)| endpoint.takes_limited_tokens());
         open.map(|(method, _)| (*method, route.path))

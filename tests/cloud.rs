@@ -1,11 +1,11 @@
 //! `DEPLOYMENT=cloud`: what spec.md marks as on-prem only does not exist, and all else does.
 
+use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::client::PASSWORD;
 use farhand_tests::{Instance, Workspace};
 use serde_json::json;
 
-use crate::endpoints::{self, path_of};
-use crate::routes::{self, Access};
+use crate::endpoints::{all, path_of};
 
 /// The endpoints that spec.md marks as on-prem only.
 const ON_PREM_ONLY: &[(&str, &str)] = &[
@@ -16,12 +16,12 @@ const ON_PREM_ONLY: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn the_table_in_the_worker_says_the_same() {
-    let marked = routes::TABLE
-        .iter()
-        .flat_map(|route| route.on_prem_only.iter().map(|method| (*method, route.path)))
-        .collect::<Vec<_>>();
-    assert_eq!(marked, ON_PREM_ONLY);
+fn the_table_says_the_same() {
+    let marked = ROUTES.iter().flat_map(|route| {
+        let marked = route.methods.iter().filter(|(_, endpoint)| endpoint.is_on_prem_only());
+        marked.map(|(method, _)| (*method, route.path))
+    });
+    assert_eq!(marked.collect::<Vec<_>>(), ON_PREM_ONLY);
 }
 
 #[tokio::test]
@@ -50,8 +50,8 @@ async fn what_is_on_prem_only_is_404_in_the_cloud() {
     assert_eq!((allow.status, allow.header("Allow")), (405, "GET, DELETE, HEAD, OPTIONS"));
     // All else is there: login tokens that live, API tokens, users by name, resets.
     let session = workspace.session().on(&instance.url);
-    for (method, pattern, access) in endpoints::ALL {
-        if *method != "GET" || *access != Access::User || *pattern == "/api/auth/logout/" || pattern.contains("{id}") {
+    for (method, pattern, access) in all() {
+        if method != "GET" || access != Access::User || pattern == "/api/auth/logout/" || pattern.contains("{id}") {
             continue;
         }
         let path = path_of(pattern, "acme");

@@ -43,8 +43,3 @@ mod command_list_sql;
 #[path = "../src/store/within_acl.rs"]
 #[allow(dead_code)]
 mod within_acl_sql;
-
-/// The Worker's own table of endpoints, the very same file.
-#[path = "../src/http/routes.rs"]
-#[allow(dead_code)]
-mod routes;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_domain::error::Code;
 use farhand_tests::client::PASSWORD;
 use farhand_tests::openapi::{DOCUMENT, Exchange, differences};
@@ -11,7 +12,7 @@ use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::routes::{Access, TABLE};
+use crate::endpoints::all;
 
 /// The parts of the document that have path items: OpenAPI has no form for the paths of the second.
 const PARTS: [&str; 2] = ["paths", "x-catch-alls"];
@@ -28,7 +29,7 @@ fn operations() -> impl Iterator<Item = (String, &'static str, &'static Value)> 
 #[test]
 fn the_document_has_the_endpoints_that_there_are_and_no_others() {
     let described: BTreeSet<(String, &str)> = operations().map(|(method, path, _)| (method, path)).collect();
-    let rows = TABLE.iter().flat_map(|row| row.methods.iter().map(|(method, _)| ((*method).to_owned(), row.path)));
+    let rows = all().map(|(method, path, _)| (method.to_owned(), path));
     assert_eq!(described, rows.collect());
     let has_rest = |path: &&String| path.contains("{*");
     assert_eq!(DOCUMENT["paths"].as_object().unwrap().keys().find(has_rest), None);
@@ -38,7 +39,7 @@ fn the_document_has_the_endpoints_that_there_are_and_no_others() {
 #[test]
 fn the_document_asks_for_the_credentials_that_the_endpoints_do() {
     for (method, path, operation) in operations() {
-        let row = TABLE.iter().find(|row| row.path == path).unwrap();
+        let row = ROUTES.iter().find(|row| row.path == path).unwrap();
         let asked: BTreeSet<&str> = operation["security"]
             .as_array()
             .unwrap_or_else(|| panic!("{method} {path}"))

@@ -19,6 +19,7 @@ pub mod command;
 pub mod command_list;
 pub mod contest;
 pub mod cors;
+pub mod endpoints;
 pub mod error;
 pub mod features;
 pub mod fields;

@@ -5,6 +5,7 @@ pub mod agent;
 pub mod audit;
 pub mod command_output;
 pub mod commands;
+pub mod dispatch;
 pub mod groups;
 pub mod idempotency;
 pub mod operator;
@@ -28,103 +29,8 @@ use serde_json::{Value, json};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::http::routes::Endpoint;
 use crate::store::db::{Parameter, Selection};
 use farhand_domain::caller::Caller;
-
-/// Hands a request to its endpoint's handler.
-pub async fn dispatch(endpoint: Endpoint, call: &mut Call) -> Result<Reply, Error> {
-    match endpoint {
-        Endpoint::Health => service::health(call),
-        Endpoint::Page => pages::file(call),
-        Endpoint::WorkspaceCreate => operator::create(call).await,
-        Endpoint::WorkspaceList => operator::list(call).await,
-        Endpoint::WorkspaceDelete => operator::delete(call).await,
-        Endpoint::WorkspaceUndelete => operator::undelete(call).await,
-        Endpoint::WorkspaceResync => operator::resync(call).await,
-        Endpoint::Status => service::status(call).await,
-        Endpoint::Schema => Ok(service::schema()),
-        Endpoint::Login => sessions::login(call).await,
-        Endpoint::IsAuthenticated => sessions::is_authenticated(call).await,
-        Endpoint::Logout => sessions::logout(call).await,
-        Endpoint::SessionList => sessions::list(call).await,
-        Endpoint::SessionRetrieve => sessions::retrieve(call).await,
-        Endpoint::SessionDelete => sessions::delete(call).await,
-        Endpoint::TokenCreate => tokens::create(call).await,
-        Endpoint::TokenList => tokens::list(call).await,
-        Endpoint::TokenRetrieve => tokens::retrieve(call).await,
-        Endpoint::TokenReplace => tokens::replace(call).await,
-        Endpoint::TokenUpdate => tokens::update(call).await,
-        Endpoint::TokenDelete => tokens::delete(call).await,
-        Endpoint::AclCheck => acl_check::check(call).await,
-        Endpoint::PasswordChange => passwords::change(call).await,
-        Endpoint::PasswordSet => passwords::set(call).await,
-        Endpoint::ResetRequest => passwords::request_reset(call).await,
-        Endpoint::ResetOpen => passwords::open_reset(call).await,
-        Endpoint::ResetConfirm => passwords::confirm_reset(call).await,
-        Endpoint::UserList => users::list(call).await,
-        Endpoint::UserCreate => users::create(call).await,
-        Endpoint::UserRetrieve | Endpoint::CurrentUser => users::retrieve(call).await,
-        Endpoint::UserReplace => users::replace(call).await,
-        Endpoint::UserUpdate => users::update(call).await,
-        Endpoint::UserDelete => users::delete(call).await,
-        Endpoint::ServerList => servers::list(call).await,
-        Endpoint::ServerCreate => servers::create(call).await,
-        Endpoint::ServerRetrieve => servers::retrieve(call).await,
-        Endpoint::ServerReplace => servers::replace(call).await,
-        Endpoint::ServerUpdate => servers::update(call).await,
-        Endpoint::ServerDelete => servers::delete(call).await,
-        Endpoint::ServerApprove => servers::approve(call).await,
-        Endpoint::ServerRotateKey => servers::rotate_key(call).await,
-        Endpoint::RegistrationTokenList => registration_tokens::list(call).await,
-        Endpoint::RegistrationTokenCreate => registration_tokens::create(call).await,
-        Endpoint::RegistrationTokenRetrieve => registration_tokens::retrieve(call).await,
-        Endpoint::RegistrationTokenDelete => registration_tokens::delete(call).await,
-        Endpoint::GroupList => groups::list(call).await,
-        Endpoint::GroupCreate => groups::create(call).await,
-        Endpoint::GroupRetrieve => groups::retrieve(call).await,
-        Endpoint::GroupReplace => groups::replace(call).await,
-        Endpoint::GroupUpdate => groups::update(call).await,
-        Endpoint::GroupDelete => groups::delete(call).await,
-        Endpoint::MembershipList => groups::list_memberships(call).await,
-        Endpoint::MembershipCreate => groups::create_membership(call).await,
-        Endpoint::MembershipRetrieve => groups::retrieve_membership(call).await,
-        Endpoint::MembershipReplace => groups::replace_membership(call).await,
-        Endpoint::MembershipUpdate => groups::update_membership(call).await,
-        Endpoint::MembershipDelete => groups::delete_membership(call).await,
-        Endpoint::CommandList => commands::list(call).await,
-        Endpoint::CommandCreate => commands::create(call).await,
-        Endpoint::CommandRetrieve => commands::retrieve(call).await,
-        Endpoint::CommandCancel => commands::cancel(call).await,
-        Endpoint::CommandDelete => commands::delete(call).await,
-        Endpoint::CommandKill => commands::kill(call).await,
-        Endpoint::CommandChunks => command_output::chunks(call).await,
-        Endpoint::CommandOutput => command_output::whole(call).await,
-        Endpoint::CommandStream => command_output::stream(call).await,
-        Endpoint::AgentAck => agent::ack(call).await,
-        Endpoint::AgentChunk => agent::chunk(call).await,
-        Endpoint::AgentFin => agent::fin(call).await,
-        Endpoint::AgentRegister => registration_tokens::register(call).await,
-        Endpoint::AgentUnregister => agent::unregister(call).await,
-        Endpoint::AgentCommit => agent::facts(call, true).await,
-        Endpoint::AgentSync => agent::facts(call, false).await,
-        Endpoint::AgentProcReport => agent::proc_report(call).await,
-        Endpoint::AgentSyncCheck => agent::sync_check(call).await,
-        Endpoint::AgentReject => agent::reject(call).await,
-        Endpoint::AgentEvent => agent::event(call).await,
-        Endpoint::AgentHeartbeat => agent::heartbeat(call).await,
-        Endpoint::AgentIgnored => agent::seen(call).await,
-        Endpoint::AgentMetricsConfig => agent::metrics_config(call).await,
-        Endpoint::AgentProcSync => agent::proc_sync(call).await,
-        Endpoint::AgentUnknown => agent::unknown(call).await,
-        Endpoint::AgentBackhaul => agent::web_socket(call, "/backhaul").await,
-        Endpoint::AgentControl => agent::web_socket(call, "/control").await,
-        Endpoint::AuditList => audit::list(call).await,
-        Endpoint::AuditVerify => audit::verify(call).await,
-        Endpoint::CellAuditList => audit::list_of_cell(call).await,
-        Endpoint::CellAuditVerify => audit::verify_cell(call).await,
-    }
-}
 
 /// How often a change is tried where another request changes the same thing, or the caller's right to it, at the same time.
 const TRIES: usize = 8;

@@ -1,6 +1,7 @@
 //! Requests and responses: what a request says, how an answer is put, and whether the deployment is complete.
 
+pub mod cors;
 pub mod request;
+pub mod request_log;
 pub mod response;
-pub mod routes;
 pub mod setup;

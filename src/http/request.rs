@@ -9,6 +9,7 @@ use farhand_domain::address;
 use farhand_domain::audit::{Event, Object, Source};
 use farhand_domain::authorization::{self, AgentCredential};
 use farhand_domain::caller::Caller;
+use farhand_domain::endpoints::Route;
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::fields::Fields;
 use farhand_domain::host::{self, Host};
@@ -23,7 +24,6 @@ use uuid::Uuid;
 use wasm_bindgen::JsValue;
 use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 
-use crate::http::routes::Route;
 use crate::platform::{self, Config, PeerSource, internal};
 
 /// The largest body of a request, in bytes (contract 3).
@@ -236,7 +236,7 @@ impl Call {
 
     /// The audit log's action of the request's endpoint, where it has one for it.
     pub fn action(&self) -> Option<&'static str> {
-        self.route?.endpoint(&self.method)?.action()
+        self.route?.endpoint(&self.method)?.audit_action()
     }
 
     /// An event of this request's for the audit log, without an actor yet. If the endpoint has no action of its own, it is the access

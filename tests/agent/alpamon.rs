@@ -4,13 +4,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
 use farhand_tests::alpamon::{Alpamon, BACKHAUL, CONTROL, End, Habits, Host, Run};
 use farhand_tests::{Instance, Workspace, eventually, eventually_within};
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
-
-use crate::routes::{self, Access};
 
 const PATH: &str = "/api/events/commands/";
 /// How long a test waits for what takes its time on a slow machine.
@@ -499,7 +498,7 @@ async fn its_reports_cost_no_read_of_d1() {
         check_clean(&agent);
     }
     let of_agents: HashSet<&str> =
-        routes::TABLE.iter().filter(|route| route.access == Access::Agent).map(|route| route.path).collect();
+        ROUTES.iter().filter(|route| route.access == Access::Agent).map(|route| route.path).collect();
     let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(&line[line.find('{')?..]).ok());
     let lines: Vec<Value> =

@@ -1,0 +1,31 @@
+//! Cross-origin requests (contract 3). `farhand_domain::cors` decides which origins may call.
+
+use farhand_domain::cors;
+
+use crate::http::request::Call;
+use crate::http::response::Reply;
+
+/// Lets pages of the web client's origin read the response, and no other pages.
+pub fn add_headers(call: &Call, reply: Reply) -> Reply {
+    let is_operator = call.path.starts_with("/operator/");
+    let Some(origin) = call.header("Origin").filter(|_| !is_operator) else { return reply };
+    let web_client = call.config.web_client_elsewhere().unwrap_or(&call.origin);
+    let reply = reply.header("Vary", "Origin");
+    if !cors::allows(web_client, &origin) {
+        return reply;
+    }
+    let reply = reply.header("Access-Control-Allow-Origin", origin).header(
+        "Access-Control-Expose-Headers",
+        "X-Request-Id, X-Error-Code, Retry-After, Location, Idempotent-Replayed, Preference-Applied",
+    );
+    if call.method != "OPTIONS" {
+        return reply;
+    }
+    reply
+        .header("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
+        .header(
+            "Access-Control-Allow-Headers",
+            "Authorization, Content-Type, Prefer, Idempotency-Key, Last-Event-ID, X-Request-Id",
+        )
+        .header("Access-Control-Max-Age", "600")
+}
