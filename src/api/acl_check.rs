@@ -53,6 +53,7 @@ fn refusal(check: &AclCheck, caller: &Caller, target: Option<Target>, acl: Optio
     let Some(target) = target else {
         return Some("There is no such server, or the caller cannot access it.".to_owned());
     };
+    let rights = target.rights(caller);
     let command = Command {
         id: Uuid::nil(),
         shell: Shell::System,
@@ -64,12 +65,7 @@ fn refusal(check: &AclCheck, caller: &Caller, target: Option<Target>, acl: Optio
         server_name: target.name,
         requested_by: None,
     };
-    let rights = Rights {
-        username: caller.username.clone(),
-        is_staff: caller.is_staff_or_superuser(),
-        any_account: target.any_account,
-        acl,
-    };
+    let rights = Rights { acl, ..rights };
     let origin = Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: false };
     let denial = rights.allow(&command, &origin).err()?;
     let limit = rights.acl.as_ref().and_then(|acl| acl.refusal(&command, false));

@@ -60,6 +60,16 @@ impl Target {
         let may_name = |name: &&String| self.any_account || **name == caller.username;
         self.default_username.as_ref().filter(may_name).unwrap_or(&caller.username).clone()
     }
+
+    /// What the caller may run there, with their own access control list.
+    pub fn rights(&self, caller: &Caller) -> Rights {
+        Rights {
+            username: caller.username.clone(),
+            is_staff: caller.is_staff_or_superuser(),
+            any_account: self.any_account,
+            acl: caller.acl.clone(),
+        }
+    }
 }
 
 /// A command that was made with the same Idempotency-Key.
@@ -244,6 +254,7 @@ fn authorize(
     wait: Option<u32>,
 ) -> Result<Create, Error> {
     let requester = Requester { id: caller.user_id, username: caller.username.clone(), email: caller.email.clone() };
+    let rights = target.rights(caller);
     let command = Command {
         id: platform::new_id(call.now)?,
         shell: new.shell,
@@ -260,12 +271,6 @@ fn authorize(
         session: (caller.kind == farhand_domain::caller::Kind::Session).then_some(caller.credential_id),
         remote_ip: call.remote_ip(),
         has_inputs: new.inputs.is_some(),
-    };
-    let rights = Rights {
-        username: caller.username.clone(),
-        is_staff: caller.is_staff_or_superuser(),
-        any_account: target.any_account,
-        acl: caller.acl.clone(),
     };
     let event = caller.sign(call.event()?).on(Some(command.id.to_string()), None);
     let event = event.details(told(&command, new, &platform::secret_key(&call.env)?)?);

@@ -328,7 +328,7 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     let (key, key_hash) = new_key()?;
     let event = caller.sign(call.event()?).on(Some(id.to_string()), found.server["name"].as_str());
     let fingerprint = fingerprint::of_key(&key);
-    let rotate = Rotate { of, by: caller.user_id, key_hash, fingerprint, at: call.now, event };
+    let rotate = Rotate { of, by: caller.user_id, key_hash, fingerprint: fingerprint.clone(), at: call.now, event };
     let rotated = calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;
     rotated.map_err(|refusal| match refusal {
         Refusal::NoServer => Error::not_found(),
@@ -336,7 +336,7 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     })?;
     found.server["updated_at"] = json!(call.now);
     if found.server["fingerprint"].is_string() {
-        found.server["fingerprint"] = json!(fingerprint::of_key(&key));
+        found.server["fingerprint"] = json!(fingerprint);
     }
     Reply::ok(&with_key(call, found.server, id, &key)?)
 }
