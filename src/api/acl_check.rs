@@ -16,7 +16,6 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform::internal;
 use crate::store::api_tokens;
-use crate::store::servers;
 use farhand_domain::caller::Caller;
 
 /// One of the caller's API tokens.
@@ -81,13 +80,12 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let check = credential.checked(fields.and_then(AclCheck::read)).await?;
-    let (target, server) = servers::for_command(&check.server);
     let token = match check.tried {
         Tried::Token(id) => Some(id),
         Tried::Own | Tried::Sent(_) => None,
     };
-    let sql = format!("json_object('target', json({target}), 'token', json({})) AS found", api_tokens::FOR_CHECK);
-    let (caller, found) = credential.read(&sql, vec![server, token.into()]).await?;
+    let (sql, parameters) = api_tokens::for_check(&check.server, token);
+    let (caller, found) = credential.read(&sql, parameters).await?;
     permit(&caller, &check.tried)?;
     let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
     let Found { target, token } = serde_json::from_str(&found).map_err(internal)?;

@@ -25,7 +25,7 @@ use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
 use crate::platform::log;
 use crate::platform::{self, internal};
-use crate::store::{commands, servers};
+use crate::store::commands;
 use farhand_domain::caller::Caller;
 
 /// The longest time that an answer may be waited for, in seconds (contract 7).
@@ -117,10 +117,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     });
 
     for _ in 0..LOOKS_FOR_KEY {
-        let (sql, server) = servers::for_command(&new.server);
-        let sql = format!("json_object('target', json({sql}), 'used', json({})) AS found", commands::MADE_WITH_KEY);
         let key_hash = hashes.as_ref().map(|(key_hash, _)| key_hash);
-        let parameters = vec![server, key_hash.into(), call.now.plus_seconds(-KEY_LASTS).into()];
+        let since = call.now.plus_seconds(-KEY_LASTS);
+        let (sql, parameters) = commands::for_creation(&new.server, key_hash, since);
         let (caller, found) = credential.read(&sql, parameters).await?;
         let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
         let Found { target, used } = serde_json::from_str(&found).map_err(internal)?;
@@ -398,9 +397,7 @@ fn may_be_ended(command: &Command, caller: &Caller) -> Result<(), Error> {
 /// # Errors
 /// The credential is not alive, or there is no such command.
 pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
-    let (object, readable) = (commands::whole_object(), commands::readable());
-    let sql = format!("(SELECT {object} FROM commands c WHERE c.id = ?5 AND {readable})");
-    let (caller, body) = credential.read(&sql, vec![id.into()]).await?;
+    let (caller, body) = credential.read(&commands::one(), vec![id.into()]).await?;
     Ok((caller, body.ok_or_else(command_not_found)?))
 }
 
@@ -412,9 +409,7 @@ async fn find_endable(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, 
         is_within: bool,
         command: Box<RawValue>,
     }
-    let (object, readable) = (commands::endable_object(), commands::readable());
-    let sql = format!("(SELECT {object} FROM commands c WHERE c.id = ?5 AND {readable})");
-    let (caller, found) = credential.read(&sql, vec![id.into()]).await?;
+    let (caller, found) = credential.read(&commands::endable(), vec![id.into()]).await?;
     let found: Endable = serde_json::from_str(&found.ok_or_else(command_not_found)?).map_err(internal)?;
     if found.is_within { Ok((caller, found.command.get().to_owned())) } else { Err(Error::acl_not_allowed()) }
 }

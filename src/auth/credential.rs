@@ -23,6 +23,7 @@ use crate::objects::janitor;
 use crate::platform;
 use crate::platform::lately::Lately;
 use crate::platform::log;
+use crate::store::batch::{Batch, Outcome};
 use crate::store::db::{self, Failure, Parameter, Selection, Statement};
 use crate::store::login_tokens::{self, Entry};
 use crate::store::scope::{Limited, Scope, WHO};
@@ -302,35 +303,21 @@ impl<'a> Credential<'a> {
         }
     }
 
-    /// Changes something: statements made with [`Scope::statement`]. Returns the `body` column of the first row of
-    /// each.
+    /// Writes a change with its audit event in one transaction. After the response, the KV entries of the login tokens that the
+    /// change ends are deleted. Returns the caller and the reply; no reply means that nothing was changed.
     ///
     /// # Errors
     /// The credential is not alive, or a uniqueness rule is broken.
-    pub async fn write(&self, statements: Vec<Statement>) -> Result<(Caller, Vec<Option<String>>), Failure> {
-        let mut all = vec![self.scope.statement(&format!("SELECT {WHO}"))];
-        all.extend(statements);
-        let (caller, results) = self.resolve(all).await?;
+    pub async fn write(&self, batch: Batch) -> Result<(Caller, Option<String>), Failure> {
+        let (roles, statements) = batch.into_parts();
+        let who = self.scope.statement(&format!("SELECT {WHO}"));
+        let (caller, results) = self.resolve([vec![who], statements].concat()).await?;
         let body = |result: &D1Result| Ok(db::first::<Body>(result)?.and_then(|row| row.body));
-        let bodies = results[1..].iter().map(body).collect::<Result<_, Error>>()?;
-        Ok((caller, bodies))
-    }
-
-    /// The same with the statement for an audit event, which comes at a `place` among them and has no `body` of its own.
-    ///
-    /// # Errors
-    /// As [`Credential::write`].
-    pub async fn write_audited(
-        &self,
-        mut statements: Vec<Statement>,
-        place: usize,
-        event: Statement,
-    ) -> Result<(Caller, Vec<Option<String>>), Failure> {
-        statements.insert(place, event);
-        let (caller, mut bodies) = self.write(statements).await?;
-        bodies.remove(place);
+        let bodies = results.iter().skip(1).map(body).collect::<Result<_, Error>>()?;
         self.call.audited.borrow_mut().push(caller.workspace_id);
-        Ok((caller, bodies))
+        let Outcome { reply, ended_tokens } = Outcome::new(&roles, bodies);
+        forget_login_tokens(self.call, self.scope.workspace, sessions::read_token_hashes(ended_tokens)?);
+        Ok((caller, reply))
     }
 }
 
