@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// From the lowest to the highest.
 const ROOMS: [&str; 7] = ["platform", "mail", "store", "http", "objects", "auth", "api"];
+
 /// All files in a folder of the repository, and below it.
 pub fn sources(folder: &str) -> Vec<PathBuf> {
     fn below(folder: &Path) -> Vec<PathBuf> {
@@ -102,4 +103,14 @@ fn no_files_import_from_each_other() {
     arrows_of_src.retain(|module, _| !module.starts_with(&["objects".to_owned(), "server_link".to_owned()]));
     assert_eq!(circle(&arrows_of_src), None);
     assert_eq!(circle(&arrows("domain/src")), None);
+}
+
+#[test]
+fn handlers_hold_no_sql() {
+    for file in sources("src/api") {
+        let text = fs::read_to_string(&file).unwrap();
+        for sql in ["SELECT ", "INSERT INTO", "DELETE FROM", "json_object("] {
+            assert!(!text.contains(sql), "{} has {sql:?}", file.display());
+        }
+    }
 }

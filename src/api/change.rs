@@ -65,3 +65,27 @@ pub fn changed_fields(fields: &[(&str, bool)]) -> Value {
     let changed: Vec<_> = fields.iter().filter(|(_, is_changed)| *is_changed).map(|(name, _)| name).collect();
     json!({"fields": changed})
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use std::cell::Cell;
+
+    #[test]
+    fn attempts_end_with_a_result_an_error_or_a_conflict() {
+        let made = Cell::new(0);
+        let last = |end_at: usize, end: fn(usize) -> Result<Option<usize>, Error>| {
+            made.set(0);
+            let attempt = async || {
+                made.set(made.get() + 1);
+                if made.get() == end_at { end(end_at) } else { Ok(None) }
+            };
+            retry("group", attempt).now_or_never().unwrap().map_err(|error| error.kind)
+        };
+        assert_eq!((last(1, |at| Ok(Some(at))), made.get()), (Ok(1), 1));
+        assert_eq!((last(TRIES, |at| Ok(Some(at))), made.get()), (Ok(TRIES), TRIES));
+        assert_eq!((last(2, |_| Err(Error::not_found())), made.get()), (Err(Kind::NotFound), 2));
+        assert_eq!((last(TRIES + 1, |at| Ok(Some(at))), made.get()), (Err(Kind::Conflict), TRIES));
+    }
+}

@@ -45,7 +45,7 @@ fn no_such_server() -> Error {
 }
 
 /// What a replay of a new group shows.
-const KEPT: Kept = Kept { collection: "/api/iam/groups/", created: groups::CREATED, hidden: &[] };
+const KEPT: Kept = Kept { collection: "/api/iam/groups/", source: groups::REPLAY, hidden: &[] };
 
 /// `POST /api/iam/groups/`: makes a group, if the caller is staff, who owns it.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
@@ -187,7 +187,7 @@ pub async fn retrieve_membership(call: &Call) -> Result<Reply, Error> {
 
 /// What a replay of a new membership shows.
 const MEMBERSHIP_KEPT: Kept =
-    Kept { collection: "/api/iam/memberships/", created: groups::MEMBERSHIP_CREATED, hidden: &[] };
+    Kept { collection: "/api/iam/memberships/", source: groups::MEMBERSHIP_REPLAY, hidden: &[] };
 
 /// `POST /api/iam/memberships/`: brings a user into a group.
 pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {

@@ -18,7 +18,7 @@ use crate::objects::server_link::calls::Refusal;
 use crate::platform::{self, internal};
 use crate::store::batch::Batch;
 use crate::store::db::Failure;
-use crate::store::idempotency_keys::{self, Created};
+use crate::store::idempotency_keys::{self, ReplaySource};
 use farhand_domain::caller::Caller;
 
 /// The longest Idempotency-Key, in bytes (contract 7).
@@ -28,8 +28,8 @@ const MAX_KEY: usize = 128;
 pub struct Kept {
     /// The collection, where the resource has its address.
     pub collection: &'static str,
-    /// How the answer is read.
-    pub created: Created,
+    /// Where the answer is read.
+    pub source: ReplaySource,
     /// The fields that only the first answer shows. A replay has null.
     pub hidden: &'static [&'static str],
 }
@@ -149,7 +149,7 @@ impl<'a> Once<'a> {
     pub async fn write(&self, credential: &Credential<'_>, resource: &str, batch: Batch) -> Result<Written, Failure> {
         let batch = match &self.hashes {
             Some(Hashes { key, request }) => {
-                idempotency_keys::insert(batch, &credential.scope, (key, request), &self.kept.created, resource)
+                idempotency_keys::insert(batch, &credential.scope, (key, request), &self.kept.source, resource)
             }
             None => batch,
         };

@@ -32,7 +32,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 
 /// What a replay of a creation shows.
 const KEPT: Kept =
-    Kept { collection: "/api/servers/registration-tokens/", created: registration_tokens::CREATED, hidden: &["key"] };
+    Kept { collection: "/api/servers/registration-tokens/", source: registration_tokens::REPLAY, hidden: &["key"] };
 
 /// `POST /api/servers/registration-tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {

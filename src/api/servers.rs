@@ -75,7 +75,7 @@ pub fn bad_groups(problem: Option<&str>) -> Option<Error> {
 
 /// What a replay of a creation shows.
 const KEPT: Kept =
-    Kept { collection: SERVERS, created: servers::CREATED, hidden: &["key", "install", "install_alpamon"] };
+    Kept { collection: SERVERS, source: servers::REPLAY, hidden: &["key", "install", "install_alpamon"] };
 
 /// `POST /api/servers/`: makes a server, if the caller is staff; the one answer that has the agent's key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {

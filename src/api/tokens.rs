@@ -20,7 +20,7 @@ use crate::store::api_tokens;
 const QUOTA_RETRY_AFTER: u64 = 60;
 
 /// What a replay of a creation shows.
-const KEPT: Kept = Kept { collection: "/api/auth/tokens/", created: api_tokens::CREATED, hidden: &["key"] };
+const KEPT: Kept = Kept { collection: "/api/auth/tokens/", source: api_tokens::REPLAY, hidden: &["key"] };
 
 /// `POST /api/auth/tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {

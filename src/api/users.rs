@@ -48,7 +48,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 }
 
 /// What a replay of a creation shows.
-const KEPT: Kept = Kept { collection: "/api/iam/users/", created: users::CREATED, hidden: &[] };
+const KEPT: Kept = Kept { collection: "/api/iam/users/", source: users::REPLAY, hidden: &[] };
 
 /// `POST`: makes a user. Staff make ordinary users, superusers all.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {

@@ -12,7 +12,7 @@ use worker::Env;
 use super::audit::{self, Insert};
 use super::batch::Batch;
 use super::db::{self, Parameter, Selection, Statement};
-use super::idempotency_keys::Created;
+use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
 use super::servers;
 use crate::platform::internal;
@@ -22,8 +22,8 @@ const OBJECT: &str = "json_object('id', t.id, 'name', t.name, 'enabled', json(ii
     'acl', json(t.acl), 'added_at', t.added_at, 'updated_at', t.updated_at, 'expires_at', t.expires_at,
     'last_used_at', t.last_used_at)";
 
-/// How a replayed creation is read.
-pub const CREATED: Created = Created {
+/// Where the answer to a creation is read.
+pub const REPLAY: ReplaySource = ReplaySource {
     object: OBJECT,
     row: "api_tokens t ON t.id = ?7 AND t.workspace_id = me.workspace_id AND t.user_id = me.user_id",
 };

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::audit::{self, Numbered};
 use super::batch::Batch;
 use super::db::{self, Filters, Selection};
-use super::idempotency_keys::Created;
+use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
 
 /// SQL for the group object (contract 5) of a row of `groups g`, as JSON.
@@ -21,9 +21,11 @@ const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.
         WHERE workspace_id = g.workspace_id AND group_id = g.id ORDER BY server_id) i)),
     'added_at', g.added_at, 'updated_at', g.updated_at)";
 
-/// How a replayed creation is read.
-pub const CREATED: Created =
-    Created { object: OBJECT, row: "groups g ON g.workspace_id = me.workspace_id AND g.name = ?7 AND g.added_at = ?3" };
+/// Where the answer to a creation is read.
+pub const REPLAY: ReplaySource = ReplaySource {
+    object: OBJECT,
+    row: "groups g ON g.workspace_id = me.workspace_id AND g.name = ?7 AND g.added_at = ?3",
+};
 
 /// The condition on `me` that they see all groups, as they do all servers.
 const SEES_ALL: &str = "(me.is_superuser OR me.is_staff)";
@@ -219,9 +221,9 @@ pub fn delete(scope: &Scope<'_>, id: i64, event: &Event) -> Result<Batch, Error>
 /// SQL for the membership object (contract 5) of a row of `memberships m`, as JSON.
 const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
 
-/// How a replayed new membership is read.
-pub const MEMBERSHIP_CREATED: Created =
-    Created { object: MEMBERSHIP, row: "memberships m ON m.id = ?7 AND m.workspace_id = me.workspace_id" };
+/// Where the answer to a new membership is read.
+pub const MEMBERSHIP_REPLAY: ReplaySource =
+    ReplaySource { object: MEMBERSHIP, row: "memberships m ON m.id = ?7 AND m.workspace_id = me.workspace_id" };
 
 /// SQL for whether the group of a row of `memberships m` has another owner.
 const HAS_OTHER_OWNER: &str = "EXISTS (SELECT 1 FROM memberships o WHERE o.workspace_id = m.workspace_id

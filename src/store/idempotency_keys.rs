@@ -20,9 +20,9 @@ const PURGED_AT_ONCE: usize = 1_000;
 /// How many such statements one purge sends at most.
 const PURGE_STEPS: usize = 20;
 
-/// How the answer to a creation is read from the new row.
+/// Where the answer to a creation is read, to be stored for a replay.
 #[derive(Debug)]
-pub struct Created {
+pub struct ReplaySource {
     /// SQL for the resource as JSON.
     pub object: &'static str,
     /// SQL that joins the new row to `me`, by its id or name `?7`.
@@ -37,7 +37,7 @@ pub fn insert(
     batch: Batch,
     scope: &Scope<'_>,
     (key_hash, request_hash): (&str, &str),
-    Created { object, row }: &Created,
+    ReplaySource { object, row }: &ReplaySource,
     resource: &str,
 ) -> Batch {
     let expired = "DELETE FROM idempotency_keys WHERE key_hash = ?5 AND added_at <= ?6

@@ -13,7 +13,7 @@ use worker::Env;
 use super::audit::{self, Insert};
 use super::batch::Batch;
 use super::db::{self, Failure, Selection, Statement};
-use super::idempotency_keys::Created;
+use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
 use super::servers;
 
@@ -24,9 +24,9 @@ const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
     'expires_at', t.expires_at, 'uses', t.uses, 'name_pattern', t.name_pattern, 'networks', json(t.networks),
     'approval', json(iif(t.approval, 'true', 'false')), 'added_at', t.added_at)";
 
-/// How a replayed creation is read.
-pub const CREATED: Created =
-    Created { object: OBJECT, row: "registration_tokens t ON t.id = ?7 AND t.workspace_id = me.workspace_id" };
+/// Where the answer to a creation is read.
+pub const REPLAY: ReplaySource =
+    ReplaySource { object: OBJECT, row: "registration_tokens t ON t.id = ?7 AND t.workspace_id = me.workspace_id" };
 
 /// SQL for the condition that a row of `registration_tokens t` is of the caller's workspace, and the caller staff.
 const LISTED: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";

@@ -15,7 +15,7 @@ use super::audit::after_change_by;
 use super::batch::Batch;
 use super::command_list::{REACHED, REACHES_ALL};
 use super::db::{self, Filters, Parameter, Selection, Statement};
-use super::idempotency_keys::Created;
+use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
 
 /// SQL for the server object (contract 6) of a row of `servers s`, as JSON, as the caller `me` sees it.
@@ -33,9 +33,9 @@ const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'default_username', coalesce(s.default_username, s.reported_username),
     'added_at', s.added_at, 'updated_at', s.updated_at)";
 
-/// How a replayed creation is read.
-pub const CREATED: Created =
-    Created { object: OBJECT, row: "servers s ON s.id = ?7 AND s.workspace_id = me.workspace_id" };
+/// Where the answer to a creation is read.
+pub const REPLAY: ReplaySource =
+    ReplaySource { object: OBJECT, row: "servers s ON s.id = ?7 AND s.workspace_id = me.workspace_id" };
 
 /// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5, Server access), and that
 /// the API token is not kept from (contract 4, Token ACL).

@@ -13,7 +13,7 @@ use super::audit::{self, Insert, Numbered};
 use super::batch::Batch;
 use super::db::{self, Parameter, Selection, Statement};
 use super::groups::is_only_owner;
-use super::idempotency_keys::Created;
+use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
 use super::sessions;
 
@@ -23,8 +23,8 @@ pub const OBJECT: &str = "json_object('id', u.id, 'username', u.username, 'email
     'is_active', json(iif(u.is_active, 'true', 'false')), 'is_staff', json(iif(u.is_staff, 'true', 'false')),
     'is_superuser', json(iif(u.is_superuser, 'true', 'false')), 'date_joined', u.date_joined, 'last_login', u.last_login)";
 
-/// How a replayed creation is read.
-pub const CREATED: Created = Created {
+/// Where the answer to a creation is read.
+pub const REPLAY: ReplaySource = ReplaySource {
     object: OBJECT,
     row: "users u ON u.workspace_id = me.workspace_id AND u.username = ?7 AND u.date_joined = ?3",
 };
