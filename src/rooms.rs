@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// From the lowest to the highest.
 const ROOMS: [&str; 7] = ["platform", "mail", "store", "http", "objects", "auth", "api"];
+
 /// All files in a folder of the repository, and below it.
 pub fn sources(folder: &str) -> Vec<PathBuf> {
     fn below(folder: &Path) -> Vec<PathBuf> {
@@ -99,4 +100,14 @@ fn no_file_imports_from_a_higher_room() {
 fn no_files_import_from_each_other() {
     assert_eq!(circle(&arrows("src")), None);
     assert_eq!(circle(&arrows("domain/src")), None);
+}
+
+#[test]
+fn handlers_hold_no_sql() {
+    for file in sources("src/api") {
+        let text = fs::read_to_string(&file).unwrap();
+        for sql in ["SELECT ", "INSERT INTO", "DELETE FROM", "json_object("] {
+            assert!(!text.contains(sql), "{} has {sql:?}", file.display());
+        }
+    }
 }

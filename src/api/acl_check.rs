@@ -1,6 +1,7 @@
 //! Whether an access control list allows a command, without running it (contract 11, ACL).
 
 use farhand_domain::acl::Acl;
+use farhand_domain::caller::Caller;
 use farhand_domain::command::{Command, Origin, Shell};
 use farhand_domain::error::Error;
 use farhand_domain::lifecycle::Denial;
@@ -16,8 +17,6 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform::internal;
 use crate::store::api_tokens;
-use crate::store::servers;
-use farhand_domain::caller::Caller;
 
 /// One of the caller's API tokens.
 #[derive(Deserialize)]
@@ -53,6 +52,7 @@ fn refusal(check: &AclCheck, caller: &Caller, target: Option<Target>, acl: Optio
     let Some(target) = target else {
         return Some("There is no such server, or the caller cannot access it.".to_owned());
     };
+    let rights = target.rights(caller);
     let command = Command {
         id: Uuid::nil(),
         shell: Shell::System,
@@ -64,12 +64,7 @@ fn refusal(check: &AclCheck, caller: &Caller, target: Option<Target>, acl: Optio
         server_name: target.name,
         requested_by: None,
     };
-    let rights = Rights {
-        username: caller.username.clone(),
-        is_staff: caller.is_staff_or_superuser(),
-        any_account: target.any_account,
-        acl,
-    };
+    let rights = Rights { acl, ..rights };
     let origin = Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: false };
     let denial = rights.allow(&command, &origin).err()?;
     let limit = rights.acl.as_ref().and_then(|acl| acl.refusal(&command, false));
@@ -85,13 +80,12 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let check = credential.checked(fields.and_then(AclCheck::read)).await?;
-    let (target, server) = servers::for_command(&check.server);
     let token = match check.tried {
         Tried::Token(id) => Some(id),
         Tried::Own | Tried::Sent(_) => None,
     };
-    let sql = format!("json_object('target', json({target}), 'token', json({})) AS found", api_tokens::FOR_CHECK);
-    let (caller, found) = credential.read(&sql, vec![server, token.into()]).await?;
+    let (sql, parameters) = api_tokens::for_check(&check.server, token);
+    let (caller, found) = credential.read(&sql, parameters).await?;
     permit(&caller, &check.tried)?;
     let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
     let Found { target, token } = serde_json::from_str(&found).map_err(internal)?;

@@ -7,7 +7,7 @@ use farhand_domain::error::{Code, Error, Kind};
 use farhand_domain::features::Features;
 use farhand_domain::id;
 use farhand_domain::secret::{Purpose, credential_hash};
-use farhand_domain::wire::{Chunk, FEATURES_HEADER, Fin, HostFacts, heartbeat_load};
+use farhand_domain::wire::{FEATURES_HEADER, Fin, HostFacts, heartbeat_load};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -81,31 +81,32 @@ fn command(call: &Call) -> Result<uuid::Uuid, Error> {
     call.path_id(Error::not_found)
 }
 
+/// Passes on a report that is answered with 204. A wrong key is refused before a malformed body.
+async fn relay(call: &mut Call, read: impl AsyncFnOnce(&mut Call) -> Result<Report, Error>) -> Result<Reply, Error> {
+    let identity = identity(call).await?;
+    let read = read(call).await;
+    report(call, identity, read).await?;
+    Ok(Reply::no_content())
+}
+
 /// `POST /api/events/commands/<id>/ack/`.
 pub async fn ack(call: &mut Call) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
-    let body = call.discard_report().await;
-    let ack = body.and_then(|()| Ok(Report::Ack { command: command(call)? }));
-    report(call, identity, ack).await?;
-    Ok(Reply::no_content())
+    relay(call, async |call: &mut Call| {
+        call.discard_report().await?;
+        Ok(Report::Ack { command: command(call)? })
+    })
+    .await
 }
 
 /// `POST /api/events/commands/<id>/chunk/`.
 pub async fn chunk(call: &mut Call) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
-    let body = call.report::<Chunk>().await;
-    let chunk = body.and_then(|chunk| Ok(Report::Chunk { command: command(call)?, chunk }));
-    report(call, identity, chunk).await?;
-    Ok(Reply::no_content())
+    relay(call, async |call: &mut Call| Ok(Report::Chunk { chunk: call.report().await?, command: command(call)? }))
+        .await
 }
 
 /// `POST /api/events/commands/<id>/fin/`.
 pub async fn fin(call: &mut Call) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
-    let body = call.report::<Fin>().await;
-    let fin = body.and_then(|fin| Ok(Report::Fin { command: command(call)?, fin }));
-    report(call, identity, fin).await?;
-    Ok(Reply::no_content())
+    relay(call, async |call: &mut Call| Ok(Report::Fin { fin: call.report().await?, command: command(call)? })).await
 }
 
 /// Why an agent does not run a command.
@@ -116,17 +117,15 @@ struct Rejection {
 
 /// `POST /api/events/commands/<id>/reject/`: newer versions of Alpamon send it in place of an ack and a fin.
 pub async fn reject(call: &mut Call) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
-    // Whatever it says, it does not run it.
-    let rejection = call.report_with(|body| Ok(serde_json::from_str::<Rejection>(body).ok())).await;
-    let fin = rejection.and_then(|rejection| {
+    relay(call, async |call: &mut Call| {
+        // Whatever it says, it does not run it.
+        let rejection = call.report_with(|body| Ok(serde_json::from_str::<Rejection>(body).ok())).await?;
         let reason = rejection.map_or_else(String::new, |rejection| format!(": {}", rejection.reason));
         let reason = Some(format!("The agent refused it{reason}"));
         let fin = Fin { result: Some(String::new()), reason, ..Fin::default() };
         Ok(Report::Fin { command: command(call)?, fin })
-    });
-    report(call, identity, fin).await?;
-    Ok(Reply::no_content())
+    })
+    .await
 }
 
 /// `PUT /api/servers/servers/-/commit/` and `PATCH /api/servers/servers/-/sync/`.
@@ -165,12 +164,13 @@ struct Event {
 
 /// `POST /api/events/events/`: of use is that the agent's process began.
 pub async fn event(call: &mut Call) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
-    // One of another form is taken like all that is of no use.
-    let event = call.report_with(|body| Ok(serde_json::from_str::<Event>(body).ok())).await;
-    let has_started = |event: Option<Event>| event.is_some_and(|event| event.record == "started");
-    report(call, identity, event.map(|event| if has_started(event) { Report::Started } else { Report::Seen })).await?;
-    Ok(Reply::no_content())
+    relay(call, async |call: &mut Call| {
+        // One of another form is taken like all that is of no use.
+        let event = call.report_with(|body| Ok(serde_json::from_str::<Event>(body).ok())).await?;
+        let has_started = event.is_some_and(|event| event.record == "started");
+        Ok(if has_started { Report::Started } else { Report::Seen })
+    })
+    .await
 }
 
 /// `POST`, `PUT` and `PATCH` of `/api/proc/<category>/…`: what an agent that is commissioned tells of its host. Of use are
@@ -180,11 +180,11 @@ pub async fn proc_report(call: &mut Call) -> Result<Reply, Error> {
     if !matches!(category.as_str(), "info" | "os") {
         return seen(call).await;
     }
-    let identity = identity(call).await?;
-    let facts = call.report_with(|body| Ok(HostFacts::read_category(&category, body))).await;
-    let told = |facts: Option<_>| facts.map_or(Report::Seen, |facts| Report::Facts { facts, is_commit: false });
-    report(call, identity, facts.map(told)).await?;
-    Ok(Reply::no_content())
+    relay(call, async |call: &mut Call| {
+        let facts = call.report_with(|body| Ok(HostFacts::read_category(&category, body))).await?;
+        Ok(facts.map_or(Report::Seen, |facts| Report::Facts { facts, is_commit: false }))
+    })
+    .await
 }
 
 /// `DELETE /api/servers/servers/<id>/unregister/`: the agent's own server goes.
@@ -206,21 +206,16 @@ pub async fn denied(call: &Call) -> Result<Reply, Error> {
 
 /// `PATCH /api/servers/servers/-/status/`: the heartbeat. The project's own agent sends the host's load in it.
 pub async fn heartbeat(call: &mut Call) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
-    let load = match call.take_report().await {
-        Ok(body) => Ok(Report::Heartbeat { load: str::from_utf8(&body).ok().and_then(heartbeat_load) }),
-        Err(error) => Err(error),
-    };
-    report(call, identity, load).await?;
-    Ok(Reply::no_content())
+    relay(call, async |call: &mut Call| {
+        let body = call.take_report().await?;
+        Ok(Report::Heartbeat { load: str::from_utf8(&body).ok().and_then(heartbeat_load) })
+    })
+    .await
 }
 
 /// Reports that the service has no use for: all that is kept is when the agent was seen.
 pub async fn seen(call: &mut Call) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
-    let body = call.discard_report().await;
-    report(call, identity, body.map(|()| Report::Seen)).await?;
-    Ok(Reply::no_content())
+    relay(call, async |call: &mut Call| call.discard_report().await.map(|()| Report::Seen)).await
 }
 
 /// `GET /api/metrics/config/`: makes the agent send a heartbeat regularly.

@@ -183,10 +183,9 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let (caller, body) = find(&credential, id).await?;
     audit::note_read(call, &caller, id);
     let next = next?;
-    let readable = format!("(SELECT c.id FROM commands c WHERE c.id = ?5 AND {})", commands::readable());
     let follower = Follower {
         env: call.env.clone(),
-        watch: credential.watch(readable, vec![id.into()]),
+        watch: credential.watch(commands::is_readable(), vec![id.into()]),
         id,
         server: server_of(&body)?,
         command: serde_json::from_str(&body).map_err(internal)?,

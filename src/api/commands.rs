@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use farhand_domain::audit::{Object, show_ids, shown_line};
+use farhand_domain::caller::Caller;
 use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester, Shown};
 use farhand_domain::command_list::CommandList;
 use farhand_domain::error::{Code, Error, Kind};
@@ -25,8 +26,7 @@ use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
 use crate::platform::log;
 use crate::platform::{self, internal};
-use crate::store::{commands, servers};
-use farhand_domain::caller::Caller;
+use crate::store::commands;
 
 /// The longest time that an answer may be waited for, in seconds (contract 7).
 const MAX_WAIT: u32 = 60;
@@ -59,6 +59,16 @@ impl Target {
     pub fn username_for(&self, caller: &Caller) -> String {
         let may_name = |name: &&String| self.any_account || **name == caller.username;
         self.default_username.as_ref().filter(may_name).unwrap_or(&caller.username).clone()
+    }
+
+    /// What the caller may run there, with their own access control list.
+    pub fn rights(&self, caller: &Caller) -> Rights {
+        Rights {
+            username: caller.username.clone(),
+            is_staff: caller.is_staff_or_superuser(),
+            any_account: self.any_account,
+            acl: caller.acl.clone(),
+        }
     }
 }
 
@@ -107,10 +117,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     });
 
     for _ in 0..LOOKS_FOR_KEY {
-        let (sql, server) = servers::for_command(&new.server);
-        let sql = format!("json_object('target', json({sql}), 'used', json({})) AS found", commands::MADE_WITH_KEY);
         let key_hash = hashes.as_ref().map(|(key_hash, _)| key_hash);
-        let parameters = vec![server, key_hash.into(), call.now.plus_seconds(-KEY_LASTS).into()];
+        let since = call.now.plus_seconds(-KEY_LASTS);
+        let (sql, parameters) = commands::for_creation(&new.server, key_hash, since);
         let (caller, found) = credential.read(&sql, parameters).await?;
         let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
         let Found { target, used } = serde_json::from_str(&found).map_err(internal)?;
@@ -244,6 +253,7 @@ fn authorize(
     wait: Option<u32>,
 ) -> Result<Create, Error> {
     let requester = Requester { id: caller.user_id, username: caller.username.clone(), email: caller.email.clone() };
+    let rights = target.rights(caller);
     let command = Command {
         id: platform::new_id(call.now)?,
         shell: new.shell,
@@ -260,12 +270,6 @@ fn authorize(
         session: (caller.kind == farhand_domain::caller::Kind::Session).then_some(caller.credential_id),
         remote_ip: call.remote_ip(),
         has_inputs: new.inputs.is_some(),
-    };
-    let rights = Rights {
-        username: caller.username.clone(),
-        is_staff: caller.is_staff_or_superuser(),
-        any_account: target.any_account,
-        acl: caller.acl.clone(),
     };
     let event = caller.sign(call.event()?).on(Some(command.id.to_string()), None);
     let event = event.details(told(&command, new, &platform::secret_key(&call.env)?)?);
@@ -393,9 +397,7 @@ fn may_be_ended(command: &Command, caller: &Caller) -> Result<(), Error> {
 /// # Errors
 /// The credential is not alive, or there is no such command.
 pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
-    let (object, readable) = (commands::whole_object(), commands::readable());
-    let sql = format!("(SELECT {object} FROM commands c WHERE c.id = ?5 AND {readable})");
-    let (caller, body) = credential.read(&sql, vec![id.into()]).await?;
+    let (caller, body) = credential.read(&commands::one(), vec![id.into()]).await?;
     Ok((caller, body.ok_or_else(command_not_found)?))
 }
 
@@ -407,9 +409,7 @@ async fn find_endable(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, 
         is_within: bool,
         command: Box<RawValue>,
     }
-    let (object, readable) = (commands::endable_object(), commands::readable());
-    let sql = format!("(SELECT {object} FROM commands c WHERE c.id = ?5 AND {readable})");
-    let (caller, found) = credential.read(&sql, vec![id.into()]).await?;
+    let (caller, found) = credential.read(&commands::endable(), vec![id.into()]).await?;
     let found: Endable = serde_json::from_str(&found.ok_or_else(command_not_found)?).map_err(internal)?;
     if found.is_within { Ok((caller, found.command.get().to_owned())) } else { Err(Error::acl_not_allowed()) }
 }

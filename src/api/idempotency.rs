@@ -3,6 +3,7 @@
 //! The answer, without its secrets, is stored in the transaction of the change. So a key has an answer exactly if its change
 //! was made.
 
+use farhand_domain::caller::Caller;
 use farhand_domain::command::KEY_LASTS;
 use farhand_domain::error::{Error, NON_FIELD};
 use farhand_domain::fields::Fields;
@@ -16,9 +17,9 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::Refusal;
 use crate::platform::{self, internal};
-use crate::store::db::{Failure, Statement};
-use crate::store::idempotency_keys;
-use farhand_domain::caller::Caller;
+use crate::store::batch::Batch;
+use crate::store::db::Failure;
+use crate::store::idempotency_keys::{self, ReplaySource};
 
 /// The longest Idempotency-Key, in bytes (contract 7).
 const MAX_KEY: usize = 128;
@@ -27,10 +28,8 @@ const MAX_KEY: usize = 128;
 pub struct Kept {
     /// The collection, where the resource has its address.
     pub collection: &'static str,
-    /// SQL for the resource as JSON.
-    pub object: &'static str,
-    /// SQL that joins the new row to `me`, by its id or name `?7`.
-    pub made: &'static str,
+    /// Where the answer is read.
+    pub source: ReplaySource,
     /// The fields that only the first answer shows. A replay has null.
     pub hidden: &'static [&'static str],
 }
@@ -81,18 +80,21 @@ pub fn replayed(answer: &Map<String, Value>, location: String) -> Result<Reply, 
     Ok(Reply::created(answer, location)?.header("Idempotent-Replayed", "true"))
 }
 
-/// A request with an Idempotency-Key.
+/// A request that creates something, with or without an Idempotency-Key.
 pub struct Once<'a> {
     call: &'a Call,
     kept: &'static Kept,
-    hashes: Hashes,
+    /// `None`: the request has no key.
+    hashes: Option<Hashes>,
 }
 
-/// What became of a change.
+/// The outcome of a creation.
 pub enum Written {
-    /// It was created, or not: the statements' bodies show which.
-    Done(Caller, Vec<Option<String>>),
-    /// A concurrent request with the same key made it. This is its answer.
+    /// The resource was created. This is its JSON.
+    Created(Caller, String),
+    /// The conditions of the statements failed, and nothing was written.
+    Refused(Caller),
+    /// A concurrent request with the same key created the resource. This is its answer.
     Replayed(Reply),
 }
 
@@ -119,8 +121,8 @@ impl<'a> Once<'a> {
     ///
     /// # Errors
     /// The key is malformed.
-    pub fn of(call: &'a Call, kept: &'static Kept, body: Option<Secret>) -> Result<Option<Self>, Error> {
-        Ok(Hashes::of(call, body)?.map(|hashes| Self { call, kept, hashes }))
+    pub fn of(call: &'a Call, kept: &'static Kept, body: Option<Secret>) -> Result<Self, Error> {
+        Ok(Self { call, kept, hashes: Hashes::of(call, body)? })
     }
 
     /// The first answer to the key, if there is one, with the caller.
@@ -128,49 +130,38 @@ impl<'a> Once<'a> {
     /// # Errors
     /// The credential is not alive, or the key was used for another request.
     pub async fn replay(&self, credential: &Credential<'_>) -> Result<Option<(Caller, Reply)>, Error> {
+        let Some(hashes) = &self.hashes else { return Ok(None) };
         let since = self.call.now.plus_seconds(-KEY_LASTS);
-        let parameters = vec![self.hashes.key.as_str().into(), since.into()];
+        let parameters = vec![hashes.key.as_str().into(), since.into()];
         let (caller, found) = credential.read(idempotency_keys::EARLIER, parameters).await?;
         let Some(found) = found else { return Ok(None) };
-        let mut answer = self.hashes.answer(&found)?;
+        let mut answer = hashes.answer(&found)?;
         answer.extend(self.kept.hidden.iter().map(|name| ((*name).to_owned(), Value::Null)));
         let id = answer.get("id").map(|id| id.as_str().map_or_else(|| id.to_string(), str::to_owned));
         let location = location(self.call, self.kept.collection, id.unwrap_or_default());
         Ok(Some((caller, replayed(&answer, location)?)))
     }
-}
 
-/// Makes a change with its audit event, as [`Credential::write_audited`], and stores the answer of a request with a key.
-/// `resource` is the new resource's id or name.
-///
-/// # Errors
-/// As [`Credential::write_audited`].
-pub async fn write(
-    credential: &Credential<'_>,
-    once: Option<&Once<'_>>,
-    resource: &str,
-    statements: Vec<Statement>,
-    (place, event): (usize, Statement),
-) -> Result<Written, Failure> {
-    let Some(once) = once else {
-        let (caller, bodies) = credential.write_audited(statements, place, event).await?;
-        return Ok(Written::Done(caller, bodies));
-    };
-    let mut all = statements;
-    let count = all.len();
-    let hashes = (once.hashes.key.as_str(), once.hashes.request.as_str());
-    all.extend(idempotency_keys::insert(&credential.scope, hashes, (once.kept.object, once.kept.made), resource));
-    match credential.write_audited(all, place, event).await {
-        Ok((caller, mut bodies)) => {
-            bodies.truncate(count);
-            Ok(Written::Done(caller, bodies))
+    /// Writes a creation, and with it the answer to a request with a key. `resource` is the new resource's id or name.
+    ///
+    /// # Errors
+    /// As [`Credential::write`].
+    pub async fn write(&self, credential: &Credential<'_>, resource: &str, batch: Batch) -> Result<Written, Failure> {
+        let batch = match &self.hashes {
+            Some(Hashes { key, request }) => {
+                idempotency_keys::insert(batch, &credential.scope, (key, request), &self.kept.source, resource)
+            }
+            None => batch,
+        };
+        match credential.write(batch).await {
+            Ok((caller, Some(created))) => Ok(Written::Created(caller, created)),
+            Ok((caller, None)) => Ok(Written::Refused(caller)),
+            // A concurrent request with the same key took the key, or a name, first.
+            Err(Failure::NotUnique(rule)) => match self.replay(credential).await? {
+                Some((_, reply)) => Ok(Written::Replayed(reply)),
+                None => Err(Failure::NotUnique(rule)),
+            },
+            Err(failure) => Err(failure),
         }
-        // The twin that was first broke a uniqueness rule for this one: that of the key, or of a name.
-        Err(Failure::NotUnique(rule)) => match once.replay(credential).await {
-            Ok(Some((_, reply))) => Ok(Written::Replayed(reply)),
-            Ok(None) => Err(Failure::NotUnique(rule)),
-            Err(error) => Err(Failure::Refused(error)),
-        },
-        Err(failure) => Err(failure),
     }
 }

@@ -3,6 +3,7 @@
 pub mod acl_check;
 pub mod agent;
 pub mod audit;
+pub mod change;
 pub mod command_output;
 pub mod commands;
 pub mod dispatch;
@@ -20,41 +21,23 @@ pub mod users;
 
 use std::fmt::Display;
 
-use farhand_domain::error::{self, Error, Kind};
+use farhand_domain::caller::Caller;
+use farhand_domain::error::{self, Error};
 use farhand_domain::page::{Page, Query};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::store::db::{Parameter, Selection};
-use farhand_domain::caller::Caller;
 
-/// How often a change is tried where another request changes the same thing, or the caller's right to it, at the same time.
-const TRIES: usize = 8;
-
-/// Which fields a change names, as an audit event tells it.
-fn changed(fields: &[(&str, bool)]) -> Value {
-    let named: Vec<_> = fields.iter().filter(|(_, is_named)| *is_named).map(|(name, _)| name).collect();
-    json!({"fields": named})
-}
-
-/// Others change it all the time.
-fn conflict(what: &str) -> Error {
-    Error::new(Kind::Conflict, format!("The {what} was changed by others at the same time. Try again."))
-}
-
-/// What is read of something that a caller wants to change, who sees it.
-async fn find<T: DeserializeOwned>(
-    credential: &Credential<'_>,
-    sql: &str,
-    parameters: Vec<Parameter>,
-) -> Result<(Caller, T), Error> {
-    let (caller, found) = credential.read(sql, parameters).await?;
-    let found = serde_json::from_str(&found.ok_or_else(Error::not_found)?).map_err(crate::platform::internal)?;
-    Ok((caller, found))
+/// Answers with one resource that the caller sees: SQL for it as JSON, by its id `?5`.
+async fn one_of(call: &Call, id: Result<impl Into<Parameter>, Error>, sql: &str) -> Result<Reply, Error> {
+    let credential = Credential::of(call)?;
+    let id = credential.checked(id).await?;
+    let (_, resource) = credential.read(sql, vec![id.into()]).await?;
+    resource.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
 /// The address of another page of the same list: on the caller's own base URL, with the other parameters kept.
@@ -87,31 +70,6 @@ fn location_of(call: &Call, collection: &str, json: &str) -> Result<String, Erro
     }
     let Numbered { id } = serde_json::from_str(json).map_err(crate::platform::internal)?;
     Ok(location(call, collection, id))
-}
-
-/// What a list of the caller's is made of, in SQL that may use the columns of `me`.
-struct Listing<'a> {
-    /// An item as JSON.
-    object: &'a str,
-    /// The table, with the name that the other parts know it by.
-    from: &'a str,
-    /// Which rows, with parameters from `?7` on.
-    condition: &'a str,
-    /// Their order.
-    order: &'a str,
-}
-
-/// Answers with a page of a list of the caller's, to those who are permitted it. `filters` are the parameters of its
-/// condition, read from the query.
-async fn list_of(
-    call: &Call,
-    permit: impl Fn(&Caller) -> Result<(), Error>,
-    listing: Listing<'_>,
-    filters: impl FnOnce(&Query) -> Result<Vec<Parameter>, Error>,
-) -> Result<Reply, Error> {
-    let Listing { object, from, condition, order } = listing;
-    let ways = [format!("{from} WHERE {condition}")];
-    page_of(call, permit, |query, _| Ok(Selection::of("", (from, object), &ways, order, filters(query)?))).await
 }
 
 /// Lets everybody have a list, which holds what is theirs.

@@ -1,15 +1,16 @@
 //! Passwords: changing one's own, setting another's, and resets by mail (spec.md, Password rules; contract 4).
 
 use farhand_domain::audit::{ActorType, CredentialType};
+use farhand_domain::caller::Caller;
 use farhand_domain::error::{Code, Error, Kind};
 use farhand_domain::fields::Fields;
 use farhand_domain::password::{self, Personal};
 use farhand_domain::secret::{Guessable, Secret};
-use farhand_domain::user;
+use farhand_domain::user::{self, Account};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::users::{end_sessions, find, target};
+use super::users::{find, target};
 use crate::auth::credential::{self, Credential};
 use crate::auth::guesses;
 use crate::auth::hashing;
@@ -17,8 +18,6 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::mailer;
 use crate::platform;
-use crate::store::audit::after_change;
-use crate::store::db::Statement;
 use crate::store::reset_requests::{self, Requested};
 use crate::store::users::{self, Found, NewPassword, Target};
 
@@ -51,20 +50,22 @@ fn new_password(mut fields: Fields, name: &'static str, personal: Personal<'_>) 
     Ok((fields.finish_with(new)?, keep_scheduled))
 }
 
-/// Sets a password, with the audit event behind it; returns the user, if the password was set.
+/// Sets a password of a user, and ends the user's sessions. Returns the user; `None` if caller or user are not what they were any
+/// more: see [`users::set_password`].
 async fn set_password(
     call: &Call,
     credential: &Credential<'_>,
-    user_id: i64,
+    (caller, account): (&Caller, &Account),
     stored: Option<&str>,
-    new: &NewPassword<'_>,
-    event: Statement,
+    (password, keep_scheduled): (&str, bool),
 ) -> Result<Option<String>, Error> {
-    let statements = users::set_password(&credential.scope, user_id, stored, new, call.now);
-    let last = statements.len();
-    let (_, bodies) = credential.write_audited(statements, last, event).await?;
-    let user = end_sessions(call, bodies, last - 1)?;
-    if user.is_some() && !new.keep_scheduled {
+    let hash = hashing::hash(call, &caller.username, password).await?;
+    let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
+    let event = event.details(json!({"keep_scheduled": keep_scheduled}));
+    let new = NewPassword { hash: &hash, keep_scheduled };
+    let batch = users::set_password(&credential.scope, caller, account.id, stored, &new, &event)?;
+    let (_, user) = credential.write(batch).await?;
+    if user.is_some() && !keep_scheduled {
         credential::cancel_revoked(call);
     }
     Ok(user)
@@ -92,12 +93,7 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
         fields.reject("password", guesses::WRONG_PASSWORD);
     }
     let new = fields.finish_with(new)?;
-
-    let hash = hashing::hash(call, &caller.username, &new).await?;
-    let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
-    let event = after_change(caller.workspace_id, &event.details(json!({"keep_scheduled": keep_scheduled})))?;
-    let new = NewPassword { hash: &hash, keep_scheduled };
-    set_password(call, &credential, caller.user_id, Some(&stored), &new, event)
+    set_password(call, &credential, (&caller, &account), Some(&stored), (&new, keep_scheduled))
         .await?
         .ok_or_else(|| Error::field("password", guesses::WRONG_PASSWORD))?;
     Reply::ok(&Value::Null)
@@ -115,11 +111,7 @@ pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let mut fields = fields?;
     fields.ignore(user::READ_ONLY);
     let (new, keep_scheduled) = new_password(fields, "password", account.personal())?;
-    let hash = hashing::hash(call, &caller.username, &new).await?;
-    let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
-    let event = after_change(caller.workspace_id, &event.details(json!({"keep_scheduled": keep_scheduled})))?;
-    let new = NewPassword { hash: &hash, keep_scheduled };
-    let user = set_password(call, &credential, account.id, None, &new, event).await?;
+    let user = set_password(call, &credential, (&caller, &account), None, (&new, keep_scheduled)).await?;
     user.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 

@@ -8,19 +8,17 @@ use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
 
 use super::idempotency::{self, Kept, Once, Written};
-use super::{Listing, list_of, location, servers as api_servers, staff, staff_only};
+use super::{location, page_of, servers as api_servers, staff, staff_only};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform::{self, internal};
-use crate::store::audit::after_change_by;
-use crate::store::registration_tokens::{self, LISTED, NewServer, OBJECT};
+use crate::store::registration_tokens::{self, NewServer};
 use crate::store::servers;
 
 /// `GET /api/servers/registration-tokens/`: the workspace's, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let listing = Listing { object: OBJECT, from: "registration_tokens t", condition: LISTED, order: "t.id DESC" };
-    list_of(call, staff, listing, |_| Ok(vec![])).await
+    page_of(call, staff, |_, _| Ok(registration_tokens::list())).await
 }
 
 /// `GET /api/servers/registration-tokens/<id>/`.
@@ -33,12 +31,8 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 }
 
 /// What a replay of a creation shows.
-const KEPT: Kept = Kept {
-    collection: "/api/servers/registration-tokens/",
-    object: OBJECT,
-    made: "registration_tokens t ON t.id = ?7 AND t.workspace_id = me.workspace_id",
-    hidden: &["key"],
-};
+const KEPT: Kept =
+    Kept { collection: "/api/servers/registration-tokens/", source: registration_tokens::REPLAY, hidden: &["key"] };
 
 /// `POST /api/servers/registration-tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
@@ -48,14 +42,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
     let groups = input.as_ref().map_or_else(|_| json!([]), |new| json!(new.groups));
-    let (caller, problem) = credential.read(&servers::group_problem("?5"), vec![groups.to_string().into()]).await?;
+    let (caller, problem) = credential.read(&servers::problem_of_groups(), vec![groups.to_string().into()]).await?;
     // The caller's right comes before the input (contract 3, order of refusals).
     staff(&caller)?;
     let new = input?;
     let once = Once::of(call, &KEPT, body)?;
-    if let Some(once) = &once
-        && let Some((_, reply)) = once.replay(&credential).await?
-    {
+    if let Some((_, reply)) = once.replay(&credential).await? {
         return Ok(reply);
     }
     if let Some(error) = api_servers::bad_groups(problem.as_deref()) {
@@ -73,17 +65,16 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "approval": new.approval,
     });
     show_ids(&mut details, "groups", &new.groups);
-    let event = event.details(details);
-    let statements = registration_tokens::insert(&credential.scope, id, &new, &key_hash);
-    let event = (1, after_change_by(&credential.scope, &event)?);
-    let bodies = match idempotency::write(&credential, once.as_ref(), &id.to_string(), statements, event).await? {
-        Written::Done(_, bodies) => bodies,
-        Written::Replayed(reply) => return Ok(reply),
-    };
-    let body = bodies.into_iter().next_back().flatten().ok_or_else(staff_only)?;
-    let mut token: Value = serde_json::from_str(&body).map_err(internal)?;
-    token["key"] = json!(key.expose());
-    Reply::created(&token, location(call, "/api/servers/registration-tokens/", id))
+    let batch = registration_tokens::insert(&credential.scope, id, &new, &key_hash, &event.details(details))?;
+    match once.write(&credential, &id.to_string(), batch).await? {
+        Written::Created(_, token) => {
+            let mut token: Value = serde_json::from_str(&token).map_err(internal)?;
+            token["key"] = json!(key.expose());
+            Reply::created(&token, location(call, KEPT.collection, id))
+        }
+        Written::Refused(_) => Err(staff_only()),
+        Written::Replayed(reply) => Ok(reply),
+    }
 }
 
 /// `DELETE /api/servers/registration-tokens/<id>/`.
@@ -91,12 +82,9 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let event = call.event()?.on(Some(id.to_string()), None);
-    let event = registration_tokens::before_delete(&credential.scope, &event)?;
-    let delete = registration_tokens::delete(&credential.scope, id);
-    let (caller, bodies) = credential.write_audited(vec![delete], 0, event).await?;
+    let (caller, deleted) = credential.write(registration_tokens::delete(&credential.scope, id, &event)?).await?;
     staff(&caller)?;
-    let deleted = bodies.into_iter().flatten().next().is_some();
-    if deleted { Ok(Reply::no_content()) } else { Err(Error::not_found()) }
+    deleted.map(|_| Reply::no_content()).ok_or_else(Error::not_found)
 }
 
 /// `POST /api/servers/servers/register/`: an agent makes a server of its host. Exactly 201 (agent-protocol 1).

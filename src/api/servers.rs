@@ -1,8 +1,8 @@
 //! Servers (contract 6).
 
 use farhand_domain::audit::show_ids;
+use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
-use farhand_domain::fields::Fields;
 use farhand_domain::fingerprint;
 use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::registration_token;
@@ -11,18 +11,17 @@ use farhand_domain::server::{self, ServerChanges, ServerList};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::change::{Extent, changed_fields, conflict, find, retry};
 use super::idempotency::{self, Kept, Once, Written};
-use super::{TRIES, agent, anybody, changed, conflict, find, location, page_of, staff};
+use super::{agent, anybody, location, one_of, page_of, staff};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
 use crate::platform::log;
 use crate::platform::{self, internal};
-use crate::store::audit::after_change_by;
 use crate::store::db::Failure;
-use crate::store::servers::{self, ForApproval, ForChange, OBJECT, REACHABLE};
-use farhand_domain::caller::Caller;
+use crate::store::servers::{self, ForApproval, ForChange};
 
 /// Where servers are.
 pub const SERVERS: &str = "/api/servers/servers/";
@@ -37,11 +36,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::own_server(call).await;
     }
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let sql = format!("(SELECT {OBJECT} FROM servers s WHERE s.id = ?5 AND {REACHABLE})");
-    let (_, server) = credential.read(&sql, vec![id.into()]).await?;
-    server.map(Reply::ok_text).ok_or_else(Error::not_found)
+    one_of(call, call.path_id(Error::not_found), &servers::one()).await
 }
 
 /// A new key for an agent, with its hash.
@@ -79,12 +74,8 @@ pub fn bad_groups(problem: Option<&str>) -> Option<Error> {
 }
 
 /// What a replay of a creation shows.
-const KEPT: Kept = Kept {
-    collection: SERVERS,
-    object: OBJECT,
-    made: "servers s ON s.id = ?7 AND s.workspace_id = me.workspace_id",
-    hidden: &["key", "install", "install_alpamon"],
-};
+const KEPT: Kept =
+    Kept { collection: SERVERS, source: servers::REPLAY, hidden: &["key", "install", "install_alpamon"] };
 
 /// `POST /api/servers/`: makes a server, if the caller is staff; the one answer that has the agent's key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
@@ -92,15 +83,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let body = idempotency::body_of(&fields);
     let credential = Credential::of(call)?;
     let once = Once::of(call, &KEPT, body);
-    let new = match fields.and_then(ServerChanges::read_new).and_then(|new| Ok((new, once?))) {
-        Ok(new) => new,
+    let (new, once) = match fields.and_then(ServerChanges::read_new).and_then(|new| Ok((new, once?))) {
+        Ok(read) => read,
         // The caller's right comes before the input (contract 3, order of refusals).
         Err(error) => return Err(staff(&credential.check().await?).err().unwrap_or(error)),
     };
-    let (new, once) = new;
-    if let Some(once) = &once
-        && let Some((caller, reply)) = once.replay(&credential).await?
-    {
+    if let Some((caller, reply)) = once.replay(&credential).await? {
         staff(&caller)?;
         return Ok(reply);
     }
@@ -117,22 +105,21 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let event = call.event()?.on(Some(id.to_string()), Some(&name));
     let mut details = json!({});
     show_ids(&mut details, "groups", &groups);
-    let event = event.details(details);
-    let (statements, event) = (servers::insert(&credential.scope, &new), after_change_by(&credential.scope, &event)?);
-    let written = idempotency::write(&credential, once.as_ref(), &id.to_string(), statements, (1, event)).await;
-    let (caller, bodies) = match written.map_err(taken)? {
-        Written::Done(caller, bodies) => (caller, bodies),
-        Written::Replayed(reply) => return Ok(reply),
-    };
-    let Some(body) = bodies.into_iter().next_back().flatten() else {
-        staff(&caller)?;
-        let (_, problem) =
-            credential.read(&servers::group_problem("?5"), vec![json!(groups).to_string().into()]).await?;
-        return Err(bad_groups(problem.as_deref()).unwrap_or_else(|| conflict("group")));
-    };
-    adopt(call, caller.workspace_id, id).await?;
-    let server = serde_json::from_str(&body).map_err(internal)?;
-    Reply::created(&with_key(call, server, id, &key)?, location(call, SERVERS, id))
+    let batch = servers::insert(&credential.scope, &new, &event.details(details))?;
+    match once.write(&credential, &id.to_string(), batch).await.map_err(taken)? {
+        Written::Created(caller, server) => {
+            adopt(call, caller.workspace_id, id).await?;
+            let server = serde_json::from_str(&server).map_err(internal)?;
+            Reply::created(&with_key(call, server, id, &key)?, location(call, SERVERS, id))
+        }
+        Written::Refused(caller) => {
+            staff(&caller)?;
+            let (_, problem) =
+                credential.read(&servers::problem_of_groups(), vec![json!(groups).to_string().into()]).await?;
+            Err(bad_groups(problem.as_deref()).unwrap_or_else(|| conflict("group")))
+        }
+        Written::Replayed(reply) => Ok(reply),
+    }
 }
 
 /// A server, for an object that may not know yet whose it is.
@@ -154,12 +141,12 @@ pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), E
 
 /// `PUT /api/servers/servers/<id>/`: its name, its groups and its owner.
 pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
-    change(call, ServerChanges::read_all, true).await
+    change(call, Extent::Whole).await
 }
 
 /// `PATCH /api/servers/servers/<id>/`: the given fields.
 pub async fn update(call: &mut Call) -> Result<Reply, Error> {
-    change(call, ServerChanges::read, false).await
+    change(call, Extent::Partial).await
 }
 
 /// Who changes servers (contract 5, Run-as).
@@ -182,30 +169,29 @@ async fn for_change(
 
 /// Changes a server.
 ///
-/// 1. Looks caller and server up; who may not edit it is refused before the input is looked at.
-/// 2. Its groups are for staff (contract 5). To name the same again is no change; left out of a `PUT`, they are none for staff,
-///    and stay for its owner.
-/// 3. Its owner is for superusers. To name the same again is no change; left out of a `PUT`, it stays.
-/// 4. Writes, if the caller still may; else all is done once more.
-async fn change(
-    call: &mut Call,
-    read_changes: impl FnOnce(Fields) -> Result<ServerChanges, Error>,
-    is_whole: bool,
-) -> Result<Reply, Error> {
+/// 1. Finds caller and server. A caller who may not change it is refused before the input is looked at.
+/// 2. Only staff change its groups (contract 5). To name the same groups is no change. A `PUT` without groups removes them if the
+///    caller is staff, and keeps them otherwise.
+/// 3. Only superusers change its owner. To name the same owner is no change. A `PUT` without an owner keeps it.
+/// 4. Writes, if the caller still may.
+async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::denied(call).await;
     }
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let input = fields.and_then(read_changes);
+    let input = fields.and_then(match extent {
+        Extent::Whole => ServerChanges::read_all,
+        Extent::Partial => ServerChanges::read,
+    });
     let groups = input.as_ref().ok().and_then(|changes| changes.groups.clone()).unwrap_or_default();
     let owner = input.as_ref().ok().and_then(|changes| changes.owner).flatten();
-    for _ in 0..TRIES {
+    let attempt = async || {
         let (caller, found) = for_change(&credential, id, &groups, owner).await?;
         let mut changes = input.clone()?;
         let is_staff = caller.is_staff_or_superuser();
-        if is_whole && is_staff {
+        if extent == Extent::Whole && is_staff {
             changes.groups.get_or_insert_default();
         }
         changes.groups = changes.groups.filter(|groups| json!(groups) != found.server["groups"]);
@@ -224,42 +210,39 @@ async fn change(
             return Err(Error::field("owner", "No such user."));
         }
         let event = call.event()?.on(Some(id.to_string()), found.server["name"].as_str());
-        let event = after_change_by(&credential.scope, &event.details(told(&changes, owner_before)))?;
-        let statements = servers::update(&credential.scope, id, &changes);
-        let (_, bodies) = credential.write_audited(statements, 1, event).await.map_err(taken)?;
-        let done = bodies.first().is_some_and(Option::is_some);
-        if let (true, Some(server)) = (done, bodies.into_iter().next_back().flatten()) {
-            if let Some(name) = changes.name {
-                rename(call, id, name);
-            }
-            return Ok(Reply::ok_text(server));
+        let event = event.details(details(&changes, owner_before));
+        let batch = servers::update(&credential.scope, id, &changes, &event)?;
+        let (_, server) = credential.write(batch).await.map_err(taken)?;
+        if let (Some(_), Some(name)) = (&server, changes.name) {
+            rename(call, id, name);
         }
-    }
-    Err(conflict("server"))
+        Ok(server.map(Reply::ok_text))
+    };
+    retry("server", attempt).await
 }
 
-/// The details of a change's audit event: the fields, their new values, and the owner before.
-fn told(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
-    let mut told = changed(&[
+/// The details of a change's audit event: the changed fields, their new values, and the owner before.
+fn details(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
+    let mut details = changed_fields(&[
         ("name", changes.name.is_some()),
         ("groups", changes.groups.is_some()),
         ("owner", changes.owner.is_some()),
         ("default_username", changes.default_username.is_some()),
     ]);
     if let Some(default_username) = &changes.default_username {
-        told["default_username"] = json!(default_username);
+        details["default_username"] = json!(default_username);
     }
     if let Some(owner) = changes.owner {
-        told["owner"] = json!(owner);
-        told["old"] = json!({"owner": owner_before});
+        details["owner"] = json!(owner);
+        details["old"] = json!({"owner": owner_before});
     }
     if let Some(name) = &changes.name {
-        told["name"] = json!(name);
+        details["name"] = json!(name);
     }
     if let Some(groups) = &changes.groups {
-        show_ids(&mut told, "groups", groups);
+        show_ids(&mut details, "groups", groups);
     }
-    told
+    details
 }
 
 /// After the response: tells the object of a server its new name, which its agent is told when it asks.
@@ -307,13 +290,10 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
         return retrieve(call).await;
     }
     let event = call.event()?.on(Some(id.to_string()), Some(&found.name));
-    let event = after_change_by(&credential.scope, &event.details(json!({"fingerprint": fingerprint})))?;
-    let (_, bodies) = credential.write_audited(servers::approve(&credential.scope, id, &fingerprint), 1, event).await?;
-    // Nothing was changed: another request approved it first, or its key was rotated.
-    if bodies.first().is_none_or(Option::is_none) {
-        return Err(conflict("server"));
-    }
-    bodies.into_iter().next_back().flatten().map(Reply::ok_text).ok_or_else(Error::not_found)
+    let event = event.details(json!({"fingerprint": fingerprint}));
+    let (_, server) = credential.write(servers::approve(&credential.scope, id, &fingerprint, &event)?).await?;
+    // Without a reply, another request approved the server first, or its key was rotated.
+    server.map(Reply::ok_text).ok_or_else(|| conflict("server"))
 }
 
 /// `POST /api/servers/servers/<id>/rotate-key/`: another key for its agent, told this once. The old one is dead when this
@@ -328,7 +308,7 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     let (key, key_hash) = new_key()?;
     let event = caller.sign(call.event()?).on(Some(id.to_string()), found.server["name"].as_str());
     let fingerprint = fingerprint::of_key(&key);
-    let rotate = Rotate { of, by: caller.user_id, key_hash, fingerprint, at: call.now, event };
+    let rotate = Rotate { of, by: caller.user_id, key_hash, fingerprint: fingerprint.clone(), at: call.now, event };
     let rotated = calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;
     rotated.map_err(|refusal| match refusal {
         Refusal::NoServer => Error::not_found(),
@@ -336,7 +316,7 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     })?;
     found.server["updated_at"] = json!(call.now);
     if found.server["fingerprint"].is_string() {
-        found.server["fingerprint"] = json!(fingerprint::of_key(&key));
+        found.server["fingerprint"] = json!(fingerprint);
     }
     Reply::ok(&with_key(call, found.server, id, &key)?)
 }

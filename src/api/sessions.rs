@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::passwords::forbidden_without_header;
-use super::{Listing, anybody, list_of};
+use super::{anybody, one_of, page_of};
 use crate::auth::audit::note_failed_login;
 use crate::auth::credential::{self, Credential};
 use crate::auth::guesses::{self, Guesser};
@@ -22,7 +22,6 @@ use crate::http::response::Reply;
 use crate::platform;
 use crate::platform::log;
 use crate::store::login_tokens::{self, Entry};
-use crate::store::sessions::{OBJECT, OWN};
 use crate::store::{sessions, users};
 
 /// The one answer to an unknown username, a wrong password and a user who may not log in.
@@ -149,9 +148,7 @@ pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     let credential = Credential::of(call).map_err(forbidden_without_header)?;
     credential.checked(input).await?;
     let event = call.event()?.on(None, None);
-    let (event, delete) =
-        (sessions::before_delete_own(&credential.scope, &event)?, sessions::delete_own(&credential.scope));
-    let (caller, _) = credential.write_audited(vec![delete], 0, event).await?;
+    let (caller, _) = credential.write(sessions::delete_own(&credential.scope, &event)?).await?;
     if caller.kind == farhand_domain::caller::Kind::ApiToken {
         return Err(Error::new(Kind::Forbidden, "Only a login token can log out.").code(Code::PermissionDenied));
     }
@@ -161,17 +158,12 @@ pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
 
 /// `GET /api/auth/sessions/`: the caller's live ones, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    let listing = Listing { object: OBJECT, from: "sessions s", condition: OWN, order: "s.id DESC" };
-    list_of(call, anybody, listing, |_| Ok(vec![])).await
+    page_of(call, anybody, |_, _| Ok(sessions::list())).await
 }
 
 /// `GET /api/auth/sessions/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let sql = format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = ?5 AND {OWN})");
-    let (_, session) = credential.read(&sql, vec![id.into()]).await?;
-    session.map(Reply::ok_text).ok_or_else(Error::not_found)
+    one_of(call, call.path_id(Error::not_found), &sessions::one()).await
 }
 
 /// `DELETE /api/auth/sessions/<id>/`: refuses the session's token from the next request on. The waiting commands that it created
@@ -188,13 +180,9 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         }
     };
     let event = call.event()?.on(Some(id.to_string()), None).details(json!({"keep_scheduled": keep_scheduled}));
-    let event = sessions::before_delete(&credential.scope, &event)?;
-    let mut statements = vec![sessions::delete(&credential.scope, id)];
-    if !keep_scheduled {
-        statements.insert(0, sessions::revoke(&credential.scope, id));
-    }
-    let (_, bodies) = credential.write_audited(statements, 0, event).await?;
-    let token_hash = bodies.into_iter().flatten().next().ok_or_else(Error::not_found)?;
+    let batch = sessions::delete(&credential.scope, id, keep_scheduled, &event)?;
+    let (_, token_hash) = credential.write(batch).await?;
+    let token_hash = token_hash.ok_or_else(Error::not_found)?;
     credential::forget_login_tokens(call, call.workspace()?, vec![token_hash]);
     if !keep_scheduled {
         credential::cancel_revoked(call);

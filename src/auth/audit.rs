@@ -57,6 +57,14 @@ pub fn record_later(call: &Call, workspace_id: i64, event: Event) {
     });
 }
 
+/// Writes an event after the response; an event that could not be created is logged as lost.
+fn record_or_log(call: &Call, workspace_id: i64, event: Result<Event, Error>) {
+    match event {
+        Ok(event) => record_later(call, workspace_id, event),
+        Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),
+    }
+}
+
 /// After the response: has what the request wrote sealed.
 pub fn seal_later(call: &Call) {
     for workspace in call.audited.take() {
@@ -80,10 +88,7 @@ pub fn note_refusal(call: &Call, error: &Error) {
             return;
         }
     }
-    match denied(call, error) {
-        Ok(event) => record_later(call, workspace_id, event),
-        Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),
-    }
+    record_or_log(call, workspace_id, denied(call, error));
 }
 
 fn denied(call: &Call, error: &Error) -> Result<Event, Error> {
@@ -110,13 +115,11 @@ pub fn note_read(call: &Call, caller: &Caller, command: Uuid) {
     if !READ.with_borrow_mut(|read| read.is_due((caller.credential_id, command), call.now, READ_EVERY)) {
         return;
     }
-    match call.event() {
-        Ok(event) => {
-            let event = Event { action: "command.read".to_owned(), ..caller.sign(event) };
-            record_later(call, caller.workspace_id, event.on(Some(command.to_string()), None));
-        }
-        Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),
-    }
+    let event = call.event().map(|event| {
+        let event = Event { action: "command.read".to_owned(), ..caller.sign(event) };
+        event.on(Some(command.to_string()), None)
+    });
+    record_or_log(call, caller.workspace_id, event);
 }
 
 /// Records that a wrong operator token was refused, in the cell's chain. Those that are counted leave an event each, the ones
@@ -128,28 +131,20 @@ pub fn note_refused_operator(call: &Call, refusal: &Error) {
     }
     let path = call.route.map_or("", |route| route.path);
     let details = json!({"method": call.method, "path": path, "code": refusal.code.map(Code::as_str)});
-    match platform::new_id(call.now) {
-        Ok(id) => {
-            let event = Event::new(id, call.now, call.source(), "operator.refuse").that(Outcome::Denied);
-            record_later(call, CELL, event.details(details));
-        }
-        Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),
-    }
+    let event = platform::new_id(call.now)
+        .map(|id| Event::new(id, call.now, call.source(), "operator.refuse").that(Outcome::Denied).details(details));
+    record_or_log(call, CELL, event);
 }
 
 /// Notes that a caller gave a wrong current password.
 pub fn note_wrong_password(call: &Call) {
-    let noted = || {
-        let caller = call.caller.borrow();
-        let Some(caller) = caller.as_ref() else { return Ok(None) };
-        let event = event_of(call)?.on(Some(caller.user_id.to_string()), Some(&caller.username));
-        Ok::<_, Error>(Some((caller.workspace_id, event.that(Outcome::Failure))))
-    };
-    match noted() {
-        Ok(Some((workspace_id, event))) => record_later(call, workspace_id, event),
-        Ok(None) => {}
-        Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),
-    }
+    let caller = call.caller.borrow();
+    let Some(caller) = caller.as_ref() else { return };
+    let event = call.event().map(|event| {
+        let event = caller.sign(event).on(Some(caller.user_id.to_string()), Some(&caller.username));
+        event.that(Outcome::Failure)
+    });
+    record_or_log(call, caller.workspace_id, event);
 }
 
 /// Counts a failed login; one event a minute says how many there were, for each user and for all unknown names together. The name

@@ -23,6 +23,7 @@ use crate::objects::janitor;
 use crate::platform;
 use crate::platform::lately::Lately;
 use crate::platform::log;
+use crate::store::batch::{Batch, BatchResult};
 use crate::store::db::{self, Failure, Parameter, Selection, Statement};
 use crate::store::login_tokens::{self, Entry};
 use crate::store::scope::{Limited, Scope, WHO};
@@ -72,6 +73,11 @@ struct Body {
     body: Option<String>,
 }
 
+/// The `body` of a result's first row.
+fn body(result: &D1Result) -> Result<Option<String>, Error> {
+    Ok(db::first::<Body>(result)?.and_then(|row| row.body))
+}
+
 #[derive(Deserialize)]
 struct Listed {
     total: Option<f64>,
@@ -100,20 +106,24 @@ impl<'a> Credential<'a> {
         Self { call: self.call, scope: self.scope.at(platform::now()) }
     }
 
-    /// Runs statements in one round trip: the first must select [`WHO`]. A failure is told only to a caller who is
-    /// alive: for another one no statement does anything that could fail.
-    async fn resolve(&self, statements: Vec<Statement>) -> Result<(Caller, Vec<D1Result>), Failure> {
+    /// Runs a statement that selects [`WHO`], and the rest behind it, in one round trip. A failure is reported only if the
+    /// credential is alive: otherwise no statement does anything that could fail.
+    async fn resolve(
+        &self,
+        who: Statement,
+        rest: Vec<Statement>,
+    ) -> Result<(Caller, D1Result, Vec<D1Result>), Failure> {
         let hash = &self.scope.hash;
         let is_api_token = API_TOKENS.with_borrow(|known| known.contains(hash));
         let entry = async {
             if is_api_token { None } else { login_tokens::get(&self.call.env, self.scope.workspace, hash).await }
         };
-        let (results, entry) = future::join(db::batch(&self.call.env, statements), entry).await;
-        let results = results?;
-        let first = results.first().ok_or_else(|| Failure::Other("no result".to_owned()))?;
-        let who = db::first::<Who>(first)?.ok_or_else(|| Failure::Other("no row".to_owned()))?;
+        let (results, entry) = future::join(db::batch(&self.call.env, [vec![who], rest].concat()), entry).await;
+        let mut results = results?.into_iter();
+        let first = results.next().ok_or_else(|| Failure::Other("no result".to_owned()))?;
+        let who = db::first::<Who>(&first)?.ok_or_else(|| Failure::Other("no row".to_owned()))?;
         let caller = self.settle(who, entry).map_err(Failure::Refused)?;
-        Ok((caller, results))
+        Ok((caller, first, results.collect()))
     }
 
     /// Takes the caller from what D1 says, and puts right what KV says.
@@ -193,7 +203,7 @@ impl<'a> Credential<'a> {
     /// # Errors
     /// The credential is not alive.
     pub async fn check(&self) -> Result<Caller, Error> {
-        let (caller, _) = self.resolve(vec![self.scope.statement(&format!("SELECT {WHO}"))]).await?;
+        let (caller, ..) = self.resolve(self.scope.statement(&format!("SELECT {WHO}")), vec![]).await?;
         Ok(caller)
     }
 
@@ -219,9 +229,8 @@ impl<'a> Credential<'a> {
     pub async fn read(&self, sql: &str, parameters: Vec<Parameter>) -> Result<(Caller, Option<String>), Error> {
         let statement = self.scope.statement(&format!("SELECT {WHO}, (SELECT {sql} FROM me) AS body"));
         let statement = parameters.into_iter().fold(statement, Statement::bind);
-        let (caller, results) = self.resolve(vec![statement]).await?;
-        let body = results.first().map(db::first::<Body>).transpose()?.flatten();
-        Ok((caller, body.and_then(|body| body.body)))
+        let (caller, result, _) = self.resolve(statement, vec![]).await?;
+        Ok((caller, body(&result)?))
     }
 
     /// Reads a page of a list. Returns who asks, the JSON array of the items, and the number of all.
@@ -281,9 +290,8 @@ impl<'a> Credential<'a> {
         ));
         let statement = statement.bind(page.size).bind(page.offset());
         let statement = selection.parameters.iter().cloned().fold(statement, Statement::bind);
-        let (caller, results) = self.resolve(vec![statement]).await?;
-        let result = results.first().ok_or_else(|| Error::internal("D1 gave no result"))?;
-        let mut rows = db::rows::<Listed>(result)?.into_iter();
+        let (caller, result, _) = self.resolve(statement, vec![]).await?;
+        let mut rows = db::rows::<Listed>(&result)?.into_iter();
         let total = rows.next().and_then(|row| row.total).map(|total| total as u64);
         let items: Vec<_> = rows.filter_map(|row| row.body).collect();
         Ok((caller, format!("[{}]", items.join(",")), total))
@@ -302,35 +310,19 @@ impl<'a> Credential<'a> {
         }
     }
 
-    /// Changes something: statements made with [`Scope::statement`]. Returns the `body` column of the first row of
-    /// each.
+    /// Writes a change with its audit event in one transaction. After the response, the KV entries of the login tokens that the
+    /// change ends are deleted. Returns the caller and the reply; no reply means that nothing was changed.
     ///
     /// # Errors
     /// The credential is not alive, or a uniqueness rule is broken.
-    pub async fn write(&self, statements: Vec<Statement>) -> Result<(Caller, Vec<Option<String>>), Failure> {
-        let mut all = vec![self.scope.statement(&format!("SELECT {WHO}"))];
-        all.extend(statements);
-        let (caller, results) = self.resolve(all).await?;
-        let body = |result: &D1Result| Ok(db::first::<Body>(result)?.and_then(|row| row.body));
-        let bodies = results[1..].iter().map(body).collect::<Result<_, Error>>()?;
-        Ok((caller, bodies))
-    }
-
-    /// The same with the statement for an audit event, which comes at a `place` among them and has no `body` of its own.
-    ///
-    /// # Errors
-    /// As [`Credential::write`].
-    pub async fn write_audited(
-        &self,
-        mut statements: Vec<Statement>,
-        place: usize,
-        event: Statement,
-    ) -> Result<(Caller, Vec<Option<String>>), Failure> {
-        statements.insert(place, event);
-        let (caller, mut bodies) = self.write(statements).await?;
-        bodies.remove(place);
+    pub async fn write(&self, batch: Batch) -> Result<(Caller, Option<String>), Failure> {
+        let (parts, statements) = batch.into_parts();
+        let (caller, _, results) = self.resolve(self.scope.statement(&format!("SELECT {WHO}")), statements).await?;
         self.call.audited.borrow_mut().push(caller.workspace_id);
-        Ok((caller, bodies))
+        let bodies = results.iter().map(body).collect::<Result<_, Error>>()?;
+        let BatchResult { reply, ended_tokens } = BatchResult::new(&parts, bodies);
+        forget_login_tokens(self.call, self.scope.workspace, sessions::read_token_hashes(ended_tokens)?);
+        Ok((caller, reply))
     }
 }
 
@@ -359,7 +351,7 @@ impl Watch {
         else {
             return Ok(false);
         };
-        let reads = db::first::<Body>(&result)?.is_some_and(|row| row.body.is_some());
+        let reads = body(&result)?.is_some();
         Ok(reads && caller.acl.is_none_or(|acl| acl.allows_address(&self.remote_ip)))
     }
 }

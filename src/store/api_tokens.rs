@@ -1,31 +1,57 @@
 //! The table of API tokens.
 
 use farhand_domain::acl::{Acl, MAX_IN_EVENT};
-use farhand_domain::api_token::{NewToken, TokenChanges};
+use farhand_domain::api_token::{NewToken, TokenChanges, TokenFilter};
 use farhand_domain::audit::Event;
+use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::db::{self, Statement};
+use super::batch::Batch;
+use super::db::{self, Parameter, Selection, Statement};
+use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
+use super::servers;
 use crate::platform::internal;
 
 /// SQL for the token object (spec.md, API token) of a row of `api_tokens t`, as JSON. The key is not in it.
-pub const OBJECT: &str = "json_object('id', t.id, 'name', t.name, 'enabled', json(iif(t.enabled, 'true', 'false')),
+const OBJECT: &str = "json_object('id', t.id, 'name', t.name, 'enabled', json(iif(t.enabled, 'true', 'false')),
     'acl', json(t.acl), 'added_at', t.added_at, 'updated_at', t.updated_at, 'expires_at', t.expires_at,
     'last_used_at', t.last_used_at)";
 
-/// SQL for the list's filters: a name as `?7`, and whether enabled as `?8`; null where it is not asked for.
-pub const FILTERS: &str = "(?7 IS NULL OR t.name = ?7) AND (?8 IS NULL OR t.enabled = ?8)";
+/// Where the answer to a creation is read.
+pub const REPLAY: ReplaySource = ReplaySource {
+    object: OBJECT,
+    row: "api_tokens t ON t.id = ?7 AND t.workspace_id = me.workspace_id AND t.user_id = me.user_id",
+};
 
 /// SQL for the condition that a row of `api_tokens t` is the caller's own.
-pub const OWN: &str = "t.workspace_id = me.workspace_id AND t.user_id = me.user_id";
+const OWN: &str = "t.workspace_id = me.workspace_id AND t.user_id = me.user_id";
+
+/// The caller's tokens, newest first.
+pub fn list(filter: TokenFilter) -> Selection {
+    let way = format!("api_tokens t WHERE {OWN} AND (?7 IS NULL OR t.name = ?7) AND (?8 IS NULL OR t.enabled = ?8)");
+    let parameters = vec![filter.name.into(), filter.enabled.into()];
+    Selection::of("", ("api_tokens t", OBJECT), &[way], "t.id DESC", parameters)
+}
+
+/// SQL for a token of the caller, by its id `?5`.
+pub fn one() -> String {
+    format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = ?5 AND {OWN})")
+}
+
+/// SQL for what a check of a list looks up, as `{target, token}`, with its parameters: a server as [`servers::for_command`] gives
+/// it, and a token of the caller.
+pub fn for_check(server: &ServerRef, token: Option<Uuid>) -> (String, Vec<Parameter>) {
+    let (target, server) = servers::for_command(server);
+    (format!("json_object('target', json({target}), 'token', json({FOR_CHECK}))"), vec![server, token.into()])
+}
 
 /// SQL for the caller's token with the id `?6`, as far as a check of its list needs it.
-pub const FOR_CHECK: &str =
+const FOR_CHECK: &str =
     "(SELECT json_object('enabled', json(iif(t.enabled, 'true', 'false')), 'expires_at', t.expires_at,
     'acl', json(t.acl)) FROM api_tokens t
     WHERE t.id = ?6 AND t.workspace_id = me.workspace_id AND t.user_id = me.user_id)";
@@ -67,17 +93,17 @@ fn bind_change(statement: Statement, changes: &TokenChanges) -> Statement {
     statement.bind(changes.enabled).bind(changes.expires_at.is_some()).bind(changes.expires_at.flatten())
 }
 
-/// The statement that makes a token of the caller's and returns it as `body`, unless it would outlive the caller's own or they
-/// have `most` tokens already.
+/// Creates a token of the caller, unless it would outlive the caller's own or they have `most` tokens already. The reply is the
+/// token.
 pub fn insert(
     scope: &Scope<'_>,
     id: Uuid,
     new: &NewToken,
     key_hash: &str,
     most: i64,
-    now: Timestamp,
-) -> Result<Statement, Error> {
-    let statement = scope
+    event: &Event,
+) -> Result<Batch, Error> {
+    let insert = scope
         .statement(&format!(
             "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at, acl)
              SELECT ?5, workspace_id, user_id, ?6, ?7, ?8, ?8, ?9, ?10 FROM me
@@ -89,17 +115,17 @@ pub fn insert(
         .bind(id)
         .bind(&new.name)
         .bind(key_hash)
-        .bind(now)
+        .bind(scope.now)
         .bind(new.expires_at)
         .bind(acl_text(new.acl.as_ref())?)
         .bind(most);
-    Ok(statement)
+    Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
-/// The statement that changes a token of the caller's and returns it as `body`, unless it would outlive the caller's own.
-pub fn update(scope: &Scope<'_>, id: Uuid, changes: &TokenChanges, now: Timestamp) -> Result<Statement, Error> {
+/// Changes a token of the caller, unless it would outlive the caller's own. The reply is the token.
+pub fn update(scope: &Scope<'_>, id: Uuid, changes: &TokenChanges, event: Event) -> Result<Batch, Error> {
     let acl = changes.acl.as_ref().map(|acl| acl_text(acl.as_ref())).transpose()?;
-    let statement = scope
+    let update = scope
         .statement(&format!(
             "UPDATE api_tokens SET updated_at = ?6, name = coalesce(?7, name), enabled = coalesce(?8, enabled),
                 expires_at = iif(?9, ?10, expires_at), acl = iif(?11, ?12, acl)
@@ -109,9 +135,10 @@ pub fn update(scope: &Scope<'_>, id: Uuid, changes: &TokenChanges, now: Timestam
             db::returned(OBJECT, "t")
         ))
         .bind(id)
-        .bind(now)
+        .bind(scope.now)
         .bind(changes.name.as_ref());
-    Ok(bind_change(statement, changes).bind(acl.is_some()).bind(acl.flatten()))
+    let update = bind_change(update, changes).bind(acl.is_some()).bind(acl.flatten());
+    Ok(Batch::default().change_after_event(before_update(scope, event, changes)?, update))
 }
 
 const CHANGED: &str = "FROM me CROSS JOIN api_tokens d ON d.id = ?5 ->> '$.object.id'
@@ -119,7 +146,7 @@ const CHANGED: &str = "FROM me CROSS JOIN api_tokens d ON d.id = ?5 ->> '$.objec
 
 /// The statement for the audit event of [`update`], before it, while the token has its name: the token may be the one that
 /// calls, and then its caller may be nobody after it.
-pub fn before_update(scope: &Scope<'_>, mut event: Event, changes: &TokenChanges) -> Result<Statement, Error> {
+fn before_update(scope: &Scope<'_>, mut event: Event, changes: &TokenChanges) -> Result<Statement, Error> {
     // The access control list as it was and as it is. Of a long one that was, the event that set it has the hash.
     let old = format!(
         "json_set(?5 -> '$.details', '$.old', json(iif(length(CAST(d.acl AS BLOB)) > {MAX_IN_EVENT},
@@ -132,20 +159,17 @@ pub fn before_update(scope: &Scope<'_>, mut event: Event, changes: &TokenChanges
     Ok(bind_change(scope.statement(&insert.sql()).bind(audit::text(&event)?), changes))
 }
 
-/// The same of [`delete`].
-pub fn before_delete(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
+/// Deletes a token of the caller. The event takes the token's name before that.
+pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error> {
     let insert = Insert { object_name: Some("d.name"), rest: CHANGED, ..Insert::by_me() };
-    Ok(scope.statement(&insert.sql()).bind(audit::text(event)?))
-}
-
-/// The statement that deletes a token of the caller's and returns its id as `body`.
-pub fn delete(scope: &Scope<'_>, id: Uuid) -> Statement {
-    scope
+    let event = scope.statement(&insert.sql()).bind(audit::text(event)?);
+    let delete = scope
         .statement(
             "DELETE FROM api_tokens WHERE id = ?5 AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
              RETURNING id AS body",
         )
-        .bind(id)
+        .bind(id);
+    Ok(Batch::default().change_after_event(event, delete))
 }
 
 /// Notes that a token was used.

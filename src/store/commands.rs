@@ -1,7 +1,8 @@
 //! The table of commands, as the Worker reads it. Only the servers' objects write it.
 
-use farhand_domain::command;
+use farhand_domain::command::{self, ServerRef};
 use farhand_domain::command_list::CommandList;
+use farhand_domain::time::Timestamp;
 
 use super::command_list::{self, Value, Within};
 use super::db::{Parameter, Selection};
@@ -30,7 +31,7 @@ fn object(result: &str, truncated: &str) -> String {
 }
 
 /// SQL for the whole command object.
-pub fn whole_object() -> String {
+fn whole_object() -> String {
     object("coalesce(c.full_result, c.result)", "c.result_truncated")
 }
 
@@ -46,14 +47,14 @@ fn within_list() -> String {
 
 /// SQL for a row of `commands c`, for a caller who wants to end it, as `{within, command}`: whether the API token's list allows
 /// it, and the whole command object.
-pub fn endable_object() -> String {
+fn endable_object() -> String {
     let (is_within, object) = (within_list(), whole_object());
     format!("json_object('is_within', json(iif({is_within}, 'true', 'false')), 'command', {object})")
 }
 
 /// SQL for the condition that a caller can read a row of `commands c`: it is of a server that the caller can access, or their own
 /// on a deleted server; and the API token reads more than its list allows, or the list allows it.
-pub fn readable() -> String {
+fn readable() -> String {
     format!(
         "c.workspace_id = me.workspace_id AND (NOT me.reads_narrowly OR {})
          AND (me.acl_servers IS NULL OR c.server_id IN (SELECT value FROM json_each(me.acl_servers)))
@@ -66,9 +67,37 @@ pub fn readable() -> String {
     )
 }
 
+/// SQL for a part of a command that the caller can read, by its id `?5`.
+fn readable_part(part: &str) -> String {
+    format!("(SELECT {part} FROM commands c WHERE c.id = ?5 AND {})", readable())
+}
+
+/// SQL for the command object of a command that the caller can read, by its id `?5`.
+pub fn one() -> String {
+    readable_part(&whole_object())
+}
+
+/// SQL for a command that the caller wants to end and can read, by its id `?5`: see [`endable_object`].
+pub fn endable() -> String {
+    readable_part(&endable_object())
+}
+
+/// SQL that is not null if the caller can read the command with the id `?5`.
+pub fn is_readable() -> String {
+    readable_part("c.id")
+}
+
+/// SQL for what a new command looks up, as `{target, used}`, with its parameters: a server as [`servers::for_command`] gives it,
+/// and the caller's earlier command with the same Idempotency-Key.
+pub fn for_creation(server: &ServerRef, key_hash: Option<&String>, since: Timestamp) -> (String, Vec<Parameter>) {
+    let (target, server) = servers::for_command(server);
+    let sql = format!("json_object('target', json({target}), 'used', json({MADE_WITH_KEY}))");
+    (sql, vec![server, key_hash.into(), since.into()])
+}
+
 /// SQL for the caller's command that was created after `?7` with the Idempotency-Key of the hash `?6`, as
 /// `{id, server, body}`.
-pub const MADE_WITH_KEY: &str = "(SELECT json_object('id', c.id, 'server', c.server_id, 'body', c.idempotency_body)
+const MADE_WITH_KEY: &str = "(SELECT json_object('id', c.id, 'server', c.server_id, 'body', c.idempotency_body)
     FROM commands c WHERE c.workspace_id = me.workspace_id AND c.requested_by = me.user_id
     AND c.idempotency_key = me.user_id || '/' || ?6 AND c.added_at > ?7)";
 

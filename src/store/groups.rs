@@ -1,20 +1,31 @@
 //! The tables of groups and of who is in them. What goes along with a deletion is told by the tables' triggers.
 
+use farhand_domain::audit::Event;
+use farhand_domain::error::Error;
 use farhand_domain::group::{GroupChanges, GroupFilter, Membership, MembershipFilter, NewMembership, Role};
 use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::db::{self, Filters, Selection, Statement};
+use super::audit::{self, Numbered};
+use super::batch::Batch;
+use super::db::{self, Filters, Selection};
+use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
 
 /// SQL for the group object (contract 5) of a row of `groups g`, as JSON.
-pub const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
+const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
     'description', g.description,
     'num_members', (SELECT count(*) FROM memberships n WHERE n.workspace_id = g.workspace_id AND n.group_id = g.id),
     'servers', json((SELECT json_group_array(i.server_id) FROM (SELECT server_id FROM server_groups
         WHERE workspace_id = g.workspace_id AND group_id = g.id ORDER BY server_id) i)),
     'added_at', g.added_at, 'updated_at', g.updated_at)";
+
+/// Where the answer to a creation is read.
+pub const REPLAY: ReplaySource = ReplaySource {
+    object: OBJECT,
+    row: "groups g ON g.workspace_id = me.workspace_id AND g.name = ?7 AND g.added_at = ?3",
+};
 
 /// The condition on `me` that they see all groups, as they do all servers.
 const SEES_ALL: &str = "(me.is_superuser OR me.is_staff)";
@@ -65,8 +76,13 @@ pub fn list(filter: GroupFilter) -> Selection {
     Selection::of("", ("groups g", OBJECT), &ways, "g.id", parameters)
 }
 
-/// SQL for whether a JSON array of ids of servers, a parameter, has one that is none of the workspace's, as a JSON boolean.
-pub fn has_unknown_server(parameter: &str) -> String {
+/// SQL for whether the JSON array `?5` has an id that is no server's of the workspace, as a JSON boolean.
+pub fn names_unknown_server() -> String {
+    has_unknown_server("?5")
+}
+
+/// The same of an array that is given as SQL.
+fn has_unknown_server(parameter: &str) -> String {
     format!(
         "json(iif(EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
             SELECT 1 FROM servers s WHERE s.id = wanted.value AND s.workspace_id = me.workspace_id)), 'true', 'false'))"
@@ -100,18 +116,19 @@ pub fn for_change() -> String {
     )
 }
 
-/// The statements that make a group owned by the caller, if the caller is staff. The last one's `body` is the group.
+/// Creates a group owned by the caller, if the caller is staff. The reply is the group.
 ///
 /// The statements find the new group by the membership with the id `membership`, as the database assigns the group's id. The
 /// new group is the one with its name, and the only one without members.
-pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid) -> Vec<Statement> {
+pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid, event: &Event) -> Result<Batch, Error> {
     let [name, display_name, description] =
         [&new.name, &new.display_name, &new.description].map(|text| text.as_deref().unwrap_or_default());
     let insert = scope
         .statement(
             "INSERT INTO groups (workspace_id, id, name, display_name, description, folded_display_name, folded_description,
                 added_at, updated_at)
-             SELECT workspace_id, (SELECT w.last_group_id + 1 FROM workspaces w WHERE w.id = me.workspace_id), ?5, ?6, ?7, ?8, ?9, ?3, ?3 FROM me WHERE is_staff OR is_superuser",
+             SELECT workspace_id, (SELECT w.last_group_id + 1 FROM workspaces w WHERE w.id = me.workspace_id), ?5, ?6, ?7, ?8, ?9, ?3, ?3 FROM me WHERE is_staff OR is_superuser
+             RETURNING name AS body",
         )
         .bind(name)
         .bind(display_name)
@@ -144,12 +161,12 @@ pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid) -> Vec<St
              CROSS JOIN groups g ON g.id = m.group_id AND g.workspace_id = m.workspace_id"
         ))
         .bind(membership);
-    vec![insert, own, join, select]
+    let event = audit::after_insert_by(scope, Numbered::Group, event)?;
+    Ok(Batch::default().change(insert, event).then(own).then(join).returning(select))
 }
 
-/// The statements that change a group, if the caller still may: its texts by its owners and staff, its servers by staff. The
-/// first one's `body` is null where nothing was done, the last one's is the group.
-pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges) -> Vec<Statement> {
+/// Changes a group, if the caller still may: its texts by its owners and staff, its servers by staff. The reply is the group.
+pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges, event: &Event) -> Result<Batch, Error> {
     let update = scope
         .statement(&format!(
             "UPDATE groups SET name = coalesce(?6, name), display_name = coalesce(?7, display_name),
@@ -167,7 +184,7 @@ pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges) -> Vec<Stateme
         .bind(changes.display_name.as_ref().map(|text| text.to_lowercase()))
         .bind(changes.description.as_ref().map(|text| text.to_lowercase()))
         .bind(changes.servers.is_none());
-    let mut statements = vec![update];
+    let mut batch = Batch::default().change(update, audit::after_change_by(scope, event)?);
     if let Some(servers) = &changes.servers {
         let servers = json!(servers).to_string();
         let leave = scope.statement(
@@ -184,27 +201,29 @@ pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges) -> Vec<Stateme
              WHERE me.is_staff OR me.is_superuser
              ON CONFLICT (workspace_id, group_id, server_id) DO NOTHING",
         );
-        statements.push(leave.bind(id).bind(&servers));
-        statements.push(join.bind(id).bind(&servers));
+        batch = batch.then(leave.bind(id).bind(&servers)).then(join.bind(id).bind(&servers));
     }
-    statements.push(scope.statement(&format!("SELECT {} AS body FROM me", one())).bind(id));
-    statements
+    Ok(batch.returning(scope.statement(&format!("SELECT {} AS body FROM me", one())).bind(id)))
 }
 
-/// The statement that deletes a group, if the caller still may, and returns its name as `body`.
-pub fn delete(scope: &Scope<'_>, id: i64) -> Statement {
+/// Deletes a group, if the caller still may.
+pub fn delete(scope: &Scope<'_>, id: i64, event: &Event) -> Result<Batch, Error> {
     let sql = format!(
         "DELETE FROM groups WHERE id = ?5 AND workspace_id = (SELECT me.workspace_id FROM me WHERE {})
          RETURNING name AS body",
         owned("?5")
     );
-    scope.statement(&sql).bind(id)
+    Ok(Batch::default().change(scope.statement(&sql).bind(id), audit::after_change_by(scope, event)?))
 }
 
 // Memberships.
 
 /// SQL for the membership object (contract 5) of a row of `memberships m`, as JSON.
-pub const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
+const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
+
+/// Where the answer to a new membership is read.
+pub const MEMBERSHIP_REPLAY: ReplaySource =
+    ReplaySource { object: MEMBERSHIP, row: "memberships m ON m.id = ?7 AND m.workspace_id = me.workspace_id" };
 
 /// SQL for whether the group of a row of `memberships m` has another owner.
 const HAS_OTHER_OWNER: &str = "EXISTS (SELECT 1 FROM memberships o WHERE o.workspace_id = m.workspace_id
@@ -270,9 +289,8 @@ pub fn for_joining() -> String {
     )
 }
 
-/// The statement that brings a user into a group, if the caller still may and both are still there, and returns the
-/// membership as `body`.
-pub fn insert_membership(scope: &Scope<'_>, id: Uuid, new: NewMembership) -> Statement {
+/// Brings a user into a group, if the caller still may and both are still there. The reply is the membership.
+pub fn insert_membership(scope: &Scope<'_>, id: Uuid, new: NewMembership, event: &Event) -> Result<Batch, Error> {
     let sql = format!(
         "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
          SELECT ?5, me.workspace_id, g.id, u.id, ?8 FROM me
@@ -284,7 +302,8 @@ pub fn insert_membership(scope: &Scope<'_>, id: Uuid, new: NewMembership) -> Sta
         role_in("g.id"),
         db::returned(MEMBERSHIP, "m")
     );
-    scope.statement(&sql).bind(id).bind(new.group).bind(new.user).bind(new.role.as_str())
+    let insert = scope.statement(&sql).bind(id).bind(new.group).bind(new.user).bind(new.role.as_str());
+    Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
 /// A membership as somebody who wants to change it sees it.
@@ -309,9 +328,8 @@ pub fn membership_for_change() -> String {
     )
 }
 
-/// The statement that gives a membership another role, if it is what was decided on and the caller still may, and returns
-/// it as `body`.
-pub fn update_membership(scope: &Scope<'_>, membership: Membership, role: Role) -> Statement {
+/// Gives a membership another role, if it is still what was decided on and the caller still may. The reply is the membership.
+pub fn update_membership(scope: &Scope<'_>, membership: Membership, role: Role, event: &Event) -> Result<Batch, Error> {
     let sql = format!(
         "UPDATE memberships AS m SET role = ?7 WHERE m.id = ?5 AND m.role = ?6
          AND m.workspace_id = (SELECT me.workspace_id FROM me WHERE {})
@@ -320,11 +338,12 @@ pub fn update_membership(scope: &Scope<'_>, membership: Membership, role: Role) 
         owned("m.group_id"),
         db::returned(MEMBERSHIP, "m")
     );
-    scope.statement(&sql).bind(membership.id).bind(membership.role.as_str()).bind(role.as_str())
+    let update = scope.statement(&sql).bind(membership.id).bind(membership.role.as_str()).bind(role.as_str());
+    Ok(Batch::default().change(update, audit::after_change_by(scope, event)?))
 }
 
-/// The statement that ends a membership, if it is what was decided on and the caller still may, and returns its id as `body`.
-pub fn delete_membership(scope: &Scope<'_>, membership: Membership) -> Statement {
+/// Deletes a membership, if it is still what was decided on and the caller still may.
+pub fn delete_membership(scope: &Scope<'_>, membership: Membership, event: &Event) -> Result<Batch, Error> {
     let sql = format!(
         "DELETE FROM memberships AS m WHERE m.id = ?5 AND m.role = ?6
          AND m.workspace_id = (SELECT me.workspace_id FROM me
@@ -334,5 +353,6 @@ pub fn delete_membership(scope: &Scope<'_>, membership: Membership) -> Statement
         owned("m.group_id"),
         role_in("m.group_id")
     );
-    scope.statement(&sql).bind(membership.id).bind(membership.role.as_str())
+    let delete = scope.statement(&sql).bind(membership.id).bind(membership.role.as_str());
+    Ok(Batch::default().change(delete, audit::after_change_by(scope, event)?))
 }

@@ -5,6 +5,7 @@ use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use worker::Env;
 
+use super::batch::Batch;
 use super::db::{self, Statement};
 use super::scope::Scope;
 use crate::platform;
@@ -19,26 +20,35 @@ const PURGED_AT_ONCE: usize = 1_000;
 /// How many such statements one purge sends at most.
 const PURGE_STEPS: usize = 20;
 
-/// The statements that store the answer of a request: the row that `made` joins to `me`, as JSON. Without that row, nothing
-/// is stored. `?7` is the resource's id or name.
+/// Where the answer to a creation is read, to be stored for a replay.
+#[derive(Debug)]
+pub struct ReplaySource {
+    /// SQL for the resource as JSON.
+    pub object: &'static str,
+    /// SQL that joins the new row to `me`, by its id or name `?7`.
+    pub row: &'static str,
+}
+
+/// Stores the answer to a request in the transaction of its change. Without the new row, nothing is stored. `resource` is the
+/// new resource's id or name.
 ///
-/// A second live row of a key breaks a uniqueness rule, so that of concurrent twins one makes its change.
+/// A second live row of a key breaks a uniqueness rule. So of concurrent requests with one key, one makes its change.
 pub fn insert(
+    batch: Batch,
     scope: &Scope<'_>,
     (key_hash, request_hash): (&str, &str),
-    (object, made): (&str, &str),
+    ReplaySource { object, row }: &ReplaySource,
     resource: &str,
-) -> [Statement; 2] {
+) -> Batch {
     let expired = "DELETE FROM idempotency_keys WHERE key_hash = ?5 AND added_at <= ?6
         AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)";
     let insert = format!(
         "INSERT INTO idempotency_keys (workspace_id, user_id, key_hash, request_hash, answer, added_at)
-         SELECT me.workspace_id, me.user_id, ?5, ?6, {object}, ?3 FROM me CROSS JOIN {made}"
+         SELECT me.workspace_id, me.user_id, ?5, ?6, {object}, ?3 FROM me CROSS JOIN {row}"
     );
-    [
-        scope.statement(expired).bind(key_hash).bind(platform::now().plus_seconds(-KEY_LASTS)),
-        scope.statement(&insert).bind(key_hash).bind(request_hash).bind(resource),
-    ]
+    batch
+        .then(scope.statement(expired).bind(key_hash).bind(platform::now().plus_seconds(-KEY_LASTS)))
+        .then(scope.statement(&insert).bind(key_hash).bind(request_hash).bind(resource))
 }
 
 /// The operator's rows have these ids of workspace and user, which no workspace and no user has.

@@ -2,6 +2,7 @@
 
 pub mod api_tokens;
 pub mod audit;
+pub mod batch;
 pub mod command_list;
 pub mod commands;
 pub mod db;

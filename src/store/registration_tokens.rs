@@ -11,27 +11,40 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::db::{self, Failure, Statement};
+use super::batch::Batch;
+use super::db::{self, Failure, Selection, Statement};
+use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
 use super::servers;
 
 /// SQL for the registration token object (contract 6) of a row of `registration_tokens t`, as JSON. The key is not in it.
-pub const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
+const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
     'groups', json((SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM registration_token_groups
         WHERE workspace_id = t.workspace_id AND token_id = t.id ORDER BY group_id) i)),
     'expires_at', t.expires_at, 'uses', t.uses, 'name_pattern', t.name_pattern, 'networks', json(t.networks),
     'approval', json(iif(t.approval, 'true', 'false')), 'added_at', t.added_at)";
 
-/// SQL for the condition that a row of `registration_tokens t` is of the caller's workspace, and the caller staff.
-pub const LISTED: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";
+/// Where the answer to a creation is read.
+pub const REPLAY: ReplaySource =
+    ReplaySource { object: OBJECT, row: "registration_tokens t ON t.id = ?7 AND t.workspace_id = me.workspace_id" };
 
-/// The statements that make a token, if the caller is staff. The last one's `body` is the token.
-pub fn insert(scope: &Scope<'_>, id: Uuid, new: &NewRegistrationToken, key_hash: &str) -> Vec<Statement> {
+/// SQL for the condition that a row of `registration_tokens t` is of the caller's workspace, and the caller staff.
+const LISTED: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";
+
+/// Creates a token, if the caller is staff. The reply is the token.
+pub fn insert(
+    scope: &Scope<'_>,
+    id: Uuid,
+    new: &NewRegistrationToken,
+    key_hash: &str,
+    event: &Event,
+) -> Result<Batch, Error> {
     let insert = scope
         .statement(
             "INSERT INTO registration_tokens (id, workspace_id, creator_id, name, key_hash, expires_at, uses, name_pattern, networks,
                 approval, added_at)
-             SELECT ?5, workspace_id, user_id, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?3 FROM me WHERE is_staff OR is_superuser",
+             SELECT ?5, workspace_id, user_id, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?3 FROM me WHERE is_staff OR is_superuser
+             RETURNING id AS body",
         )
         .bind(id)
         .bind(&new.name)
@@ -52,7 +65,13 @@ pub fn insert(scope: &Scope<'_>, id: Uuid, new: &NewRegistrationToken, key_hash:
         .bind(id)
         .bind(json!(new.groups).to_string());
     let select = scope.statement(&format!("SELECT {} AS body FROM me", one())).bind(id);
-    vec![insert, join, select]
+    Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?).then(join).returning(select))
+}
+
+/// The caller's workspace's tokens, for staff, newest first.
+pub fn list() -> Selection {
+    let way = format!("registration_tokens t WHERE {LISTED}");
+    Selection::of("", ("registration_tokens t", OBJECT), &[way], "t.id DESC", vec![])
 }
 
 /// SQL for a token by its id `?5`, for staff.
@@ -60,23 +79,20 @@ pub fn one() -> String {
     format!("(SELECT {OBJECT} FROM registration_tokens t WHERE t.id = ?5 AND {LISTED})")
 }
 
-/// The statement that deletes a token, if the caller is staff, and returns its id as `body`.
-pub fn delete(scope: &Scope<'_>, id: Uuid) -> Statement {
-    scope
+/// Deletes a token, if the caller is staff. The event takes the token's name before that.
+pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error> {
+    let delete = scope
         .statement(
             "DELETE FROM registration_tokens WHERE id = ?5
              AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
              RETURNING id AS body",
         )
-        .bind(id)
-}
-
-/// The statement for the audit event of [`delete`], before it, while the token has its name.
-pub fn before_delete(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
+        .bind(id);
     let rest = "FROM me CROSS JOIN registration_tokens t ON t.id = ?5 ->> '$.object.id'
         AND t.workspace_id = me.workspace_id WHERE me.is_staff OR me.is_superuser";
     let insert = Insert { object_name: Some("t.name"), rest, ..Insert::by_me() };
-    Ok(scope.statement(&insert.sql()).bind(audit::text(event)?))
+    let event = scope.statement(&insert.sql()).bind(audit::text(event)?);
+    Ok(Batch::default().change_after_event(event, delete))
 }
 
 /// The condition that a row of `registration_tokens t` is alive at `?3` and has the hash `?2` in the workspace of

@@ -1,5 +1,6 @@
 //! The table of servers.
 
+use farhand_domain::audit::Event;
 use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
 use farhand_domain::group::MAX_SERVERS;
@@ -10,12 +11,15 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::Env;
 
+use super::audit::after_change_by;
+use super::batch::Batch;
 use super::command_list::{REACHED, REACHES_ALL};
 use super::db::{self, Filters, Parameter, Selection, Statement};
+use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
 
 /// SQL for the server object (contract 6) of a row of `servers s`, as JSON, as the caller `me` sees it.
-pub const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
+const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'is_connected', json(iif(s.is_connected, 'true', 'false')), 'remote_ip', s.remote_ip, 'platform', s.platform,
     'os_name', s.os_name, 'os_version', s.os_version, 'agent_version', s.agent_version,
     'cpu_logical_cores', s.cpu_logical_cores, 'physical_memory', s.physical_memory, 'load', s.load,
@@ -28,6 +32,10 @@ pub const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'identity_conflict_at', s.identity_conflict_at,
     'default_username', coalesce(s.default_username, s.reported_username),
     'added_at', s.added_at, 'updated_at', s.updated_at)";
+
+/// Where the answer to a creation is read.
+pub const REPLAY: ReplaySource =
+    ReplaySource { object: OBJECT, row: "servers s ON s.id = ?7 AND s.workspace_id = me.workspace_id" };
 
 /// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5, Server access), and that
 /// the API token is not kept from (contract 4, Token ACL).
@@ -46,6 +54,11 @@ pub const ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = m
 
 /// SQL for the condition on `me` that they may edit and delete the server of a row of `servers s` (contract 5, Run-as).
 const EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
+
+/// SQL for a server that the caller can access, by its id `?5`.
+pub fn one() -> String {
+    format!("(SELECT {OBJECT} FROM servers s WHERE s.id = ?5 AND {REACHABLE})")
+}
 
 /// SQL for a server that a command names, as `{id, name, default_username, any_account, is_pending}`, and the parameter that it takes as `?5`.
 ///
@@ -80,13 +93,13 @@ pub struct New<'a> {
     pub default_username: Option<&'a str>,
 }
 
-/// The statements that make a server owned by the caller, if the caller is staff and nothing is wrong with the groups. The last
-/// one's `body` is the server.
-pub fn insert(scope: &Scope<'_>, new: &New<'_>) -> Vec<Statement> {
+/// Creates a server owned by the caller, if the caller is staff and nothing is wrong with the groups. The reply is the server.
+pub fn insert(scope: &Scope<'_>, new: &New<'_>, event: &Event) -> Result<Batch, Error> {
     let insert = scope
         .statement(&format!(
             "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at, default_username)
-             SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3, ?9 FROM me WHERE (is_staff OR is_superuser) AND {} IS NULL",
+             SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3, ?9 FROM me WHERE (is_staff OR is_superuser) AND {} IS NULL
+             RETURNING id AS body",
             group_problem("?8")
         ))
         .bind(new.id)
@@ -94,7 +107,8 @@ pub fn insert(scope: &Scope<'_>, new: &New<'_>) -> Vec<Statement> {
         .bind(new.key_hash)
         .bind(json!(new.groups).to_string())
         .bind(new.default_username);
-    vec![insert, join_groups(scope, new.id, new.groups), select(scope, new.id)]
+    let batch = Batch::default().change(insert, after_change_by(scope, event)?);
+    Ok(batch.then(join_groups(scope, new.id, new.groups)).returning(select(scope, new.id)))
 }
 
 /// The statement that reads a server that the caller reaches, as `body`.
@@ -118,9 +132,14 @@ fn join_groups(scope: &Scope<'_>, id: Uuid, groups: &[i64]) -> Statement {
         .bind(json!(groups).to_string())
 }
 
-/// SQL for what is wrong with a JSON array of ids of groups, a parameter, that a server is to come into: `unknown` where one is
-/// none of the workspace's, `full` where it has as many servers as a group may have; or null.
-pub fn group_problem(parameter: &str) -> String {
+/// SQL for what is wrong with the groups `?5`, a JSON array of ids: see [`group_problem`].
+pub fn problem_of_groups() -> String {
+    group_problem("?5")
+}
+
+/// SQL for what keeps a server out of groups, whose ids are a JSON array given as SQL: `unknown` if one is no group of the
+/// workspace, `full` if one has as many servers as a group may have, null if nothing does.
+fn group_problem(parameter: &str) -> String {
     format!(
         "(CASE WHEN EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
             SELECT 1 FROM groups g WHERE g.id = wanted.value AND g.workspace_id = me.workspace_id)) THEN 'unknown'
@@ -170,10 +189,9 @@ pub fn for_change() -> String {
     )
 }
 
-/// The statements that change a server, if the caller still may: its name by whom it is edited, its groups by staff, its owner
-/// by superusers. Nothing is changed if the new owner does not exist. The
-/// first one's `body` is null where nothing was done, the last one's is the server.
-pub fn update(scope: &Scope<'_>, id: Uuid, changes: &ServerChanges) -> Vec<Statement> {
+/// Changes a server, if the caller still may: its name by staff and its owner, its groups by staff, its owner by superusers.
+/// Nothing is changed if the new owner does not exist. The reply is the server.
+pub fn update(scope: &Scope<'_>, id: Uuid, changes: &ServerChanges, event: &Event) -> Result<Batch, Error> {
     let update = scope
         .statement(&format!(
             "UPDATE servers AS s SET name = coalesce(?6, s.name), owner_id = iif(?8, ?9, s.owner_id), updated_at = ?3,
@@ -190,18 +208,17 @@ pub fn update(scope: &Scope<'_>, id: Uuid, changes: &ServerChanges) -> Vec<State
         .bind(changes.owner.flatten())
         .bind(changes.default_username.is_some())
         .bind(changes.default_username.as_ref().and_then(Option::as_deref));
-    let mut statements = vec![update];
+    let mut batch = Batch::default().change(update, after_change_by(scope, event)?);
     if let Some(groups) = &changes.groups {
         let leave = scope.statement(
             "DELETE FROM server_groups WHERE server_id = ?5
              AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
              AND group_id NOT IN (SELECT value FROM json_each(?6))",
         );
-        statements.push(leave.bind(id).bind(json!(groups).to_string()));
-        statements.push(join_groups(scope, id, groups));
+        let leave = leave.bind(id).bind(json!(groups).to_string());
+        batch = batch.then(leave).then(join_groups(scope, id, groups));
     }
-    statements.push(select(scope, id));
-    statements
+    Ok(batch.returning(select(scope, id)))
 }
 
 /// A server as staff who want to approve it see it.
@@ -223,16 +240,16 @@ pub fn for_approval() -> String {
     )
 }
 
-/// The statements that approve a pending server whose agent's key still has a fingerprint, if the caller is staff. The first
-/// one's `body` is null if nothing was changed, the last one's is the server.
-pub fn approve(scope: &Scope<'_>, id: Uuid, fingerprint: &str) -> Vec<Statement> {
+/// Approves a pending server whose agent's key still has a fingerprint, if the caller is staff. The reply is the server.
+pub fn approve(scope: &Scope<'_>, id: Uuid, fingerprint: &str, event: &Event) -> Result<Batch, Error> {
     let approve = scope.statement(
         "UPDATE servers SET registration = 'active', updated_at = ?3
          WHERE id = ?5 AND registration = 'pending' AND fingerprint = ?6
          AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
          RETURNING id AS body",
     );
-    vec![approve.bind(id).bind(fingerprint), select(scope, id)]
+    let approve = approve.bind(id).bind(fingerprint);
+    Ok(Batch::default().change(approve, after_change_by(scope, event)?).returning(select(scope, id)))
 }
 
 /// A server that was not approved in time.

@@ -10,17 +10,28 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::db::{self, Statement};
+use super::batch::Batch;
+use super::db::{self, Selection, Statement};
 use super::scope::Scope;
 use crate::platform::internal;
 
 /// SQL for the session object (spec.md, Login session; contract 4) of a row of `sessions s`, as JSON.
-pub const OBJECT: &str = "json_object('id', s.id, 'user_agent', s.user_agent, 'remote_ip', s.remote_ip,
+const OBJECT: &str = "json_object('id', s.id, 'user_agent', s.user_agent, 'remote_ip', s.remote_ip,
     'added_at', s.added_at, 'expires_at', s.expires_at,
     'current', json(iif(s.id = me.credential_id, 'true', 'false')))";
 
 /// SQL for the condition that a row of `sessions s` is a live one of the caller's.
-pub const OWN: &str = "s.workspace_id = me.workspace_id AND s.user_id = me.user_id AND s.expires_at > ?4";
+const OWN: &str = "s.workspace_id = me.workspace_id AND s.user_id = me.user_id AND s.expires_at > ?4";
+
+/// The caller's live sessions, newest first.
+pub fn list() -> Selection {
+    Selection::of("", ("sessions s", OBJECT), &[format!("sessions s WHERE {OWN}")], "s.id DESC", vec![])
+}
+
+/// SQL for a live session of the caller, by its id `?5`.
+pub fn one() -> String {
+    format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = ?5 AND {OWN})")
+}
 
 /// A session to be made.
 #[derive(Debug)]
@@ -98,42 +109,38 @@ pub async fn insert(
     results.first().map_or(Ok(None), db::returned_id)
 }
 
-/// The statement that ends the session of a credential; it does nothing to an API token.
-pub fn delete_own(scope: &Scope<'_>) -> Statement {
-    scope.statement(
-        "DELETE FROM sessions WHERE (workspace_id, id) IN (SELECT workspace_id, credential_id FROM me WHERE kind = 'session')",
-    )
-}
-
-/// The statement for the audit event of [`delete_own`], before it: the caller is nobody after it.
-pub fn before_delete_own(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
+/// Ends the session of the caller's credential. It does nothing to an API token.
+pub fn delete_own(scope: &Scope<'_>, event: &Event) -> Result<Batch, Error> {
     let id = Some("me.credential_id");
     let insert = Insert { object_id: id, rest: "FROM me WHERE me.kind = 'session'", ..Insert::by_me() };
-    Ok(scope.statement(&insert.sql()).bind(audit::text(event)?))
+    let event = scope.statement(&insert.sql()).bind(audit::text(event)?);
+    let delete = scope.statement(
+        "DELETE FROM sessions WHERE (workspace_id, id) IN (SELECT workspace_id, credential_id FROM me WHERE kind = 'session')
+         RETURNING id AS body",
+    );
+    Ok(Batch::default().change_after_event(event, delete))
 }
 
-/// The statement for the audit event of [`delete`], before it: the session may be the one that calls.
-pub fn before_delete(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
+/// Ends a live session of the caller, which may be the calling one. The reply is the hash of its token. Unless the scheduled
+/// commands are kept, the session counts as revoked: its waiting commands must not be delivered.
+pub fn delete(scope: &Scope<'_>, id: Uuid, keep_scheduled: bool, event: &Event) -> Result<Batch, Error> {
     let rest = "FROM me CROSS JOIN sessions s ON s.id = ?5 ->> '$.object.id' AND s.expires_at > ?4
         AND s.workspace_id = me.workspace_id AND s.user_id = me.user_id";
     let insert = Insert { rest, ..Insert::by_me() };
-    Ok(scope.statement(&insert.sql()).bind(audit::text(event)?))
-}
-
-/// The statement that ends a live session of the caller's, and returns the hash of its token as `body`.
-pub fn delete(scope: &Scope<'_>, id: Uuid) -> Statement {
-    scope
+    let event = scope.statement(&insert.sql()).bind(audit::text(event)?);
+    let delete = scope
         .statement(
             "DELETE FROM sessions WHERE id = ?5 AND expires_at > ?4
              AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
              RETURNING token_hash AS body",
         )
-        .bind(id)
+        .bind(id);
+    let batch = if keep_scheduled { Batch::default() } else { Batch::default().then(revoke(scope, id)) };
+    Ok(batch.change_after_event(event, delete))
 }
 
-/// The statement that notes that a live session of the caller's is revoked, before [`delete`]: its waiting commands must not
-/// be delivered.
-pub fn revoke(scope: &Scope<'_>, id: Uuid) -> Statement {
+/// The statement that marks a live session of the caller as revoked.
+fn revoke(scope: &Scope<'_>, id: Uuid) -> Statement {
     scope
         .statement(&format!(
             "INSERT OR IGNORE INTO revoked_sessions (workspace_id, id, user_id, revoked_at)

@@ -1,6 +1,7 @@
 //! The table of users. What a change of a user ends (sessions, tokens, resets) is ended by the table's triggers.
 
 use farhand_domain::audit::{Event, MAX_IDS};
+use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::{Account, Changes, Filter, NewUser, Rank};
@@ -8,9 +9,11 @@ use serde::Deserialize;
 use serde_json::json;
 use worker::Env;
 
-use super::audit::{self, Insert};
-use super::db::{self, Parameter, Statement};
+use super::audit::{self, Insert, Numbered};
+use super::batch::Batch;
+use super::db::{self, Parameter, Selection, Statement};
 use super::groups::is_only_owner;
+use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
 use super::sessions;
 
@@ -20,16 +23,21 @@ pub const OBJECT: &str = "json_object('id', u.id, 'username', u.username, 'email
     'is_active', json(iif(u.is_active, 'true', 'false')), 'is_staff', json(iif(u.is_staff, 'true', 'false')),
     'is_superuser', json(iif(u.is_superuser, 'true', 'false')), 'date_joined', u.date_joined, 'last_login', u.last_login)";
 
-/// SQL for the list: users of the caller's workspace that pass the filters of [`filters`].
-pub const LISTED: &str = "u.workspace_id = me.workspace_id AND (?7 IS NULL OR u.username = ?7)
-    AND (?8 IS NULL OR u.is_active = ?8)
-    AND NOT EXISTS (SELECT 1 FROM json_each(?9) w
-        WHERE instr(lower(u.username) || ' ' || lower(u.email) || ' ' || u.folded_first_name || ' ' || u.folded_last_name,
-            w.value) = 0)";
+/// Where the answer to a creation is read.
+pub const REPLAY: ReplaySource = ReplaySource {
+    object: OBJECT,
+    row: "users u ON u.workspace_id = me.workspace_id AND u.username = ?7 AND u.date_joined = ?3",
+};
 
-/// The parameters of [`LISTED`].
-pub fn filters(filter: Filter) -> Vec<Parameter> {
-    vec![filter.username.into(), filter.is_active.into(), json!(filter.words).to_string().into()]
+/// The caller's workspace's users, oldest first.
+pub fn list(filter: Filter) -> Selection {
+    let way = "users u WHERE u.workspace_id = me.workspace_id AND (?7 IS NULL OR u.username = ?7)
+        AND (?8 IS NULL OR u.is_active = ?8)
+        AND NOT EXISTS (SELECT 1 FROM json_each(?9) w
+            WHERE instr(lower(u.username) || ' ' || lower(u.email) || ' ' || u.folded_first_name || ' '
+                || u.folded_last_name, w.value) = 0)";
+    let parameters = vec![filter.username.into(), filter.is_active.into(), json!(filter.words).to_string().into()];
+    Selection::of("", ("users u", OBJECT), &[way.to_owned()], "u.id", parameters)
 }
 
 /// What a login needs to know.
@@ -73,7 +81,7 @@ pub enum Target {
 
 impl Target {
     /// SQL for the condition that a row of `users u` is it, and its parameter `?5`.
-    pub fn condition(&self) -> (&'static str, Parameter) {
+    fn condition(&self) -> (&'static str, Parameter) {
         match self {
             Self::Caller => {
                 ("u.workspace_id = me.workspace_id AND u.id = me.user_id AND ?5 IS NULL", None::<i64>.into())
@@ -82,6 +90,12 @@ impl Target {
             Self::Username(name) => ("u.workspace_id = me.workspace_id AND u.username = ?5", name.into()),
         }
     }
+}
+
+/// SQL for a user as JSON, and its parameter.
+pub fn one(target: &Target) -> (String, Parameter) {
+    let (condition, parameter) = target.condition();
+    (format!("(SELECT {OBJECT} FROM users u WHERE {condition})"), parameter)
 }
 
 /// A user as somebody who wants to change them sees them.
@@ -118,18 +132,18 @@ pub const TAKEN: &str = "(SELECT json_group_array(field) FROM (
     UNION ALL
     SELECT 'email' FROM users WHERE workspace_id = me.workspace_id AND email = ?6 AND id IS NOT ?7))";
 
-/// The statement that makes a user, if the caller's rank is still the given one, and returns it as `body`.
+/// Creates a user, if the caller's rank is still the given one. The reply is the user.
 pub fn insert(
     scope: &Scope<'_>,
     rank: Rank,
     new: &NewUser,
     rest: &Changes,
     password: &str,
-    now: Timestamp,
-) -> Statement {
+    event: &Event,
+) -> Result<Batch, Error> {
     let (first_name, last_name) =
         (rest.first_name.as_deref().unwrap_or_default(), rest.last_name.as_deref().unwrap_or_default());
-    scope
+    let insert = scope
         .statement(&format!(
             "INSERT INTO users (workspace_id, id, username, email, password, first_name, last_name, folded_first_name,
                 folded_last_name, is_active, is_staff, is_superuser, date_joined)
@@ -150,7 +164,8 @@ pub fn insert(
         .bind(rest.is_active.unwrap_or(true))
         .bind(rest.is_staff.unwrap_or(false))
         .bind(rest.is_superuser.unwrap_or(false))
-        .bind(now)
+        .bind(scope.now);
+    Ok(Batch::default().change(insert, audit::after_insert_by(scope, Numbered::User, event)?))
 }
 
 /// SQL for the condition that caller and user are still what a decision on them was made of: `?5` and `?6` the caller's
@@ -174,16 +189,17 @@ fn bind_unchanged(statement: Statement, rank: Rank, account: &Account, ends_supe
         .bind(!(ends_superuser && account.is_active && account.is_superuser))
 }
 
-/// The statements that change a user, if nothing that was decided on is otherwise by now. The second one's `body` is the
-/// user; the first one's, the hashes of the login tokens that a deactivation or a lower rank ends. `proved` is the PHC string
-/// of the caller's own password, where that was asked for. [`update_event`] and [`release_servers`] follow them.
+/// Changes a user, if caller and user are still what was decided on. The reply is the user. A deactivation or a lower rank ends
+/// login tokens. `proved` is the PHC string of the caller's own password, if the caller had to give it. The event is signed by
+/// the caller, who may be inactive afterwards.
 pub fn update(
     scope: &Scope<'_>,
-    rank: Rank,
+    caller: &Caller,
     account: &Account,
     changes: &Changes,
     proved: Option<&str>,
-) -> Vec<Statement> {
+    event: &Event,
+) -> Result<Batch, Error> {
     let ends_superuser = changes.is_active == Some(false) || changes.is_superuser == Some(false);
     let sql = format!(
         "UPDATE users SET username = coalesce(?14, username), email = coalesce(?15, email),
@@ -195,7 +211,7 @@ pub fn update(
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
-    let update = bind_unchanged(scope.statement(&sql), rank, account, ends_superuser)
+    let update = bind_unchanged(scope.statement(&sql), caller.rank(), account, ends_superuser)
         .bind(changes.username.as_ref())
         .bind(changes.email.as_ref())
         .bind(changes.first_name.as_ref())
@@ -207,17 +223,16 @@ pub fn update(
         .bind(changes.is_superuser)
         .bind(proved);
     let ends_sessions = changes.is_active == Some(false) || changes.lower_rank(account);
-    vec![token_hashes(scope, account.id, ends_sessions), update]
+    let event = update_event(caller.workspace_id, account, changes, event)?;
+    let batch = Batch::default().ending(token_hashes(scope, account.id, ends_sessions)).change(update, event);
+    Ok(match changes.release_servers(account) {
+        true => batch.then(release_servers(caller.workspace_id, account, scope.now)),
+        false => batch,
+    })
 }
 
-/// The statement for the audit event of [`update`], right after it. If the user's servers are about to lose their owner, the
-/// event lists them.
-pub fn update_event(
-    workspace_id: i64,
-    account: &Account,
-    changes: &Changes,
-    event: &Event,
-) -> Result<Statement, Error> {
+/// The statement for the audit event of [`update`]. It lists the servers that lose their owner.
+fn update_event(workspace_id: i64, account: &Account, changes: &Changes, event: &Event) -> Result<Statement, Error> {
     if !changes.release_servers(account) {
         return audit::after_change(workspace_id, event);
     }
@@ -233,8 +248,8 @@ pub fn update_event(
     Ok(Statement::new(insert.sql()).bind(workspace_id).bind(audit::text(event)?).bind(account.id))
 }
 
-/// The statement that takes a user's servers from them, right after their [`update_event`], if that was written.
-pub fn release_servers(workspace_id: i64, account: &Account, now: Timestamp) -> Statement {
+/// The statement that takes a user's servers from them, directly behind their [`update_event`], if that was written.
+fn release_servers(workspace_id: i64, account: &Account, now: Timestamp) -> Statement {
     let sql = "UPDATE servers SET owner_id = NULL, updated_at = ?3
         WHERE workspace_id = ?1 AND owner_id = ?2 AND changes() > 0";
     Statement::new(sql).bind(workspace_id).bind(account.id).bind(now)
@@ -246,9 +261,9 @@ fn token_hashes(scope: &Scope<'_>, user_id: i64, wanted: bool) -> Statement {
     scope.statement(&format!("SELECT {hashes} AS body FROM me WHERE ?6")).bind(user_id).bind(wanted)
 }
 
-/// The statements that delete a user, if nothing that was decided on is otherwise by now. The third one's `body` is the
-/// user's name; the first one's, the hashes of the login tokens that it ends.
-pub fn delete(scope: &Scope<'_>, rank: Rank, account: &Account) -> Vec<Statement> {
+/// Deletes a user and ends their login tokens, if caller and user are still what was decided on. The event is signed by the
+/// caller, who may be the deleted user.
+pub fn delete(scope: &Scope<'_>, caller: &Caller, account: &Account, event: &Event) -> Result<Batch, Error> {
     let is_only_owner = is_only_owner("users");
     // A caller who deletes themself is nobody after the last of these.
     let depart = scope.statement(&format!(
@@ -257,25 +272,26 @@ pub fn delete(scope: &Scope<'_>, rank: Rank, account: &Account) -> Vec<Statement
     ));
     let delete = scope
         .statement(&format!("DELETE FROM users WHERE {UNCHANGED} AND NOT {is_only_owner} RETURNING username AS body"));
-    vec![
-        token_hashes(scope, account.id, true),
-        bind_unchanged(depart, rank, account, true),
-        bind_unchanged(delete, rank, account, true),
-    ]
+    let rank = caller.rank();
+    Ok(Batch::default()
+        .ending(token_hashes(scope, account.id, true))
+        .then(bind_unchanged(depart, rank, account, true))
+        .change(bind_unchanged(delete, rank, account, true), audit::after_change(caller.workspace_id, event)?))
 }
 
-/// The statements that set a password in place of `stored`, the PHC string of the one that was checked, or of whatever it
-/// is. The last one's `body` is the user; the first one's, the hashes of the login tokens that it ends. Unless the scheduled
-/// commands are kept, the sessions count as revoked.
+/// Sets a password in place of `stored`, the PHC string of the one that was checked, or of any. The reply is the user. All login
+/// tokens end. Unless the scheduled commands are kept, the sessions count as revoked. The event is signed by the caller, whose
+/// session may be one of those.
 ///
 /// With `stored`, the user is the caller; without, the caller must still be a superuser.
 pub fn set_password(
     scope: &Scope<'_>,
+    caller: &Caller,
     user_id: i64,
     stored: Option<&str>,
     new: &NewPassword<'_>,
-    now: Timestamp,
-) -> Vec<Statement> {
+    event: &Event,
+) -> Result<Batch, Error> {
     let sql = format!(
         "UPDATE users SET password = ?6, password_changed_at = ?8
          WHERE id = ?5 AND (?7 IS NULL OR password = ?7)
@@ -283,16 +299,15 @@ pub fn set_password(
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
-    let update = scope.statement(&sql).bind(user_id).bind(new.hash).bind(stored).bind(now);
-    let mut statements = vec![token_hashes(scope, user_id, true)];
+    let update = scope.statement(&sql).bind(user_id).bind(new.hash).bind(stored).bind(scope.now);
+    let mut batch = Batch::default().ending(token_hashes(scope, user_id, true));
     if !new.keep_scheduled {
         let users = "SELECT id, workspace_id FROM users WHERE id = ?5 AND (?6 IS NULL OR password = ?6)
             AND workspace_id = (SELECT workspace_id FROM me WHERE (?6 IS NULL AND is_superuser) OR user_id = ?5)";
         let revoke = scope.statement(&sessions::revoke_all(users, "?3", "?4"));
-        statements.push(revoke.bind(user_id).bind(stored));
+        batch = batch.then(revoke.bind(user_id).bind(stored));
     }
-    statements.push(update);
-    statements
+    Ok(batch.change(update, audit::after_change(caller.workspace_id, event)?))
 }
 
 /// A password to be set.
