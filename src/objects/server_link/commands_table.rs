@@ -23,6 +23,7 @@ pub enum Unflushed {
 #[derive(Deserialize)]
 struct CommandRow {
     document: String,
+    result: Option<String>,
     phase: Phase,
     revision: f64,
     is_flushed: f64,
@@ -34,6 +35,7 @@ impl TryFrom<CommandRow> for StoredCommand {
 
     fn try_from(row: CommandRow) -> Result<Self> {
         Ok(Self {
+            result: row.result,
             phase: row.phase,
             revision: row.revision as i64,
             is_flushed: row.is_flushed != 0.0,
@@ -43,7 +45,7 @@ impl TryFrom<CommandRow> for StoredCommand {
     }
 }
 
-const COMMAND: &str = "SELECT document, phase, revision, flushed >= revision AS is_flushed,
+const COMMAND: &str = "SELECT document, result, phase, revision, flushed >= revision AS is_flushed,
     (SELECT json_object('rows', count(*), 'bytes', coalesce(sum(bytes), 0), 'count', coalesce(sum(next - first), 0),
         'top', coalesce(max(next), 0), 'kept_bytes', coalesce(sum(kept), 0))
      FROM chunks c WHERE c.command = commands.id AND c.piece = 0) AS chunks FROM commands";
@@ -160,7 +162,7 @@ impl Tables {
     pub fn save(&self, stored: &StoredCommand, now: Timestamp, is_told: bool) -> Result<()> {
         let sql =
             "UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4, revision = revision + 1, flushed = flushed + ?5,
-            document = ?6 WHERE id = ?1";
+            document = ?6, result = ?7 WHERE id = ?1";
         let parameters = vec![
             text(stored.command.id),
             text(stored.phase.as_str()),
@@ -168,6 +170,7 @@ impl Tables {
             nullable(stored.due_at(now)),
             integer(u64::from(is_told)),
             text(stored.document()?),
+            nullable(stored.result.as_deref()),
         ];
         self.exec(sql, parameters)
     }

@@ -16,7 +16,7 @@ const SCHEMA: [&str; 10] = [
     // What is to be done when, though nothing happens; commands have their own `due_at`.
     "CREATE TABLE wakes (name TEXT PRIMARY KEY, due_at TEXT NOT NULL) WITHOUT ROWID",
     // Commands: the document (`StoredCommand`), and beside it what is queried. `revision` counts the changes, `flushed` is the
-    // revision that D1 has. `stage` is that of `StoredCommand::stage`, or null.
+    // revision that D1 has. `stage` is that of `StoredCommand::stage`, or null; `result` is the agent's, which is not in the document.
     "CREATE TABLE commands (
         id TEXT PRIMARY KEY,
         phase TEXT NOT NULL,
@@ -25,7 +25,8 @@ const SCHEMA: [&str; 10] = [
         due_at TEXT,
         revision INTEGER NOT NULL,
         flushed INTEGER NOT NULL,
-        document TEXT NOT NULL
+        document TEXT NOT NULL,
+        result TEXT
     ) WITHOUT ROWID",
     // Serves: what is due.
     "CREATE INDEX commands_due ON commands (due_at) WHERE due_at IS NOT NULL",
