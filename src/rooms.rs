@@ -7,6 +7,11 @@ use std::path::{Path, PathBuf};
 /// From the lowest to the highest.
 const ROOMS: [&str; 7] = ["platform", "mail", "store", "http", "objects", "auth", "api"];
 
+/// How many lines of production code a file has, unless its first lines give a reason for more.
+const MAX_LINES: usize = 500;
+/// How the reason begins.
+const REASON: &str = "//! Longer than 500 lines: ";
+
 /// All files in a folder of the repository, and below it.
 pub fn sources(folder: &str) -> Vec<PathBuf> {
     fn below(folder: &Path) -> Vec<PathBuf> {
@@ -110,4 +115,17 @@ fn handlers_hold_no_sql() {
             assert!(!text.contains(sql), "{} has {sql:?}", file.display());
         }
     }
+}
+
+#[test]
+fn files_are_short() {
+    let long = |folder: &str| {
+        let is_long = |text: &String| {
+            text.lines().count() > MAX_LINES && !text.lines().take(30).any(|line| line.starts_with(REASON))
+        };
+        let modules = modules(folder).into_iter().filter(|(_, text)| is_long(text));
+        modules.map(|(module, text)| format!("{}: {}", module.join("::"), text.lines().count())).collect::<Vec<_>>()
+    };
+    let all: Vec<_> = ["src", "domain/src"].into_iter().flat_map(long).collect();
+    assert_eq!(all, Vec::<String>::new());
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use farhand_domain::audit::{Head, Row, seal};
+use farhand_domain::audit_chain::{Head, Row, seal};
 use farhand_domain::output::sha256;
 use farhand_domain::time::Timestamp;
 use farhand_tests::client::{PASSWORD, encoded, unique};
@@ -596,7 +596,7 @@ async fn a_verification_reads_only_the_links_that_it_looks_at() {
 
 /// The rows of a workspace, sealed anew from the first on, as SQL, and the end of their chain.
 fn forged(instance: &Instance, workspace: i64) -> (String, Head) {
-    let columns = farhand_domain::audit::COLUMNS.join(", ");
+    let columns = farhand_domain::audit_chain::COLUMNS.join(", ");
     let rows = instance.read_d1(&format!(
         "SELECT json_array(seq, NULL, NULL, json_array({columns})) FROM audit_events
          WHERE workspace_id = {workspace} ORDER BY seq"
@@ -1356,7 +1356,7 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
     let all = events(&api, EVENTS, &[]).await;
     let link = |action: &str| all.iter().rfind(|event| event["action"] == action).unwrap()["link"].as_i64().unwrap();
     let (young, users) = (link("session.login"), link("api_token.create").min(3));
-    let columns = farhand_domain::audit::COLUMNS.join(", ");
+    let columns = farhand_domain::audit_chain::COLUMNS.join(", ");
     let of = format!("workspace_id = {id} AND link");
     let as_expired = |link: i64| {
         let row = instance.read_d1(&format!(

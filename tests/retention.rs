@@ -178,7 +178,7 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     // More output than goes at once.
     let output = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
         INSERT INTO chunks (command, first, piece, next, bytes, kept, lengths, content)
-        SELECT c.id, n.i, 0, n.i + 1, 1, 1, '1', 'x' FROM commands c CROSS JOIN n WHERE c.command ->> 'line' = 'old with much output'";
+        SELECT c.id, n.i, 0, n.i + 1, 1, 1, '1', 'x' FROM commands c CROSS JOIN n WHERE c.document ->> '$.command.line' = 'old with much output'";
     assert_eq!(change_objects(state.path(), "ServerLink", output), 20_000);
 
     let (instance, deleted) = looked(&state, "30").await;
@@ -398,7 +398,8 @@ async fn an_object_that_fails_holds_up_nobody_else() {
     age(&state, "old broken", 41);
     age(&state, "old whole", 40);
     // What it keeps of the command cannot be deleted.
-    let fails = "CREATE TRIGGER fails BEFORE DELETE ON commands WHEN old.command ->> 'line' = 'old broken' BEGIN
+    let fails =
+        "CREATE TRIGGER fails BEFORE DELETE ON commands WHEN old.document ->> '$.command.line' = 'old broken' BEGIN
         SELECT raise(ABORT, 'broken'); END";
     change_objects(state.path(), "ServerLink", fails);
     let (instance, deleted) = looked(&state, "30").await;

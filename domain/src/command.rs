@@ -3,9 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::account::read_account;
@@ -13,8 +12,6 @@ use crate::error::Error;
 use crate::features::{Feature, Features};
 use crate::fields::{BLANK, Fields, REQUIRED};
 use crate::id;
-use crate::lifecycle::{Label, Lifecycle, SCHEDULED, State};
-use crate::output;
 use crate::shell_words;
 use crate::time::Timestamp;
 use crate::wire::Order;
@@ -429,167 +426,11 @@ impl Command {
     }
 }
 
-/// What is known of a command's output.
-#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub struct Output {
-    /// The output, cut as [`output::result`] does; null until the command has ended.
-    pub result: Option<String>,
-    /// Whether it was cut.
-    pub truncated: bool,
-    /// Bytes before any cut.
-    pub bytes: u64,
-}
-
-/// The part of a command object that changes during its life, as JSON fields.
-///
-/// The Worker lays it over what D1 tells of a command whose object knows more.
-pub fn live_fields(life: &Lifecycle, output: &Output, now: Timestamp) -> Map<String, Value> {
-    let outcome = life.outcome();
-    let fields = json!({
-        "success": life.success(),
-        "exit_code": outcome.and_then(|outcome| outcome.exit_code),
-        "result": output.result,
-        "result_truncated": output.truncated,
-        "output_bytes": output.bytes,
-        "state": life.state().shown(life.scheduled_at <= now),
-        "status": life.status(now),
-        "response_delay": life.response_delay(),
-        "elapsed_time": outcome.and_then(|outcome| outcome.elapsed_time),
-        "added_at": life.added_at,
-        "scheduled_at": life.scheduled_at,
-        "expires_at": life.expires_at,
-        "timeout": life.timeout,
-        "delivered_at": life.delivered_at,
-        "acked_at": life.acked_at,
-        "handled_at": life.handled_at,
-    });
-    members(fields)
-}
-
-/// The members of what is an object by the way it was made.
-fn members(object: Value) -> Map<String, Value> {
-    match object {
-        Value::Object(members) => members,
-        _ => Map::new(),
-    }
-}
-
-/// The whole command object (spec.md, Command; contract 7).
-pub fn object(command: &Command, live: Map<String, Value>) -> Map<String, Value> {
-    let mut object = members(json!({
-        "id": command.id,
-        "shell": command.shell,
-        "line": command.line,
-        "username": command.username,
-        "groupname": command.groupname,
-        "server": command.server,
-        "server_name": command.server_name,
-        "requested_by": command.requested_by,
-    }));
-    object.extend(live);
-    object
-}
-
-/// The order in which answers show the fields of a command object, and of the objects in it.
-const ORDER: [&str; 30] = [
-    "id",
-    "shell",
-    "line",
-    "username",
-    "groupname",
-    "server",
-    "server_name",
-    "requested_by",
-    "success",
-    "exit_code",
-    "result",
-    "result_truncated",
-    "output_bytes",
-    "output_truncated",
-    "state",
-    "status",
-    "text",
-    "color",
-    "cancellable",
-    "message",
-    "response_delay",
-    "elapsed_time",
-    "added_at",
-    "scheduled_at",
-    "expires_at",
-    "timeout",
-    "delivered_at",
-    "acked_at",
-    "handled_at",
-    "email",
-];
-
-/// A command object as answers show it: its fields in the order of [`ORDER`], any others after them.
-#[derive(Debug)]
-pub struct Shown<'a>(pub &'a Map<String, Value>);
-
-impl Serialize for Shown<'_> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let place = |name: &str| ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len());
-        let mut members: Vec<_> = self.0.iter().collect();
-        members.sort_by_cached_key(|(name, _)| place(name));
-        let mut map = serializer.serialize_map(Some(members.len()))?;
-        for (name, value) in members {
-            match value {
-                Value::Object(inner) => map.serialize_entry(name, &Shown(inner))?,
-                value => map.serialize_entry(name, value)?,
-            }
-        }
-        map.end()
-    }
-}
-
-/// SQL for the `state` of a row of `commands c`, at the moment in the parameter `now`.
-pub fn state_sql(now: &str) -> String {
-    let waiting = State::Waiting;
-    format!(
-        "iif(c.state <> '{}', c.state, iif(c.scheduled_at <= {now}, '{}', '{}'))",
-        waiting.as_str(),
-        waiting.shown(true),
-        waiting.shown(false)
-    )
-}
-
-/// SQL for the status object of a row of `commands c`, as JSON, at the moment in the parameter `now`.
-///
-/// It is made from the same table as [`Lifecycle::status`], so that the two cannot differ; the Worker's tests compare
-/// what both say of each command.
-pub fn status_sql(now: &str) -> String {
-    let json = |label: Label, message: &str| {
-        let Label { text, color, cancellable } = label;
-        format!(
-            "json_object('text','{text}','color','{color}','cancellable',json('{cancellable}'),'message',{message})"
-        )
-    };
-    let waiting = State::Waiting.as_str();
-    let scheduled = json(SCHEDULED, "'Scheduled for ' || c.scheduled_at || '.'");
-    let queued = json(State::Waiting.label(), "'Waiting for the agent since ' || c.scheduled_at || '.'");
-    let others: String = State::ALL
-        .into_iter()
-        .filter(|state| *state != State::Waiting)
-        .map(|state| format!(" WHEN c.state = '{}' THEN {}", state.as_str(), json(state.label(), "c.status_message")))
-        .collect();
-    format!(
-        "CASE WHEN c.state = '{waiting}' AND c.scheduled_at > {now} THEN {scheduled} WHEN c.state = '{waiting}' THEN {queued}{others} END"
-    )
-}
-
-/// Cuts a result into what lists show and, where that is not all of it, the whole.
-pub fn split_result(result: Option<&str>) -> (Option<&str>, Option<&str>) {
-    match result {
-        None => (None, None),
-        Some(whole) => output::in_list(whole).map_or((Some(whole), None), |head| (Some(head), Some(whole))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Map;
+
     use crate::error::Code;
 
     const SERVER: &str = "01936d3e-7a00-7000-8000-000000000000";
@@ -652,14 +493,6 @@ mod tests {
         for bad in [json!(0), json!(86_401), json!(1.5), json!("60")] {
             refused(&json!({"server": "a", "line": "id", "timeout": bad}), &["timeout"]);
         }
-    }
-
-    #[test]
-    fn a_command_object_is_shown_in_one_order() {
-        let object = members(json!({"zzz": 1, "status": {"message": "m", "text": "t"}, "line": "id", "id": 7,
-            "requested_by": {"email": "e", "id": 1, "username": "u"}}));
-        let shown = r#"{"id":7,"line":"id","requested_by":{"id":1,"username":"u","email":"e"},"status":{"text":"t","message":"m"},"zzz":1}"#;
-        assert_eq!(serde_json::to_string(&Shown(&object)).unwrap(), shown);
     }
 
     #[test]
@@ -819,13 +652,5 @@ mod tests {
         let order = line.order(None, 60, all);
         assert_eq!((order.line.as_str(), order.allow_sh, order.argv), ("echo 'A=a'", true, None));
         assert_eq!(line.lacks(None, none), None);
-    }
-
-    #[test]
-    fn a_long_result_is_split_for_lists() {
-        let long = "x".repeat(output::MAX_RESULT_IN_LIST + 1);
-        assert_eq!(split_result(None), (None, None));
-        assert_eq!(split_result(Some("abc")), (Some("abc"), None));
-        assert_eq!(split_result(Some(&long)), (Some(&long[1..]), Some(long.as_str())));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farhand_domain::command::Shown;
+use farhand_domain::command_object::Shown;
 use farhand_domain::error::{self, Error, NON_FIELD};
 use farhand_domain::page::{Page, Query, parameter};
 use farhand_domain::time::Timestamp;

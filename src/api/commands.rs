@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use farhand_domain::audit::{Object, show_ids, shown_line};
 use farhand_domain::caller::Caller;
-use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester, Shown};
+use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester};
 use farhand_domain::command_list::CommandList;
+use farhand_domain::command_object::{self, Shown};
 use farhand_domain::error::{Code, Error, Kind};
 use farhand_domain::lifecycle::Denial;
 use farhand_domain::output::sha256;
@@ -239,7 +240,7 @@ async fn take(call: &Call, create: Create) -> Result<Result<Created, Refusal>, E
     let live = Ask::Live(Live { id: command.id, wait: None });
     let Ok(live) = calls::ask::<Map<String, Value>>(&call.env, server, &live).await else { return Err(error) };
     log::trouble("answer_cut_off", json!({"command": command.id}), &error.detail);
-    Ok(Ok(Created { command: farhand_domain::command::object(&command, live), replayed: false }))
+    Ok(Ok(Created { command: command_object::object(&command, live), replayed: false }))
 }
 
 /// The command that a request asks for, if the caller may run it on that server (contract 5, Run-as; contract 4, Token

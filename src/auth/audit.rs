@@ -15,6 +15,7 @@ use crate::objects::audit_sealer;
 use crate::platform;
 use crate::platform::lately::Lately;
 use crate::platform::log;
+use crate::store::anonymous_events;
 use crate::store::audit as store;
 
 /// The longest that an id from a path is kept, in characters.
@@ -155,10 +156,10 @@ pub fn note_wrong_password(call: &Call) {
 pub fn note_failed_login(call: &Call, workspace_id: i64, user: Option<(i64, String)>) -> Result<(), Error> {
     let event = call.event()?.that(Outcome::Failure);
     let object = user.map(|(id, name)| Object::new("user", Some(id.to_string()), Some(name)));
-    let statements = store::anonymous(workspace_id, &Event { object, ..event }, call.now)?;
+    let statements = anonymous_events::anonymous(workspace_id, &Event { object, ..event }, call.now)?;
     let env = call.env.clone();
     call.context.wait_until(async move {
-        match store::write_anonymous(&env, statements).await {
+        match anonymous_events::write_anonymous(&env, statements).await {
             Ok(()) => audit_sealer::tell(&env, workspace_id).await,
             Err(error) => log::trouble("audit_event_lost", json!({"action": "session.login"}), &error.detail),
         }
@@ -171,7 +172,7 @@ pub fn note_failed_login(call: &Call, workspace_id: i64, user: Option<(i64, Stri
 /// # Errors
 /// D1 did not do it.
 pub async fn write_overdue(env: &Env) -> Result<(), Error> {
-    for workspace in store::write_overdue(env, platform::now()).await? {
+    for workspace in anonymous_events::write_overdue(env, platform::now()).await? {
         audit_sealer::tell(env, workspace).await;
     }
     Ok(())

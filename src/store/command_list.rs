@@ -3,6 +3,8 @@
 //! It knows nothing of the platform, so that the end-to-end tests read the very same file and look at the plans of what it
 //! makes. Everything of a request's is a parameter, from `?7` on.
 //!
+//! Longer than 500 lines: the ways to page, to search and to count are made of the same filters.
+//!
 //! Who calls is known to the statement alone, as `me`. So it holds a way for those who reach all servers and one for those
 //! who reach some, and the one that is not the caller's ends before it reads a row.
 
@@ -977,7 +979,7 @@ const PLANNED: &str = "c.scheduled_at > ?3 AND c.scheduled_at > c.added_at";
 /// The condition that a row of `commands c` is in one of the states that command objects show.
 fn of_states(states: &[&str]) -> String {
     let names: Vec<String> = states.iter().map(|state| format!("'{state}'")).collect();
-    format!("{} IN ({})", farhand_domain::command::state_sql("?3"), names.join(", "))
+    format!("{} IN ({})", farhand_domain::command_object::state_sql("?3"), names.join(", "))
 }
 
 /// How many of a workspace's commands are that. What came due since the horizon was moved is not later than now any more;

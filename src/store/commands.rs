@@ -1,7 +1,8 @@
 //! The table of commands, as the Worker reads it. Only the servers' objects write it.
 
-use farhand_domain::command::{self, ServerRef};
+use farhand_domain::command::ServerRef;
 use farhand_domain::command_list::CommandList;
+use farhand_domain::command_object;
 use farhand_domain::time::Timestamp;
 
 use super::command_list::{self, Value, Within};
@@ -12,7 +13,7 @@ use super::within_acl::{COST, COST_OF_ROW, MOST_COST, line_patterns, within, wor
 /// SQL for the command object (spec.md, Command; contract 7) of a row of `commands c`, as JSON, with the given SQL for
 /// its result and for whether that is cut. `?3` is the time.
 fn object(result: &str, truncated: &str) -> String {
-    let (state, status) = (command::state_sql("?3"), command::status_sql("?3"));
+    let (state, status) = (command_object::state_sql("?3"), command_object::status_sql("?3"));
     let boolean = |column: &str| format!("json(CASE {column} WHEN 1 THEN 'true' WHEN 0 THEN 'false' ELSE 'null' END)");
     let success = boolean("c.success");
     let truncated = boolean(truncated);

@@ -1,7 +1,9 @@
 //! All SQL and KV of the Worker, one file per table. Functions are named noun_verb in the modules' own terms.
 
+pub mod anonymous_events;
 pub mod api_tokens;
 pub mod audit;
+pub mod audit_chain;
 pub mod batch;
 pub mod command_list;
 pub mod commands;

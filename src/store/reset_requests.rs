@@ -9,6 +9,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 use worker::Env;
 
+use super::anonymous_events;
 use super::audit::{self, Insert};
 use super::db::{self, Statement};
 use super::users::NewPassword;
@@ -71,7 +72,7 @@ pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) ->
     .bind(now)
     .bind(now.plus_seconds(LIFETIME))
     .bind(MOST_PENDING);
-    let told = audit::after_reset_request(id, event, now)?;
+    let told = anonymous_events::after_reset_request(id, event, now)?;
     let results = db::batch(env, [vec![exists, cleared, insert], told].concat()).await?;
     let [exists, _, inserted, ..] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
     let Some(workspace_id) = db::returned_id(exists)? else { return Ok(Requested::NoWorkspace) };

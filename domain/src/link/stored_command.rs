@@ -75,7 +75,7 @@ pub struct StoredCommand {
     /// Whether the audit log has its end, and not its output yet.
     pub lacks_hash: bool,
     /// What happened to it that D1 has no audit event of.
-    pub events: Vec<CommandEvent>,
+    pub events: Vec<PendingEvent>,
     /// The agent's result, cut: a column of its own. In JSON it could be six times as long.
     #[serde(skip)]
     pub result: Option<String>,
@@ -108,10 +108,10 @@ pub struct ChunkSums {
     pub kept_bytes: u64,
 }
 
-/// Something that happened to a command, for the audit log.
+/// An audit event that D1 may not have yet.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct CommandEvent {
-    /// The command's revision that came of it. D1 has the event if it has that revision.
+pub struct PendingEvent {
+    /// The revision of the command or the server that it belongs to. D1 has the event if it has that revision.
     pub revision: i64,
     /// The event.
     pub event: Event,
@@ -144,7 +144,7 @@ impl StoredCommand {
     /// The JSON document. When the command was delivered, or never will be, nobody needs its inputs any more.
     ///
     /// # Errors
-    /// None that these fields can have.
+    /// Never, as every field is JSON.
     pub fn document(&self) -> serde_json::Result<String> {
         if self.inputs.is_some() && self.life.state() != State::Waiting {
             return serde_json::to_string(&Self { inputs: None, ..self.clone() });
@@ -231,7 +231,7 @@ impl StoredCommand {
 
     /// Notes something for the audit log that happened to it, and is saved with it.
     pub fn note(&mut self, event: Event) {
-        self.events.push(CommandEvent { revision: self.revision + 1, event });
+        self.events.push(PendingEvent { revision: self.revision + 1, event });
     }
 
     /// The queue that it is in; `None`: it goes to no agent any more, or not yet.
@@ -345,6 +345,9 @@ mod tests {
     fn the_document_keeps_all_but_the_columns() {
         let mut stored = ended(Some("result"), Some(3), 0);
         stored.inputs = None;
+        (stored.result_cut, stored.cut_at, stored.lacks_hash) = (true, Some(1), true);
+        (stored.origin.api_token, stored.origin.session) = (Some(Uuid::max()), Some(Uuid::nil()));
+        stored.note(Event::new(Uuid::nil(), at(1), crate::audit::Source::default(), "command.finish"));
         let read: StoredCommand = serde_json::from_str(&stored.document().unwrap()).unwrap();
         let StoredCommand { phase, revision, is_flushed, chunks, ref result, .. } = stored;
         let columns = StoredCommand { phase, revision, is_flushed, chunks, result: result.clone(), ..read };
@@ -464,6 +467,6 @@ mod tests {
         let mut stored = accepted();
         let event = Event::new(Uuid::nil(), at(1), crate::audit::Source::default(), "command.finish");
         stored.note(event.clone());
-        assert_eq!(stored.events, [CommandEvent { revision: 2, event }]);
+        assert_eq!(stored.events, [PendingEvent { revision: 2, event }]);
     }
 }

@@ -17,7 +17,7 @@ mod verify;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-use farhand_domain::audit::{self, Broken, Head, Seal};
+use farhand_domain::audit_chain::{Broken, Head, Seal, seal};
 use farhand_domain::error::{Error, Kind};
 use farhand_domain::time::Timestamp;
 use futures_util::future;
@@ -30,7 +30,7 @@ use crate::platform::cost;
 use crate::platform::lately::Lately;
 use crate::platform::log;
 use crate::platform::{self, internal};
-use crate::store::audit as store;
+use crate::store::audit_chain;
 
 /// How often an isolate tells the object of a workspace that there are events, in milliseconds.
 const TELL_EVERY: i64 = 1_000;
@@ -143,10 +143,10 @@ pub async fn tell_all(env: &Env) -> Result<(), Error> {
     let until = platform::kept_until(env, platform::AUDIT_RETENTION);
     let anonymous = platform::kept_until(env, platform::ANONYMOUS_AUDIT_RETENTION);
     let of = |until: &Result<_, _>| until.as_ref().ok().copied().flatten();
-    let old = store::KeptUntil { all: of(&until), anonymous: of(&anonymous) };
-    let mut round = Round::after(store::some_workspace(env).await?);
+    let old = audit_chain::KeptUntil { all: of(&until), anonymous: of(&anonymous) };
+    let mut round = Round::after(audit_chain::some_workspace(env).await?);
     while let Some((after, last, limit)) = round.next() {
-        let workspaces = store::workspaces_to_seal(env, (after, last), old, limit).await?;
+        let workspaces = audit_chain::workspaces_to_seal(env, (after, last), old, limit).await?;
         round.pass(&workspaces);
         future::join_all(workspaces.iter().map(|workspace| tell(env, *workspace))).await;
     }
@@ -360,7 +360,7 @@ impl Sealer {
         if !pending.is_empty() {
             self.tell_d1(workspace, &head, &pending).await?;
         }
-        let rows = store::unsealed(&self.env, workspace, AT_ONCE).await?;
+        let rows = audit_chain::unsealed(&self.env, workspace, AT_ONCE).await?;
         if rows.is_empty() {
             if head.link == 0 {
                 // Told of a workspace that is gone.
@@ -372,7 +372,7 @@ impl Sealer {
         if self.chain()?.is_none_or(|chain| chain.head != head) {
             return Ok(None);
         }
-        let (seals, head) = audit::seal(workspace, &head, &rows);
+        let (seals, head) = seal(workspace, &head, &rows);
         self.note(&head, &seals).map_err(internal)?;
         self.tell_d1(workspace, &head, &seals).await?;
         Ok(Some((workspace, seals.len() as u64)))
@@ -380,7 +380,7 @@ impl Sealer {
 
     /// Tells D1 what its rows get, and notes that it knows.
     async fn tell_d1(&self, workspace: i64, head: &Head, seals: &[Seal]) -> Result<(), Error> {
-        store::write_seals(&self.env, workspace, seals).await?;
+        audit_chain::write_seals(&self.env, workspace, seals).await?;
         if self.chain()?.is_some_and(|chain| chain.head == *head) {
             self.note(head, &[]).map_err(internal)?;
         }

@@ -1,6 +1,7 @@
 //! The deletion of audit events that are old enough. Of a chain's deleted beginning, some hashes are kept for good.
 
-use farhand_domain::audit::{self, Head, Verifier};
+use farhand_domain::audit;
+use farhand_domain::audit_chain::{Head, Verifier};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use serde_json::json;
@@ -8,7 +9,7 @@ use serde_json::json;
 use super::{AT_ONCE, Chain, Sealer};
 use crate::platform::log;
 use crate::platform::{self, internal};
-use crate::store::audit as store;
+use crate::store::audit_chain;
 
 impl Sealer {
     /// Deletes the next events that are older than they are kept, from the first on. True: there may be more.
@@ -25,7 +26,7 @@ impl Sealer {
         if first > last {
             return Ok(false);
         }
-        let links = store::links(&self.env, workspace, (first, last), head.link).await?;
+        let links = audit_chain::links(&self.env, workspace, (first, last), head.link).await?;
         let mut verifier = Verifier::after(workspace, base.clone()).expired_up_to(expired);
         let anchors = self.anchors(&head, first, last)?;
         for row in &links.rows {
@@ -68,7 +69,7 @@ impl Sealer {
     pub(super) async fn expire_old(&self) -> Result<bool, Error> {
         let Some(Chain { workspace, expired, .. }) = self.chain()? else { return Ok(false) };
         let Some(until) = self.kept_until(workspace, platform::ANONYMOUS_AUDIT_RETENTION) else { return Ok(false) };
-        let mut rows = store::first_anonymous_links(&self.env, workspace, until, AT_ONCE).await?;
+        let mut rows = audit_chain::first_anonymous_links(&self.env, workspace, until, AT_ONCE).await?;
         let old = rows.iter().take_while(|row| row.occurred_at().is_some_and(|at| at < until)).count();
         rows.truncate(old);
         // Meanwhile it may have been wiped.
@@ -79,14 +80,14 @@ impl Sealer {
         };
         let values = vec![last.max(expired).into()];
         self.sql().exec("UPDATE chains SET expired = ?", values).map_err(internal)?;
-        store::expire(&self.env, workspace, &rows).await?;
+        audit_chain::expire(&self.env, workspace, &rows).await?;
         log::event("audit_retention", json!({"workspace_id": workspace, "anonymous": rows.len()}));
         Ok(rows.len() as u64 == AT_ONCE)
     }
 
     /// Has D1 delete what is behind the beginning of the chain, and notes that it did.
     pub(super) async fn delete_up_to(&self, workspace: i64, base: &Head) -> Result<(), Error> {
-        store::delete_links(&self.env, workspace, base.link).await?;
+        audit_chain::delete_links(&self.env, workspace, base.link).await?;
         if self.chain()?.is_some_and(|chain| chain.base == *base) {
             self.sql().exec("UPDATE chains SET is_deleting = 0", None).map_err(internal)?;
         }

@@ -2,17 +2,18 @@
 
 use std::collections::HashMap;
 
-use farhand_domain::audit::{self, Broken, Head, Problem, Verifier};
+use farhand_domain::audit_chain::{Broken, Head, Problem, Row, Verifier};
 use farhand_domain::error::Error;
 use serde::Deserialize;
 
 use super::{Chain, Sealer, Verification};
 use crate::platform::internal;
-use crate::store::audit as store;
+use crate::store::audit_chain;
 
-const LOOKED_AT: i64 = 20_000;
-/// How many links are looked at with one question, and for one answer.
+/// How many links are read with one query.
 const PAGE: i64 = 1_000;
+/// How many links one answer verifies at most.
+const LOOKED_AT: i64 = 20_000;
 
 impl Sealer {
     /// The hashes that are known of the links from the `first` to the `last`.
@@ -38,7 +39,7 @@ impl Sealer {
         let (base, head) = chain.as_ref().map(ends).unwrap_or_default();
         if let Some(chain) = &chain {
             if !chain.pending.is_empty() {
-                store::write_seals(&self.env, workspace, &chain.pending).await?;
+                audit_chain::write_seals(&self.env, workspace, &chain.pending).await?;
             }
             if chain.is_deleting {
                 self.delete_up_to(workspace, &base).await?;
@@ -49,7 +50,7 @@ impl Sealer {
         let mut next = first.max(base.link + 1).min(head.link + 1);
         loop {
             let last = head.link.min(next + PAGE - 1);
-            let links = store::links(&self.env, workspace, (next, last), head.link).await?;
+            let links = audit_chain::links(&self.env, workspace, (next, last), head.link).await?;
             if self.chain()?.is_some_and(|chain| chain.base != base) {
                 return Ok(None);
             }
@@ -76,10 +77,10 @@ impl Sealer {
         workspace: i64,
         (base, head): (&Head, &Head),
         (first, last): (i64, i64),
-        links: &store::Links,
+        links: &audit_chain::Links,
         found: &mut Verification,
     ) -> Result<Result<(), Broken>, Error> {
-        let foreign = |row: &audit::Row| Broken {
+        let foreign = |row: &Row| Broken {
             link: row.link.unwrap_or(0),
             event: row.id().map(str::to_owned),
             problem: Problem::Foreign,

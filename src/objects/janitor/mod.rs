@@ -32,11 +32,11 @@ use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
 use crate::objects;
-use crate::objects::server_link::calls::{self};
+use crate::objects::server_link::calls;
 use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::retention::Place;
-use crate::store::workspaces::{self};
+use crate::store::workspaces;
 use crate::store::{servers, sessions};
 
 /// How many servers are cut off side by side.
@@ -52,7 +52,7 @@ const STEP: Duration = Duration::from_millis(10);
 const RETRY: Duration = Duration::from_secs(5);
 /// The storage key of the pass over old commands that is under way.
 const PASS: &str = "pass";
-/// How long an object may take to begin with that, to cancel commands of revoked sessions, or to delete a server, in seconds.
+/// How long an object may take to begin a resync or a suspension, to cancel commands of revoked sessions, or to delete a server, in seconds.
 const BEGINS_WITHIN: u64 = 20;
 /// The storage key of the last pending server that was looked at, while there are more.
 const UNAPPROVED: &str = "unapproved";
@@ -73,33 +73,6 @@ enum Ask {
     BeginPass,
     /// Have the objects of the workspace with that slug tell D1 everything again. Answers whether there is one.
     Resync(String),
-}
-
-/// How far the objects of a workspace's servers were told to tell D1 everything again.
-#[derive(Clone, Default, Serialize, Deserialize)]
-struct Resync {
-    /// The workspace's slug.
-    slug: String,
-    /// The last server that was told, first of those that are there, then of those that are gone.
-    after: String,
-    are_gone: bool,
-    /// How many servers were told.
-    told: u64,
-    /// How many could not be.
-    failed: u64,
-}
-
-/// How far the objects of a workspace's servers were suspended or resumed.
-#[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
-struct Suspension {
-    /// Which request asked for it: another one begins from the start.
-    run: Uuid,
-    /// The last server that was asked.
-    after: String,
-    /// The servers whose objects failed, the next to try first.
-    failed: Vec<String>,
-    /// When those are tried again, if that failed.
-    retry_at: Option<Timestamp>,
 }
 
 /// What a step left to do.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
-use futures_util::future::{self};
+use futures_util::future;
 use serde_json::json;
 use uuid::Uuid;
 

@@ -1,8 +1,9 @@
-//! What goes for good: workspaces after their grace period, what deleted users and revoked sessions left, servers that nobody approved.
+//! What is deleted for good: workspaces after their grace period, what deleted users and revoked
+//! sessions left, servers that nobody approved.
 
 use farhand_domain::error::Error;
 use farhand_domain::registration_token::APPROVED_WITHIN;
-use futures_util::future::{self};
+use futures_util::future;
 use serde_json::{Value, json};
 use uuid::Uuid;
 

@@ -3,19 +3,34 @@
 use std::collections::BTreeMap;
 
 use farhand_domain::error::Error;
-use futures_util::future::{self};
+use futures_util::future;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{BEGINS_WITHIN, Janitor, Resync, SERVERS};
+use super::{BEGINS_WITHIN, Janitor, SERVERS};
 use crate::objects::server_link::calls::{self, OfServer};
 use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::servers;
-use crate::store::workspaces::{self};
+use crate::store::workspaces;
 
 /// The storage key of the workspaces whose servers' objects are to tell D1 everything again.
 const RESYNCS: &str = "resyncs";
+
+/// How far the objects of a workspace's servers were told to tell D1 everything again.
+#[derive(Clone, Default, Serialize, Deserialize)]
+struct Resync {
+    /// The workspace's slug.
+    slug: String,
+    /// The last server that was told, first of those that are there, then of those that are gone.
+    after: String,
+    are_gone: bool,
+    /// How many servers were told.
+    told: u64,
+    /// How many could not be.
+    failed: u64,
+}
 
 impl Janitor {
     async fn resyncs(&self) -> Result<BTreeMap<i64, Resync>, Error> {

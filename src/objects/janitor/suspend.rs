@@ -1,24 +1,41 @@
-//! Suspensions: the objects of a deleted workspace's servers are told that they take no agents, and of an undeleted one that they do again.
+//! Suspensions: the objects of a deleted workspace's servers are told to take no agents, and those of
+//! an undeleted one to take them again.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use farhand_domain::error::Error;
+use farhand_domain::time::Timestamp;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
+use uuid::Uuid;
 
-use super::{BEGINS_WITHIN, Janitor, Progress, RETRY, SERVERS, SERVERS_AT_ONCE, Suspension};
-use crate::objects::server_link::calls::{self};
+use super::{BEGINS_WITHIN, Janitor, Progress, RETRY, SERVERS, SERVERS_AT_ONCE};
+use crate::objects::server_link::calls;
 use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::servers;
-use crate::store::workspaces::{self};
+use crate::store::workspaces;
 
 /// How many servers whose objects failed are noted to be tried again, before none are added.
 const MAX_FAILED: usize = 500;
-/// The storage key of the workspace that had the last step of that.
-const LAST_SUSPENSION: &str = "last_suspension";
 /// The storage key of the workspaces whose servers' objects are to be suspended or resumed.
 const SUSPENSIONS: &str = "suspensions";
+/// The storage key of the workspace that had the last step of that.
+const LAST_SUSPENSION: &str = "last_suspension";
+
+/// How far the objects of a workspace's servers were suspended or resumed.
+#[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
+struct Suspension {
+    /// Which request asked for it: another one begins from the start.
+    run: Uuid,
+    /// The last server that was asked.
+    after: String,
+    /// The servers whose objects failed, the next to try first.
+    failed: Vec<String>,
+    /// When those are tried again, if that failed.
+    retry_at: Option<Timestamp>,
+}
 
 impl Janitor {
     /// The workspaces, by slug, whose servers' objects are to be suspended or resumed, as D1 has the workspace then. Stored before

@@ -14,15 +14,14 @@ use super::calls::{done, refused};
 use super::d1;
 use super::object::{ServerLink, now};
 use super::outbox::{GATHER, GATHER_REPORTS};
+use super::queue::WINDOW;
 use crate::platform::log;
 
 /// How long a command may take to be recorded before it is withdrawn, in seconds: only after a crash does it.
 const RECORD_WITHIN: i64 = 30;
 /// How long a request may be at something in D1 before it is taken for dead, in seconds.
 const ABANDONED: i64 = 120;
-/// How many commands an agent has at most that it did not end; further ones wait here, where they can be taken back. An
-/// agent has room for 200 beyond those that run (agent-protocol 4).
-pub(super) const WINDOW: u64 = 200;
+
 impl ServerLink {
     /// Takes a command, or answers once more what was answered to the same request before.
     pub(super) async fn create(&self, create: Create) -> worker::Result<Answer> {
@@ -208,12 +207,7 @@ impl ServerLink {
 
     /// Accepts a recorded command, and hands it out if its time has come. `forecast` is when D1 was told that it would go
     /// out. False: it is not there any more.
-    pub(super) async fn accept(
-        &self,
-        id: Uuid,
-        is_immediate: bool,
-        forecast: Option<Timestamp>,
-    ) -> worker::Result<bool> {
+    async fn accept(&self, id: Uuid, is_immediate: bool, forecast: Option<Timestamp>) -> worker::Result<bool> {
         let Some(stored) = self.find(id)?.filter(|stored| stored.phase == Phase::Recording) else { return Ok(false) };
         self.tables().accept(&stored, now())?;
         if is_immediate {
@@ -228,7 +222,7 @@ impl ServerLink {
 
     /// Takes back a command that was never delivered and that nobody knows of: from D1, and then from here. Where D1 does
     /// not answer, the alarm tries again.
-    pub(super) async fn withdraw(&self, create: &Create) -> worker::Result<()> {
+    async fn withdraw(&self, create: &Create) -> worker::Result<()> {
         let id = create.command.id;
         let delete = || {
             let bytes = d1::bytes_of(&create.command, create.inputs.as_ref());

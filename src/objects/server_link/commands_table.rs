@@ -193,20 +193,20 @@ impl Tables {
 
     /// Notes that D1 has a revision of a command, and with it the events up to that. The command may have changed since.
     pub fn mark_flushed(&self, told: &StoredCommand) -> Result<()> {
-        let (id, revision) = (told.command.id, SqlStorageValue::Integer(told.revision));
-        self.exec("UPDATE commands SET flushed = max(flushed, ?2) WHERE id = ?1", vec![text(id), revision])?;
-        if told.events.is_empty() {
-            return Ok(());
-        }
-        let Some(mut stored) = self.command(id)? else { return Ok(()) };
-        stored.events.retain(|event| event.revision > told.revision);
-        self.store_document(&stored)
+        let sql = if told.events.is_empty() {
+            "UPDATE commands SET flushed = max(flushed, ?2) WHERE id = ?1"
+        } else {
+            "UPDATE commands SET flushed = max(flushed, ?2), document = json_set(document, '$.events', json((
+                SELECT json_group_array(json(value)) FROM json_each(document, '$.events') WHERE value ->> 'revision' > ?2)))
+             WHERE id = ?1"
+        };
+        self.exec(sql, vec![text(told.command.id), SqlStorageValue::Integer(told.revision)])
     }
 
-    /// Stores what changed of a command's document and is no change of the command.
-    pub(super) fn store_document(&self, stored: &StoredCommand) -> Result<()> {
-        let parameters = vec![text(stored.command.id), text(stored.document()?)];
-        self.exec("UPDATE commands SET document = ?2 WHERE id = ?1", parameters)
+    /// Stores a command's document and nothing beside it. `is_change`: D1 lacks it then.
+    pub(super) fn store_document(&self, stored: &StoredCommand, is_change: bool) -> Result<()> {
+        let parameters = vec![text(stored.command.id), text(stored.document()?), integer(u64::from(is_change))];
+        self.exec("UPDATE commands SET document = ?2, revision = revision + ?3 WHERE id = ?1", parameters)
     }
 
     /// Removes a command, and with it what was to be answered to its key.

@@ -1,8 +1,10 @@
-//! What a server's object reads and writes of commands in D1. Its writes can be repeated and can come late: each carries a revision,
-//! and an older one changes nothing.
+//! What a server's object reads and writes of commands in D1.
+//!
+//! Its writes can be repeated and can come late: each carries a revision, and an older one changes nothing.
 
 use farhand_domain::acl::Acl;
-use farhand_domain::command::{self, Command, Inputs, Origin, Output, split_result};
+use farhand_domain::command::{self, Command, Inputs, Origin};
+use farhand_domain::command_object::{Output, split_result};
 use farhand_domain::lifecycle::{Denial, Lifecycle};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::rights::Rights;

@@ -1,7 +1,7 @@
 //! What a server's object reads and writes of its server in D1. As in `d1.rs`, writes can be repeated and can come late.
 
 use farhand_domain::audit::Event;
-use farhand_domain::link::stored_command::CommandEvent;
+use farhand_domain::link::stored_command::PendingEvent;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::HostFacts;
 use serde::{Deserialize, Serialize};
@@ -155,7 +155,7 @@ pub struct ServerFacts {
     pub identity_conflict_at: Option<Timestamp>,
     /// Audit events that D1 does not have yet.
     #[serde(default)]
-    pub events: Vec<CommandEvent>,
+    pub events: Vec<PendingEvent>,
     /// When the agent last sent the load. Absent once that load is dropped.
     #[serde(default)]
     pub load_at: Option<Timestamp>,
@@ -183,7 +183,7 @@ impl ServerFacts {
     /// Adds an audit event to the change at hand. While D1 does not answer, only the first ones are kept.
     pub fn note(&mut self, event: Event) {
         if self.events.len() < MAX_EVENTS {
-            self.events.push(CommandEvent { revision: self.revision + 1, event });
+            self.events.push(PendingEvent { revision: self.revision + 1, event });
         }
     }
 
@@ -258,8 +258,8 @@ pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> Ve
 }
 
 /// The statement for a server's events that D1 does not have, before D1 gets the revision that they belong to. It can be
-/// repeated, like [`of_command`].
-pub fn of_server(workspace_id: i64, server: Uuid, events: &[CommandEvent]) -> Option<Statement> {
+/// repeated, like [`super::d1::of_command`].
+fn of_server(workspace_id: i64, server: Uuid, events: &[PendingEvent]) -> Option<Statement> {
     if events.is_empty() {
         return None;
     }

@@ -11,7 +11,7 @@ use worker::WebSocket;
 
 use super::calls::{Answer, ByUser, Refusal, RevokedSessions};
 use super::calls::{done, refused};
-use super::connection::agent_event;
+use super::contest::agent_event;
 use super::identity::Known;
 use super::object::{ServerLink, now};
 use crate::store::audit::of_service;

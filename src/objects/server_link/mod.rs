@@ -10,10 +10,12 @@
 //! - There is one alarm, for the earliest of all that is due.
 
 mod alarm;
+mod answers;
 pub mod calls;
 mod commands;
 mod commands_table;
 mod connection;
+mod contest;
 mod d1;
 mod d1_server;
 mod ending;
@@ -26,7 +28,6 @@ mod reports;
 mod resync;
 mod retention;
 mod tables;
-mod telling;
 mod waiting;
 
 use std::cell::{Cell, RefCell};

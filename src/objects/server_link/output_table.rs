@@ -1,7 +1,7 @@
 //! The output of commands, in the tables of a server's object.
 
 use farhand_domain::chunk_row::ChunkRow;
-use farhand_domain::command::Output;
+use farhand_domain::command_object::Output;
 use farhand_domain::lifecycle::End;
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::output::{self, OutputHash};
@@ -106,11 +106,11 @@ impl Tables {
             }
             self.store_chunks(id, &last)?;
         }
-        if stored.life.outcome().is_some() {
-            // What D1 is told of the output changes with it.
-            self.save(&StoredCommand { cut_at, output_at: Some(now), ..stored.clone() }, now, false)?;
-        } else if cut_at != stored.cut_at {
-            self.store_document(&StoredCommand { cut_at, ..stored.clone() })?;
+        let is_over = stored.life.outcome().is_some();
+        if is_over || cut_at != stored.cut_at {
+            let output_at = if is_over { Some(now) } else { stored.output_at };
+            // What D1 has of the output changes only after the end.
+            self.store_document(&StoredCommand { cut_at, output_at, ..stored.clone() }, is_over)?;
         }
         Ok(true)
     }

@@ -11,12 +11,14 @@ use serde_json::json;
 use uuid::Uuid;
 use worker::WebSocket;
 
-use super::commands::WINDOW;
 use super::d1;
 use super::object::{ServerLink, now, wake};
 use crate::platform;
 use crate::platform::log;
 
+/// How many commands an agent has at most that it did not end; further ones wait here, where they can be taken back. An
+/// agent has room for 200 beyond those that run (agent-protocol 4).
+pub(super) const WINDOW: u64 = 200;
 /// How many commands have their right checked in one go.
 const CHECKED_TOGETHER: u64 = 50;
 /// How long a check of rights may take before it is taken for dead, in seconds.

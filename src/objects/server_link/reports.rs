@@ -8,7 +8,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::calls::{AgentCall, Answer, OfServer, Refusal, Remove, Report};
-use super::connection::{agent_event, upgrade_event};
+use super::contest::{agent_event, upgrade_event};
 use super::identity::Known;
 use super::object::{ServerLink, fact, now};
 use crate::platform;

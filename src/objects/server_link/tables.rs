@@ -15,8 +15,9 @@ const SCHEMA: [&str; 10] = [
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     // What is to be done when, though nothing happens; commands have their own `due_at`.
     "CREATE TABLE wakes (name TEXT PRIMARY KEY, due_at TEXT NOT NULL) WITHOUT ROWID",
-    // Commands: the document (`StoredCommand`), and beside it what is queried. `revision` counts the changes, `flushed` is the
-    // revision that D1 has. `stage` is that of `StoredCommand::stage`, or null; `result` is the agent's, which is not in the document.
+    // Commands: the document (`StoredCommand`) and the agent's result, and beside them what is queried.
+    // `revision` counts the changes, `flushed` is the revision that D1 has. `stage` is that of
+    // `StoredCommand::stage`, or null.
     "CREATE TABLE commands (
         id TEXT PRIMARY KEY,
         phase TEXT NOT NULL,

@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use farhand_domain::command::{self};
+use farhand_domain::command_object;
 use farhand_domain::link::stored_command::{Phase, StoredCommand};
 use futures_util::future::{self, Either};
 use serde_json::{Map, Value, json};
@@ -27,12 +27,12 @@ const D1_HAS_END_WITHIN: i64 = 1_000;
 
 impl ServerLink {
     fn live_fields(&self, stored: &StoredCommand) -> worker::Result<Map<String, Value>> {
-        Ok(command::live_fields(&stored.life, &self.tables().output(stored)?, now()))
+        Ok(command_object::live_fields(&stored.life, &self.tables().output(stored)?, now()))
     }
 
     /// The whole command object.
     pub(super) fn whole(&self, stored: &StoredCommand) -> worker::Result<Map<String, Value>> {
-        Ok(command::object(&stored.command, self.live_fields(stored)?))
+        Ok(command_object::object(&stored.command, self.live_fields(stored)?))
     }
 
     /// Tells the live fields of a command that was accepted.
