@@ -36,7 +36,7 @@ export const keptInstance = (variables) => locked(join(tools, "kept-instance.loc
 async function keptInstanceAlone(variables) {
   const madeOf = digest(SOURCES, JSON.stringify(variables));
   let facts = running();
-  const isHealthy = facts?.madeOf === madeOf && (await fetch(`${facts.url}/healthz`).then((answer) => answer.ok, () => false));
+  const isHealthy = facts?.madeOf === madeOf && (await fetch(`${facts.url}/healthz`, { signal: AbortSignal.timeout(2000) }).then((answer) => answer.ok, () => false));
   if (!isHealthy) {
     await stopKeptInstance();
     mkdirSync(folder, { recursive: true, mode: 0o700 });

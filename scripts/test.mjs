@@ -29,6 +29,8 @@ const [mode, ...rest] = process.argv.slice(2);
 const isKept = rest.includes("--keep");
 /** What libtest gets: parts of names, and its options. */
 const filter = rest.filter((argument) => argument !== "--keep");
+// Further arguments go to the test program; options among them select no tests.
+const names = filter.filter((argument) => !argument.startsWith("-"));
 /** Many end-to-end tests wait for a minute of the contract's to pass. */
 const THREADS = `--test-threads=${2 * availableParallelism()}`;
 const SLOWEST = 20;
@@ -185,8 +187,11 @@ function testPrograms(tests) {
   return { FARHAND_CHROMIUM: chromium, FARHAND_CHROMEDRIVER: chromedriver };
 }
 
+let isInterrupted = false;
+
 /** Stops the tests and their instance. */
 async function interrupted() {
+  isInterrupted = true;
   child?.kill();
   await instance.stop();
   process.exit(1);
@@ -215,24 +220,26 @@ async function endToEnd() {
   const environment = { ...process.env, ...testPrograms(tests) };
   environment.FARHAND_AGENT = await stage("e2e: build of the agent", buildAgent);
   const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-test-")) : null;
+  let isThrough = false;
   try {
     if (isOwn) Object.assign(environment, await stage("e2e: start of the service", () => startTestInstance(folder)));
     else if (isKept) Object.assign(environment, await stage("e2e: the kept service", () => keptInstance(VARIABLES)));
     await stage("e2e: tests", () => cargoTestWithTimes(tests.length, environment));
-    if (isOwn && filter.length === 0) {
+    if (isOwn && names.length === 0 && !isInterrupted) {
       await instance.stop();
       const args = ["-p", "farhand-tests", "--test", "leaks"];
       await stage("e2e: search for credentials", () => cargoTest(args, { ...environment, FARHAND_SEARCHED: folder }));
     }
+    isThrough = true;
   } finally {
     await instance?.stop();
-    if (folder && counts.failed === 0) rmSync(folder, { recursive: true, force: true });
+    if (folder && isThrough && counts.failed === 0) rmSync(folder, { recursive: true, force: true });
     else if (folder) say(`the services' states and logs are in ${folder}`);
   }
 }
 
 if (mode !== undefined && !MODES.includes(mode)) fail("usage: npm test [-- lint | unit | e2e [--keep] [NAME] | stop]");
-if (isKept && (filter.length === 0 || process.env.FARHAND_URL)) fail("--keep needs the name of a test, and no FARHAND_URL");
+if (isKept && (names.length === 0 || process.env.FARHAND_URL)) fail("--keep needs the name of a test, and no FARHAND_URL");
 if (mode === "stop") {
   await stopKeptInstance();
   process.exit(0);

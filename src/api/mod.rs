@@ -1,4 +1,5 @@
-//! The handlers, one file per resource: each reads its input, makes one call into the store or an object, and answers.
+//! The handlers, one file per resource: each reads its input, makes one call into the store or an object,
+//! and answers. `dispatch` hands requests to them, `change` and `idempotency` have what changes share.
 
 pub mod acl_check;
 pub mod agent;

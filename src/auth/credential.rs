@@ -118,7 +118,8 @@ impl<'a> Credential<'a> {
         let entry = async {
             if is_api_token { None } else { login_tokens::get(&self.call.env, self.scope.workspace, hash).await }
         };
-        let (results, entry) = future::join(db::batch(&self.call.env, [vec![who], rest].concat()), entry).await;
+        let statements = std::iter::once(who).chain(rest).collect();
+        let (results, entry) = future::join(db::batch(&self.call.env, statements), entry).await;
         let mut results = results?.into_iter();
         let first = results.next().ok_or_else(|| Failure::Other("no result".to_owned()))?;
         let who = db::first::<Who>(&first)?.ok_or_else(|| Failure::Other("no row".to_owned()))?;

@@ -38,8 +38,8 @@ impl Batch {
         self.add(Part::Change, change).then(event)
     }
 
-    /// The same for an event that has a condition of its own, and comes first: after the change the credential may be dead, or
-    /// the name of what it deleted gone.
+    /// The same for an event that comes before the change: after it the credential may be dead, or the name of
+    /// what it deleted gone. The event must not read `changes()`: its `Insert::rest` has a condition of its own.
     pub fn change_after_event(self, event: Statement, change: Statement) -> Self {
         self.then(event).add(Part::Change, change)
     }

@@ -46,7 +46,7 @@ fn within_list() -> String {
     within("me.acl", &format!("({})", line_patterns("me.acl")), &format!("({})", word_lists("me.acl")))
 }
 
-/// SQL for a row of `commands c`, for a caller who wants to end it, as `{within, command}`: whether the API token's list allows
+/// SQL for a row of `commands c`, for a caller who wants to end it, as `{is_within, command}`: whether the API token's list allows
 /// it, and the whole command object.
 fn endable_object() -> String {
     let (is_within, object) = (within_list(), whole_object());
