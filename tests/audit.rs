@@ -603,7 +603,7 @@ fn forged(instance: &Instance, workspace: i64) -> (String, Head) {
     ));
     let rows: Vec<Row> = rows.iter().map(|row| serde_json::from_str(row).unwrap()).collect();
     let (seals, head) = seal(workspace, &Head::default(), &rows);
-    let update = |seal: &farhand_domain::audit::Seal| {
+    let update = |seal: &farhand_domain::audit_chain::Seal| {
         format!("UPDATE audit_events SET link = {}, hash = '{}' WHERE seq = {};", seal.link, seal.hash, seal.seq)
     };
     (seals.iter().map(update).collect(), head)
