@@ -339,6 +339,8 @@ impl Route {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn route(path: &str) -> &'static Route {
@@ -352,6 +354,21 @@ mod tests {
         }
         assert_eq!(Endpoint::CommandKill.audit_action(), Some("command.kill"));
         assert_eq!(Endpoint::CommandList.audit_action(), None);
+    }
+
+    #[test]
+    fn every_audit_action_is_documented() {
+        // A name that begins with a dot is of the resource before it: `group.create`, `.update`.
+        let (mut documented, mut resource) = (BTreeSet::new(), "");
+        for name in include_str!("../../docs/audit.md").split('`').skip(1).step_by(2) {
+            resource =
+                name.split_once('.').map_or(resource, |(start, _)| if start.is_empty() { resource } else { start });
+            documented.insert(if name.starts_with('.') { format!("{resource}{name}") } else { name.to_owned() });
+        }
+        let actions: Vec<_> = ROWS.iter().filter_map(|row| row.endpoint.audit_action()).collect();
+        let missing: Vec<_> = actions.iter().filter(|action| !documented.contains(**action)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        assert!(actions.len() > 30, "{actions:?}");
     }
 
     #[test]

@@ -269,11 +269,11 @@ impl Janitor {
     }
 
     /// Asks the objects of servers concurrently, and returns the servers whose objects failed.
-    async fn failing(&self, servers: &[String], ask: impl Fn() -> calls::Ask) -> Vec<String> {
+    async fn failing(&self, servers: &[String], ask: impl Fn(Uuid) -> calls::Ask) -> Vec<String> {
         let asked = servers.iter().map(async |server| {
             // Ids of another form no object ever had.
             let object = Uuid::try_parse(server).ok()?;
-            let cause = self.within::<Value>(BEGINS_WITHIN, object, ask()).await.err()?;
+            let cause = self.within::<Value>(BEGINS_WITHIN, object, ask(object)).await.err()?;
             log::trouble("object_not_told", json!({"server": server}), &cause);
             Some(server.clone())
         });

@@ -26,7 +26,7 @@ const COMMANDS: u64 = 200;
 impl Janitor {
     /// Wipes the objects of servers, which cuts their agents off. Returns the servers whose objects failed.
     pub(super) async fn sever(&self, servers: &[String]) -> Vec<String> {
-        self.failing(servers, || calls::Ask::Sever).await
+        self.failing(servers, |_| calls::Ask::Sever).await
     }
 
     /// Does one step for a deleted user. False: there is none.

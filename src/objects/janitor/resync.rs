@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 
 use farhand_domain::error::Error;
-use futures_util::future;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use uuid::Uuid;
+use serde_json::json;
 
-use super::{BEGINS_WITHIN, Janitor, SERVERS};
+use super::{Janitor, SERVERS};
 use crate::objects::server_link::calls::{self, OfServer};
 use crate::platform::log;
 use crate::platform::{self, internal};
@@ -52,8 +50,8 @@ impl Janitor {
             false => servers::ids_after(&self.env, id, &resync.after, SERVERS).await?,
             true => servers::gone_ids_after(&self.env, id, &resync.after, SERVERS).await?,
         };
-        let told = future::join_all(servers.iter().map(|server| self.resync_of(server, id, &resync.slug))).await;
-        let failed = told.into_iter().filter(|told| !told).count() as u64;
+        let of = |server| OfServer { workspace: resync.slug.clone(), workspace_id: id, server };
+        let failed = self.failing(&servers, |server| calls::Ask::Resync(of(server))).await.len() as u64;
         // Meanwhile it may have been asked for anew.
         let mut resyncs = self.resyncs().await?;
         let Some(current) = resyncs.get_mut(&id).filter(|current| current.after == resync.after) else {
@@ -72,17 +70,5 @@ impl Janitor {
         }
         self.state.storage().put(RESYNCS, resyncs).await.map_err(internal)?;
         Ok(true)
-    }
-
-    /// Tells one object; false where it does not answer.
-    async fn resync_of(&self, server: &str, workspace_id: i64, workspace: &str) -> bool {
-        // Ids of another form no object ever had.
-        let Ok(object) = Uuid::try_parse(server) else { return true };
-        let of = OfServer { workspace: workspace.to_owned(), workspace_id, server: object };
-        let told = self.within::<Value>(BEGINS_WITHIN, object, calls::Ask::Resync(of)).await;
-        if let Err(cause) = &told {
-            log::trouble("object_not_told", json!({"server": server}), cause);
-        }
-        told.is_ok()
     }
 }

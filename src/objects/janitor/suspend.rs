@@ -110,7 +110,7 @@ impl Janitor {
             suspension.after.clone_from(last);
         }
         let is_over = ids.is_empty();
-        let failed = self.failing(&ids, || calls::Ask::Suspend(is_suspended)).await;
+        let failed = self.failing(&ids, |_| calls::Ask::Suspend(is_suspended)).await;
         let progress = match (is_over, is_retry && !failed.is_empty()) {
             (true, _) => Progress::Done,
             (false, true) => Progress::Retry,

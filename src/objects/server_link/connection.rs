@@ -163,6 +163,12 @@ impl ServerLink {
         self.tables().set_wake(wake::PONG, None)
     }
 
+    /// Closes all of the agent's connections, and notes that it is disconnected.
+    pub(super) fn cut_off(&self, why: &str) -> worker::Result<()> {
+        self.close_sockets(why);
+        if self.open_generation()?.is_some() { self.disconnected() } else { Ok(()) }
+    }
+
     /// Closes all of the agent's connections.
     pub(super) fn close_sockets(&self, why: &str) {
         for tag in [BACKHAUL, CONTROL] {

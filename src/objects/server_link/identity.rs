@@ -222,10 +222,7 @@ impl ServerLink {
             tables.set_fact(fact::SERVER, &facts)?;
         }
         if before.is_none_or(|before| before.key_hash != known.key_hash) {
-            self.close_sockets("the key was changed");
-            if self.open_generation()?.is_some() {
-                self.disconnected()?;
-            }
+            self.cut_off("the key was changed")?;
         }
         self.arm().await?;
         Ok(Some(known.key_hash))
@@ -236,10 +233,7 @@ impl ServerLink {
         let (tables, now) = (self.tables(), now());
         tables.set_fact(fact::GONE, &true)?;
         tables.delete_fact(fact::KNOWN)?;
-        self.close_sockets("the server was removed");
-        if self.open_generation()?.is_some() {
-            self.disconnected()?;
-        }
+        self.cut_off("the server was removed")?;
         for stored in tables.waiting_commands()? {
             if stored.phase == Phase::Accepted {
                 self.cancel_as(stored.command.id, Cancellation::ServerDeleted, None)?;

@@ -172,10 +172,7 @@ impl ServerLink {
         if self.is_used()? {
             self.tables().set_fact(fact::SUSPENDED, &is_suspended)?;
             if is_suspended {
-                self.close_sockets("the workspace was deleted");
-                if self.open_generation()?.is_some() {
-                    self.disconnected()?;
-                }
+                self.cut_off("the workspace was deleted")?;
             }
             self.arm().await?;
         }
