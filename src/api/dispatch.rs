@@ -104,7 +104,6 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
     call.route = Some(route);
     let endpoint = route.endpoint(&call.method);
     let endpoint = endpoint.ok_or_else(|| Error::new(Kind::MethodNotAllowed, "Method not allowed."))?;
-    call.takes_limited_tokens = endpoint.takes_limited_tokens();
     call.parameters = parameters.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let reply = handle(endpoint, call).await?;
     match workspace_missing(call).await {

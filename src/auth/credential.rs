@@ -84,6 +84,12 @@ struct Listed {
     body: Option<String>,
 }
 
+/// The statement that looks a credential up and reads one thing.
+fn reading(scope: &Scope<'_>, sql: &str, parameters: Vec<Parameter>) -> Statement {
+    let statement = scope.statement(&format!("SELECT {WHO}, (SELECT {sql} FROM me) AS body"));
+    parameters.into_iter().fold(statement, Statement::bind)
+}
+
 impl<'a> Credential<'a> {
     /// Reads the Authorization header.
     ///
@@ -96,7 +102,7 @@ impl<'a> Credential<'a> {
             return Err(Error::invalid_token());
         }
         let hash = credential_hash(Purpose::Token, &token);
-        let limited = if call.takes_limited_tokens { Limited::Taken } else { Limited::Refused };
+        let limited = if call.takes_limited_tokens() { Limited::Taken } else { Limited::Refused };
         Ok(Self { call, scope: Scope::new(call.workspace()?, hash, call.now, limited) })
     }
 
@@ -145,7 +151,7 @@ impl<'a> Credential<'a> {
         let caller: Caller = serde_json::from_str(&me).map_err(platform::internal)?;
         self.call.caller.replace(Some(caller.clone()));
         if let Some(acl) = &caller.acl {
-            let is_allowed = self.call.takes_limited_tokens
+            let is_allowed = self.call.takes_limited_tokens()
                 && acl.allows_method(&self.call.method)
                 && acl.allows_address(&self.call.remote_ip());
             if !is_allowed {
@@ -228,9 +234,7 @@ impl<'a> Credential<'a> {
     /// # Errors
     /// The credential is not alive.
     pub async fn read(&self, sql: &str, parameters: Vec<Parameter>) -> Result<(Caller, Option<String>), Error> {
-        let statement = self.scope.statement(&format!("SELECT {WHO}, (SELECT {sql} FROM me) AS body"));
-        let statement = parameters.into_iter().fold(statement, Statement::bind);
-        let (caller, result, _) = self.resolve(statement, vec![]).await?;
+        let (caller, result, _) = self.resolve(reading(&self.scope, sql, parameters), vec![]).await?;
         Ok((caller, body(&result)?))
     }
 
@@ -343,10 +347,8 @@ impl Watch {
     /// # Errors
     /// D1 did not answer.
     pub async fn still_reads(&self, now: Timestamp) -> Result<bool, Error> {
-        let sql = format!("SELECT {WHO}, (SELECT {} FROM me) AS body", self.sql);
-        let statement = Scope::new(&self.workspace, self.hash.clone(), now, Limited::Taken).statement(&sql);
-        let statement = self.parameters.iter().cloned().fold(statement, Statement::bind);
-        let result = db::run(&self.env, statement).await?;
+        let scope = Scope::new(&self.workspace, self.hash.clone(), now, Limited::Taken);
+        let result = db::run(&self.env, reading(&scope, &self.sql, self.parameters.clone())).await?;
         let who = db::first::<Who>(&result)?.and_then(|who| who.me);
         let Some(caller) = who.map(|me| serde_json::from_str::<Caller>(&me)).transpose().map_err(platform::internal)?
         else {

@@ -71,8 +71,6 @@ pub struct Call {
     pub workspace_proven: Cell<bool>,
     /// The row of the path, once it is known.
     pub route: Option<&'static Route>,
-    /// Whether the endpoint takes API tokens with an access control list.
-    pub takes_limited_tokens: bool,
     /// Who calls, once that is known.
     pub caller: RefCell<Option<Caller>>,
     /// What is refused, for the audit log.
@@ -125,7 +123,6 @@ impl Call {
             parameters: Vec::new(),
             workspace_proven: Cell::new(false),
             route: None,
-            takes_limited_tokens: false,
             caller: RefCell::default(),
             refused: Cell::default(),
             audited: RefCell::default(),
@@ -237,6 +234,12 @@ impl Call {
     /// The audit log's action of the request's endpoint, where it has one for it.
     pub fn action(&self) -> Option<&'static str> {
         self.route?.endpoint(&self.method)?.audit_action()
+    }
+
+    /// Whether the request's endpoint takes API tokens with an access control list.
+    pub fn takes_limited_tokens(&self) -> bool {
+        let endpoint = self.route.and_then(|route| route.endpoint(&self.method));
+        endpoint.is_some_and(|endpoint| endpoint.takes_limited_tokens())
     }
 
     /// An event of this request's for the audit log, without an actor yet. If the endpoint has no action of its own, it is the access

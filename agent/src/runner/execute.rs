@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::journal::writer::JournalWriter;
 use crate::reports::Report;
-use crate::runner::fin::{KILLED, REFUSED, TERMINATED, TIMED_OUT, failure, stopped_before};
+use crate::runner::fin::{KILLED, REFUSED, TERMINATED, TIMED_OUT, failure, killed_before, stopped_before};
 use crate::runner::group::{Group, Groups};
 use crate::runner::pump::{PumpControl, pump};
 use crate::runner::site::Site;
@@ -87,7 +87,7 @@ pub async fn execute(
     chunks: &mpsc::Sender<Report>,
 ) -> Fin {
     if stops.killed.is_cancelled() {
-        return failure(TERMINATED, "The command was killed before it ran.");
+        return killed_before();
     }
     if stops.stopping.is_cancelled() {
         return stopped_before();

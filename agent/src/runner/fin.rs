@@ -25,6 +25,11 @@ pub fn failure(exit_code: i64, reason: impl Into<String>) -> Fin {
     }
 }
 
+/// The fin of a command that was killed while it waited.
+pub fn killed_before() -> Fin {
+    failure(TERMINATED, "The command was killed before it ran.")
+}
+
 /// The fin of a command that still waited when the agent was stopped.
 pub fn stopped_before() -> Fin {
     failure(TERMINATED, "The agent was stopped before the command ran.")

@@ -43,7 +43,7 @@ use crate::journal::file::Stage;
 use crate::journal::writer::Written;
 use crate::reports::{Reporter, Reports, Transport};
 use crate::runner::execute::{StopSignals, execute};
-use crate::runner::fin::{KILLED, REFUSED, TERMINATED, failure, lost, stopped_before};
+use crate::runner::fin::{KILLED, REFUSED, failure, killed_before, lost, stopped_before};
 use crate::runner::group::Groups;
 use crate::runner::leftover::kill_leftover;
 use crate::runner::queue::{Job, QUEUE, Queue};
@@ -244,7 +244,7 @@ impl<T: Transport> Commands for Runner<T> {
             drop(jobs);
             self.queue.removed.notify_waiters();
             log::info!("command {id}: killed before it ran");
-            let fin = failure(TERMINATED, "The command was killed before it ran.");
+            let fin = killed_before();
             self.tasks.spawn(async move { report_end(job.reporter, &job.order, fin).await });
         } else if let Some(killed) = jobs.running.get(&id) {
             if !killed.is_cancelled() {

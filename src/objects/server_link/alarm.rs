@@ -114,8 +114,8 @@ impl ServerLink {
                 Phase::Recording => stored.phase = Phase::Withdrawing,
                 Phase::Withdrawing => {}
                 Phase::Accepted if stored.lacks_hash && stored.life.outcome().is_some() => {
-                    if stored.hash_due_at().is_some_and(|at| at > now) {
-                        tables.postpone(id, stored.hash_due_at())?;
+                    if let Some(at) = stored.hash_due_at().filter(|at| *at > now) {
+                        tables.postpone(id, Some(at))?;
                         continue;
                     }
                     self.note_output(&mut stored)?;

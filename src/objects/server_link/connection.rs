@@ -53,11 +53,16 @@ impl ServerLink {
         Ok(open.is_some() && Self::generation_of(socket) == open)
     }
 
+    /// The socket with a tag and a generation.
+    pub(super) fn socket_of(&self, tag: &str, generation: u64) -> Option<WebSocket> {
+        let sockets = self.state.get_websockets_with_tag(tag);
+        sockets.into_iter().find(|socket| Self::generation_of(socket) == Some(generation))
+    }
+
     /// The socket on which commands go out. Where the runtime lost it without a word, that is noticed here.
     pub(super) fn open_socket(&self) -> worker::Result<Option<WebSocket>> {
         let Some(open) = self.open_generation()? else { return Ok(None) };
-        let sockets = self.state.get_websockets_with_tag(BACKHAUL);
-        let socket = sockets.into_iter().find(|socket| Self::generation_of(socket) == Some(open));
+        let socket = self.socket_of(BACKHAUL, open);
         if socket.is_none() {
             self.disconnected()?;
         }
@@ -108,10 +113,7 @@ impl ServerLink {
         }
         self.note_replacement(tag)?;
         let WebSocketPair { client, server } = WebSocketPair::new()?;
-        for older in self.state.get_websockets_with_tag(tag) {
-            // One that is closing already refuses; that is fine.
-            older.close(Some(1000), Some("replaced")).ok();
-        }
+        self.close_sockets_of(tag, "replaced");
         self.state.accept_websocket_with_tags(&server, &[tag]);
         let tables = self.tables();
         let generation = tables.fact::<u64>(fact::GENERATION)?.unwrap_or(0) + 1;
@@ -172,10 +174,14 @@ impl ServerLink {
     /// Closes all of the agent's connections.
     pub(super) fn close_sockets(&self, why: &str) {
         for tag in [BACKHAUL, CONTROL] {
-            for socket in self.state.get_websockets_with_tag(tag) {
-                // One that is closing already refuses; that is fine.
-                socket.close(Some(1000), Some(why)).ok();
-            }
+            self.close_sockets_of(tag, why);
+        }
+    }
+
+    fn close_sockets_of(&self, tag: &str, why: &str) {
+        for socket in self.state.get_websockets_with_tag(tag) {
+            // One that is closing already refuses; that is fine.
+            socket.close(Some(1000), Some(why)).ok();
         }
     }
 }

@@ -8,8 +8,9 @@ use farhand_domain::contest::Contest;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{HostFacts, ToAgent};
 use serde_json::json;
-use worker::{Error, Result, WebSocket};
+use worker::{Result, WebSocket};
 
+use super::d1::own;
 use super::d1_server::ServerFacts;
 use super::identity::Known;
 use super::object::{BACKHAUL, CONTROL, ServerLink, fact, now};
@@ -25,7 +26,7 @@ const SHOWN_FOR: i64 = 600;
 /// An audit event that a server's agent caused, with its server as the object.
 pub(super) fn agent_event(action: &str, known: &Known, source: Source) -> Result<Event> {
     let id = Some(known.server.to_string());
-    let event = of_service(action).map_err(|error| Error::RustError(error.detail.into_owned()))?;
+    let event = of_service(action).map_err(|error| own(&error))?;
     let event = event.by(ActorType::Agent, id.clone(), Some(known.name.clone()));
     let event = event.with(CredentialType::AgentKey, id.clone()).on(id, Some(&known.name));
     Ok(Event { source, ..event })
@@ -75,8 +76,7 @@ impl ServerLink {
             return self.open_socket();
         }
         let Some(open) = self.open_control()? else { return Ok(None) };
-        let sockets = self.state.get_websockets_with_tag(tag);
-        Ok(sockets.into_iter().find(|socket| Self::generation_of(socket) == Some(open)))
+        Ok(self.socket_of(tag, open))
     }
 
     fn contest(&self, tag: &str) -> Result<Contest> {

@@ -12,6 +12,7 @@ use worker::WebSocket;
 use super::calls::{Answer, ByUser, Refusal, RevokedSessions};
 use super::calls::{done, refused};
 use super::contest::agent_event;
+use super::d1::own;
 use super::identity::Known;
 use super::object::{ServerLink, now};
 use crate::store::audit::of_service;
@@ -25,7 +26,7 @@ const OUTPUT: &str = "command.output";
 
 /// An audit event of a command that no request is the cause of.
 fn service_event(stored: &StoredCommand, action: &str) -> worker::Result<Event> {
-    let event = of_service(action).map_err(|error| worker::Error::RustError(error.detail.into_owned()))?;
+    let event = of_service(action).map_err(|error| own(&error))?;
     Ok(event.on(Some(stored.command.id.to_string()), None))
 }
 

@@ -8,7 +8,6 @@
 use std::time::Duration;
 
 use farhand_domain::lifecycle::{Cancellation, Lifecycle};
-use farhand_domain::link::stored_command::Phase;
 use farhand_domain::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -235,9 +234,7 @@ impl ServerLink {
         tables.delete_fact(fact::KNOWN)?;
         self.cut_off("the server was removed")?;
         for stored in tables.waiting_commands()? {
-            if stored.phase == Phase::Accepted {
-                self.cancel_as(stored.command.id, Cancellation::ServerDeleted, None)?;
-            }
+            self.cancel_as(stored.command.id, Cancellation::ServerDeleted, None)?;
         }
         self.doubt(now.plus_millis(1), Lifecycle::server_deleted)?;
         self.forget_if_unused().await?;

@@ -175,7 +175,7 @@ impl ServerLink {
     pub(super) fn seal_inputs(&self, id: Uuid, inputs: &Inputs) -> worker::Result<String> {
         let (key, nonce) = platform::secret_key(&self.env)
             .and_then(|key| Ok((key, platform::random()?)))
-            .map_err(|error| worker::Error::RustError(error.detail.to_string()))?;
+            .map_err(|error| d1::own(&error))?;
         let sealed = key.seal_inputs(id, &serde_json::to_string(inputs)?, nonce);
         sealed.map_err(|_| worker::Error::RustError("a command's inputs are too long to be encrypted".to_owned()))
     }

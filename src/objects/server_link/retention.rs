@@ -4,7 +4,7 @@ use farhand_domain::retention;
 use uuid::Uuid;
 use worker::Result;
 
-use super::calls::{Answer, Forget, Forgotten, Refusal};
+use super::calls::{Answer, Forget, Forgotten, Refusal, done};
 use super::identity::Known;
 use super::object::{ServerLink, now};
 
@@ -17,7 +17,7 @@ impl ServerLink {
     pub(super) async fn forget(&self, forget: Forget) -> Result<Answer> {
         let Forget { ids, until } = forget;
         if !self.is_used()? {
-            return Ok(Answer::Done(serde_json::to_value(Forgotten { ids, is_all: true })?));
+            return done(&Forgotten { ids, is_all: true });
         }
         let (ids, is_all) = self.tables().forget(&ids, until, AT_ONCE)?;
         for id in &ids {
@@ -26,7 +26,7 @@ impl ServerLink {
             self.output_came.tell(id);
         }
         self.forget_if_unused().await?;
-        Ok(Answer::Done(serde_json::to_value(Forgotten { ids, is_all })?))
+        done(&Forgotten { ids, is_all })
     }
 
     /// The answer to a report of a command that is not here.
