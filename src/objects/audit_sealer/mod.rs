@@ -15,7 +15,6 @@ mod retention;
 mod verify;
 
 use std::cell::{Cell, RefCell};
-use std::time::Duration;
 
 use farhand_domain::audit_chain::{Broken, Head, Seal, seal};
 use farhand_domain::error::{Error, Kind};
@@ -25,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
-use crate::objects;
+use crate::objects::{self, alarm::Alarm};
 use crate::platform::cost;
 use crate::platform::lately::Lately;
 use crate::platform::log;
@@ -36,14 +35,12 @@ use crate::store::audit_chain;
 const TELL_EVERY: i64 = 1_000;
 /// How long the object waits after it was told, in milliseconds: longer, so that what comes untold meanwhile is there.
 const SEAL_AFTER: i64 = 2_000;
-/// How long ago an alarm may have been due that still goes off by itself, in milliseconds: it is not relied on after that.
-const LATE_ALARM: i64 = 5_000;
 /// How many rows are sealed in one go.
 const AT_ONCE: u64 = 200;
 /// How many goes an alarm takes before it makes room for another one.
 const GOES: u32 = 10;
-/// When an alarm that failed tries again.
-const RETRY: Duration = Duration::from_secs(5);
+/// When an alarm that failed tries again, in seconds.
+const RETRY: i64 = 5;
 /// Of how many links one's hash is kept for good.
 const ANCHOR_EVERY: i64 = 100;
 /// How often a look along a chain is begun anew where old links go meanwhile.
@@ -200,13 +197,14 @@ struct Chain {
 pub struct Sealer {
     state: State,
     env: Env,
+    alarm: Alarm,
     /// When it was last told that there are events.
     told_at: Cell<Option<Timestamp>>,
 }
 
 impl DurableObject for Sealer {
     fn new(state: State, env: Env) -> Self {
-        Self { state, env, told_at: Cell::new(None) }
+        Self { state, env, alarm: Alarm::default(), told_at: Cell::new(None) }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
@@ -219,6 +217,7 @@ impl DurableObject for Sealer {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
+        self.alarm.went_off();
         let worked = match self.seal_all().await {
             Ok(false) => self.delete_old().await,
             worked => worked,
@@ -227,32 +226,26 @@ impl DurableObject for Sealer {
             Ok(false) => self.expire_old().await,
             worked => worked,
         };
+        let now = platform::now();
         let next = match worked {
-            Ok(true) => Some(Duration::ZERO),
+            Ok(true) => Some(now),
             // What came shortly after it was last told of is told of with that.
-            Ok(false) => self.told_at.get().and_then(|told| left_of(told, platform::now())),
+            Ok(false) => self.told_at.get().and_then(|told| waits_until(told, now)),
             Err(error) => {
                 log::trouble("sealer_failed", json!({"workspace_id": self.state.id().name()}), &error.detail);
-                Some(RETRY)
+                Some(now.plus_seconds(RETRY))
             }
         };
         if let Some(next) = next {
-            self.state.storage().set_alarm(next).await?;
+            self.alarm.set_by(&self.state.storage(), next, now).await?;
         }
         Response::empty()
     }
 }
 
-/// Whether an alarm that is set for a time in milliseconds goes off soon. One that should have gone off long ago may not, and one
-/// that is set for later than any is was set by a clock that went wrong.
-fn is_relied_on(set_for: Option<i64>, now: i64) -> bool {
-    set_for.is_some_and(|set_for| now - LATE_ALARM < set_for && set_for <= now + SEAL_AFTER)
-}
-
-/// How long what was told at a time is still waited for. Nothing is told later than now, but by a clock that went wrong.
-fn left_of(told: Timestamp, now: Timestamp) -> Option<Duration> {
-    let left = told.plus_millis(SEAL_AFTER).seconds_since(now);
-    (told <= now && left > 0.0).then(|| Duration::from_secs_f64(left))
+/// Until when what was told at a time is still waited for. Nothing is told later than now, but by a clock that went wrong.
+fn waits_until(told: Timestamp, now: Timestamp) -> Option<Timestamp> {
+    Some(told.plus_millis(SEAL_AFTER)).filter(|until| told <= now && now < *until)
 }
 
 /// Does something that others may get in the way of, until it is done, or was tried [`TRIES`] times.
@@ -281,16 +274,12 @@ impl Sealer {
         self.sql().exec(sql, vec![workspace.into(), beginning.into()])?;
         let now = platform::now();
         self.told_at.set(Some(now));
-        let storage = self.state.storage();
-        if !is_relied_on(storage.get_alarm().await?, i64::try_from(now.as_millis()).unwrap_or(i64::MAX)) {
-            storage.set_alarm(Duration::from_millis(SEAL_AFTER.unsigned_abs())).await?;
-        }
-        Ok(())
+        self.alarm.set_by(&self.state.storage(), now.plus_millis(SEAL_AFTER), now).await
     }
 
     async fn wipe(&self) -> worker::Result<()> {
         let storage = self.state.storage();
-        storage.delete_alarm().await?;
+        self.alarm.delete(&storage).await?;
         storage.delete_all().await
     }
 
@@ -445,29 +434,12 @@ mod tests {
     }
 
     #[test]
-    fn alarms_that_are_relied_on() {
-        let now = 1_800_000_000_000;
-        for (set_for, expected) in [
-            (None, false),
-            (Some(now), true),
-            (Some(now + SEAL_AFTER), true),
-            (Some(now + SEAL_AFTER + 1), false),
-            (Some(now + 3_600_000), false),
-            (Some(now - LATE_ALARM + 1), true),
-            (Some(now - LATE_ALARM), false),
-            (Some(now - 3_600_000), false),
-        ] {
-            assert_eq!(is_relied_on(set_for, now), expected, "{set_for:?}");
-        }
-    }
-
-    #[test]
     fn what_was_told_is_waited_for_by_a_clock_that_is_right() {
         let now = Timestamp::parse("2026-11-21T12:00:00Z").unwrap();
-        let left = |millis: i64| left_of(now.plus_millis(millis), now).map(|left| left.as_millis() as i64);
-        assert_eq!(left(0), Some(SEAL_AFTER));
-        assert_eq!(left(500 - SEAL_AFTER), Some(500));
-        assert_eq!(left(-SEAL_AFTER), None);
-        assert_eq!(left(3_600_000), None);
+        let until = |millis: i64| waits_until(now.plus_millis(millis), now);
+        assert_eq!(until(0), Some(now.plus_millis(SEAL_AFTER)));
+        assert_eq!(until(500 - SEAL_AFTER), Some(now.plus_millis(500)));
+        assert_eq!(until(-SEAL_AFTER), None);
+        assert_eq!(until(3_600_000), None);
     }
 }

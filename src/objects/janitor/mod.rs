@@ -31,8 +31,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
-use crate::objects;
 use crate::objects::server_link::calls;
+use crate::objects::{self, alarm::Alarm};
 use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::retention::Place;
@@ -174,18 +174,19 @@ async fn in_time<T>(seconds: u64, answer: impl Future<Output = Result<T, Error>>
 pub struct Janitor {
     state: State,
     env: Env,
+    alarm: Alarm,
 }
 
 impl DurableObject for Janitor {
     fn new(state: State, env: Env) -> Self {
-        Self { state, env }
+        Self { state, env, alarm: Alarm::default() }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
         objects::answer(&mut request, async |ask| {
             let storage = self.state.storage();
             let delay = if matches!(ask, Ask::CancelRevoked) { STEP } else { RETRY };
-            storage.set_alarm(delay).await.map_err(internal)?;
+            self.set_alarm(delay).await.map_err(internal)?;
             match ask {
                 Ask::DeleteWorkspace(slug, purge, event) => self.delete(slug, purge, &event).await,
                 Ask::UndeleteWorkspace(slug, event) => self.undelete(slug, &event).await,
@@ -206,6 +207,7 @@ impl DurableObject for Janitor {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
+        self.alarm.went_off();
         // None of them holds up another one.
         let suspended = self.suspend_next().await;
         let needs_retry = matches!(suspended, Ok(Progress::Retry));
@@ -227,13 +229,19 @@ impl DurableObject for Janitor {
             next = Some(RETRY);
         }
         if let Some(delay) = next {
-            self.state.storage().set_alarm(delay).await?;
+            self.set_alarm(delay).await?;
         }
         Response::empty()
     }
 }
 
 impl Janitor {
+    /// Sets the alarm, also if it goes off earlier: what a request is about to change must be there.
+    async fn set_alarm(&self, delay: Duration) -> worker::Result<()> {
+        let at = platform::now().plus_millis(delay.as_millis() as i64);
+        self.alarm.set(&self.state.storage(), at).await
+    }
+
     /// Marks a workspace as deleted and disconnects its agents.
     async fn delete(&self, slug: String, purge: (Timestamp, bool), event: &Event) -> Result<bool, Error> {
         self.begin_suspension(&slug).await?;
