@@ -1,7 +1,6 @@
 //! The table of workspaces, and what this isolate remembers of it.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::time::Duration;
 
 use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
@@ -13,32 +12,29 @@ use worker::Env;
 
 use super::audit::{self, Insert};
 use super::db::{self, Failure, Statement};
+use crate::platform::hints::Hints;
 
-/// How long it may be remembered that a workspace exists, in seconds (contract 1).
-const REMEMBERED: i64 = 60;
+/// How long it may be remembered that a workspace exists (contract 1).
+const REMEMBERED: Duration = Duration::from_secs(60);
 
 thread_local! {
-    /// Workspaces that exist, with their ids, until when that may be believed. That one does not exist is never remembered.
-    static KNOWN: RefCell<HashMap<String, (i64, Timestamp)>> = RefCell::default();
+    /// The ids of workspaces that exist, by slug. That one does not exist is never remembered.
+    static IDS: Hints<String, i64> = Hints::new(REMEMBERED);
 }
 
 /// Notes that a workspace exists.
 pub fn remember(slug: &str, id: i64, now: Timestamp) {
-    KNOWN.with_borrow_mut(|known| known.insert(slug.to_owned(), (id, now.plus_seconds(REMEMBERED))));
+    IDS.with(|ids| ids.put(slug.to_owned(), id, now));
 }
 
 /// Forgets that a workspace exists.
 pub fn forget(slug: &str) {
-    KNOWN.with_borrow_mut(|known| known.remove(slug));
-}
-
-fn known_id(slug: &str, now: Timestamp) -> Option<i64> {
-    KNOWN.with_borrow(|known| known.get(slug).filter(|(_, until)| *until > now).map(|(id, _)| *id))
+    IDS.with(|ids| ids.forget(slug));
 }
 
 /// The id of a workspace, remembered or looked up; `None` where it does not exist.
 pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
-    if let Some(id) = known_id(slug, now) {
+    if let Some(id) = IDS.with(|ids| ids.get(slug, now)) {
         return Ok(Some(id));
     }
     let sql = "SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL";

@@ -14,7 +14,8 @@
 mod retention;
 mod verify;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
+use std::time::Duration;
 
 use farhand_domain::audit_chain::{Broken, Head, Seal, seal};
 use farhand_domain::error::{Error, Kind};
@@ -26,13 +27,13 @@ use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_o
 
 use crate::objects::{self, alarm::Alarm};
 use crate::platform::cost;
-use crate::platform::lately::Lately;
+use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::audit_chain;
 
-/// How often an isolate tells the object of a workspace that there are events, in milliseconds.
-const TELL_EVERY: i64 = 1_000;
+/// How often an isolate tells the object of a workspace that there are events.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long the object waits after it was told, in milliseconds: longer, so that what comes untold meanwhile is there.
 const SEAL_AFTER: i64 = 2_000;
 /// How many rows are sealed in one go.
@@ -51,8 +52,8 @@ const BY_CLOCK: u64 = 50;
 const MOST_BY_CLOCK: u64 = 500;
 
 thread_local! {
-    /// When the object of a workspace was last told by this isolate.
-    static TOLD: RefCell<Lately<i64>> = RefCell::default();
+    /// Workspaces whose objects were told.
+    static TOLD: Hints<i64> = Hints::new(TELL_EVERY);
 }
 
 /// What the object can be asked.
@@ -92,12 +93,12 @@ fn name_of(workspace: i64) -> String {
 /// not hear of it, the clock tells it within the hour.
 pub async fn tell(env: &Env, workspace: i64) {
     let now = platform::now();
-    if !TOLD.with_borrow_mut(|told| told.is_due(workspace, now, TELL_EVERY)) {
+    if !TOLD.with(|told| told.is_new(workspace, now)) {
         return;
     }
     let asked: Result<Option<Verification>, Error> = ask(env, workspace, &Ask::Seal(workspace)).await;
     if let Err(error) = asked {
-        TOLD.with_borrow_mut(|told| told.forget(&workspace));
+        TOLD.with(|told| told.forget(&workspace));
         log::trouble("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
     }
 }
