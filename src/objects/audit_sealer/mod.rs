@@ -17,10 +17,10 @@ mod verify;
 use std::cell::Cell;
 use std::time::Duration;
 
+use farhand_domain::audit;
 use farhand_domain::audit_chain::{Broken, Head, Seal, seal};
 use farhand_domain::error::{Error, Kind};
 use farhand_domain::time::Timestamp;
-use futures_util::future;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
@@ -46,10 +46,6 @@ const RETRY: i64 = 5;
 const ANCHOR_EVERY: i64 = 100;
 /// How often a look along a chain is begun anew where old links go meanwhile.
 const TRIES: u32 = 3;
-/// How many workspaces the clock looks up at a time, and tells of.
-const BY_CLOCK: u64 = 50;
-/// How many it tells of in all: each is a request to an object, and the platform takes no more than 1,000 of those at a time.
-const MOST_BY_CLOCK: u64 = 500;
 
 thread_local! {
     /// Workspaces whose objects were told.
@@ -90,7 +86,7 @@ fn name_of(workspace: i64) -> String {
 }
 
 /// Tells the object of a workspace that there are events, unless this isolate has done so within the last second. Where it does
-/// not hear of it, the clock tells it within the hour.
+/// not hear of it, the janitor tells it within the hour.
 pub async fn tell(env: &Env, workspace: i64) {
     let now = platform::now();
     if !TOLD.with(|told| told.is_new(workspace, now)) {
@@ -103,52 +99,18 @@ pub async fn tell(env: &Env, workspace: i64) {
     }
 }
 
-/// The clock's way through the workspaces: from any of them to the last, and then from the first to that one. So each has its turn
-/// where they are more than it tells of at a time.
-struct Round {
-    start: i64,
-    after: i64,
-    is_back: bool,
-    left: u64,
-}
-
-impl Round {
-    /// A round that begins behind a workspace.
-    fn after(start: i64) -> Self {
-        Self { start, after: start, is_back: false, left: MOST_BY_CLOCK }
-    }
-
-    /// Behind which workspace to look next, up to which one if not the last, and for how many; `None` at the end.
-    fn next(&self) -> Option<(i64, Option<i64>, u64)> {
-        (self.left > 0).then(|| (self.after, self.is_back.then_some(self.start), self.left.min(BY_CLOCK)))
-    }
-
-    /// Goes on behind those that were found there.
-    fn pass(&mut self, found: &[i64]) {
-        match found.last() {
-            Some(last) => (self.after, self.left) = (*last, self.left.saturating_sub(found.len() as u64)),
-            None if self.is_back => self.left = 0,
-            None => (self.after, self.is_back) = (-1, true),
-        }
-    }
-}
-
-/// Has the events of workspaces sealed that are not, and those deleted that are old: of all, or of as many as it may tell of.
+/// The next workspaces after one that have events to be sealed or deleted: those whose objects were never told, and those whose
+/// events grew old.
 ///
 /// # Errors
-/// D1 did not answer; how long events are kept makes no sense.
-pub async fn tell_all(env: &Env) -> Result<(), Error> {
-    let until = platform::kept_until(env, platform::AUDIT_RETENTION);
-    let anonymous = platform::kept_until(env, platform::ANONYMOUS_AUDIT_RETENTION);
-    let of = |until: &Result<_, _>| until.as_ref().ok().copied().flatten();
-    let old = audit_chain::KeptUntil { all: of(&until), anonymous: of(&anonymous) };
-    let mut round = Round::after(audit_chain::some_workspace(env).await?);
-    while let Some((after, last, limit)) = round.next() {
-        let workspaces = audit_chain::workspaces_to_seal(env, (after, last), old, limit).await?;
-        round.pass(&workspaces);
-        future::join_all(workspaces.iter().map(|workspace| tell(env, *workspace))).await;
-    }
-    until.and(anonymous).map(drop)
+/// D1 did not answer.
+pub async fn to_be_told(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, Error> {
+    let kept_until = |setting| retention::kept_until(env, audit::CELL, setting);
+    let old = audit_chain::KeptUntil {
+        all: kept_until(platform::AUDIT_RETENTION),
+        anonymous: kept_until(platform::ANONYMOUS_AUDIT_RETENTION),
+    };
+    audit_chain::workspaces_to_seal(env, after, old, limit).await
 }
 
 /// Looks along the chain of a workspace, from a link on.
@@ -380,8 +342,6 @@ impl Sealer {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use futures_util::FutureExt;
 
     use super::*;
@@ -404,34 +364,6 @@ mod tests {
         };
         assert!(tried(work).now_or_never().unwrap().is_err());
         assert_eq!(tries.get(), 1);
-    }
-
-    #[test]
-    fn the_clock_tells_of_each_workspace_in_time_and_of_no_more_than_it_may() {
-        let round = |all: &[i64], start: i64| {
-            let (mut round, mut told, mut looks) = (Round::after(start), Vec::new(), 0);
-            while let Some((after, last, limit)) = round.next() {
-                let found = all.iter().filter(|id| **id > after && last.is_none_or(|last| **id <= last));
-                let found: Vec<_> = found.copied().take(limit as usize).collect();
-                round.pass(&found);
-                told.extend(found);
-                looks += 1;
-            }
-            assert!(looks <= MOST_BY_CLOCK / BY_CLOCK + 4, "{looks}");
-            told
-        };
-        let few: Vec<_> = (0..120).map(|id| id * 3).collect();
-        for start in [-1, 0, 3, 100, 356, 357] {
-            let told = round(&few, start);
-            assert!(told[0] > start || start >= 357, "{start}");
-            assert_eq!(told.len(), few.len(), "{start}");
-            assert_eq!(told.into_iter().collect::<HashSet<_>>(), few.iter().copied().collect(), "{start}");
-        }
-        assert!(round(&[], -1).is_empty() && round(&[], 7).is_empty());
-        let many: Vec<_> = (0..1_800).collect();
-        let told: Vec<_> = [-1, 499, 999, 1_499].into_iter().map(|start| round(&many, start)).collect();
-        assert!(told.iter().all(|told| told.len() as u64 == MOST_BY_CLOCK));
-        assert_eq!(told.concat().into_iter().collect::<HashSet<_>>(), many.into_iter().collect());
     }
 
     #[test]
