@@ -224,66 +224,85 @@ pub async fn next_deleted(env: &Env, after: i64) -> Result<Option<Deleted>, Erro
 
 /// How many rows go at a time, so that no statement runs long.
 const PURGE_ROWS: u64 = 200;
+/// The tables whose rows go with the objects of their servers, before all others.
+const OF_OBJECTS: [&str; 2] = ["servers", "gone_servers"];
+
+/// A table that has a column `workspace_id`.
+struct TenantTable {
+    name: String,
+    /// The columns that name a row.
+    key: String,
+}
+
+impl TenantTable {
+    /// From the statement that made it.
+    fn new(name: String, sql: &str) -> Self {
+        let primary_key = || Some(sql.rsplit_once("PRIMARY KEY (")?.1.split_once(')')?.0.to_owned());
+        let has_rowid = !sql.ends_with("WITHOUT ROWID");
+        let key = if has_rowid { None } else { primary_key() };
+        Self { name, key: key.unwrap_or_else(|| "rowid".to_owned()) }
+    }
+
+    /// SQL for the next rows of a workspace that are purged.
+    fn next_rows(&self) -> String {
+        let Self { name, key } = self;
+        format!("SELECT {key} FROM {name} WHERE workspace_id = ?1 LIMIT {PURGE_ROWS}")
+    }
+
+    fn purge_sql(&self) -> String {
+        let Self { name, key } = self;
+        // The search index finds the texts of a command by its row here.
+        let guard =
+            if name == "command_servers" { format!(" AND NOT {}", has_rows("commands")) } else { String::new() };
+        format!("DELETE FROM {name} WHERE ({key}) IN ({}){guard}", self.next_rows())
+    }
+}
+
+fn has_rows(table: &str) -> String {
+    format!("EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")
+}
+
+/// All tables with rows of workspaces, as the schema has them: a new one is purged without being named here.
+async fn tenant_tables(env: &Env) -> Result<Vec<TenantTable>, Error> {
+    #[derive(Deserialize)]
+    struct Row {
+        name: String,
+        sql: String,
+    }
+    let sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND sql LIKE '%workspace_id INTEGER%'";
+    let rows: Vec<Row> = db::rows(&db::run(env, Statement::new(sql)).await?)?;
+    Ok(rows.into_iter().map(|row| TenantTable::new(row.name, &row.sql)).collect())
+}
 
 /// The hashes of login tokens that the next [`purge_some`] removes from D1.
 pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
-    let sql = format!("SELECT token_hash FROM sessions WHERE workspace_id = ?1 ORDER BY rowid LIMIT {PURGE_ROWS}");
+    let next = TenantTable { name: "sessions".to_owned(), key: "rowid".to_owned() }.next_rows();
+    let sql = format!("SELECT token_hash FROM sessions WHERE rowid IN ({next})");
     db::column(&db::run(env, Statement::new(sql).bind(workspace_id)).await?)
 }
 
 /// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
 pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
-    let tables = [
-        "audit_events",
-        "commands",
-        "sessions",
-        "api_tokens",
-        "reset_requests",
-        "registration_tokens",
-        "idempotency_keys",
-        "memberships",
-        "groups",
-        "users",
-    ];
-    let mut statements: Vec<Statement> = tables
-        .iter()
-        .map(|table| {
-            // Sessions in the order of their hashes; of the others, sorting them would read all that there are each time.
-            let order = if *table == "sessions" { "ORDER BY rowid" } else { "" };
-            let rows = format!("SELECT rowid FROM {table} WHERE workspace_id = ?1 {order} LIMIT {PURGE_ROWS}");
-            Statement::new(format!("DELETE FROM {table} WHERE rowid IN ({rows})")).bind(workspace_id)
-        })
-        .collect();
-    // It has no rowid.
-    let expired = format!(
-        "DELETE FROM audit_expired WHERE workspace_id = ?1
-         AND link IN (SELECT link FROM audit_expired WHERE workspace_id = ?1 LIMIT {PURGE_ROWS})"
-    );
-    statements.push(Statement::new(expired).bind(workspace_id));
-    let nothing_left: String = tables
-        .iter()
-        .chain(&["audit_expired"])
-        .map(|table| format!(" AND NOT EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)"))
-        .collect();
-    let rests = [
-        "command_counts",
-        "command_servers",
-        "command_horizons",
-        "command_requesters",
-        "departed_users",
-        "stored_bytes",
-        "anonymous_events",
-        "revoked_sessions",
-        "server_names",
-        "server_groups",
-        "registration_token_groups",
-    ];
-    for rest in rests {
-        let sql = format!("DELETE FROM {rest} WHERE workspace_id = ?1{nothing_left}");
-        statements.push(Statement::new(sql).bind(workspace_id));
-    }
-    let sql = format!("DELETE FROM workspaces WHERE id = ?1{nothing_left}");
-    statements.push(Statement::new(sql).bind(workspace_id));
-    db::batch(env, statements).await?;
+    let tables = tenant_tables(env).await?;
+    let purged = tables.iter().filter(|table| !OF_OBJECTS.contains(&table.name.as_str()));
+    let rests: Vec<_> = tables.iter().map(|table| has_rows(&table.name)).collect();
+    let own = format!("DELETE FROM workspaces WHERE id = ?1 AND NOT ({})", rests.join(" OR "));
+    let all = purged.map(TenantTable::purge_sql).chain([own]);
+    db::batch(env, all.map(|sql| Statement::new(sql).bind(workspace_id)).collect()).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tables_key_is_that_of_its_schema() {
+        let table = |sql: &str| TenantTable::new("things".to_owned(), sql).key;
+        assert_eq!(table("CREATE TABLE things (id TEXT PRIMARY KEY, workspace_id INTEGER) STRICT"), "rowid");
+        assert_eq!(table("CREATE TABLE things (workspace_id INTEGER, PRIMARY KEY (workspace_id, id)) STRICT"), "rowid");
+        let without =
+            "CREATE TABLE things (workspace_id INTEGER, PRIMARY KEY (workspace_id, id)) STRICT, WITHOUT ROWID";
+        assert_eq!(table(without), "workspace_id, id");
+    }
 }
