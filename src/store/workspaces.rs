@@ -227,63 +227,51 @@ const PURGE_ROWS: u64 = 200;
 /// The tables whose rows go with the objects of their servers, before all others.
 const OF_OBJECTS: [&str; 2] = ["servers", "gone_servers"];
 
-/// A table that has a column `workspace_id`.
+/// A table with rows of workspaces.
+#[derive(Deserialize)]
 struct TenantTable {
     name: String,
-    /// The columns that name a row.
-    key: String,
+    /// The statement that made it.
+    sql: String,
 }
 
 impl TenantTable {
-    /// From the statement that made it.
-    fn new(name: String, sql: &str) -> Self {
-        let primary_key = || Some(sql.rsplit_once("PRIMARY KEY (")?.1.split_once(')')?.0.to_owned());
-        let has_rowid = !sql.ends_with("WITHOUT ROWID");
-        let key = if has_rowid { None } else { primary_key() };
-        Self { name, key: key.unwrap_or_else(|| "rowid".to_owned()) }
-    }
-
-    /// SQL for the next rows of a workspace that are purged.
-    fn next_rows(&self) -> String {
-        let Self { name, key } = self;
-        format!("SELECT {key} FROM {name} WHERE workspace_id = ?1 LIMIT {PURGE_ROWS}")
+    /// The columns that name a row.
+    fn key(&self) -> &str {
+        let without_rowid = self.sql.strip_suffix("WITHOUT ROWID");
+        let key = without_rowid.and_then(|sql| sql.rsplit_once("PRIMARY KEY (")?.1.split_once(')'));
+        key.map_or("rowid", |(key, _)| key)
     }
 
     fn purge_sql(&self) -> String {
-        let Self { name, key } = self;
+        let (name, key) = (&self.name, self.key());
         // The search index finds the texts of a command by its row here.
         let guard =
             if name == "command_servers" { format!(" AND NOT {}", has_rows("commands")) } else { String::new() };
-        format!("DELETE FROM {name} WHERE ({key}) IN ({}){guard}", self.next_rows())
+        format!("DELETE FROM {name} WHERE ({key}) IN ({}){guard}", next_rows(name, key))
     }
+}
+
+/// SQL for the rows of a workspace that are purged next.
+fn next_rows(table: &str, key: &str) -> String {
+    format!("SELECT {key} FROM {table} WHERE workspace_id = ?1 LIMIT {PURGE_ROWS}")
 }
 
 fn has_rows(table: &str) -> String {
     format!("EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")
 }
 
-/// All tables with rows of workspaces, as the schema has them: a new one is purged without being named here.
-async fn tenant_tables(env: &Env) -> Result<Vec<TenantTable>, Error> {
-    #[derive(Deserialize)]
-    struct Row {
-        name: String,
-        sql: String,
-    }
-    let sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND sql LIKE '%workspace_id INTEGER%'";
-    let rows: Vec<Row> = db::rows(&db::run(env, Statement::new(sql)).await?)?;
-    Ok(rows.into_iter().map(|row| TenantTable::new(row.name, &row.sql)).collect())
-}
-
 /// The hashes of login tokens that the next [`purge_some`] removes from D1.
 pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
-    let next = TenantTable { name: "sessions".to_owned(), key: "rowid".to_owned() }.next_rows();
-    let sql = format!("SELECT token_hash FROM sessions WHERE rowid IN ({next})");
+    let sql = format!("SELECT token_hash FROM sessions WHERE rowid IN ({})", next_rows("sessions", "rowid"));
     db::column(&db::run(env, Statement::new(sql).bind(workspace_id)).await?)
 }
 
 /// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
 pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
-    let tables = tenant_tables(env).await?;
+    // As the schema has them: a new one is purged without being named here.
+    let sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND sql LIKE '%workspace_id INTEGER%'";
+    let tables: Vec<TenantTable> = db::rows(&db::run(env, Statement::new(sql)).await?)?;
     let purged = tables.iter().filter(|table| !OF_OBJECTS.contains(&table.name.as_str()));
     let rests: Vec<_> = tables.iter().map(|table| has_rows(&table.name)).collect();
     let own = format!("DELETE FROM workspaces WHERE id = ?1 AND NOT ({})", rests.join(" OR "));
@@ -298,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_tables_key_is_that_of_its_schema() {
-        let table = |sql: &str| TenantTable::new("things".to_owned(), sql).key;
+        let table = |sql: &str| TenantTable { name: "things".to_owned(), sql: sql.to_owned() }.key().to_owned();
         assert_eq!(table("CREATE TABLE things (id TEXT PRIMARY KEY, workspace_id INTEGER) STRICT"), "rowid");
         assert_eq!(table("CREATE TABLE things (workspace_id INTEGER, PRIMARY KEY (workspace_id, id)) STRICT"), "rowid");
         let without =
