@@ -225,6 +225,11 @@ CREATE TABLE server_names (
 -- Serves: deleting the rows that are older.
 CREATE INDEX server_names_by_time ON server_names (workspace_id, freed_at);
 
+CREATE TRIGGER server_names_in AFTER INSERT ON server_names BEGIN
+  DELETE FROM server_names WHERE workspace_id = new.workspace_id
+    AND freed_at <= strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now', '-30 days');
+END;
+
 -- A group: its members can access its servers (contract 5). The folded columns are in Unicode lower case, for the search.
 -- `id` counts within the workspace: see last_group_id. The primary key also serves the list of groups, oldest first.
 CREATE TABLE groups (
@@ -594,18 +599,27 @@ CREATE TRIGGER commands_planned_out AFTER DELETE ON commands WHEN old.scheduled_
   WHERE workspace_id = old.workspace_id AND moment < old.scheduled_at;
 END;
 
--- ==================== Security: what a change of a user ends ====================
+-- ==================== Security: what a change ends ====================
 
--- In the same transaction, whichever statement makes the change.
+-- In the transaction of the change, whichever statement makes it. One trigger for each event.
+-- Resets are the pending ones of the user's password, servers those that the user owns.
 --
--- event                      | sessions | API tokens | pending resets | owned servers | memberships | registration tokens
--- password changed           | deleted  |            | voided         |               |             |
--- e-mail address changed     |          |            | voided         |               |             |
--- staff or superuser lost    | deleted  |            |                | (*)           |             |
--- deactivated                | deleted  | disabled   | voided         |               |             |
--- deleted                    | deleted  | deleted    | voided         | owner cleared | deleted     | deleted
+-- event on a user       | sessions | API tokens | resets | registration tokens | memberships | servers
+-- password changed      | deleted  |            | void   |                     |             |
+-- e-mail changed        |          |            | void   |                     |             |
+-- staff, superuser lost | deleted  |            |        | (1)                 |             | (2)
+-- deactivated           | deleted  | disabled   | void   | (1)                 |             |
+-- deleted               | deleted  | deleted    | void   | deleted             | deleted     | no owner
 --
--- (*) The statement that changes the user clears the owner, unless the request says `keep_servers: true`.
+-- (1) No trigger: a registration token is valid only while its creator is active staff.
+-- (2) No trigger: the statement that changes the user clears the owner, unless the request says
+--     `keep_servers: true`.
+--
+-- event                      | effect
+-- group deleted              | its memberships and links to servers and registration tokens are deleted
+-- server deleted             | its links to groups are deleted; if it was approved, its name is kept 30 days
+-- server renamed             | if it was approved, its old name is kept 30 days
+-- registration token deleted | its links to groups are deleted
 
 CREATE TRIGGER users_password AFTER UPDATE OF password_changed_at ON users BEGIN
   DELETE FROM sessions WHERE workspace_id = new.workspace_id AND user_id = new.id;
@@ -639,8 +653,6 @@ CREATE TRIGGER users_deleted AFTER DELETE ON users BEGIN
   DELETE FROM registration_tokens WHERE workspace_id = old.workspace_id AND creator_id = old.id;
 END;
 
--- ==================== Cascades ====================
-
 CREATE TRIGGER groups_deleted AFTER DELETE ON groups BEGIN
   DELETE FROM memberships WHERE workspace_id = old.workspace_id AND group_id = old.id;
   DELETE FROM server_groups WHERE workspace_id = old.workspace_id AND group_id = old.id;
@@ -649,21 +661,13 @@ END;
 
 CREATE TRIGGER servers_deleted AFTER DELETE ON servers BEGIN
   DELETE FROM server_groups WHERE workspace_id = old.workspace_id AND server_id = old.id;
-END;
-
--- Names given up are kept for 30 days. A server that was never approved leaves its name free.
-CREATE TRIGGER servers_name_freed AFTER DELETE ON servers WHEN old.registration = 'active' BEGIN
-  DELETE FROM server_names WHERE workspace_id = old.workspace_id
-    AND freed_at <= strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now', '-30 days');
   INSERT INTO server_names (workspace_id, name, freed_at)
-  VALUES (old.workspace_id, old.name, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'))
+  SELECT old.workspace_id, old.name, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now') WHERE old.registration = 'active'
   ON CONFLICT (workspace_id, name) DO UPDATE SET freed_at = excluded.freed_at;
 END;
 
 CREATE TRIGGER servers_renamed AFTER UPDATE OF name ON servers
 WHEN new.name <> old.name AND old.registration = 'active' BEGIN
-  DELETE FROM server_names WHERE workspace_id = old.workspace_id
-    AND freed_at <= strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now', '-30 days');
   INSERT INTO server_names (workspace_id, name, freed_at)
   VALUES (old.workspace_id, old.name, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'))
   ON CONFLICT (workspace_id, name) DO UPDATE SET freed_at = excluded.freed_at;

@@ -16,7 +16,7 @@ use worker::{Context, Env, Response, ScheduleContext, ScheduledEvent, event, web
 use crate::api::dispatch;
 use crate::auth::audit;
 use crate::http::request::Call;
-use crate::objects::{audit_sealer, janitor};
+use crate::objects::janitor;
 use crate::platform::log;
 use crate::store::idempotency_keys;
 
@@ -32,20 +32,16 @@ async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker:
     dispatch::respond(Call::new(request, env, context)).await
 }
 
-/// Cron trigger (wrangler.toml): purges idempotency keys, starts command retention, and writes and seals pending audit
-/// events.
+/// Cron trigger (wrangler.toml): purges idempotency keys, starts the janitor's pass, and writes pending audit events.
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     if let Err(error) = idempotency_keys::purge(&env).await {
         log::trouble("keys_not_purged", json!({}), &error.detail);
     }
-    if let Err(error) = janitor::delete_old_commands(&env).await {
+    if let Err(error) = janitor::begin_pass(&env).await {
         log::trouble("retention_not_begun", json!({}), &error.detail);
     }
     if let Err(error) = audit::write_overdue(&env).await {
         log::trouble("audit_event_lost", json!({}), &error.detail);
-    }
-    if let Err(error) = audit_sealer::tell_all(&env).await {
-        log::trouble("sealers_not_told", json!({}), &error.detail);
     }
 }

@@ -765,6 +765,31 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
     assert_eq!(links.len(), found.len());
 }
 
+/// The janitor finds them, however many workspaces there are: more than it takes in one step, and one that is gone.
+#[tokio::test]
+async fn events_of_which_no_sealer_was_told_are_sealed() {
+    let (instance, state) = Instance::new().await;
+    instance.stop().await;
+    let (at, workspaces) = (now(), 120);
+    let numbers = format!("WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {workspaces})");
+    let made = format!(
+        "{numbers} INSERT INTO workspaces (slug, name, added_at, deleted_at, purge_at)
+         SELECT 'w' || i, '', '{at}', iif(i = 7, '{at}', NULL), iif(i = 7, '9999', NULL) FROM n"
+    );
+    assert_eq!(change_d1(state.path(), &made), workspaces);
+    let events = "INSERT INTO audit_events (id, workspace_id, occurred_at, actor_type, action, outcome, details)
+         SELECT w.slug || e.value, w.id, w.added_at, 'user', 'x.y', 'success', '{}' FROM workspaces w, json_each('[1, 2]') e";
+    assert_eq!(change_d1(state.path(), events), 2 * workspaces);
+
+    let instance = Instance::restart(state.path()).await;
+    let left = || instance.read_d1("SELECT CAST(count(*) AS TEXT) FROM audit_events WHERE link IS NULL");
+    eventually("the seals", || async { (left() == ["2"]).then_some(()) }).await;
+    let links = "SELECT json_group_array(link) FROM audit_events GROUP BY workspace_id";
+    let links = instance.read_d1(links);
+    assert_eq!(links.iter().filter(|links| *links == "[1,2]").count() as u64, workspaces - 1);
+    assert_eq!(links.iter().filter(|links| *links == "[null,null]").count(), 1);
+}
+
 /// An event has room for so many of them only.
 #[tokio::test]
 async fn a_long_list_is_told_in_part_and_by_its_length() {

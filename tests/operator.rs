@@ -180,6 +180,19 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
              SELECT 'x' || i, {gone_id}, 'x' || (i % 10), '', '', '', '', '', 1, '', '', '', 'success', '' FROM n"
         ))
         .await;
+    // Tables that a later migration may add.
+    instance.tamper_with_d1(&format!(
+        "CREATE TABLE things (id TEXT PRIMARY KEY, workspace_id INTEGER NOT NULL) STRICT;
+         CREATE TABLE thing_pairs (
+            workspace_id INTEGER NOT NULL REFERENCES workspaces (id), a TEXT NOT NULL, b TEXT NOT NULL,
+            PRIMARY KEY (workspace_id, a, b)
+         ) STRICT, WITHOUT ROWID;
+         INSERT INTO things SELECT slug, id FROM workspaces;
+         {many} INSERT INTO things SELECT i, {gone_id} FROM n;
+         INSERT INTO thing_pairs SELECT id, 'a', 'b' FROM workspaces;
+         {many} INSERT INTO thing_pairs SELECT {gone_id}, i % 2, i FROM n"
+    ));
+    let gone_number = instance.read_d1(&format!("SELECT CAST({gone_id} AS TEXT)")).remove(0);
     // How many rows of the table without a rowid go in each step, which leaves some other number of commands.
     instance.tamper_with_d1(&format!(
         "{many} INSERT INTO audit_expired SELECT {gone_id}, i, i, 'x', 'x' FROM n;
@@ -201,15 +214,25 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
             "command_counts",
             "command_servers",
             "audit_expired",
+            "things",
+            "thing_pairs",
         ];
         let counts = tables.map(|table| format!("(SELECT count(*) FROM {table}) AS {table}"));
         instance.d1(&format!("SELECT {}", counts.join(", "))).await[0].clone()
     };
     let expected = json!({"workspaces": 1, "users": 1, "sessions": 1, "api_tokens": 1, "servers": 3, "commands": 3,
-        "command_counts": 2, "command_servers": 3, "audit_expired": 0});
+        "command_counts": 2, "command_servers": 3, "audit_expired": 0, "things": 1, "thing_pairs": 1});
     eventually_within(Duration::from_secs(120), "the purge", || async { (left().await == expected).then_some(()) })
         .await;
     assert_eq!(instance.d1("SELECT expired FROM steps WHERE expired > 200").await, json!([]));
+    let tables = instance.read_d1(
+        "SELECT t.name FROM sqlite_master t JOIN pragma_table_info(t.name) c WHERE t.type = 'table' AND c.name = 'workspace_id'",
+    );
+    assert!(tables.len() > 20, "{tables:?}");
+    for table in tables {
+        let rows = instance.read_d1(&format!("SELECT 'x' FROM {table} WHERE workspace_id = {gone_number}"));
+        assert_eq!(rows.len(), 0, "{table}");
+    }
     assert!(instance.kv_entries("gone").await.is_empty());
     assert_eq!(instance.kv_entries("kept").await.len(), 1);
     assert_eq!(kept.admin.get("/api/events/commands/").await.expect(200)["count"], 3);

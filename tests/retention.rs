@@ -100,7 +100,10 @@ async fn is_consistent(instance: &Instance) {
         (SELECT count(*) FROM command_counts WHERE total <= 0) AS empty_counts,
         (SELECT count(*) FROM command_servers WHERE total <= 0) AS empty_servers,
         (SELECT count(*) FROM command_requesters q WHERE NOT EXISTS (SELECT 1 FROM commands c
-            WHERE c.workspace_id = q.workspace_id AND c.requested_by = q.user_id AND c.server_id = q.server_id)) AS pairs,
+            WHERE c.workspace_id = q.workspace_id AND c.server_id = q.server_id)
+            OR NOT EXISTS (SELECT 1 FROM users u WHERE u.workspace_id = q.workspace_id AND u.id = q.user_id)) AS requesters,
+        (SELECT count(*) FROM commands c WHERE c.requested_by IS NOT NULL AND NOT EXISTS (SELECT 1 FROM command_requesters q
+            WHERE q.workspace_id = c.workspace_id AND q.user_id = c.requested_by AND q.server_id = c.server_id)) AS unnoted,
         (SELECT count(*) FROM gone_servers g WHERE NOT EXISTS (SELECT 1 FROM commands c
             WHERE c.workspace_id = g.workspace_id AND c.server_id = g.id)) AS gone,
         (SELECT sum(total) FROM command_counts WHERE kind = 'shell') - (SELECT count(*) FROM commands) AS by_shell,

@@ -1,7 +1,7 @@
 //! Events of the request at hand, for the audit log (`docs/audit.md`), that are in no batch with a change: what was refused or
 //! failed. They are written after the response, which does not wait for them.
 
-use std::cell::RefCell;
+use std::time::Duration;
 
 use farhand_domain::audit::{CELL, Event, Object, Outcome};
 use farhand_domain::caller::Caller;
@@ -13,29 +13,26 @@ use worker::Env;
 use crate::http::request::{Call, Refused};
 use crate::objects::audit_sealer;
 use crate::platform;
-use crate::platform::lately::Lately;
+use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::store::anonymous_events;
 use crate::store::audit as store;
 
 /// The longest that an id from a path is kept, in characters.
 const MAX_ID: usize = 64;
-/// How often the same refusal is told of where nothing was to be changed, in milliseconds.
-const TELL_EVERY: i64 = 60_000;
-
-/// How often the same credential's reading of the same command is recorded, in milliseconds.
-const READ_EVERY: i64 = 60_000;
+/// For how long an event that is like one of before is not recorded again.
+const SAME_WITHIN: Duration = Duration::from_secs(60);
 
 /// A refusal: of which credential, at which endpoint, with which code.
 type Refusal = (Uuid, &'static str, String, Option<&'static str>);
 
 thread_local! {
-    /// When this isolate last told of a refusal.
-    static TOLD: RefCell<Lately<Refusal>> = RefCell::default();
-    /// When this isolate last recorded that a credential read a command.
-    static READ: RefCell<Lately<(Uuid, Uuid)>> = RefCell::default();
-    /// When this isolate last recorded an operator token beyond the limit.
-    static THROTTLED_OPERATOR: RefCell<Lately<()>> = RefCell::default();
+    /// Refusals that were recorded where nothing was to be changed.
+    static REFUSED: Hints<Refusal> = Hints::new(SAME_WITHIN);
+    /// Credentials, and the commands that they were recorded to have read.
+    static READ: Hints<(Uuid, Uuid)> = Hints::new(SAME_WITHIN);
+    /// Whether an operator token beyond the limit was recorded.
+    static THROTTLED_OPERATOR: Hints<()> = Hints::new(SAME_WITHIN);
 }
 
 /// An event of the request's, signed by its caller if one is known.
@@ -85,7 +82,7 @@ pub fn note_refusal(call: &Call, error: &Error) {
     if call.action().is_none() {
         let path = call.route.map_or("", |route| route.path);
         let refusal = (credential, path, call.method.clone(), error.code.map(Code::as_str));
-        if !TOLD.with_borrow_mut(|told| told.is_due(refusal, call.now, TELL_EVERY)) {
+        if !REFUSED.with(|refused| refused.is_new(refusal, call.now)) {
             return;
         }
     }
@@ -113,7 +110,7 @@ fn denied(call: &Call, error: &Error) -> Result<Event, Error> {
 
 /// Records that a command or its output was read: after the response, and not again within a minute.
 pub fn note_read(call: &Call, caller: &Caller, command: Uuid) {
-    if !READ.with_borrow_mut(|read| read.is_due((caller.credential_id, command), call.now, READ_EVERY)) {
+    if !READ.with(|read| read.is_new((caller.credential_id, command), call.now)) {
         return;
     }
     let event = call.event().map(|event| {
@@ -127,7 +124,7 @@ pub fn note_read(call: &Call, caller: &Caller, command: Uuid) {
 /// beyond the limit one event a minute and isolate: guesses must not fill the log.
 pub fn note_refused_operator(call: &Call, refusal: &Error) {
     let is_throttled = refusal.kind == Kind::Throttled;
-    if is_throttled && !THROTTLED_OPERATOR.with_borrow_mut(|told| told.is_due((), call.now, TELL_EVERY)) {
+    if is_throttled && !THROTTLED_OPERATOR.with(|recorded| recorded.is_new((), call.now)) {
         return;
     }
     let path = call.route.map_or("", |route| route.path);

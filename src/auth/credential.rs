@@ -4,8 +4,7 @@
 //! credential is alive in the request's workspace and none otherwise. So a read finds nothing and a write changes
 //! nothing for a dead credential, and a revocation is effective at the very next request.
 
-use std::cell::RefCell;
-use std::collections::HashSet;
+use std::time::Duration;
 
 use farhand_domain::caller::{Caller, Kind};
 use farhand_domain::error::Error;
@@ -21,7 +20,7 @@ use worker::{D1Result, Env};
 use crate::http::request::Call;
 use crate::objects::janitor;
 use crate::platform;
-use crate::platform::lately::Lately;
+use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::store::batch::{Batch, BatchResult};
 use crate::store::db::{self, Failure, Parameter, Selection, Statement};
@@ -29,30 +28,28 @@ use crate::store::login_tokens::{self, Entry};
 use crate::store::scope::{Limited, Scope, WHO};
 use crate::store::{api_tokens, sessions, workspaces};
 
-/// How many hashes an isolate remembers at most, of each kind.
-const REMEMBERED: usize = 10_000;
-/// How long KV may not show what was written, in milliseconds.
-const KV_SETTLES_WITHIN: i64 = 60_000;
+/// For how long an isolate remembers what a token's caller was like.
+const REMEMBERED: Duration = Duration::from_secs(60 * 60);
+/// How long KV may not show what was written.
+const KV_SETTLES_WITHIN: Duration = Duration::from_secs(60);
 
 thread_local! {
-    /// Hashes that were found to be of API tokens. Only a hint: KV is not asked for them.
-    static API_TOKENS: RefCell<HashSet<String>> = RefCell::default();
-    /// Hashes of tokens whose users were found to reach all servers. Only a hint: the statement that is for them tells where
-    /// that is not so any more.
-    static REACHING_ALL: RefCell<HashSet<String>> = RefCell::default();
-    /// Hashes of API tokens that were found to read narrowly. Only a hint: the answer is used only if that is still so.
-    static READING_NARROWLY: RefCell<HashSet<String>> = RefCell::default();
-    /// Hashes whose entry in KV was written lately. KV may say for a minute that there is none, and takes one write a
-    /// second for a key; so it is not written again for as long.
-    static WRITTEN: RefCell<Lately<String>> = RefCell::default();
+    /// What the callers of live tokens were like, by the tokens' hashes.
+    static CALLERS: Hints<String, Traits> = Hints::new(REMEMBERED);
+    /// Hashes whose entry in KV was written. KV may say for a minute that there is none, and takes one write a second for a
+    /// key; so it is not written again for as long.
+    static WRITTEN: Hints<String> = Hints::new(KV_SETTLES_WITHIN);
 }
 
-/// Remembers a hash, and no more of them than there is room for.
-fn remember(known: &mut HashSet<String>, hash: &str) {
-    if known.len() >= REMEMBERED {
-        known.clear();
-    }
-    known.insert(hash.to_owned());
+/// What decides how a token is looked up, and how a list is read for it. Each answer tells whether that still holds.
+#[derive(Clone, Copy, Default)]
+struct Traits {
+    /// KV has no entry for it.
+    is_api_token: bool,
+    /// See [`Caller::reaches_all`].
+    reaches_all: bool,
+    /// See [`Caller::reads_narrowly`].
+    reads_narrowly: bool,
 }
 
 /// A token that was sent, not looked up yet.
@@ -120,7 +117,7 @@ impl<'a> Credential<'a> {
         rest: Vec<Statement>,
     ) -> Result<(Caller, D1Result, Vec<D1Result>), Failure> {
         let hash = &self.scope.hash;
-        let is_api_token = API_TOKENS.with_borrow(|known| known.contains(hash));
+        let Traits { is_api_token, .. } = self.traits();
         let entry = async {
             if is_api_token { None } else { login_tokens::get(&self.call.env, self.scope.workspace, hash).await }
         };
@@ -142,13 +139,17 @@ impl<'a> Credential<'a> {
         workspaces::remember(self.scope.workspace, workspace_id as i64, self.scope.now);
         self.call.workspace_proven.set(true);
         let Some(me) = who.me else {
-            API_TOKENS.with_borrow_mut(|known| known.remove(&self.scope.hash));
+            CALLERS.with(|callers| callers.forget(&self.scope.hash));
             if entry.is_some() {
                 self.forget_login_token();
             }
             return Err(Error::invalid_token());
         };
         let caller: Caller = serde_json::from_str(&me).map_err(platform::internal)?;
+        let is_api_token = caller.kind == Kind::ApiToken;
+        let (reaches_all, reads_narrowly) = (caller.reaches_all(), caller.reads_narrowly());
+        let traits = Traits { is_api_token, reaches_all, reads_narrowly };
+        CALLERS.with(|callers| callers.put(self.scope.hash.clone(), traits, self.scope.now));
         self.call.caller.replace(Some(caller.clone()));
         if let Some(acl) = &caller.acl {
             let is_allowed = self.call.takes_limited_tokens()
@@ -170,7 +171,6 @@ impl<'a> Credential<'a> {
         let is_due = caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
         match caller.kind {
             Kind::ApiToken => {
-                API_TOKENS.with_borrow_mut(|known| remember(known, &hash));
                 if is_due {
                     let noted = async move { api_tokens::touch(&env, workspace_id, id, now).await };
                     self.call.context.wait_until(logged(noted));
@@ -194,10 +194,15 @@ impl<'a> Credential<'a> {
         }
     }
 
+    /// What its caller was like; as of nobody in particular if that is not remembered.
+    fn traits(&self) -> Traits {
+        CALLERS.with(|callers| callers.get(&self.scope.hash, self.scope.now)).unwrap_or_default()
+    }
+
     /// Tells whether the token's KV entry was not written lately, and notes that it is now.
     fn may_write_entry(&self) -> bool {
         let hash = self.scope.hash.clone();
-        WRITTEN.with_borrow_mut(|written| written.is_due(hash, self.scope.now, KV_SETTLES_WITHIN))
+        WRITTEN.with(|written| written.is_new(hash, self.scope.now))
     }
 
     /// After the response: removes the token's KV entry, as D1 has no such session any more.
@@ -246,37 +251,29 @@ impl<'a> Credential<'a> {
     /// The credential is not alive.
     pub async fn list(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
         let Some(narrow) = &selection.narrow else { return self.list_widely(selection, page).await };
-        let hash = &self.scope.hash;
-        if READING_NARROWLY.with_borrow(|known| known.contains(hash)) {
+        let narrowly = async || {
             let (caller, items, total) = self.list_with(&narrow.tables, &narrow.items, narrow, page).await?;
-            if caller.reads_narrowly() {
-                return Ok((caller, items, total.unwrap_or(0)));
+            Ok::<_, Error>((caller, items, total.unwrap_or(0)))
+        };
+        if self.traits().reads_narrowly {
+            let found = narrowly().await?;
+            if found.0.reads_narrowly() {
+                return Ok(found);
             }
-            READING_NARROWLY.with_borrow_mut(|known| known.remove(hash));
         }
         let found = self.list_widely(selection, page).await?;
-        if !found.0.reads_narrowly() {
-            return Ok(found);
-        }
-        READING_NARROWLY.with_borrow_mut(|known| remember(known, hash));
-        let (caller, items, total) = self.list_with(&narrow.tables, &narrow.items, narrow, page).await?;
-        Ok((caller, items, total.unwrap_or(0)))
+        // Not the other way round: a list that became narrow in between must not be read widely.
+        if found.0.reads_narrowly() { narrowly().await } else { Ok(found) }
     }
 
     /// Reads a page of a list, whatever the API token's list allows of it.
     async fn list_widely(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
-        let hash = &self.scope.hash;
-        let reached_all = REACHING_ALL.with_borrow(|known| known.contains(hash));
-        if let (Some((tables, items)), true) = (&selection.of_all, reached_all)
+        if let (Some((tables, items)), true) = (&selection.of_all, self.traits().reaches_all)
             && let (caller, items, Some(total)) = self.list_with(tables, items, selection, page).await?
         {
             return Ok((caller, items, total));
         }
         let (caller, items, total) = self.list_with(&selection.tables, &selection.items, selection, page).await?;
-        REACHING_ALL.with_borrow_mut(|known| match caller.reaches_all() {
-            true => remember(known, hash),
-            false => drop(known.remove(hash)),
-        });
         Ok((caller, items, total.unwrap_or(0)))
     }
 

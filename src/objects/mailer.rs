@@ -4,8 +4,6 @@
 //! looked up, or made, when the mail is sent. A request of an address that is nobody's is stored alike, and dropped then:
 //! so that the work before the response does not tell who is registered. There is one object for the region cell.
 
-use std::time::Duration;
-
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use futures_util::future;
@@ -15,7 +13,7 @@ use uuid::Uuid;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
 use crate::mail::{self, Failure, Message};
-use crate::objects;
+use crate::objects::{self, alarm::Alarm};
 use crate::platform::log;
 use crate::platform::{self, Config, internal};
 use crate::store::reset_requests::{self, Recipient};
@@ -30,8 +28,6 @@ const FIRST_RETRY: i64 = 5;
 const LONGEST_RETRY: i64 = 3_600;
 /// How long a try may take, in seconds, before another may begin: longer than any transport waits.
 const TRY_LASTS: i64 = 120;
-/// To the first look after a mail was asked for.
-const SOON: Duration = Duration::from_millis(1);
 
 const SCHEMA: [&str; 2] = [
     "CREATE TABLE IF NOT EXISTS mails (
@@ -70,11 +66,12 @@ pub async fn send_reset(env: &Env, request: Uuid) -> Result<(), Error> {
 pub struct Mailer {
     state: State,
     env: Env,
+    alarm: Alarm,
 }
 
 impl DurableObject for Mailer {
     fn new(state: State, env: Env) -> Self {
-        Self { state, env }
+        Self { state, env, alarm: Alarm::default() }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
@@ -82,6 +79,7 @@ impl DurableObject for Mailer {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
+        self.alarm.went_off();
         self.send_due().await?;
         Response::empty()
     }
@@ -99,7 +97,7 @@ impl Mailer {
         let now = platform::now().to_string();
         let sql = "INSERT OR IGNORE INTO mails (request, tries, due_at) VALUES (?, 0, ?)";
         self.sql().exec(sql, vec![ask.request.to_string().into(), now.into()])?;
-        self.state.storage().set_alarm(SOON).await
+        self.set_alarm().await
     }
 
     /// Sends what is due, and sets the alarm for what is not.
@@ -129,8 +127,7 @@ impl Mailer {
     async fn set_alarm(&self) -> worker::Result<()> {
         let next = self.sql().exec("SELECT min(due_at) AS due_at FROM mails", None)?.to_array::<Next>()?;
         let Some(due_at) = next.into_iter().next().and_then(|next| next.due_at) else { return Ok(()) };
-        let wait = due_at.seconds_since(platform::now()).max(0.0);
-        self.state.storage().set_alarm(SOON + Duration::from_secs_f64(wait)).await
+        self.alarm.set(&self.state.storage(), due_at).await
     }
 
     /// Makes one try. A mail that nobody is to get any more is dropped; what fails for now is tried again, as long as the link

@@ -1,6 +1,7 @@
 //! Calls into Durable Objects: JSON there and back over `fetch`, in one place. What an object spends on an answer counts as the
 //! asking request's.
 
+mod alarm;
 pub mod audit_sealer;
 pub mod janitor;
 pub mod mailer;

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
-use crate::objects;
+use crate::objects::{self, alarm::Alarm};
 use crate::platform::{self, internal};
 
 /// How many objects share the work. Another number forgets what was counted, and nothing else.
@@ -27,11 +27,10 @@ const SHARDS: u32 = 64;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// How long an attempt waits at most, in seconds: not so long that the lease it has from the other object ends.
 const LONGEST_WAIT: i64 = LEASE_SECONDS / 3;
-/// When expired counters are cleared away, if nobody comes by before.
-const CLEARED_AFTER: Duration = Duration::from_secs(3_700);
-
-/// When known addresses that lapsed are deleted.
-const KNOWN_CLEARED_AFTER: Duration = Duration::from_secs(24 * 3_600);
+/// When expired counters are deleted, in seconds, unless an attempt is counted before.
+const CLEARED_AFTER: i64 = 3_700;
+/// When known addresses that lapsed are deleted, in seconds.
+const KNOWN_CLEARED_AFTER: i64 = 24 * 3_600;
 
 /// How an attempt ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -107,6 +106,7 @@ fn known_since(now: Timestamp) -> String {
 #[durable_object]
 pub struct Throttle {
     state: State,
+    alarm: Alarm,
     under_way: RefCell<UnderWay>,
     /// Those who wait for an attempt to end.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
@@ -114,7 +114,7 @@ pub struct Throttle {
 
 impl DurableObject for Throttle {
     fn new(state: State, _: Env) -> Self {
-        Self { state, under_way: RefCell::default(), waiting: RefCell::default() }
+        Self { state, alarm: Alarm::default(), under_way: RefCell::default(), waiting: RefCell::default() }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
@@ -122,13 +122,14 @@ impl DurableObject for Throttle {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
+        self.alarm.went_off();
         let now = platform::now();
         self.clear(now)?;
         self.sql().exec("DELETE FROM known_addresses WHERE logged_in_at <= ?", vec![known_since(now).into()])?;
         for (table, after) in [("counters", CLEARED_AFTER), ("known_addresses", KNOWN_CLEARED_AFTER)] {
             let one = format!("SELECT 1 AS one FROM {table} LIMIT 1");
             if !self.sql().exec(&one, None)?.to_array::<serde_json::Value>()?.is_empty() {
-                self.state.storage().set_alarm(after).await?;
+                self.alarm.set_by(&self.state.storage(), now.plus_seconds(after), now).await?;
                 break;
             }
         }
@@ -236,11 +237,10 @@ impl Throttle {
             // One that looked again by itself does not listen any more.
             waiting.send(()).ok();
         }
-        let storage = self.state.storage();
-        if outcome != Outcome::GivenUp && storage.get_alarm().await?.is_none() {
-            storage.set_alarm(CLEARED_AFTER).await?;
+        if outcome == Outcome::GivenUp {
+            return Ok(());
         }
-        Ok(())
+        self.alarm.set_by(&self.state.storage(), now.plus_seconds(CLEARED_AFTER), now).await
     }
 
     /// Counts a failure.

@@ -2,7 +2,7 @@
 //! the bindings in `wrangler.toml`.
 
 pub mod cost;
-pub mod lately;
+pub mod hints;
 pub mod log;
 
 use std::cell::OnceCell;

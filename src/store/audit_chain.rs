@@ -159,15 +159,6 @@ pub async fn expire(env: &Env, workspace_id: i64, rows: &[Row]) -> Result<(), Er
     Ok(())
 }
 
-/// Any workspace, or rather one that another comes after: where a look at them may begin.
-///
-/// # Errors
-/// D1 did not answer.
-pub async fn some_workspace(env: &Env) -> Result<i64, Error> {
-    let sql = "SELECT abs(random() % (coalesce(max(id), 0) + 1)) - 1 AS id FROM workspaces";
-    Ok(db::returned_id(&db::run(env, Statement::new(sql)).await?)?.unwrap_or(-1))
-}
-
 /// Before when events happened that are to be deleted; `None`: events are kept forever.
 #[derive(Clone, Copy)]
 pub struct KeptUntil {
@@ -177,25 +168,20 @@ pub struct KeptUntil {
     pub anonymous: Option<Timestamp>,
 }
 
-/// The next workspaces after one, up to another, that have events to be sealed or deleted, and the cell's own chain likewise.
+/// The next workspaces after one that have events to be sealed or deleted; 0 is the region cell.
 ///
 /// # Errors
 /// D1 did not answer.
-pub async fn workspaces_to_seal(
-    env: &Env,
-    (after, last): (i64, Option<i64>),
-    until: KeptUntil,
-    limit: u64,
-) -> Result<Vec<i64>, Error> {
+pub async fn workspaces_to_seal(env: &Env, after: i64, until: KeptUntil, limit: u64) -> Result<Vec<i64>, Error> {
     let sql = format!(
         "SELECT w.id FROM (SELECT 0 AS id UNION ALL SELECT id FROM workspaces WHERE deleted_at IS NULL) w
-        WHERE w.id > ?1 AND (?4 IS NULL OR w.id <= ?4) AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.link IS NULL)
+        WHERE w.id > ?1 AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.link IS NULL)
             OR w.id > 0 AND EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.occurred_at < ?2)
-            OR {} < ?5)
+            OR {} < ?4)
         ORDER BY w.id LIMIT ?3 + 0",
         first_anonymous("w.id")
     );
-    let statement = Statement::new(sql).bind(after).bind(until.all).bind(limit).bind(last).bind(until.anonymous);
+    let statement = Statement::new(sql).bind(after).bind(until.all).bind(limit).bind(until.anonymous);
     let ids = db::column::<f64>(&db::run(env, statement).await?)?;
     Ok(ids.into_iter().map(|id| id as i64).collect())
 }

@@ -13,8 +13,6 @@ use super::db::{self, Statement};
 
 /// How many workspaces are looked at in one go.
 const WORKSPACES: u64 = 500;
-/// How many commands of a requester, or of a server, are looked at to find whether one of them is of both.
-const LOOKED_AT: u64 = 50;
 
 /// A place among the commands of a workspace, in the order in which they ended.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
@@ -44,11 +42,6 @@ impl Due {
     /// Its place.
     pub fn place(&self) -> Place {
         Place { handled_at: self.handled_at.clone(), id: self.id.clone() }
-    }
-
-    /// Who asked for it, as `command_requesters` has it.
-    fn requester(&self) -> Option<i64> {
-        self.requested_by.map(|id| id as i64)
     }
 }
 
@@ -91,93 +84,54 @@ pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp,
 }
 
 /// Removes commands of which the objects have nothing any more, all of them or none; the triggers take them out of lists'
-/// counters and of the search. What is noted for the sake of commands alone goes with the last of these:
-///
-/// - the counters that are 0;
-/// - that a server is gone: its object has wiped itself;
-/// - that a requester had commands on a server, where that is seen: the server or the requester has no command left, or so
-///   few that all of them can be looked at. Else the row stays until the server has none, and nobody finds anything by it.
+/// counters and of the search. What is noted for the sake of commands alone goes with the last of these: the counters that are
+/// 0; of a server without commands, who had some on it, and that it is gone, as its object has wiped itself.
 ///
 /// A command that is made at the same time is there before or after all of this, and is counted anew.
 ///
 /// # Errors
 /// D1 did not do it, or whether it did is not known.
 pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Timestamp) -> Result<(), Error> {
-    let ids: Vec<_> = commands.iter().map(|due| due.id.as_str()).collect();
-    let servers: BTreeSet<_> = commands.iter().map(|due| due.server_id.as_str()).collect();
-    let pairs: BTreeSet<_> =
-        commands.iter().filter_map(|due| Some((due.requester()?, due.server_id.as_str()))).collect();
-    let shells: BTreeSet<_> = commands.iter().map(|due| due.shell.as_str()).collect();
-    let requesters: BTreeSet<_> =
-        commands.iter().map(|due| due.requester().map(|id| id.to_string()).unwrap_or_default()).collect();
-    let list = |sql: String, list: serde_json::Value| Statement::new(sql).bind(workspace_id).bind(list.to_string());
-    let has_none = "NOT EXISTS (SELECT 1 FROM commands c INDEXED BY commands_by_server
-        WHERE c.workspace_id = ?1 AND c.server_id = s.value)";
-    // Which of the two has few is told by the counters.
-    let few_of_requester = format!(
-        "SELECT c.server_id = p.value ->> 1 AS is_it FROM commands c INDEXED BY commands_by_requester
-         WHERE c.workspace_id = ?1 AND c.requested_by = p.value ->> 0 LIMIT {LOOKED_AT}"
-    );
-    let few_of_server = format!(
-        "SELECT c.requested_by IS p.value ->> 0 AS is_it FROM commands c INDEXED BY commands_by_server
-         WHERE c.workspace_id = ?1 AND c.server_id = p.value ->> 1 LIMIT {LOOKED_AT}"
-    );
-    let total_of_requester = "coalesce((SELECT n.total FROM command_counts n WHERE n.workspace_id = ?1
-        AND n.kind = 'requester' AND n.key = p.value ->> 0 || ''), 0)";
-    let total_of_server = "coalesce((SELECT sum(n.total) FROM command_servers n WHERE n.workspace_id = ?1
-        AND n.server_id = p.value ->> 1), 0)";
-    let counts = |kind: &str| {
-        format!(
+    let of_all = |of: fn(&Due) -> String| commands.iter().map(|due| of(due)).collect::<BTreeSet<_>>();
+    let ids = of_all(|due| due.id.clone());
+    let servers = of_all(|due| due.server_id.clone());
+    let shells = of_all(|due| due.shell.clone());
+    let requesters = of_all(|due| due.requested_by.map(|id| (id as i64).to_string()).unwrap_or_default());
+    // `?2` is the list.
+    let statement =
+        |sql: &str, list: &BTreeSet<String>| Statement::new(sql).bind(workspace_id).bind(json!(list).to_string());
+    let count = |kind: &str, keys: &BTreeSet<String>| {
+        let sql = format!(
             "DELETE FROM command_counts WHERE workspace_id = ?1 AND kind = '{kind}'
              AND key IN (SELECT value FROM json_each(?2)) AND total = 0"
-        )
+        );
+        statement(&sql, keys)
+    };
+    let of_server_without_commands = |rows: &str, server: &str| {
+        let sql = format!(
+            "DELETE FROM {rows} WHERE workspace_id = ?1
+             AND {server} IN (SELECT s.value FROM json_each(?2) s WHERE NOT EXISTS (
+                SELECT 1 FROM commands c INDEXED BY commands_by_server
+                WHERE c.workspace_id = ?1 AND c.server_id = s.value))"
+        );
+        statement(&sql, &servers)
     };
     let statements = vec![
-        list(
+        statement(
             "DELETE FROM commands INDEXED BY commands_by_id WHERE workspace_id = ?1
-             AND id IN (SELECT value FROM json_each(?2)) AND handled_at <= ?3"
-                .to_owned(),
-            json!(ids),
+             AND id IN (SELECT value FROM json_each(?2)) AND handled_at <= ?3",
+            &ids,
         )
         .bind(until),
-        // By counters that are there still. Of a pair the index wants each side on its own.
-        list(
-            format!(
-                "WITH over AS MATERIALIZED (
-                    SELECT p.value ->> 0 AS user_id, p.value ->> 1 AS server_id FROM json_each(?2) p
-                    WHERE CASE WHEN {total_of_requester} <= {LOOKED_AT}
-                            THEN NOT EXISTS (SELECT 1 FROM ({few_of_requester}) WHERE is_it)
-                        WHEN {total_of_server} <= {LOOKED_AT}
-                            THEN NOT EXISTS (SELECT 1 FROM ({few_of_server}) WHERE is_it)
-                        ELSE 0 END)
-                 DELETE FROM command_requesters WHERE workspace_id = ?1
-                 AND user_id IN (SELECT user_id FROM over) AND server_id IN (SELECT server_id FROM over)
-                 AND (+user_id, +server_id) IN (SELECT user_id, server_id FROM over)"
-            ),
-            json!(pairs),
-        ),
-        list(counts("shell"), json!(shells)),
-        list(counts("requester"), json!(requesters)),
-        list(
+        count("shell", &shells),
+        count("requester", &requesters),
+        statement(
             "DELETE FROM command_servers WHERE workspace_id = ?1 AND server_id IN (SELECT value FROM json_each(?2))
-             AND total = 0"
-                .to_owned(),
-            json!(servers),
+             AND total = 0",
+            &servers,
         ),
-        list(
-            format!(
-                "DELETE FROM command_requesters INDEXED BY command_requesters_by_server WHERE workspace_id = ?1
-                 AND server_id IN (SELECT s.value FROM json_each(?2) s WHERE {has_none})"
-            ),
-            json!(servers),
-        ),
-        list(
-            format!(
-                "DELETE FROM gone_servers WHERE workspace_id = ?1
-                 AND id IN (SELECT s.value FROM json_each(?2) s WHERE {has_none})"
-            ),
-            json!(servers),
-        ),
+        of_server_without_commands("command_requesters INDEXED BY command_requesters_by_server", "server_id"),
+        of_server_without_commands("gone_servers", "id"),
     ];
     db::batch(env, statements).await?;
     Ok(())

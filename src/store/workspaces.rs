@@ -1,7 +1,6 @@
 //! The table of workspaces, and what this isolate remembers of it.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::time::Duration;
 
 use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
@@ -13,32 +12,29 @@ use worker::Env;
 
 use super::audit::{self, Insert};
 use super::db::{self, Failure, Statement};
+use crate::platform::hints::Hints;
 
-/// How long it may be remembered that a workspace exists, in seconds (contract 1).
-const REMEMBERED: i64 = 60;
+/// How long it may be remembered that a workspace exists (contract 1).
+const REMEMBERED: Duration = Duration::from_secs(60);
 
 thread_local! {
-    /// Workspaces that exist, with their ids, until when that may be believed. That one does not exist is never remembered.
-    static KNOWN: RefCell<HashMap<String, (i64, Timestamp)>> = RefCell::default();
+    /// The ids of workspaces that exist, by slug. That one does not exist is never remembered.
+    static IDS: Hints<String, i64> = Hints::new(REMEMBERED);
 }
 
 /// Notes that a workspace exists.
 pub fn remember(slug: &str, id: i64, now: Timestamp) {
-    KNOWN.with_borrow_mut(|known| known.insert(slug.to_owned(), (id, now.plus_seconds(REMEMBERED))));
+    IDS.with(|ids| ids.put(slug.to_owned(), id, now));
 }
 
 /// Forgets that a workspace exists.
 pub fn forget(slug: &str) {
-    KNOWN.with_borrow_mut(|known| known.remove(slug));
-}
-
-fn known_id(slug: &str, now: Timestamp) -> Option<i64> {
-    KNOWN.with_borrow(|known| known.get(slug).filter(|(_, until)| *until > now).map(|(id, _)| *id))
+    IDS.with(|ids| ids.forget(slug));
 }
 
 /// The id of a workspace, remembered or looked up; `None` where it does not exist.
 pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
-    if let Some(id) = known_id(slug, now) {
+    if let Some(id) = IDS.with(|ids| ids.get(slug, now)) {
         return Ok(Some(id));
     }
     let sql = "SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL";
@@ -228,66 +224,73 @@ pub async fn next_deleted(env: &Env, after: i64) -> Result<Option<Deleted>, Erro
 
 /// How many rows go at a time, so that no statement runs long.
 const PURGE_ROWS: u64 = 200;
+/// The tables whose rows go with the objects of their servers, before all others.
+const OF_OBJECTS: [&str; 2] = ["servers", "gone_servers"];
+
+/// A table with rows of workspaces.
+#[derive(Deserialize)]
+struct TenantTable {
+    name: String,
+    /// The statement that made it.
+    sql: String,
+}
+
+impl TenantTable {
+    /// The columns that name a row.
+    fn key(&self) -> &str {
+        let without_rowid = self.sql.strip_suffix("WITHOUT ROWID");
+        let key = without_rowid.and_then(|sql| sql.rsplit_once("PRIMARY KEY (")?.1.split_once(')'));
+        key.map_or("rowid", |(key, _)| key)
+    }
+
+    fn purge_sql(&self) -> String {
+        let (name, key) = (&self.name, self.key());
+        // The search index finds the texts of a command by its row here.
+        let guard =
+            if name == "command_servers" { format!(" AND NOT {}", has_rows("commands")) } else { String::new() };
+        format!("DELETE FROM {name} WHERE ({key}) IN ({}){guard}", next_rows(name, key))
+    }
+}
+
+/// SQL for the rows of a workspace that are purged next.
+fn next_rows(table: &str, key: &str) -> String {
+    format!("SELECT {key} FROM {table} WHERE workspace_id = ?1 LIMIT {PURGE_ROWS}")
+}
+
+fn has_rows(table: &str) -> String {
+    format!("EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")
+}
 
 /// The hashes of login tokens that the next [`purge_some`] removes from D1.
 pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
-    let sql = format!("SELECT token_hash FROM sessions WHERE workspace_id = ?1 ORDER BY rowid LIMIT {PURGE_ROWS}");
+    let sql = format!("SELECT token_hash FROM sessions WHERE rowid IN ({})", next_rows("sessions", "rowid"));
     db::column(&db::run(env, Statement::new(sql).bind(workspace_id)).await?)
 }
 
 /// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
 pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
-    let tables = [
-        "audit_events",
-        "commands",
-        "sessions",
-        "api_tokens",
-        "reset_requests",
-        "registration_tokens",
-        "idempotency_keys",
-        "memberships",
-        "groups",
-        "users",
-    ];
-    let mut statements: Vec<Statement> = tables
-        .iter()
-        .map(|table| {
-            // Sessions in the order of their hashes; of the others, sorting them would read all that there are each time.
-            let order = if *table == "sessions" { "ORDER BY rowid" } else { "" };
-            let rows = format!("SELECT rowid FROM {table} WHERE workspace_id = ?1 {order} LIMIT {PURGE_ROWS}");
-            Statement::new(format!("DELETE FROM {table} WHERE rowid IN ({rows})")).bind(workspace_id)
-        })
-        .collect();
-    // It has no rowid.
-    let expired = format!(
-        "DELETE FROM audit_expired WHERE workspace_id = ?1
-         AND link IN (SELECT link FROM audit_expired WHERE workspace_id = ?1 LIMIT {PURGE_ROWS})"
-    );
-    statements.push(Statement::new(expired).bind(workspace_id));
-    let nothing_left: String = tables
-        .iter()
-        .chain(&["audit_expired"])
-        .map(|table| format!(" AND NOT EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)"))
-        .collect();
-    let rests = [
-        "command_counts",
-        "command_servers",
-        "command_horizons",
-        "command_requesters",
-        "departed_users",
-        "stored_bytes",
-        "anonymous_events",
-        "revoked_sessions",
-        "server_names",
-        "server_groups",
-        "registration_token_groups",
-    ];
-    for rest in rests {
-        let sql = format!("DELETE FROM {rest} WHERE workspace_id = ?1{nothing_left}");
-        statements.push(Statement::new(sql).bind(workspace_id));
-    }
-    let sql = format!("DELETE FROM workspaces WHERE id = ?1{nothing_left}");
-    statements.push(Statement::new(sql).bind(workspace_id));
-    db::batch(env, statements).await?;
+    // As the schema has them: a new one is purged without being named here.
+    let sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND sql LIKE '%workspace_id INTEGER%'";
+    let tables: Vec<TenantTable> = db::rows(&db::run(env, Statement::new(sql)).await?)?;
+    let purged = tables.iter().filter(|table| !OF_OBJECTS.contains(&table.name.as_str()));
+    let rests: Vec<_> = tables.iter().map(|table| has_rows(&table.name)).collect();
+    let own = format!("DELETE FROM workspaces WHERE id = ?1 AND NOT ({})", rests.join(" OR "));
+    let all = purged.map(TenantTable::purge_sql).chain([own]);
+    db::batch(env, all.map(|sql| Statement::new(sql).bind(workspace_id)).collect()).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tables_key_is_that_of_its_schema() {
+        let table = |sql: &str| TenantTable { name: "things".to_owned(), sql: sql.to_owned() }.key().to_owned();
+        assert_eq!(table("CREATE TABLE things (id TEXT PRIMARY KEY, workspace_id INTEGER) STRICT"), "rowid");
+        assert_eq!(table("CREATE TABLE things (workspace_id INTEGER, PRIMARY KEY (workspace_id, id)) STRICT"), "rowid");
+        let without =
+            "CREATE TABLE things (workspace_id INTEGER, PRIMARY KEY (workspace_id, id)) STRICT, WITHOUT ROWID";
+        assert_eq!(table(without), "workspace_id, id");
+    }
 }

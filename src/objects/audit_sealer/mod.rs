@@ -14,48 +14,42 @@
 mod retention;
 mod verify;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::time::Duration;
 
+use farhand_domain::audit;
 use farhand_domain::audit_chain::{Broken, Head, Seal, seal};
 use farhand_domain::error::{Error, Kind};
 use farhand_domain::time::Timestamp;
-use futures_util::future;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
-use crate::objects;
+use crate::objects::{self, alarm::Alarm};
 use crate::platform::cost;
-use crate::platform::lately::Lately;
+use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::audit_chain;
 
-/// How often an isolate tells the object of a workspace that there are events, in milliseconds.
-const TELL_EVERY: i64 = 1_000;
+/// How often an isolate tells the object of a workspace that there are events.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long the object waits after it was told, in milliseconds: longer, so that what comes untold meanwhile is there.
 const SEAL_AFTER: i64 = 2_000;
-/// How long ago an alarm may have been due that still goes off by itself, in milliseconds: it is not relied on after that.
-const LATE_ALARM: i64 = 5_000;
 /// How many rows are sealed in one go.
 const AT_ONCE: u64 = 200;
 /// How many goes an alarm takes before it makes room for another one.
 const GOES: u32 = 10;
-/// When an alarm that failed tries again.
-const RETRY: Duration = Duration::from_secs(5);
+/// When an alarm that failed tries again, in seconds.
+const RETRY: i64 = 5;
 /// Of how many links one's hash is kept for good.
 const ANCHOR_EVERY: i64 = 100;
 /// How often a look along a chain is begun anew where old links go meanwhile.
 const TRIES: u32 = 3;
-/// How many workspaces the clock looks up at a time, and tells of.
-const BY_CLOCK: u64 = 50;
-/// How many it tells of in all: each is a request to an object, and the platform takes no more than 1,000 of those at a time.
-const MOST_BY_CLOCK: u64 = 500;
 
 thread_local! {
-    /// When the object of a workspace was last told by this isolate.
-    static TOLD: RefCell<Lately<i64>> = RefCell::default();
+    /// Workspaces whose objects were told.
+    static TOLD: Hints<i64> = Hints::new(TELL_EVERY);
 }
 
 /// What the object can be asked.
@@ -92,65 +86,31 @@ fn name_of(workspace: i64) -> String {
 }
 
 /// Tells the object of a workspace that there are events, unless this isolate has done so within the last second. Where it does
-/// not hear of it, the clock tells it within the hour.
+/// not hear of it, the janitor tells it within the hour.
 pub async fn tell(env: &Env, workspace: i64) {
     let now = platform::now();
-    if !TOLD.with_borrow_mut(|told| told.is_due(workspace, now, TELL_EVERY)) {
+    if !TOLD.with(|told| told.is_new(workspace, now)) {
         return;
     }
     let asked: Result<Option<Verification>, Error> = ask(env, workspace, &Ask::Seal(workspace)).await;
     if let Err(error) = asked {
-        TOLD.with_borrow_mut(|told| told.forget(&workspace));
+        TOLD.with(|told| told.forget(&workspace));
         log::trouble("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
     }
 }
 
-/// The clock's way through the workspaces: from any of them to the last, and then from the first to that one. So each has its turn
-/// where they are more than it tells of at a time.
-struct Round {
-    start: i64,
-    after: i64,
-    is_back: bool,
-    left: u64,
-}
-
-impl Round {
-    /// A round that begins behind a workspace.
-    fn after(start: i64) -> Self {
-        Self { start, after: start, is_back: false, left: MOST_BY_CLOCK }
-    }
-
-    /// Behind which workspace to look next, up to which one if not the last, and for how many; `None` at the end.
-    fn next(&self) -> Option<(i64, Option<i64>, u64)> {
-        (self.left > 0).then(|| (self.after, self.is_back.then_some(self.start), self.left.min(BY_CLOCK)))
-    }
-
-    /// Goes on behind those that were found there.
-    fn pass(&mut self, found: &[i64]) {
-        match found.last() {
-            Some(last) => (self.after, self.left) = (*last, self.left.saturating_sub(found.len() as u64)),
-            None if self.is_back => self.left = 0,
-            None => (self.after, self.is_back) = (-1, true),
-        }
-    }
-}
-
-/// Has the events of workspaces sealed that are not, and those deleted that are old: of all, or of as many as it may tell of.
+/// The next workspaces after one that have events to be sealed or deleted: those whose objects were never told, and those whose
+/// events grew old.
 ///
 /// # Errors
-/// D1 did not answer; how long events are kept makes no sense.
-pub async fn tell_all(env: &Env) -> Result<(), Error> {
-    let until = platform::kept_until(env, platform::AUDIT_RETENTION);
-    let anonymous = platform::kept_until(env, platform::ANONYMOUS_AUDIT_RETENTION);
-    let of = |until: &Result<_, _>| until.as_ref().ok().copied().flatten();
-    let old = audit_chain::KeptUntil { all: of(&until), anonymous: of(&anonymous) };
-    let mut round = Round::after(audit_chain::some_workspace(env).await?);
-    while let Some((after, last, limit)) = round.next() {
-        let workspaces = audit_chain::workspaces_to_seal(env, (after, last), old, limit).await?;
-        round.pass(&workspaces);
-        future::join_all(workspaces.iter().map(|workspace| tell(env, *workspace))).await;
-    }
-    until.and(anonymous).map(drop)
+/// D1 did not answer.
+pub async fn to_be_told(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, Error> {
+    let kept_until = |setting| retention::kept_until(env, audit::CELL, setting);
+    let old = audit_chain::KeptUntil {
+        all: kept_until(platform::AUDIT_RETENTION),
+        anonymous: kept_until(platform::ANONYMOUS_AUDIT_RETENTION),
+    };
+    audit_chain::workspaces_to_seal(env, after, old, limit).await
 }
 
 /// Looks along the chain of a workspace, from a link on.
@@ -200,13 +160,14 @@ struct Chain {
 pub struct Sealer {
     state: State,
     env: Env,
+    alarm: Alarm,
     /// When it was last told that there are events.
     told_at: Cell<Option<Timestamp>>,
 }
 
 impl DurableObject for Sealer {
     fn new(state: State, env: Env) -> Self {
-        Self { state, env, told_at: Cell::new(None) }
+        Self { state, env, alarm: Alarm::default(), told_at: Cell::new(None) }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
@@ -219,6 +180,7 @@ impl DurableObject for Sealer {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
+        self.alarm.went_off();
         let worked = match self.seal_all().await {
             Ok(false) => self.delete_old().await,
             worked => worked,
@@ -227,32 +189,26 @@ impl DurableObject for Sealer {
             Ok(false) => self.expire_old().await,
             worked => worked,
         };
+        let now = platform::now();
         let next = match worked {
-            Ok(true) => Some(Duration::ZERO),
+            Ok(true) => Some(now),
             // What came shortly after it was last told of is told of with that.
-            Ok(false) => self.told_at.get().and_then(|told| left_of(told, platform::now())),
+            Ok(false) => self.told_at.get().and_then(|told| waits_until(told, now)),
             Err(error) => {
                 log::trouble("sealer_failed", json!({"workspace_id": self.state.id().name()}), &error.detail);
-                Some(RETRY)
+                Some(now.plus_seconds(RETRY))
             }
         };
         if let Some(next) = next {
-            self.state.storage().set_alarm(next).await?;
+            self.alarm.set_by(&self.state.storage(), next, now).await?;
         }
         Response::empty()
     }
 }
 
-/// Whether an alarm that is set for a time in milliseconds goes off soon. One that should have gone off long ago may not, and one
-/// that is set for later than any is was set by a clock that went wrong.
-fn is_relied_on(set_for: Option<i64>, now: i64) -> bool {
-    set_for.is_some_and(|set_for| now - LATE_ALARM < set_for && set_for <= now + SEAL_AFTER)
-}
-
-/// How long what was told at a time is still waited for. Nothing is told later than now, but by a clock that went wrong.
-fn left_of(told: Timestamp, now: Timestamp) -> Option<Duration> {
-    let left = told.plus_millis(SEAL_AFTER).seconds_since(now);
-    (told <= now && left > 0.0).then(|| Duration::from_secs_f64(left))
+/// Until when what was told at a time is still waited for. Nothing is told later than now, but by a clock that went wrong.
+fn waits_until(told: Timestamp, now: Timestamp) -> Option<Timestamp> {
+    Some(told.plus_millis(SEAL_AFTER)).filter(|until| told <= now && now < *until)
 }
 
 /// Does something that others may get in the way of, until it is done, or was tried [`TRIES`] times.
@@ -281,16 +237,12 @@ impl Sealer {
         self.sql().exec(sql, vec![workspace.into(), beginning.into()])?;
         let now = platform::now();
         self.told_at.set(Some(now));
-        let storage = self.state.storage();
-        if !is_relied_on(storage.get_alarm().await?, i64::try_from(now.as_millis()).unwrap_or(i64::MAX)) {
-            storage.set_alarm(Duration::from_millis(SEAL_AFTER.unsigned_abs())).await?;
-        }
-        Ok(())
+        self.alarm.set_by(&self.state.storage(), now.plus_millis(SEAL_AFTER), now).await
     }
 
     async fn wipe(&self) -> worker::Result<()> {
         let storage = self.state.storage();
-        storage.delete_alarm().await?;
+        self.alarm.delete(&storage).await?;
         storage.delete_all().await
     }
 
@@ -390,8 +342,6 @@ impl Sealer {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use futures_util::FutureExt;
 
     use super::*;
@@ -417,57 +367,12 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_tells_of_each_workspace_in_time_and_of_no_more_than_it_may() {
-        let round = |all: &[i64], start: i64| {
-            let (mut round, mut told, mut looks) = (Round::after(start), Vec::new(), 0);
-            while let Some((after, last, limit)) = round.next() {
-                let found = all.iter().filter(|id| **id > after && last.is_none_or(|last| **id <= last));
-                let found: Vec<_> = found.copied().take(limit as usize).collect();
-                round.pass(&found);
-                told.extend(found);
-                looks += 1;
-            }
-            assert!(looks <= MOST_BY_CLOCK / BY_CLOCK + 4, "{looks}");
-            told
-        };
-        let few: Vec<_> = (0..120).map(|id| id * 3).collect();
-        for start in [-1, 0, 3, 100, 356, 357] {
-            let told = round(&few, start);
-            assert!(told[0] > start || start >= 357, "{start}");
-            assert_eq!(told.len(), few.len(), "{start}");
-            assert_eq!(told.into_iter().collect::<HashSet<_>>(), few.iter().copied().collect(), "{start}");
-        }
-        assert!(round(&[], -1).is_empty() && round(&[], 7).is_empty());
-        let many: Vec<_> = (0..1_800).collect();
-        let told: Vec<_> = [-1, 499, 999, 1_499].into_iter().map(|start| round(&many, start)).collect();
-        assert!(told.iter().all(|told| told.len() as u64 == MOST_BY_CLOCK));
-        assert_eq!(told.concat().into_iter().collect::<HashSet<_>>(), many.into_iter().collect());
-    }
-
-    #[test]
-    fn alarms_that_are_relied_on() {
-        let now = 1_800_000_000_000;
-        for (set_for, expected) in [
-            (None, false),
-            (Some(now), true),
-            (Some(now + SEAL_AFTER), true),
-            (Some(now + SEAL_AFTER + 1), false),
-            (Some(now + 3_600_000), false),
-            (Some(now - LATE_ALARM + 1), true),
-            (Some(now - LATE_ALARM), false),
-            (Some(now - 3_600_000), false),
-        ] {
-            assert_eq!(is_relied_on(set_for, now), expected, "{set_for:?}");
-        }
-    }
-
-    #[test]
     fn what_was_told_is_waited_for_by_a_clock_that_is_right() {
         let now = Timestamp::parse("2026-11-21T12:00:00Z").unwrap();
-        let left = |millis: i64| left_of(now.plus_millis(millis), now).map(|left| left.as_millis() as i64);
-        assert_eq!(left(0), Some(SEAL_AFTER));
-        assert_eq!(left(500 - SEAL_AFTER), Some(500));
-        assert_eq!(left(-SEAL_AFTER), None);
-        assert_eq!(left(3_600_000), None);
+        let until = |millis: i64| waits_until(now.plus_millis(millis), now);
+        assert_eq!(until(0), Some(now.plus_millis(SEAL_AFTER)));
+        assert_eq!(until(500 - SEAL_AFTER), Some(now.plus_millis(500)));
+        assert_eq!(until(-SEAL_AFTER), None);
+        assert_eq!(until(3_600_000), None);
     }
 }

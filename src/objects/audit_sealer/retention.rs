@@ -5,11 +5,21 @@ use farhand_domain::audit_chain::{Head, Verifier};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use serde_json::json;
+use worker::Env;
 
 use super::{AT_ONCE, Chain, Sealer};
 use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::audit_chain;
+
+/// Before when events happened that a setting says to delete.
+pub(super) fn kept_until(env: &Env, workspace: i64, setting: &str) -> Option<Timestamp> {
+    platform::kept_until(env, setting).unwrap_or_else(|error| {
+        // An operator must correct the setting. A retry does not help.
+        log::trouble("audit_not_deleted", json!({"workspace_id": workspace}), &error.detail);
+        None
+    })
+}
 
 impl Sealer {
     /// Deletes the next events that are older than they are kept, from the first on. True: there may be more.
@@ -20,7 +30,7 @@ impl Sealer {
         if is_deleting {
             self.delete_up_to(workspace, &base).await?;
         }
-        let until = self.kept_until(workspace, platform::AUDIT_RETENTION);
+        let until = kept_until(&self.env, workspace, platform::AUDIT_RETENTION);
         let Some(until) = until.filter(|_| workspace != audit::CELL) else { return Ok(false) };
         let (first, last) = (base.link + 1, head.link.min(base.link + AT_ONCE as i64));
         if first > last {
@@ -54,21 +64,14 @@ impl Sealer {
         Ok(gone.link == last)
     }
 
-    /// Before when events happened that a setting says to delete.
-    pub(super) fn kept_until(&self, workspace: i64, setting: &str) -> Option<Timestamp> {
-        platform::kept_until(&self.env, setting).unwrap_or_else(|error| {
-            // An operator must correct the setting. A retry does not help.
-            log::trouble("audit_not_deleted", json!({"workspace_id": workspace}), &error.detail);
-            None
-        })
-    }
-
     /// Deletes the next anonymous events that are older than they are kept, from the first on. True: there may be more.
     ///
     /// First the object notes up to which link it does so. A verification accepts that an anonymous event is gone up to there only.
     pub(super) async fn expire_old(&self) -> Result<bool, Error> {
         let Some(Chain { workspace, expired, .. }) = self.chain()? else { return Ok(false) };
-        let Some(until) = self.kept_until(workspace, platform::ANONYMOUS_AUDIT_RETENTION) else { return Ok(false) };
+        let Some(until) = kept_until(&self.env, workspace, platform::ANONYMOUS_AUDIT_RETENTION) else {
+            return Ok(false);
+        };
         let mut rows = audit_chain::first_anonymous_links(&self.env, workspace, until, AT_ONCE).await?;
         let old = rows.iter().take_while(|row| row.occurred_at().is_some_and(|at| at < until)).count();
         rows.truncate(old);

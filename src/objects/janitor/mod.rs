@@ -1,5 +1,6 @@
 //! The Durable Object that clears deleted workspaces away, to the last row, key and object, takes deleted users off the
-//! commands that they asked for, and deletes commands that are over for long. There is one for the region cell.
+//! commands that they asked for, deletes commands that are over for long, and has events sealed whose sealer was never told of
+//! them. There is one for the region cell.
 //!
 //! What is to be purged is told by D1 alone: the row of a deleted workspace stays, marked, until nothing else is left of
 //! it. The alarm is set before the mark, so whatever is cut off in between, the object looks again, finds the row and
@@ -31,8 +32,9 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
-use crate::objects;
+use crate::objects::audit_sealer;
 use crate::objects::server_link::calls;
+use crate::objects::{self, alarm::Alarm};
 use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::retention::Place;
@@ -44,6 +46,8 @@ const SERVERS: u64 = 50;
 /// How many servers are cut off before a deletion is answered; what is beyond that follows within seconds, and is refused
 /// by the name of the workspace, which is gone.
 const SERVERS_AT_ONCE: u64 = 500;
+/// How many sealers are told of events side by side.
+const SEALERS: u64 = 50;
 /// The name of the one object.
 const NAME: &str = "janitor";
 /// Between two steps of a purge.
@@ -54,6 +58,8 @@ const RETRY: Duration = Duration::from_secs(5);
 const PASS: &str = "pass";
 /// How long an object may take to begin a resync or a suspension, to cancel commands of revoked sessions, or to delete a server, in seconds.
 const BEGINS_WITHIN: u64 = 20;
+/// The storage key of the last workspace whose sealer was told of events, while there are more.
+const SEALED: &str = "sealed";
 /// The storage key of the last pending server that was looked at, while there are more.
 const UNAPPROVED: &str = "unapproved";
 
@@ -69,7 +75,7 @@ enum Ask {
     Look,
     /// Cancel the waiting commands of revoked login sessions.
     CancelRevoked,
-    /// Look for old commands.
+    /// Look for old commands, and for all else that only time brings.
     BeginPass,
     /// Have the objects of the workspace with that slug tell D1 everything again. Answers whether there is one.
     Resync(String),
@@ -140,11 +146,11 @@ pub async fn cancel_revoked(env: &Env) -> Result<(), Error> {
     ask(env, &Ask::CancelRevoked).await.map(drop)
 }
 
-/// Has old commands deleted. Where the object is at it already, it goes on.
+/// Has old commands deleted, and events sealed of which no sealer knows. If the object is at it already, it goes on.
 ///
 /// # Errors
 /// The object could not be reached.
-pub async fn delete_old_commands(env: &Env) -> Result<(), Error> {
+pub async fn begin_pass(env: &Env) -> Result<(), Error> {
     ask(env, &Ask::BeginPass).await.map(drop)
 }
 
@@ -174,23 +180,27 @@ async fn in_time<T>(seconds: u64, answer: impl Future<Output = Result<T, Error>>
 pub struct Janitor {
     state: State,
     env: Env,
+    alarm: Alarm,
 }
 
 impl DurableObject for Janitor {
     fn new(state: State, env: Env) -> Self {
-        Self { state, env }
+        Self { state, env, alarm: Alarm::default() }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
         objects::answer(&mut request, async |ask| {
             let storage = self.state.storage();
             let delay = if matches!(ask, Ask::CancelRevoked) { STEP } else { RETRY };
-            storage.set_alarm(delay).await.map_err(internal)?;
+            self.set_alarm(delay).await.map_err(internal)?;
             match ask {
                 Ask::DeleteWorkspace(slug, purge, event) => self.delete(slug, purge, &event).await,
                 Ask::UndeleteWorkspace(slug, event) => self.undelete(slug, &event).await,
                 Ask::Look | Ask::CancelRevoked => Ok(true),
                 Ask::BeginPass => {
+                    if storage.get::<i64>(SEALED).await.map_err(internal)?.is_none() {
+                        storage.put(SEALED, -1).await.map_err(internal)?;
+                    }
                     workspaces::begin_due_purges(&self.env, platform::now()).await?;
                     sessions::forget_revoked(&self.env, platform::now()).await?;
                     storage.put(UNAPPROVED, "").await.map_err(internal)?;
@@ -206,6 +216,7 @@ impl DurableObject for Janitor {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
+        self.alarm.went_off();
         // None of them holds up another one.
         let suspended = self.suspend_next().await;
         let needs_retry = matches!(suspended, Ok(Progress::Retry));
@@ -217,6 +228,7 @@ impl DurableObject for Janitor {
             self.purge().await,
             self.go_on_with_pass().await,
             self.resync_some().await,
+            self.seal_some().await,
         ];
         let mut next = steps.iter().any(|step| matches!(step, Ok(true))).then_some(STEP);
         if needs_retry && next.is_none() {
@@ -227,13 +239,19 @@ impl DurableObject for Janitor {
             next = Some(RETRY);
         }
         if let Some(delay) = next {
-            self.state.storage().set_alarm(delay).await?;
+            self.set_alarm(delay).await?;
         }
         Response::empty()
     }
 }
 
 impl Janitor {
+    /// Sets the alarm, also if it goes off earlier: what a request is about to change must be there.
+    async fn set_alarm(&self, delay: Duration) -> worker::Result<()> {
+        let at = platform::now().plus_millis(delay.as_millis() as i64);
+        self.alarm.set(&self.state.storage(), at).await
+    }
+
     /// Marks a workspace as deleted and disconnects its agents.
     async fn delete(&self, slug: String, purge: (Timestamp, bool), event: &Event) -> Result<bool, Error> {
         self.begin_suspension(&slug).await?;
@@ -266,6 +284,24 @@ impl Janitor {
             self.suspend_first(&slug).await?;
         }
         Ok(is_undeleted)
+    }
+
+    /// Tells the next sealers of events. False: all were told.
+    async fn seal_some(&self) -> Result<bool, Error> {
+        let storage = self.state.storage();
+        let Some(after) = storage.get(SEALED).await.map_err(internal)? else { return Ok(false) };
+        let workspaces = audit_sealer::to_be_told(&self.env, after, SEALERS).await?;
+        let Some(last) = workspaces.last() else {
+            storage.delete(SEALED).await.map_err(internal)?;
+            return Ok(false);
+        };
+        // Stored first: a sealer that does not answer is for the next hour, and holds up no other.
+        storage.put(SEALED, last).await.map_err(internal)?;
+        let told = future::join_all(workspaces.iter().map(|workspace| audit_sealer::tell(&self.env, *workspace)));
+        if let Err(cause) = in_time(BEGINS_WITHIN, async { Ok(told.await) }).await {
+            log::trouble("sealer_not_told", json!({"after": after}), &cause);
+        }
+        Ok(true)
     }
 
     /// Asks the objects of servers concurrently, and returns the servers whose objects failed.
