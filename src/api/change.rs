@@ -13,7 +13,6 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, from_str, json};
 
 use crate::auth::credential::Credential;
-use crate::platform::internal;
 use crate::store::db::Parameter;
 
 /// How many attempts a change gets.
@@ -56,7 +55,7 @@ pub async fn find<T: DeserializeOwned>(
     parameters: Vec<Parameter>,
 ) -> Result<(Caller, T), Error> {
     let (caller, found) = credential.read(sql, parameters).await?;
-    let found = from_str(&found.ok_or_else(Error::not_found)?).map_err(internal)?;
+    let found = from_str(&found.ok_or_else(Error::not_found)?)?;
     Ok((caller, found))
 }
 

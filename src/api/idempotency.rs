@@ -16,7 +16,7 @@ use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::Refusal;
-use crate::platform::{self, internal};
+use crate::platform;
 use crate::store::batch::Batch;
 use crate::store::db::Failure;
 use crate::store::idempotency_keys::{self, ReplaySource};
@@ -67,7 +67,7 @@ impl Hashes {
             request: String,
             answer: Map<String, Value>,
         }
-        let Earlier { request, answer } = serde_json::from_str(earlier).map_err(internal)?;
+        let Earlier { request, answer } = serde_json::from_str(earlier)?;
         if request == self.request { Ok(answer) } else { Err(Refusal::KeyReused.into()) }
     }
 }

@@ -69,7 +69,7 @@ fn location_of(call: &Call, collection: &str, json: &str) -> Result<String, Erro
     struct Numbered {
         id: i64,
     }
-    let Numbered { id } = serde_json::from_str(json).map_err(crate::platform::internal)?;
+    let Numbered { id } = serde_json::from_str(json)?;
     Ok(location(call, collection, id))
 }
 

@@ -12,7 +12,7 @@ use super::{location, page_of, servers as api_servers, staff, staff_only};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::platform::{self, internal};
+use crate::platform;
 use crate::store::registration_tokens::{self, NewServer};
 use crate::store::servers;
 
@@ -68,7 +68,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let batch = registration_tokens::insert(&credential.scope, id, &new, &key_hash, &event.details(details))?;
     match once.write(&credential, &id.to_string(), batch).await? {
         Written::Created(_, token) => {
-            let mut token: Value = serde_json::from_str(&token).map_err(internal)?;
+            let mut token: Value = serde_json::from_str(&token)?;
             token["key"] = json!(key.expose());
             Reply::created(&token, location(call, KEPT.collection, id))
         }

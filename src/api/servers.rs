@@ -18,8 +18,8 @@ use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
+use crate::platform;
 use crate::platform::log;
-use crate::platform::{self, internal};
 use crate::store::db::Failure;
 use crate::store::servers::{self, ForApproval, ForChange};
 
@@ -109,7 +109,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     match once.write(&credential, &id.to_string(), batch).await.map_err(taken)? {
         Written::Created(caller, server) => {
             adopt(call, caller.workspace_id, id).await?;
-            let server = serde_json::from_str(&server).map_err(internal)?;
+            let server = serde_json::from_str(&server)?;
             Reply::created(&with_key(call, server, id, &key)?, location(call, SERVERS, id))
         }
         Written::Refused(caller) => {

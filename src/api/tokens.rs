@@ -13,7 +13,7 @@ use super::{anybody, location, one_of, page_of};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::platform::{self, internal};
+use crate::platform;
 use crate::store::api_tokens;
 
 /// The Retry-After of a used-up quota, in seconds.
@@ -43,7 +43,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let batch = api_tokens::insert(&credential.scope, id, &new, &key_hash, most, &event)?;
     match once.write(&credential, &id.to_string(), batch).await? {
         Written::Created(_, token) => {
-            let mut token: Value = serde_json::from_str(&token).map_err(internal)?;
+            let mut token: Value = serde_json::from_str(&token)?;
             token["key"] = json!(key.expose());
             Reply::created(&token, location(call, KEPT.collection, id))
         }

@@ -15,7 +15,6 @@ use crate::auth::hashing;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::janitor;
-use crate::platform::internal;
 use crate::store::db::Failure;
 use crate::store::users::{self, Found, Target};
 
@@ -115,7 +114,7 @@ async fn taken(
 pub async fn find(credential: &Credential<'_>, target: &Target) -> Result<(Caller, Option<Found>), Error> {
     let (sql, parameter) = users::find(target);
     let (caller, found) = credential.read(&sql, vec![parameter]).await?;
-    let found = found.map(|found| from_str(&found).map_err(internal)).transpose()?;
+    let found = found.map(|found| from_str(&found)).transpose()?;
     Ok((caller, found))
 }
 

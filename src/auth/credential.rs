@@ -148,7 +148,7 @@ impl<'a> Credential<'a> {
             }
             return Err(Error::invalid_token());
         };
-        let caller: Caller = serde_json::from_str(&me).map_err(platform::internal)?;
+        let caller: Caller = serde_json::from_str(&me)?;
         self.call.caller.replace(Some(caller.clone()));
         if let Some(acl) = &caller.acl {
             let is_allowed = self.call.takes_limited_tokens()
@@ -350,8 +350,7 @@ impl Watch {
         let scope = Scope::new(&self.workspace, self.hash.clone(), now, Limited::Taken);
         let result = db::run(&self.env, reading(&scope, &self.sql, self.parameters.clone())).await?;
         let who = db::first::<Who>(&result)?.and_then(|who| who.me);
-        let Some(caller) = who.map(|me| serde_json::from_str::<Caller>(&me)).transpose().map_err(platform::internal)?
-        else {
+        let Some(caller) = who.map(|me| serde_json::from_str::<Caller>(&me)).transpose()? else {
             return Ok(false);
         };
         let reads = body(&result)?.is_some();

@@ -15,7 +15,6 @@ use super::db::{self, Parameter, Selection, Statement};
 use super::idempotency_keys::ReplaySource;
 use super::scope::Scope;
 use super::servers;
-use crate::platform::internal;
 
 /// SQL for the token object (spec.md, API token) of a row of `api_tokens t`, as JSON. The key is not in it.
 const OBJECT: &str = "json_object('id', t.id, 'name', t.name, 'enabled', json(iif(t.enabled, 'true', 'false')),
@@ -57,7 +56,7 @@ const FOR_CHECK: &str =
     WHERE t.id = ?6 AND t.workspace_id = me.workspace_id AND t.user_id = me.user_id)";
 
 fn acl_text(acl: Option<&Acl>) -> Result<Option<String>, Error> {
-    acl.map(|acl| acl.json().map_err(internal)).transpose()
+    Ok(acl.map(Acl::json).transpose()?)
 }
 
 /// Adds an access control list to the details of an event.
@@ -65,7 +64,7 @@ fn acl_text(acl: Option<&Acl>) -> Result<Option<String>, Error> {
 /// # Errors
 /// None that a list can have.
 pub fn tell_acl(event: &mut Event, acl: Option<&Acl>) -> Result<(), Error> {
-    let mut fields = Acl::in_event(acl).map_err(internal)?;
+    let mut fields = Acl::in_event(acl)?;
     if let Some(details) = event.details.as_object_mut() {
         details.append(&mut fields);
     }

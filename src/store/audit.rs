@@ -13,7 +13,7 @@ use worker::Env;
 
 use super::db::{self, Filters, Selection, Statement};
 use super::scope::Scope;
-use crate::platform::{self, internal};
+use crate::platform;
 
 /// SQL for the event object (`docs/audit.md`) of a row of `audit_events e`, as JSON.
 const OBJECT: &str = "json_object('id', e.id, 'occurred_at', e.occurred_at,
@@ -91,7 +91,7 @@ impl Insert<'_> {
 /// # Errors
 /// None that an event can have.
 pub fn text(event: &Event) -> Result<String, Error> {
-    serde_json::to_string(event).map_err(internal)
+    Ok(serde_json::to_string(event)?)
 }
 
 /// The statement for an event, if the statement before it changed something.

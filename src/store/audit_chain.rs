@@ -7,7 +7,6 @@ use serde_json::json;
 use worker::Env;
 
 use super::db::{self, Statement};
-use crate::platform::internal;
 
 /// SQL for a row as [`Row`] reads it.
 fn row() -> String {
@@ -17,7 +16,7 @@ fn row() -> String {
 
 fn read_rows(result: &worker::D1Result) -> Result<Vec<Row>, Error> {
     let rows = db::column::<String>(result)?;
-    rows.iter().map(|row| serde_json::from_str(row).map_err(internal)).collect()
+    Ok(rows.iter().map(|row| serde_json::from_str(row)).collect::<Result<_, _>>()?)
 }
 
 /// The next events of a workspace that are not sealed, in the order in which they were written; none of one that is gone.

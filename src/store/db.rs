@@ -9,8 +9,8 @@ use uuid::Uuid;
 use wasm_bindgen::JsValue;
 use worker::{D1PreparedStatement, D1Result, Env};
 
+use crate::platform;
 use crate::platform::cost;
-use crate::platform::{self, internal};
 
 /// A parameter of a statement.
 ///
@@ -101,7 +101,7 @@ impl Statement {
     }
 
     fn prepare(self, database: &worker::D1Database) -> Result<D1PreparedStatement, Error> {
-        database.prepare(self.sql).bind(&self.parameters).map_err(internal)
+        Ok(database.prepare(self.sql).bind(&self.parameters)?)
     }
 }
 
@@ -248,7 +248,7 @@ pub async fn run(env: &Env, statement: Statement) -> Result<D1Result, Failure> {
 /// # Errors
 /// Rows of another form: our own fault.
 pub fn rows<T: DeserializeOwned>(result: &D1Result) -> Result<Vec<T>, Error> {
-    result.results().map_err(internal)
+    Ok(result.results()?)
 }
 
 /// The values of a result that has one column.
@@ -277,7 +277,7 @@ pub fn returned_id(result: &D1Result) -> Result<Option<i64>, Error> {
 /// # Errors
 /// D1 did not report it.
 pub fn changes(result: &D1Result) -> Result<usize, Error> {
-    let meta = result.meta().map_err(internal)?;
+    let meta = result.meta()?;
     meta.and_then(|meta| meta.changes).ok_or_else(|| Error::internal("D1 gave no number of changes"))
 }
 

@@ -92,7 +92,7 @@ pub async fn find(env: &Env, workspace: &str, id: Uuid, now: Timestamp) -> Resul
     let sql = format!("SELECT {} AS body {OPEN} AND w.slug = ?3", users::OBJECT);
     let result = db::run(env, Statement::new(sql).bind(id).bind(now).bind(workspace)).await?;
     let body = db::column::<String>(&result)?.into_iter().next();
-    body.map(|body| serde_json::from_str(&body).map_err(crate::platform::internal)).transpose()
+    Ok(body.map(|body| serde_json::from_str(&body)).transpose()?)
 }
 
 /// Where the mail for a request goes.

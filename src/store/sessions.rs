@@ -13,7 +13,6 @@ use super::audit::{self, Insert};
 use super::batch::Batch;
 use super::db::{self, Selection, Statement};
 use super::scope::Scope;
-use crate::platform::internal;
 
 /// SQL for the session object (spec.md, Login session; contract 4) of a row of `sessions s`, as JSON.
 const OBJECT: &str = "json_object('id', s.id, 'user_agent', s.user_agent, 'remote_ip', s.remote_ip,
@@ -201,8 +200,8 @@ pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked
     Ok(Some(Revoked {
         workspace_id: row.workspace_id as i64,
         user_id: row.user_id as i64,
-        sessions: serde_json::from_str(&row.sessions).map_err(internal)?,
-        servers: serde_json::from_str(&row.servers).map_err(internal)?,
+        sessions: serde_json::from_str(&row.sessions)?,
+        servers: serde_json::from_str(&row.servers)?,
     }))
 }
 
@@ -250,7 +249,7 @@ pub fn token_hashes(workspace_id: &str, user_id: &str) -> String {
 /// # Errors
 /// It is of another form: our own fault.
 pub fn read_token_hashes(array: Option<String>) -> Result<Vec<String>, Error> {
-    array.map_or(Ok(vec![]), |array| serde_json::from_str(&array).map_err(internal))
+    Ok(array.map_or(Ok(vec![]), |array| serde_json::from_str(&array))?)
 }
 
 /// Moves a session's expiry. A session that was revoked meanwhile stays so.
