@@ -10,10 +10,10 @@
 use farhand_domain::caller::Caller;
 use farhand_domain::error::{Error, Kind};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, from_str, json};
+use serde_json::{Value, json};
 
 use crate::auth::credential::Credential;
-use crate::store::db::Parameter;
+use crate::store::scope::Query;
 
 /// How many attempts a change gets.
 const TRIES: usize = 8;
@@ -45,18 +45,13 @@ pub fn conflict(what: &str) -> Error {
     Error::new(Kind::Conflict, format!("The {what} was changed by others at the same time. Try again."))
 }
 
-/// Reads the caller, and what is decided on: SQL for a JSON object, with its parameters from `?5` on.
+/// Reads the caller, and what is decided on.
 ///
 /// # Errors
-/// The credential is not alive; 404 if the SQL finds nothing.
-pub async fn find<T: DeserializeOwned>(
-    credential: &Credential<'_>,
-    sql: &str,
-    parameters: Vec<Parameter>,
-) -> Result<(Caller, T), Error> {
-    let (caller, found) = credential.read(sql, parameters).await?;
-    let found = from_str(&found.ok_or_else(Error::not_found)?)?;
-    Ok((caller, found))
+/// The credential is not alive; 404 if the query finds nothing.
+pub async fn find<T: DeserializeOwned>(credential: &Credential<'_>, query: Query) -> Result<(Caller, T), Error> {
+    let (caller, found) = credential.find(query).await?;
+    Ok((caller, found.ok_or_else(Error::not_found)?))
 }
 
 /// The details of a change's audit event: the names of the changed fields.

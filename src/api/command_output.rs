@@ -185,7 +185,7 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let next = next?;
     let follower = Follower {
         env: call.env.clone(),
-        watch: credential.watch(commands::is_readable(), vec![id.into()]),
+        watch: credential.watch(commands::is_readable(id)),
         id,
         server: server_of(&body)?,
         command: serde_json::from_str(&body)?,

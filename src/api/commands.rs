@@ -120,10 +120,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     for _ in 0..LOOKS_FOR_KEY {
         let key_hash = hashes.as_ref().map(|(key_hash, _)| key_hash);
         let since = call.now.plus_seconds(-KEY_LASTS);
-        let (sql, parameters) = commands::for_creation(&new.server, key_hash, since);
-        let (caller, found) = credential.read(&sql, parameters).await?;
-        let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
-        let Found { target, used } = serde_json::from_str(&found)?;
+        let (caller, found) = credential.find(commands::for_creation(&new.server, key_hash, since)).await?;
+        let Found { target, used } = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
         let key = hashes.clone().map(|(hash, body)| Key { hash: format!("{}/{hash}", caller.user_id), body });
         let create = match target {
             Some(target) => Some(authorize(call, &new, &caller, target, key.clone(), wait)?),
@@ -398,7 +396,7 @@ fn may_be_ended(command: &Command, caller: &Caller) -> Result<(), Error> {
 /// # Errors
 /// The credential is not alive, or there is no such command.
 pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
-    let (caller, body) = credential.read(&commands::one(), vec![id.into()]).await?;
+    let (caller, body) = credential.read(commands::one(id)).await?;
     Ok((caller, body.ok_or_else(command_not_found)?))
 }
 
@@ -410,8 +408,8 @@ async fn find_endable(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, 
         is_within: bool,
         command: Box<RawValue>,
     }
-    let (caller, found) = credential.read(&commands::endable(), vec![id.into()]).await?;
-    let found: Endable = serde_json::from_str(&found.ok_or_else(command_not_found)?)?;
+    let (caller, found) = credential.find::<Endable>(commands::endable(id)).await?;
+    let found = found.ok_or_else(command_not_found)?;
     if found.is_within { Ok((caller, found.command.get().to_owned())) } else { Err(Error::acl_not_allowed()) }
 }
 

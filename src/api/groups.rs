@@ -22,12 +22,12 @@ use crate::store::groups::{self, ForChange, ForJoining, MembershipForChange};
 
 /// `GET /api/iam/groups/`: those that the caller sees, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| GroupFilter::of(query).map(groups::list)).await
+    page_of(call, anybody, |query, _| GroupFilter::of(query).map(|filter| groups::list(&filter))).await
 }
 
 /// `GET /api/iam/groups/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_number(Error::not_found), &groups::one()).await
+    one_of(call, call.path_number(Error::not_found), groups::one).await
 }
 
 /// What a name that another group has is to the client.
@@ -54,8 +54,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let input = fields.and_then(GroupChanges::read_new);
     let servers = input.as_ref().ok().and_then(|new| new.servers.clone()).unwrap_or_default();
-    let (caller, unknown) =
-        credential.read(&groups::names_unknown_server(), vec![json!(servers).to_string().into()]).await?;
+    let (caller, unknown) = credential.find(groups::names_unknown_server(&servers)).await?;
     // The caller's right comes before the input (contract 3, order of refusals).
     staff(&caller)?;
     let new = input?;
@@ -63,7 +62,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     if let Some((_, reply)) = once.replay(&credential).await? {
         return Ok(reply);
     }
-    if unknown.as_deref() == Some("true") {
+    if unknown == Some(true) {
         return Err(no_such_server());
     }
     let event = call.event()?.on(None, new.name.as_deref());
@@ -131,8 +130,7 @@ async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     });
     let servers = input.as_ref().ok().and_then(|changes| changes.servers.clone()).unwrap_or_default();
     let attempt = async || {
-        let parameters = vec![id.into(), json!(servers).to_string().into()];
-        let (caller, found) = find::<ForChange>(&credential, &groups::for_change(), parameters).await?;
+        let (caller, found) = find::<ForChange>(&credential, groups::for_change(id, &servers)).await?;
         let standing = standing(&caller, found.role);
         if !standing.owns() {
             return Err(Error::permission_denied(group::OWNS));
@@ -161,8 +159,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_number(Error::not_found)).await?;
     let attempt = async || {
-        let parameters = vec![id.into(), "[]".into()];
-        let (caller, found) = find::<ForChange>(&credential, &groups::for_change(), parameters).await?;
+        let (caller, found) = find::<ForChange>(&credential, groups::for_change(id, &[])).await?;
         if !standing(&caller, found.role).owns() {
             return Err(Error::permission_denied(group::OWNS));
         }
@@ -182,7 +179,7 @@ pub async fn list_memberships(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/iam/memberships/<id>/`.
 pub async fn retrieve_membership(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_id(Error::not_found), &groups::membership()).await
+    one_of(call, call.path_id(Error::not_found), groups::membership).await
 }
 
 /// What a replay of a new membership shows.
@@ -199,8 +196,8 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
     let attempt = async || {
         // The caller's permission comes before other refusals (contract 3, order of refusals).
         let (group, role) = asked.unwrap_or((0, Role::Member));
-        let parameters = vec![group.into(), input.as_ref().map_or(0, |new| new.user).into()];
-        let (caller, found) = find::<ForJoining>(&credential, &groups::for_joining(), parameters).await?;
+        let user = input.as_ref().map_or(0, |new| new.user);
+        let (caller, found) = find::<ForJoining>(&credential, groups::for_joining(group, user)).await?;
         let standing = standing(&caller, found.role);
         let is_seen = found.has_group && standing.sees();
         if is_seen && !standing.grants(role) {
@@ -257,8 +254,7 @@ async fn find_membership(
     credential: &Credential<'_>,
     id: Uuid,
 ) -> Result<(Caller, Standing, MembershipForChange), Error> {
-    let sql = groups::membership_for_change();
-    let (caller, found) = find::<MembershipForChange>(credential, &sql, vec![id.into()]).await?;
+    let (caller, found) = find::<MembershipForChange>(credential, groups::membership_for_change(id)).await?;
     let standing = standing(&caller, found.role);
     Ok((caller, standing, found))
 }

@@ -132,8 +132,7 @@ impl<'a> Once<'a> {
     pub async fn replay(&self, credential: &Credential<'_>) -> Result<Option<(Caller, Reply)>, Error> {
         let Some(hashes) = &self.hashes else { return Ok(None) };
         let since = self.call.now.plus_seconds(-KEY_LASTS);
-        let parameters = vec![hashes.key.as_str().into(), since.into()];
-        let (caller, found) = credential.read(idempotency_keys::EARLIER, parameters).await?;
+        let (caller, found) = credential.read(idempotency_keys::earlier(&hashes.key, since)).await?;
         let Some(found) = found else { return Ok(None) };
         let mut answer = hashes.answer(&found)?;
         answer.extend(self.kept.hidden.iter().map(|name| ((*name).to_owned(), Value::Null)));

@@ -25,7 +25,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (caller, token) = credential.read(&registration_tokens::one(), vec![id.into()]).await?;
+    let (caller, token) = credential.read(registration_tokens::one(id)).await?;
     staff(&caller)?;
     token.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
@@ -41,8 +41,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let body = idempotency::body_of(&fields);
     let credential = Credential::of(call)?;
     let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
-    let groups = input.as_ref().map_or_else(|_| json!([]), |new| json!(new.groups));
-    let (caller, problem) = credential.read(&servers::problem_of_groups(), vec![groups.to_string().into()]).await?;
+    let groups = input.as_ref().map_or(&[][..], |new| &new.groups);
+    let (caller, problem) = credential.read(servers::problem_of_groups(groups)).await?;
     // The caller's right comes before the input (contract 3, order of refusals).
     staff(&caller)?;
     let new = input?;
@@ -123,8 +123,8 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         registration_tokens::refusal(&call.env, &workspace, &token, asked, call.now).await?;
         return Err(Error::field("name", "Servers of this name have all the numbers that there are."));
     };
-    call.audited.borrow_mut().push(registered.workspace_id as i64);
-    api_servers::adopt(call, registered.workspace_id as i64, id).await?;
+    call.audited.borrow_mut().push(registered.workspace_id);
+    api_servers::adopt(call, registered.workspace_id, id).await?;
     let made = json!({"id": id, "key": key.expose(), "name": registered.name});
     Reply::created(&made, location(call, api_servers::SERVERS, id))
 }

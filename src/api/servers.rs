@@ -36,7 +36,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::own_server(call).await;
     }
-    one_of(call, call.path_id(Error::not_found), &servers::one()).await
+    one_of(call, call.path_id(Error::not_found), servers::one).await
 }
 
 /// A new key for an agent, with its hash.
@@ -114,8 +114,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         }
         Written::Refused(caller) => {
             staff(&caller)?;
-            let (_, problem) =
-                credential.read(&servers::problem_of_groups(), vec![json!(groups).to_string().into()]).await?;
+            let (_, problem) = credential.read(servers::problem_of_groups(&groups)).await?;
             Err(bad_groups(problem.as_deref()).unwrap_or_else(|| conflict("group")))
         }
         Written::Replayed(reply) => Ok(reply),
@@ -162,8 +161,7 @@ async fn for_change(
     groups: &[i64],
     owner: Option<i64>,
 ) -> Result<(Caller, ForChange), Error> {
-    let parameters = vec![id.into(), json!(groups).to_string().into(), owner.into()];
-    let (caller, found) = find::<ForChange>(credential, &servers::for_change(), parameters).await?;
+    let (caller, found) = find::<ForChange>(credential, servers::for_change(id, groups, owner)).await?;
     if found.is_editable { Ok((caller, found)) } else { Err(Error::permission_denied(EDITS)) }
 }
 
@@ -276,7 +274,7 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (caller, found) = find::<ForApproval>(&credential, &servers::for_approval(), vec![id.into()]).await?;
+    let (caller, found) = find::<ForApproval>(&credential, servers::for_approval(id)).await?;
     staff(&caller)?;
     let fingerprint = fields.and_then(registration_token::read_fingerprint)?;
     let wrong = || Error::field("fingerprint", "This is not the fingerprint of the server's agent.");

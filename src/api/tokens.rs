@@ -61,12 +61,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 
 /// `GET /api/auth/tokens/`: the caller's own, newest first; with `name` and `enabled` as filters.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| TokenFilter::of(query).map(api_tokens::list)).await
+    page_of(call, anybody, |query, _| TokenFilter::of(query).map(|filter| api_tokens::list(&filter))).await
 }
 
 /// `GET /api/auth/tokens/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_id(Error::not_found), &api_tokens::one()).await
+    one_of(call, call.path_id(Error::not_found), api_tokens::one).await
 }
 
 /// `PUT /api/auth/tokens/<id>/`: everything but the key; what is left out is as in a new token.

@@ -23,34 +23,34 @@ pub enum Part {
 pub struct Batch(Vec<(Part, Statement)>);
 
 impl Batch {
-    fn add(mut self, part: Part, statement: Statement) -> Self {
-        self.0.push((part, statement));
+    fn add(mut self, part: Part, statement: impl Into<Statement>) -> Self {
+        self.0.push((part, statement.into()));
         self
     }
 
     /// A statement whose result is not used.
-    pub fn then(self, statement: Statement) -> Self {
+    pub fn then(self, statement: impl Into<Statement>) -> Self {
         self.add(Part::Step, statement)
     }
 
     /// The statement that makes the change, and directly behind it that for its audit event, which reads `changes()`.
-    pub fn change(self, change: Statement, event: Statement) -> Self {
+    pub fn change(self, change: impl Into<Statement>, event: impl Into<Statement>) -> Self {
         self.add(Part::Change, change).then(event)
     }
 
     /// The same for an event that comes before the change: after it the credential may be dead, or the name of
     /// what it deleted gone. The event must not read `changes()`: its `Insert::rest` has a condition of its own.
-    pub fn change_after_event(self, event: Statement, change: Statement) -> Self {
+    pub fn change_after_event(self, event: impl Into<Statement>, change: impl Into<Statement>) -> Self {
         self.then(event).add(Part::Change, change)
     }
 
     /// A statement that selects the reply.
-    pub fn returning(self, reply: Statement) -> Self {
+    pub fn returning(self, reply: impl Into<Statement>) -> Self {
         self.add(Part::Reply, reply)
     }
 
     /// A statement that selects the hashes of the login tokens that the change ends, before it.
-    pub fn ending(self, tokens: Statement) -> Self {
+    pub fn ending(self, tokens: impl Into<Statement>) -> Self {
         self.add(Part::EndedTokens, tokens)
     }
 

@@ -1,4 +1,4 @@
-//! All SQL and KV of the Worker, one file per table. Functions are named noun_verb in the modules' own terms.
+//! All SQL and KV of the Worker, one file per table.
 
 pub mod anonymous_events;
 pub mod api_tokens;
@@ -10,6 +10,7 @@ pub mod commands;
 pub mod db;
 pub mod groups;
 pub mod idempotency_keys;
+pub mod list;
 pub mod login_tokens;
 pub mod registration_tokens;
 pub mod reset_requests;

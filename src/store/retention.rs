@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::Statement;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use worker::Env;
 
-use super::db::{self, Statement};
+use super::db;
 
 /// How many workspaces are looked at in one go.
 const WORKSPACES: u64 = 500;
@@ -33,7 +34,7 @@ pub struct Due {
     /// Its server.
     pub server_id: String,
     /// The user who asked for it.
-    pub requested_by: Option<f64>,
+    pub requested_by: Option<i64>,
     /// Its shell.
     pub shell: String,
     /// When it ended.
@@ -48,7 +49,7 @@ impl Due {
 
     /// Who asked for it, as `command_requesters` has it.
     fn requester(&self) -> Option<i64> {
-        self.requested_by.map(|id| id as i64)
+        self.requested_by
     }
 }
 
@@ -56,9 +57,9 @@ impl Due {
 #[derive(Debug, Deserialize)]
 pub struct Looked {
     /// The first of them that has commands that are to go.
-    pub found: Option<f64>,
+    pub found: Option<i64>,
     /// The last of them; `None` where there was none.
-    pub last: Option<f64>,
+    pub last: Option<i64>,
 }
 
 /// Looks through the next workspaces after one for commands that were over at a moment.
@@ -67,12 +68,12 @@ pub struct Looked {
 /// D1 did not answer.
 pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<Looked, Error> {
     let sql = format!(
-        "WITH next AS (SELECT id FROM workspaces WHERE id > ?1 AND deleted_at IS NULL ORDER BY id LIMIT {WORKSPACES})
+        "WITH next AS (SELECT id FROM workspaces WHERE id > :after AND deleted_at IS NULL ORDER BY id LIMIT {WORKSPACES})
          SELECT (SELECT n.id FROM next n WHERE EXISTS (
-                SELECT 1 FROM commands c INDEXED BY commands_by_handled WHERE c.workspace_id = n.id AND c.handled_at <= ?2)
+                SELECT 1 FROM commands c INDEXED BY commands_by_handled WHERE c.workspace_id = n.id AND c.handled_at <= :until)
             ORDER BY n.id LIMIT 1) AS found, (SELECT max(id) FROM next) AS last"
     );
-    let result = db::run(env, Statement::new(sql).bind(after).bind(until)).await?;
+    let result = db::run(env, Statement::new(sql).bind("after", after).bind("until", until)).await?;
     db::first(&result)?.ok_or_else(|| Error::internal("D1 gave no row"))
 }
 
@@ -83,10 +84,14 @@ pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<L
 pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp, most: u64) -> Result<Vec<Due>, Error> {
     let sql = "SELECT c.id, c.server_id, c.requested_by, c.shell, c.handled_at
         FROM commands c INDEXED BY commands_by_handled
-        WHERE c.workspace_id = ?1 AND c.handled_at <= ?2 AND (c.handled_at, c.id) > (?3, ?4)
-        ORDER BY c.handled_at, c.id LIMIT ?5 + 0";
-    let statement =
-        Statement::new(sql).bind(workspace_id).bind(until).bind(&after.handled_at).bind(&after.id).bind(most);
+        WHERE c.workspace_id = :workspace_id AND c.handled_at <= :until AND (c.handled_at, c.id) > (:after_handled_at, :after_id)
+        ORDER BY c.handled_at, c.id LIMIT :most + 0";
+    let statement = Statement::new(sql)
+        .bind("workspace_id", workspace_id)
+        .bind("until", until)
+        .bind("after_handled_at", &after.handled_at)
+        .bind("after_id", &after.id)
+        .bind("most", most);
     db::rows(&db::run(env, statement).await?)
 }
 
@@ -110,7 +115,7 @@ pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Time
     let shells: BTreeSet<_> = commands.iter().map(|due| due.shell.as_str()).collect();
     let requesters: BTreeSet<_> =
         commands.iter().map(|due| due.requester().map(|id| id.to_string()).unwrap_or_default()).collect();
-    let list = |sql: String, list: serde_json::Value| Statement::new(sql).bind(workspace_id).bind(list.to_string());
+    let list = |sql: String, list: serde_json::Value| db::Statement::new(sql).bind(workspace_id).bind(list.to_string());
     let has_none = "NOT EXISTS (SELECT 1 FROM commands c INDEXED BY commands_by_server
         WHERE c.workspace_id = ?1 AND c.server_id = s.value)";
     // Which of the two has few is told by the counters.

@@ -8,11 +8,13 @@ use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::NewUser;
+use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::db::{self, Failure, Statement};
+use super::db::{self, Failure, boolean};
+use super::list;
 
 /// How long it may be remembered that a workspace exists, in seconds (contract 1).
 const REMEMBERED: i64 = 60;
@@ -41,8 +43,8 @@ pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>,
     if let Some(id) = known_id(slug, now) {
         return Ok(Some(id));
     }
-    let sql = "SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL";
-    let id = db::returned_id(&db::run(env, Statement::new(sql).bind(slug)).await?)?;
+    let sql = "SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL";
+    let id = db::first_value(&db::run(env, Statement::new(sql).bind("slug", slug)).await?)?;
     if let Some(id) = id {
         remember(slug, id, now);
     }
@@ -67,19 +69,14 @@ pub struct New<'a> {
     pub answer: Option<[Statement; 2]>,
 }
 
-/// The ids of a workspace that was made.
-#[derive(Debug, Deserialize)]
-struct MadeRow {
-    workspace_id: f64,
-    id: f64,
-}
-
 /// A workspace that was made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Made {
     /// Its id.
+    #[serde(rename = "workspace_id")]
     pub workspace: i64,
     /// The id of its superuser.
+    #[serde(rename = "id")]
     pub admin: i64,
 }
 
@@ -88,33 +85,31 @@ const OBJECT_ID: &str = "CAST(w.id AS TEXT)";
 
 /// Creates a workspace with its superuser; `None` if the slug is taken, or the Idempotency-Key.
 pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Made>, Error> {
-    let workspace = Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (?1, ?2, ?3)")
-        .bind(new.slug)
-        .bind(new.name)
-        .bind(now);
+    let workspace = Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (:slug, :name, :now)")
+        .bind("slug", new.slug)
+        .bind("name", new.name)
+        .bind("now", now);
     let admin = Statement::new(
         "INSERT INTO users (workspace_id, id, username, email, password, is_staff, is_superuser, date_joined)
-         SELECT id, last_user_id + 1, ?2, ?3, ?4, 1, 1, ?5 FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL
+         SELECT id, last_user_id + 1, :username, :email, :password, 1, 1, :now FROM workspaces WHERE slug = :slug AND deleted_at IS NULL
          RETURNING workspace_id, id",
     )
-    .bind(new.slug)
-    .bind(&new.admin.username)
-    .bind(&new.admin.email)
-    .bind(new.password)
-    .bind(now);
+    .bind("slug", new.slug)
+    .bind("username", &new.admin.username)
+    .bind("email", &new.admin.email)
+    .bind("password", new.password)
+    .bind("now", now);
     let told = |workspace: &'static str, id: &'static str, event: &Event| {
-        let rest = "FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL";
-        let insert = Insert { object_id: Some(id), ..Insert::whole(workspace, "?2", rest) };
-        Ok::<_, Error>(Statement::new(insert.sql()).bind(new.slug).bind(audit::text(event)?))
+        let rest = "FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL";
+        let insert = Insert { object_id: Some(id), ..Insert::whole(workspace, ":event", rest) };
+        Ok::<_, Error>(Statement::new(insert.sql()).bind("slug", new.slug).bind("event", audit::text(event)?))
     };
     // All of it is done or nothing is, as a slug that is taken breaks a rule.
     let events = [told("0", OBJECT_ID, new.event)?, told("w.id", "w.slug", new.own_event)?];
-    let statements = [workspace, admin].into_iter().chain(events).chain(new.answer.into_iter().flatten()).collect();
+    let statements =
+        [workspace, admin].into_iter().chain(events).chain(new.answer.into_iter().flatten()).collect::<Vec<_>>();
     match db::batch(env, statements).await {
-        Ok(results) => {
-            let made = results.get(1).map(db::first::<MadeRow>).transpose()?.flatten();
-            Ok(made.map(|row| Made { workspace: row.workspace_id as i64, admin: row.id as i64 }))
-        }
+        Ok(results) => Ok(results.get(1).map(db::first).transpose()?.flatten()),
         Err(Failure::NotUnique(_)) => Ok(None),
         Err(failure) => Err(failure.into()),
     }
@@ -122,29 +117,23 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
 
 /// A page of the workspaces that are live or within their grace period, oldest first, as JSON text, and how many there are.
 pub async fn list(env: &Env, region: &str, page: Page) -> Result<(String, u64), Error> {
-    let sql = "SELECT
-        (SELECT json_group_array(json_object('slug', slug, 'name', name, 'region', ?1, 'added_at', added_at,
-            'deleted_at', deleted_at, 'purge_at', purge_at))
-         FROM (SELECT * FROM workspaces WHERE is_purging = 0 ORDER BY id LIMIT ?2 + 0 OFFSET ?3)) AS body,
-        (SELECT count(*) FROM workspaces WHERE is_purging = 0) AS total";
-    #[derive(Deserialize)]
-    struct Row {
-        body: String,
-        total: f64,
-    }
-    let result = db::run(env, Statement::new(sql).bind(region).bind(page.size).bind(page.offset())).await?;
-    let row = db::first::<Row>(&result)?.ok_or_else(|| Error::internal("D1 gave no row"))?;
-    Ok((row.body, row.total as u64))
+    let sql = "SELECT (SELECT count(*) FROM workspaces WHERE is_purging = 0) AS total, NULL AS body
+        UNION ALL SELECT NULL, body FROM (SELECT json_object('slug', slug, 'name', name, 'region', :region,
+            'added_at', added_at, 'deleted_at', deleted_at, 'purge_at', purge_at) AS body
+            FROM workspaces WHERE is_purging = 0 ORDER BY id LIMIT :page_size + 0 OFFSET :page_offset)";
+    let statement = list::bind_page(Statement::new(sql).bind("region", region), page);
+    let (items, total) = list::read(&db::run(env, statement).await?)?;
+    Ok((items, total.unwrap_or(0)))
 }
 
-/// Writes a change of one workspace's row, `?1` its slug, with the cell's audit event; its id, or `None` if nothing changed.
+/// Writes a change of one workspace's row with the cell's audit event; its id, or `None` if nothing changed.
 async fn change(env: &Env, update: Statement, slug: &str, event: &Event) -> Result<Option<i64>, Error> {
     // Of the workspaces that had the slug, the last one: no other can be live or within its grace period.
-    let rest = "FROM workspaces w WHERE w.slug = ?1 AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
-    let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole("0", "?2", rest) };
-    let told = Statement::new(insert.sql()).bind(slug).bind(audit::text(event)?);
+    let rest = "FROM workspaces w WHERE w.slug = :slug AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
+    let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole("0", ":event", rest) };
+    let told = Statement::new(insert.sql()).bind("slug", slug).bind("event", audit::text(event)?);
     let results = db::batch(env, vec![update, told]).await?;
-    db::returned_id(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
+    db::first_value(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
 }
 
 /// Marks a workspace as deleted, which refuses every credential in it immediately. If `is_now`, its purge begins, also for one
@@ -157,54 +146,57 @@ pub async fn mark_deleted(
     event: &Event,
     now: Timestamp,
 ) -> Result<Option<i64>, Error> {
-    let sql = "UPDATE workspaces SET deleted_at = coalesce(deleted_at, ?2), purge_at = ?3, is_purging = ?4
-        WHERE slug = ?1 AND is_purging = 0 AND (deleted_at IS NULL OR ?4) RETURNING id";
-    change(env, Statement::new(sql).bind(slug).bind(now).bind(purge_at).bind(is_now), slug, event).await
+    let sql =
+        "UPDATE workspaces SET deleted_at = coalesce(deleted_at, :now), purge_at = :purge_at, is_purging = :is_now
+        WHERE slug = :slug AND is_purging = 0 AND (deleted_at IS NULL OR :is_now) RETURNING id";
+    change(
+        env,
+        Statement::new(sql).bind("slug", slug).bind("now", now).bind("purge_at", purge_at).bind("is_now", is_now),
+        slug,
+        event,
+    )
+    .await
 }
 
 /// Makes a workspace within its grace period a live one again; its id, or `None` if there is none.
 pub async fn undelete(env: &Env, slug: &str, event: &Event) -> Result<Option<i64>, Error> {
     let sql = "UPDATE workspaces SET deleted_at = NULL, purge_at = NULL
-        WHERE slug = ?1 AND is_purging = 0 AND deleted_at IS NOT NULL RETURNING id";
-    change(env, Statement::new(sql).bind(slug), slug, event).await
+        WHERE slug = :slug AND is_purging = 0 AND deleted_at IS NOT NULL RETURNING id";
+    change(env, Statement::new(sql).bind("slug", slug), slug, event).await
 }
 
 /// Begins the purge of the workspaces whose grace period is over.
 pub async fn begin_due_purges(env: &Env, now: Timestamp) -> Result<(), Error> {
-    let sql = "UPDATE workspaces SET is_purging = 1 WHERE purge_at <= ?1 AND is_purging = 0";
-    db::run(env, Statement::new(sql).bind(now)).await?;
+    let sql = "UPDATE workspaces SET is_purging = 1 WHERE purge_at <= :now AND is_purging = 0";
+    db::run(env, Statement::new(sql).bind("now", now)).await?;
     Ok(())
 }
 
 /// A workspace whose slug is taken.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Standing {
     /// Its id.
     pub id: i64,
     /// Whether it is deleted, and within its grace period.
+    #[serde(deserialize_with = "boolean")]
     pub is_deleted: bool,
 }
 
 /// The workspace that has a slug, live or within its grace period.
 pub async fn standing(env: &Env, slug: &str) -> Result<Option<Standing>, Error> {
-    let sql = "SELECT id, deleted_at IS NOT NULL AS is_deleted FROM workspaces WHERE slug = ?1 AND is_purging = 0";
-    #[derive(Deserialize)]
-    struct Row {
-        id: f64,
-        is_deleted: f64,
-    }
-    let row = db::first::<Row>(&db::run(env, Statement::new(sql).bind(slug)).await?)?;
-    Ok(row.map(|row| Standing { id: row.id as i64, is_deleted: row.is_deleted != 0.0 }))
+    let sql = "SELECT id, deleted_at IS NOT NULL AS is_deleted FROM workspaces WHERE slug = :slug AND is_purging = 0";
+    db::first(&db::run(env, Statement::new(sql).bind("slug", slug)).await?)
 }
 
 /// A workspace that is being purged.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
 pub struct Deleted {
     /// Its id.
     pub id: i64,
     /// The slug that it had.
     pub slug: String,
     /// Whether another workspace has that slug now.
+    #[serde(deserialize_with = "boolean")]
     pub slug_is_used: bool,
 }
 
@@ -213,17 +205,9 @@ pub async fn next_deleted(env: &Env, after: i64) -> Result<Option<Deleted>, Erro
     let sql = "SELECT d.id, d.slug, EXISTS (
             SELECT 1 FROM workspaces w WHERE w.slug = d.slug AND w.is_purging = 0) AS slug_is_used
         FROM workspaces d WHERE d.is_purging = 1 AND d.id = coalesce(
-            (SELECT min(id) FROM workspaces WHERE is_purging = 1 AND id > ?1),
+            (SELECT min(id) FROM workspaces WHERE is_purging = 1 AND id > :after),
             (SELECT min(id) FROM workspaces WHERE is_purging = 1))";
-    #[derive(Deserialize)]
-    struct Row {
-        id: f64,
-        slug: String,
-        slug_is_used: f64,
-    }
-    let result = db::run(env, Statement::new(sql).bind(after)).await?;
-    let row = db::first::<Row>(&result)?;
-    Ok(row.map(|row| Deleted { id: row.id as i64, slug: row.slug, slug_is_used: row.slug_is_used != 0.0 }))
+    db::first(&db::run(env, Statement::new(sql).bind("after", after)).await?)
 }
 
 /// How many rows go at a time, so that no statement runs long.
@@ -232,7 +216,7 @@ const PURGE_ROWS: u64 = 200;
 /// The hashes of login tokens that the next [`purge_some`] removes from D1.
 pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
     let sql = format!("SELECT token_hash FROM sessions WHERE workspace_id = ?1 ORDER BY rowid LIMIT {PURGE_ROWS}");
-    db::column(&db::run(env, Statement::new(sql).bind(workspace_id)).await?)
+    db::column(&db::run(env, db::Statement::new(sql).bind(workspace_id)).await?)
 }
 
 /// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
@@ -249,13 +233,13 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
         "groups",
         "users",
     ];
-    let mut statements: Vec<Statement> = tables
+    let mut statements: Vec<db::Statement> = tables
         .iter()
         .map(|table| {
             // Sessions in the order of their hashes; of the others, sorting them would read all that there are each time.
             let order = if *table == "sessions" { "ORDER BY rowid" } else { "" };
             let rows = format!("SELECT rowid FROM {table} WHERE workspace_id = ?1 {order} LIMIT {PURGE_ROWS}");
-            Statement::new(format!("DELETE FROM {table} WHERE rowid IN ({rows})")).bind(workspace_id)
+            db::Statement::new(format!("DELETE FROM {table} WHERE rowid IN ({rows})")).bind(workspace_id)
         })
         .collect();
     // It has no rowid.
@@ -263,7 +247,7 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
         "DELETE FROM audit_expired WHERE workspace_id = ?1
          AND link IN (SELECT link FROM audit_expired WHERE workspace_id = ?1 LIMIT {PURGE_ROWS})"
     );
-    statements.push(Statement::new(expired).bind(workspace_id));
+    statements.push(db::Statement::new(expired).bind(workspace_id));
     let nothing_left: String = tables
         .iter()
         .chain(&["audit_expired"])
@@ -284,10 +268,10 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
     ];
     for rest in rests {
         let sql = format!("DELETE FROM {rest} WHERE workspace_id = ?1{nothing_left}");
-        statements.push(Statement::new(sql).bind(workspace_id));
+        statements.push(db::Statement::new(sql).bind(workspace_id));
     }
     let sql = format!("DELETE FROM workspaces WHERE id = ?1{nothing_left}");
-    statements.push(Statement::new(sql).bind(workspace_id));
+    statements.push(db::Statement::new(sql).bind(workspace_id));
     db::batch(env, statements).await?;
     Ok(())
 }
