@@ -10,7 +10,7 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{Insert, text};
-use super::db;
+use super::db::{self, params};
 use crate::platform;
 
 /// The action of a failed login.
@@ -45,8 +45,9 @@ pub fn anonymous(workspace_id: i64, event: &Event, now: Timestamp) -> Result<Vec
     let count = "INSERT INTO anonymous_events (workspace_id, action, object_id, pending, written_at)
         SELECT w.id, :action, :object, 1, '' FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL
         ON CONFLICT (workspace_id, action, object_id) DO UPDATE SET pending = pending + 1";
-    let count =
-        Statement::new(count).bind("workspace_id", workspace_id).bind("action", &event.action).bind("object", &object);
+    let count = Statement::new(count).bind_all(params! {
+        workspace_id, action: &event.action, object: &object,
+    });
     Ok([vec![count], write_pending(workspace_id, &object, event, now)?].concat())
 }
 
@@ -57,19 +58,13 @@ fn write_pending(workspace_id: i64, object: &str, event: &Event, now: Timestamp)
         "FROM anonymous_events a WHERE a.workspace_id = :workspace_id AND a.action = :action AND a.object_id = :object
         AND a.pending > 0 AND a.written_at <= :until";
     let insert = Insert { event: &event_sql, ..Insert::whole(":workspace_id", ":event", rest) };
-    let insert = Statement::new(insert.sql())
-        .bind("workspace_id", workspace_id)
-        .bind("event", text(event)?)
-        .bind("action", &event.action)
-        .bind("object", object)
-        .bind("until", now.plus_seconds(-ANONYMOUS_EVERY));
+    let insert = Statement::new(insert.sql()).bind_all(params! {
+        workspace_id, event: text(event)?, action: &event.action, object,
+        until: now.plus_seconds(-ANONYMOUS_EVERY),
+    });
     let done = "UPDATE anonymous_events SET pending = 0, written_at = :now
         WHERE changes() > 0 AND workspace_id = :workspace_id AND action = :action AND object_id = :object";
-    let done = Statement::new(done)
-        .bind("workspace_id", workspace_id)
-        .bind("action", &event.action)
-        .bind("object", object)
-        .bind("now", now);
+    let done = Statement::new(done).bind_all(params! { workspace_id, action: &event.action, object, now });
     Ok(vec![insert, done])
 }
 
@@ -93,13 +88,12 @@ pub fn after_reset_request(id: Uuid, event: &Event, now: Timestamp) -> Result<Ve
         WHERE changes() > 0 AND action = :action AND object_id = ''
         AND workspace_id = (SELECT workspace_id FROM reset_requests WHERE id = :id)";
     Ok(vec![
-        Statement::new(count).bind("id", id).bind("action", &event.action),
-        Statement::new(insert.sql())
-            .bind("id", id)
-            .bind("event", text(event)?)
-            .bind("action", &event.action)
-            .bind("until", now.plus_seconds(-ANONYMOUS_EVERY)),
-        Statement::new(done).bind("id", id).bind("action", &event.action).bind("now", now),
+        Statement::new(count).bind_all(params! { id, action: &event.action }),
+        Statement::new(insert.sql()).bind_all(params! {
+            id, event: text(event)?, action: &event.action,
+            until: now.plus_seconds(-ANONYMOUS_EVERY),
+        }),
+        Statement::new(done).bind_all(params! { id, action: &event.action, now }),
     ])
 }
 
@@ -125,7 +119,9 @@ pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error>
     }
     let sql = "SELECT a.workspace_id, a.action, a.object_id FROM anonymous_events a
         WHERE a.pending > 0 AND a.written_at <= :until LIMIT :limit + 0";
-    let select = Statement::new(sql).bind("until", now.plus_seconds(-ANONYMOUS_EVERY)).bind("limit", ANONYMOUS_AT_ONCE);
+    let select = Statement::new(sql).bind_all(params! {
+        until: now.plus_seconds(-ANONYMOUS_EVERY), limit: ANONYMOUS_AT_ONCE,
+    });
     let mut workspaces = Vec::new();
     for Overdue { workspace_id, action, object_id } in db::rows::<Overdue>(&db::run(env, select).await?)? {
         let event = Event::new(platform::new_id(now)?, now, Source::default(), &action);

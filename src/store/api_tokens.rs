@@ -12,7 +12,7 @@ use worker::Env;
 
 use super::audit::{self, Insert};
 use super::batch::Batch;
-use super::db;
+use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
@@ -44,7 +44,7 @@ pub fn list(filter: &TokenFilter) -> List {
 
 /// The token object of a token of the caller.
 pub fn one(id: Uuid) -> Query {
-    Query::new(format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = :id AND {OWN})")).bind("id", id)
+    Query::new(format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = :id AND {OWN})"), params! { id })
 }
 
 /// What a check of a list looks up, as `{target, token}`: a server as [`servers::for_command`] gives it, and a token of the
@@ -56,7 +56,7 @@ pub fn for_check(server: &ServerRef, token: Option<Uuid>) -> Query {
             'enabled', json(iif(t.enabled, 'true', 'false')), 'expires_at', t.expires_at, 'acl', json(t.acl))
             FROM api_tokens t WHERE t.id = :token AND {OWN})))"
     );
-    Query::new(sql).bind("server", server).bind("token", token)
+    Query::new(sql, params! { server, token })
 }
 
 fn acl_text(acl: Option<&Acl>) -> Result<Option<String>, Error> {
@@ -93,10 +93,10 @@ fn may_change(row: &str) -> String {
 
 /// Binds whether a token is to be enabled, whether its end changes, and to what.
 fn bind_change(statement: Statement, changes: &TokenChanges) -> Statement {
-    statement
-        .bind("enabled", changes.enabled)
-        .bind("sets_expires_at", changes.expires_at.is_some())
-        .bind("expires_at", changes.expires_at.flatten())
+    statement.bind_all(params! {
+        enabled: changes.enabled, sets_expires_at: changes.expires_at.is_some(),
+        expires_at: changes.expires_at.flatten(),
+    })
 }
 
 /// Creates a token of the caller, unless it would outlive the caller's own or they have `most` tokens already. The reply is the
@@ -118,12 +118,10 @@ pub fn insert(
             outlives(":expires_at"),
             db::returned(OBJECT, "t")
         ))
-        .bind("id", id)
-        .bind("name", &new.name)
-        .bind("key_hash", key_hash)
-        .bind("expires_at", new.expires_at)
-        .bind("acl", acl_text(new.acl.as_ref())?)
-        .bind("most", most);
+        .bind_all(params! {
+            id, name: &new.name, key_hash, expires_at: new.expires_at,
+            acl: acl_text(new.acl.as_ref())?, most,
+        });
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
@@ -139,9 +137,10 @@ pub fn update(scope: &Scope<'_>, id: Uuid, changes: &TokenChanges, event: Event)
             may_change("api_tokens"),
             db::returned(OBJECT, "t")
         ))
-        .bind("id", id)
-        .bind("name", changes.name.as_ref());
-    let update = bind_change(update, changes).bind("sets_acl", acl.is_some()).bind("acl", acl.flatten());
+        .bind_all(params! { id, name: changes.name.as_ref() });
+    let update = bind_change(update, changes).bind_all(params! {
+        sets_acl: acl.is_some(), acl: acl.flatten(),
+    });
     Ok(Batch::default().change_after_event(before_update(scope, event, changes)?, update))
 }
 
@@ -179,6 +178,6 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error
 /// Notes that a token was used.
 pub async fn touch(env: &Env, workspace_id: i64, id: Uuid, now: Timestamp) -> Result<(), Error> {
     let sql = "UPDATE api_tokens SET last_used_at = :now WHERE workspace_id = :workspace_id AND id = :id";
-    db::run(env, Statement::new(sql).bind("workspace_id", workspace_id).bind("id", id).bind("now", now)).await?;
+    db::run(env, Statement::new(sql).bind_all(params! { workspace_id, id, now })).await?;
     Ok(())
 }

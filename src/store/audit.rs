@@ -11,7 +11,7 @@ use farhand_domain::page::Page;
 use farhand_sql::statement::Statement;
 use worker::Env;
 
-use super::db;
+use super::db::{self, params};
 use super::list::{self, Filters, List};
 use super::scope::Scope;
 use crate::platform;
@@ -98,7 +98,7 @@ pub fn text(event: &Event) -> Result<String, Error> {
 /// The statement for an event, if the statement before it changed something.
 pub fn after_change(workspace_id: i64, event: &Event) -> Result<db::Statement, Error> {
     let insert = Insert::whole(":workspace_id", ":event", "WHERE changes() > 0");
-    Ok(Statement::new(insert.sql()).bind("workspace_id", workspace_id).bind("event", text(event)?).into())
+    Ok(Statement::new(insert.sql()).bind_all(params! { workspace_id, event: text(event)? }).into())
 }
 
 /// The same for an event of the caller's, who is still there after the change.
@@ -141,7 +141,13 @@ pub fn of_service(action: &str) -> Result<Event, Error> {
 pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), Error> {
     let rest = "WHERE :workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL)";
     let insert = Insert::whole(":workspace_id", ":event", rest);
-    db::run(env, Statement::new(insert.sql()).bind("workspace_id", workspace_id).bind("event", text(event)?)).await?;
+    db::run(
+        env,
+        Statement::new(insert.sql()).bind_all(params! {
+            workspace_id, event: text(event)?,
+        }),
+    )
+    .await?;
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use farhand_sql::statement::{Statement, Value};
 use serde_json::json;
 use worker::Env;
 
-use super::db;
+use super::db::{self, params};
 
 /// SQL for a row as [`Row`] reads it.
 fn row() -> String {
@@ -31,7 +31,7 @@ pub async fn unsealed(env: &Env, workspace_id: i64, limit: u64) -> Result<Vec<Ro
          ORDER BY e.seq LIMIT :limit + 0",
         row()
     );
-    read_rows(&db::run(env, Statement::new(sql).bind("workspace_id", workspace_id).bind("limit", limit)).await?)
+    read_rows(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, limit })).await?)
 }
 
 /// Writes seals to their events. Those that are there already stay as they are.
@@ -43,7 +43,7 @@ pub async fn write_seals(env: &Env, workspace_id: i64, seals: &[Seal]) -> Result
     let sql = "UPDATE audit_events SET link = s.value ->> 'link', hash = s.value ->> 'hash' FROM json_each(:seals) s
         WHERE audit_events.seq = s.value ->> 'seq' AND +audit_events.workspace_id = :workspace_id
         AND audit_events.id = s.value ->> 'id' AND +audit_events.link IS NULL";
-    db::run(env, Statement::new(sql).bind("workspace_id", workspace_id).bind("seals", Value::list(seals))).await?;
+    db::run(env, Statement::new(sql).bind_all(params! { workspace_id, seals: Value::list(seals) })).await?;
     Ok(())
 }
 
@@ -82,10 +82,7 @@ pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end:
     let count = "SELECT count(*) AS number FROM audit_events WHERE workspace_id = :workspace_id AND link IS NULL";
     let statements = vec![
         select("< :first", "link DESC, seq DESC LIMIT 2").bind("first", first),
-        select("BETWEEN :first AND :last", "link, seq LIMIT :most + 0")
-            .bind("first", first)
-            .bind("last", last)
-            .bind("most", most),
+        select("BETWEEN :first AND :last", "link, seq LIMIT :most + 0").bind_all(params! { first, last, most }),
         select("> :end", "link, seq LIMIT 1").bind("end", end),
         Statement::new(count).bind("workspace_id", workspace_id),
     ];
@@ -108,7 +105,7 @@ pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end:
 pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(), Error> {
     let delete = |table: &str| {
         let sql = format!("DELETE FROM {table} WHERE workspace_id = :workspace_id AND link <= :last");
-        Statement::new(sql).bind("workspace_id", workspace_id).bind("last", last)
+        Statement::new(sql).bind_all(params! { workspace_id, last })
     };
     db::batch(env, vec![delete("audit_events"), delete("audit_expired")]).await?;
     Ok(())
@@ -139,10 +136,7 @@ pub async fn first_anonymous_links(
         row(),
         first_anonymous(":workspace_id")
     );
-    read_rows(
-        &db::run(env, Statement::new(sql).bind("workspace_id", workspace_id).bind("until", until).bind("limit", limit))
-            .await?,
-    )
+    read_rows(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, until, limit })).await?)
 }
 
 /// Deletes anonymous events. Of each, its hash and its digest stay.
@@ -151,7 +145,11 @@ pub async fn first_anonymous_links(
 /// D1 did not do it.
 pub async fn expire(env: &Env, workspace_id: i64, rows: &[Row]) -> Result<(), Error> {
     let rows = Value::list(rows.iter().map(|row| json!({"seq": row.seq, "digest": row.digest()})));
-    let statement = |sql: &str| Statement::new(sql).bind("workspace_id", workspace_id).bind("rows", rows.clone());
+    let statement = |sql: &str| {
+        Statement::new(sql).bind_all(params! {
+            workspace_id, rows: rows.clone(),
+        })
+    };
     let insert = "INSERT INTO audit_expired (workspace_id, link, number, hash, digest)
         SELECT :workspace_id, e.link, row_number() OVER (ORDER BY e.link) + coalesce(
             (SELECT x.number FROM audit_expired x WHERE x.workspace_id = :workspace_id ORDER BY x.link DESC LIMIT 1), 0),
@@ -201,11 +199,8 @@ pub async fn workspaces_to_seal(
         ORDER BY w.id LIMIT :limit + 0",
         first_anonymous("w.id")
     );
-    let statement = Statement::new(sql)
-        .bind("after", after)
-        .bind("until", until.all)
-        .bind("limit", limit)
-        .bind("last", last)
-        .bind("anonymous_until", until.anonymous);
+    let statement = Statement::new(sql).bind_all(params! {
+        after, until: until.all, limit, last, anonymous_until: until.anonymous,
+    });
     db::column(&db::run(env, statement).await?)
 }

@@ -4,10 +4,10 @@ use farhand_domain::command::ServerRef;
 use farhand_domain::command_list::CommandList;
 use farhand_domain::command_object;
 use farhand_domain::time::Timestamp;
-use farhand_sql::statement::Parameters;
 use uuid::Uuid;
 
 use super::command_list::{self, Sql, Value, Within};
+use super::db::params;
 use super::list::{List, Select};
 use super::scope::Query;
 use super::servers;
@@ -73,7 +73,7 @@ fn readable() -> String {
 
 /// A part of a command that the caller can read.
 fn readable_part(part: &str, id: Uuid) -> Query {
-    Query::new(format!("(SELECT {part} FROM commands c WHERE c.id = :id AND {})", readable())).bind("id", id)
+    Query::new(format!("(SELECT {part} FROM commands c WHERE c.id = :id AND {})", readable()), params! { id })
 }
 
 /// The command object of a command that the caller can read.
@@ -101,7 +101,7 @@ pub fn for_creation(server: &ServerRef, key_hash: Option<&String>, since: Timest
             FROM commands c WHERE c.workspace_id = me.workspace_id AND c.requested_by = me.user_id
                 AND c.idempotency_key = me.user_id || '/' || :key_hash AND c.added_at > :since)))"
     );
-    Query::new(sql).bind("server", server).bind("key_hash", key_hash).bind("since", since)
+    Query::new(sql, params! { server, key_hash, since })
 }
 
 /// A page of a list of commands with that offset: those of servers that the caller can access.
@@ -130,5 +130,5 @@ fn select(tables: String, items: String, parameters: Vec<Value>) -> Select {
         Value::Text(text) => text.into(),
         Value::Integer(number) => number.into(),
     });
-    Select { tables, items, parameters: Parameters::default(), numbered: Some(numbered.collect()) }
+    Select { tables, items, parameters: params! {}, numbered: Some(numbered.collect()) }
 }

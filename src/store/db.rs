@@ -12,6 +12,19 @@ use worker::{D1Database, D1PreparedStatement, D1Result, Env};
 use crate::platform;
 use crate::platform::cost;
 
+/// Parameters by name: `params! { id, name: &new.name }`.
+macro_rules! params {
+    (@value $name:ident) => { $name };
+    (@value $name:ident $value:expr) => { $value };
+    ($($name:ident $(: $value:expr)?),* $(,)?) => {{
+        #[allow(unused_mut)]
+        let mut parameters = farhand_sql::statement::Parameters::default();
+        $(parameters.add(stringify!($name), $crate::store::db::params!(@value $name $($value)?));)*
+        parameters
+    }};
+}
+pub(crate) use params;
+
 /// A statement as [`batch`] and [`run`] take it.
 #[derive(Clone, Debug)]
 pub enum Statement {

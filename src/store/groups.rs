@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::audit::{self, Numbered};
 use super::batch::Batch;
-use super::db;
+use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
@@ -59,7 +59,7 @@ fn one_sql() -> String {
 
 /// The group object of a group that the caller sees.
 pub fn one(id: i64) -> Query {
-    Query::new(one_sql()).bind("id", id)
+    Query::new(one_sql(), params! { id })
 }
 
 /// What a list of the groups that the caller sees is read with. Who sees some goes through their memberships.
@@ -79,7 +79,7 @@ pub fn list(filter: &GroupFilter) -> List {
 
 /// Whether one of some ids is no server's of the workspace, as a JSON boolean.
 pub fn names_unknown_server(servers: &[Uuid]) -> Query {
-    Query::new(has_unknown_server(":servers")).bind("servers", Value::list(servers))
+    Query::new(has_unknown_server(":servers"), params! { servers: Value::list(servers) })
 }
 
 /// SQL for the same of a JSON array, given as SQL.
@@ -115,7 +115,7 @@ pub fn for_change(id: i64, servers: &[Uuid]) -> Query {
         has_unknown_server(":servers"),
         visible("g.id")
     );
-    Query::new(sql).bind("id", id).bind("servers", Value::list(servers))
+    Query::new(sql, params! { id, servers: Value::list(servers) })
 }
 
 /// Creates a group owned by the caller, if the caller is staff. The reply is the group.
@@ -134,11 +134,10 @@ pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid, event: &E
              FROM me WHERE is_staff OR is_superuser
              RETURNING name AS body",
         )
-        .bind("name", name)
-        .bind("display_name", display_name)
-        .bind("description", description)
-        .bind("folded_display_name", display_name.to_lowercase())
-        .bind("folded_description", description.to_lowercase());
+        .bind_all(params! {
+            name, display_name, description, folded_display_name: display_name.to_lowercase(),
+            folded_description: description.to_lowercase(),
+        });
     let own = scope
         .statement(
             "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
@@ -147,8 +146,7 @@ pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid, event: &E
              WHERE (me.is_staff OR me.is_superuser) AND NOT EXISTS (
                 SELECT 1 FROM memberships m WHERE m.workspace_id = g.workspace_id AND m.group_id = g.id)",
         )
-        .bind("membership", membership)
-        .bind("name", name);
+        .bind_all(params! { membership, name });
     let join = scope
         .statement(
             "INSERT INTO server_groups (workspace_id, group_id, server_id)
@@ -157,8 +155,9 @@ pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid, event: &E
              CROSS JOIN json_each(:servers) wanted
              CROSS JOIN servers s ON s.id = wanted.value AND s.workspace_id = m.workspace_id",
         )
-        .bind("membership", membership)
-        .bind("servers", Value::list(new.servers.as_deref().unwrap_or_default()));
+        .bind_all(params! {
+            membership, servers: Value::list(new.servers.as_deref().unwrap_or_default()),
+        });
     let select = scope
         .statement(&format!(
             "SELECT {OBJECT} AS body FROM me CROSS JOIN memberships m ON m.id = :membership AND m.workspace_id = me.workspace_id
@@ -181,13 +180,13 @@ pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges, event: &Event)
              RETURNING name AS body",
             owned(":id")
         ))
-        .bind("id", id)
-        .bind("name", changes.name.as_ref())
-        .bind("display_name", changes.display_name.as_ref())
-        .bind("description", changes.description.as_ref())
-        .bind("folded_display_name", changes.display_name.as_ref().map(|text| text.to_lowercase()))
-        .bind("folded_description", changes.description.as_ref().map(|text| text.to_lowercase()))
-        .bind("keeps_servers", changes.servers.is_none());
+        .bind_all(params! {
+            id, name: changes.name.as_ref(), display_name: changes.display_name.as_ref(),
+            description: changes.description.as_ref(),
+            folded_display_name: changes.display_name.as_ref().map(|text| text.to_lowercase()),
+            folded_description: changes.description.as_ref().map(|text| text.to_lowercase()),
+            keeps_servers: changes.servers.is_none(),
+        });
     let mut batch = Batch::default().change(update, audit::after_change_by(scope, event)?);
     if let Some(servers) = &changes.servers {
         let servers = Value::list(servers);
@@ -206,8 +205,8 @@ pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges, event: &Event)
              ON CONFLICT (workspace_id, group_id, server_id) DO NOTHING",
         );
         batch = batch
-            .then(leave.bind("id", id).bind("servers", servers.clone()))
-            .then(join.bind("id", id).bind("servers", servers));
+            .then(leave.bind_all(params! { id, servers: servers.clone() }))
+            .then(join.bind_all(params! { id, servers }));
     }
     Ok(batch.returning(scope.statement(&format!("SELECT {} AS body FROM me", one_sql())).bind("id", id)))
 }
@@ -250,7 +249,7 @@ pub fn membership(id: Uuid) -> Query {
         "(SELECT {MEMBERSHIP} FROM memberships m WHERE m.id = :id AND m.workspace_id = me.workspace_id AND {})",
         visible("m.group_id")
     );
-    Query::new(sql).bind("id", id)
+    Query::new(sql, params! { id })
 }
 
 /// What a list of the memberships of groups that the caller sees is read with. Who sees some goes through their own.
@@ -293,7 +292,7 @@ pub fn for_joining(group: i64, user: i64) -> Query {
                 WHERE u.id = :user AND u.workspace_id = me.workspace_id), 'true', 'false')))",
         role_in(":group")
     );
-    Query::new(sql).bind("group", group).bind("user", user)
+    Query::new(sql, params! { group, user })
 }
 
 /// Brings a user into a group, if the caller still may and both are still there. The reply is the membership.
@@ -309,12 +308,8 @@ pub fn insert_membership(scope: &Scope<'_>, id: Uuid, new: NewMembership, event:
         role_in("g.id"),
         db::returned(MEMBERSHIP, "m")
     );
-    let insert = scope
-        .statement(&sql)
-        .bind("id", id)
-        .bind("group", new.group)
-        .bind("user", new.user)
-        .bind("role", new.role.as_str());
+    let insert =
+        scope.statement(&sql).bind_all(params! { id, group: new.group, user: new.user, role: new.role.as_str() });
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
@@ -338,7 +333,7 @@ pub fn membership_for_change(id: Uuid) -> Query {
         role_in("m.group_id"),
         visible("m.group_id")
     );
-    Query::new(sql).bind("id", id)
+    Query::new(sql, params! { id })
 }
 
 /// Gives a membership another role, if it is still what was decided on and the caller still may. The reply is the membership.
@@ -351,11 +346,9 @@ pub fn update_membership(scope: &Scope<'_>, membership: Membership, role: Role, 
         owned("m.group_id"),
         db::returned(MEMBERSHIP, "m")
     );
-    let update = scope
-        .statement(&sql)
-        .bind("id", membership.id)
-        .bind("old_role", membership.role.as_str())
-        .bind("role", role.as_str());
+    let update = scope.statement(&sql).bind_all(params! {
+        id: membership.id, old_role: membership.role.as_str(), role: role.as_str(),
+    });
     Ok(Batch::default().change(update, audit::after_change_by(scope, event)?))
 }
 
@@ -370,6 +363,8 @@ pub fn delete_membership(scope: &Scope<'_>, membership: Membership, event: &Even
         owned("m.group_id"),
         role_in("m.group_id")
     );
-    let delete = scope.statement(&sql).bind("id", membership.id).bind("role", membership.role.as_str());
+    let delete = scope.statement(&sql).bind_all(params! {
+        id: membership.id, role: membership.role.as_str(),
+    });
     Ok(Batch::default().change(delete, audit::after_change_by(scope, event)?))
 }

@@ -7,7 +7,7 @@ use farhand_sql::statement::Statement;
 use worker::Env;
 
 use super::batch::Batch;
-use super::db;
+use super::db::{self, params};
 use super::scope::{Query, Scope};
 use crate::platform;
 
@@ -16,7 +16,7 @@ pub fn earlier(key_hash: &str, since: Timestamp) -> Query {
     let sql = "(SELECT json_object('request', i.request_hash, 'answer', json(i.answer)) FROM idempotency_keys i
         WHERE i.workspace_id = me.workspace_id AND i.user_id = me.user_id
             AND i.key_hash = :key_hash AND i.added_at > :since)";
-    Query::new(sql).bind("key_hash", key_hash).bind("since", since)
+    Query::new(sql, params! { key_hash, since })
 }
 
 /// How many expired rows one statement deletes.
@@ -51,16 +51,10 @@ pub fn insert(
          SELECT me.workspace_id, me.user_id, :key_hash, :request_hash, {object}, :now FROM me CROSS JOIN {row}"
     );
     batch
-        .then(
-            scope.statement(expired).bind("key_hash", key_hash).bind("until", platform::now().plus_seconds(-KEY_LASTS)),
-        )
-        .then(
-            scope
-                .statement(&insert)
-                .bind("key_hash", key_hash)
-                .bind("request_hash", request_hash)
-                .bind("resource", resource),
-        )
+        .then(scope.statement(expired).bind_all(params! {
+            key_hash, until: platform::now().plus_seconds(-KEY_LASTS),
+        }))
+        .then(scope.statement(&insert).bind_all(params! { key_hash, request_hash, resource }))
 }
 
 /// The operator's rows have these ids of workspace and user, which no workspace and no user has.
@@ -75,7 +69,7 @@ pub async fn earlier_of_operator(env: &Env, key_hash: &str, since: Timestamp) ->
         "SELECT json_object('request', request_hash, 'answer', json(answer)) AS body FROM idempotency_keys
          WHERE {OPERATOR} AND key_hash = :key_hash AND added_at > :since"
     );
-    db::first_value(&db::run(env, Statement::new(sql).bind("key_hash", key_hash).bind("since", since)).await?)
+    db::first_value(&db::run(env, Statement::new(sql).bind_all(params! { key_hash, since })).await?)
 }
 
 /// The statements that store the operator's answer about a new workspace. Its admin's id is added to the answer.
@@ -91,13 +85,8 @@ pub fn insert_of_operator(
         SELECT 0, 0, :key_hash, :request_hash, json_set(:answer, '$.admin.id', u.id), :now
         FROM workspaces w JOIN users u ON u.workspace_id = w.id WHERE w.slug = :slug AND w.deleted_at IS NULL";
     [
-        Statement::new(expired).bind("key_hash", key_hash).bind("until", now.plus_seconds(-KEY_LASTS)),
-        Statement::new(insert)
-            .bind("key_hash", key_hash)
-            .bind("request_hash", request_hash)
-            .bind("answer", answer)
-            .bind("slug", slug)
-            .bind("now", now),
+        Statement::new(expired).bind_all(params! { key_hash, until: now.plus_seconds(-KEY_LASTS) }),
+        Statement::new(insert).bind_all(params! { key_hash, request_hash, answer, slug, now }),
     ]
 }
 

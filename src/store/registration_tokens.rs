@@ -5,14 +5,14 @@ use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::registration_token::{self, NewRegistrationToken, Registration};
 use farhand_domain::server::numbered_sql;
 use farhand_domain::time::Timestamp;
-use farhand_sql::statement::{Parameters, Statement, Value};
+use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
 use super::batch::Batch;
-use super::db::{self, Failure, boolean};
+use super::db::{self, Failure, boolean, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::List;
 use super::scope::{Query, Scope};
@@ -51,14 +51,11 @@ pub fn insert(
              FROM me WHERE is_staff OR is_superuser
              RETURNING id AS body",
         )
-        .bind("id", id)
-        .bind("name", &new.name)
-        .bind("key_hash", key_hash)
-        .bind("expires_at", new.expires_at)
-        .bind("uses", new.uses)
-        .bind("name_pattern", new.name_pattern.as_ref())
-        .bind("networks", new.networks.as_ref().map(Value::list))
-        .bind("approval", new.approval);
+        .bind_all(params! {
+            id, name: &new.name, key_hash, expires_at: new.expires_at, uses: new.uses,
+            name_pattern: new.name_pattern.as_ref(),
+            networks: new.networks.as_ref().map(Value::list), approval: new.approval,
+        });
     let join = scope
         .statement(
             "INSERT INTO registration_token_groups (workspace_id, token_id, group_id)
@@ -67,8 +64,7 @@ pub fn insert(
              CROSS JOIN json_each(:groups) wanted
              CROSS JOIN groups g ON g.id = wanted.value AND g.workspace_id = t.workspace_id",
         )
-        .bind("id", id)
-        .bind("groups", Value::list(&new.groups));
+        .bind_all(params! { id, groups: Value::list(&new.groups) });
     let select = scope.statement(&format!("SELECT {} AS body FROM me", one_sql())).bind("id", id);
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?).then(join).returning(select))
 }
@@ -76,7 +72,7 @@ pub fn insert(
 /// The caller's workspace's tokens, for staff, newest first.
 pub fn list() -> List {
     let way = format!("registration_tokens t WHERE {LISTED}");
-    List::new("", ("registration_tokens t", OBJECT), &[way], "t.id DESC", Parameters::default())
+    List::new("", ("registration_tokens t", OBJECT), &[way], "t.id DESC", params! {})
 }
 
 /// SQL for the token `:id`, for staff.
@@ -86,7 +82,7 @@ fn one_sql() -> String {
 
 /// The token object, for staff.
 pub fn one(id: Uuid) -> Query {
-    Query::new(one_sql()).bind("id", id)
+    Query::new(one_sql(), params! { id })
 }
 
 /// Deletes a token, if the caller is staff. The event takes the token's name before that.
@@ -188,12 +184,9 @@ pub async fn refusal(
         allows_name(":name"),
         allows_address(":networks")
     );
-    let statement = Statement::new(sql)
-        .bind("slug", workspace)
-        .bind("token_hash", token_hash)
-        .bind("now", now)
-        .bind("name", name)
-        .bind("networks", networks_of(remote_ip));
+    let statement = Statement::new(sql).bind_all(params! {
+        slug: workspace, token_hash, now, name, networks: networks_of(remote_ip),
+    });
     let denied = |detail: &'static str| Err(Error::new(Kind::Forbidden, detail).code(Code::PermissionDenied));
     match db::first::<Row>(&db::run(env, statement).await?)? {
         None => Err(Error::invalid_token()),
@@ -227,9 +220,8 @@ pub async fn register(
     new: NewServer<'_>,
     now: Timestamp,
 ) -> Result<Option<Registered>, Failure> {
-    let statement = |sql: String| {
-        Statement::new(sql).bind("slug", workspace).bind("token_hash", token_hash).bind("now", now).bind("id", new.id)
-    };
+    let statement =
+        |sql: String| Statement::new(sql).bind_all(params! { slug: workspace, token_hash, now, id: new.id });
     let name = numbered_sql(":name", "number");
     let insert = statement(format!(
         "WITH RECURSIVE free (workspace_id, approval, number) AS (
@@ -250,12 +242,11 @@ pub async fn register(
         allows_address(":networks"),
         has_full_group()
     ))
-    .bind("name", &new.registration.name)
-    .bind("key_hash", new.key_hash)
-    .bind("platform", new.registration.platform.as_deref())
-    .bind("networks", networks_of(new.remote_ip))
-    .bind("fingerprint", new.fingerprint)
-    .bind("taken_since", now.plus_seconds(-registration_token::NAME_KEPT));
+    .bind_all(params! {
+        name: &new.registration.name, key_hash: new.key_hash,
+        platform: new.registration.platform.as_deref(), networks: networks_of(new.remote_ip),
+        fingerprint: new.fingerprint, taken_since: now.plus_seconds(-registration_token::NAME_KEPT),
+    });
     let join = statement(format!(
         "INSERT INTO server_groups (workspace_id, group_id, server_id)
          SELECT s.workspace_id, i.group_id, s.id FROM servers s

@@ -12,7 +12,7 @@ use worker::Env;
 
 use super::anonymous_events;
 use super::audit::{self, Insert};
-use super::db;
+use super::db::{self, params};
 use super::users::NewPassword;
 use super::{sessions, users};
 
@@ -57,7 +57,7 @@ pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) ->
             JOIN reset_requests r ON r.workspace_id = w.id AND r.expires_at <= :now
             WHERE w.slug = :slug AND w.deleted_at IS NULL LIMIT :limit + 0)",
     );
-    let cleared = cleared.bind("slug", workspace).bind("now", now).bind("limit", CLEARED);
+    let cleared = cleared.bind_all(params! { slug: workspace, now, limit: CLEARED });
     let insert = Statement::new(
         "INSERT INTO reset_requests (id, workspace_id, address_hash, user_id, requested_at, expires_at)
          SELECT :id, w.id, :address_hash, (SELECT u.id FROM users u WHERE u.workspace_id = w.id AND u.email = :address AND u.is_active = 1),
@@ -67,13 +67,10 @@ pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) ->
             WHERE r.workspace_id = w.id AND r.address_hash = :address_hash AND r.expires_at > :now)
          RETURNING id",
     )
-    .bind("slug", workspace)
-    .bind("id", id)
-    .bind("address_hash", address_hash)
-    .bind("address", address)
-    .bind("now", now)
-    .bind("expires_at", now.plus_seconds(LIFETIME))
-    .bind("most", MOST_PENDING);
+    .bind_all(params! {
+        slug: workspace, id, address_hash, address, now, expires_at: now.plus_seconds(LIFETIME),
+        most: MOST_PENDING,
+    });
     let told = anonymous_events::after_reset_request(id, event, now)?;
     let statements = [exists, cleared, insert].into_iter().chain(told).collect::<Vec<_>>();
     let results = db::batch(env, statements).await?;
@@ -93,7 +90,7 @@ const OPEN: &str = "FROM reset_requests r
 /// The user whose password a request of the workspace may set.
 pub async fn find(env: &Env, workspace: &str, id: Uuid, now: Timestamp) -> Result<Option<Account>, Error> {
     let sql = format!("SELECT {} AS body {OPEN} AND w.slug = :slug", users::OBJECT);
-    let result = db::run(env, Statement::new(sql).bind("id", id).bind("now", now).bind("slug", workspace)).await?;
+    let result = db::run(env, Statement::new(sql).bind_all(params! { id, now, slug: workspace })).await?;
     Ok(db::first_value::<String>(&result)?.map(|body| serde_json::from_str(&body)).transpose()?)
 }
 
@@ -120,7 +117,7 @@ pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Rec
         "SELECT w.slug AS workspace, w.name AS workspace_name, u.username AS username, u.email AS email,
             r.requested_at AS requested_at, r.expires_at AS expires_at {OPEN}"
     );
-    db::first(&db::run(env, Statement::new(sql).bind("id", id).bind("now", now)).await?)
+    db::first(&db::run(env, Statement::new(sql).bind_all(params! { id, now })).await?)
 }
 
 /// Sets the password of a request's user, and tells the audit log, whose event has the user as its object. Their sessions end, and
@@ -140,21 +137,22 @@ pub async fn consume(
         "UPDATE users SET password = :hash, password_changed_at = :now
          WHERE (workspace_id, id) = (SELECT u.workspace_id, u.id {OPEN} AND w.slug = :slug) RETURNING workspace_id"
     ));
-    let (hashes, update) = (
-        hashes.bind("id", id).bind("now", now).bind("slug", workspace),
-        update.bind("id", id).bind("now", now).bind("slug", workspace),
-    );
+    let (hashes, update) =
+        (hashes.bind_all(params! { id, now, slug: workspace }), update.bind_all(params! { id, now, slug: workspace }));
     // The request is gone by then.
     let rest = "FROM workspaces w JOIN users u ON u.workspace_id = w.id AND u.id = :event ->> '$.object.id'
         WHERE w.slug = :slug AND w.deleted_at IS NULL AND changes() > 0";
     let told = Insert::whole("u.workspace_id", ":event", rest);
-    let told = Statement::new(told.sql()).bind("event", audit::text(event)?).bind("slug", workspace);
+    let told = Statement::new(told.sql()).bind_all(params! {
+        event: audit::text(event)?, slug: workspace,
+    });
     let mut statements = vec![hashes, update.bind("hash", new.hash), told];
     if !new.keep_scheduled {
         let users = format!("SELECT u.id, u.workspace_id {OPEN} AND w.slug = :slug");
         let revoke = Statement::new(sessions::revoke_all(&users, ":now", ":dead_until"));
-        let revoke =
-            revoke.bind("id", id).bind("now", now).bind("slug", workspace).bind("dead_until", session::dead_until(now));
+        let revoke = revoke.bind_all(params! {
+            id, now, slug: workspace, dead_until: session::dead_until(now),
+        });
         statements.insert(0, revoke);
     }
     let results = db::batch(env, statements).await?;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use worker::Env;
 
-use super::db;
+use super::db::{self, params};
 
 /// How many workspaces are looked at in one go.
 const WORKSPACES: u64 = 500;
@@ -73,7 +73,7 @@ pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<L
                 SELECT 1 FROM commands c INDEXED BY commands_by_handled WHERE c.workspace_id = n.id AND c.handled_at <= :until)
             ORDER BY n.id LIMIT 1) AS found, (SELECT max(id) FROM next) AS last"
     );
-    let result = db::run(env, Statement::new(sql).bind("after", after).bind("until", until)).await?;
+    let result = db::run(env, Statement::new(sql).bind_all(params! { after, until })).await?;
     db::first(&result)?.ok_or_else(|| Error::internal("D1 gave no row"))
 }
 
@@ -86,12 +86,9 @@ pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp,
         FROM commands c INDEXED BY commands_by_handled
         WHERE c.workspace_id = :workspace_id AND c.handled_at <= :until AND (c.handled_at, c.id) > (:after_handled_at, :after_id)
         ORDER BY c.handled_at, c.id LIMIT :most + 0";
-    let statement = Statement::new(sql)
-        .bind("workspace_id", workspace_id)
-        .bind("until", until)
-        .bind("after_handled_at", &after.handled_at)
-        .bind("after_id", &after.id)
-        .bind("most", most);
+    let statement = Statement::new(sql).bind_all(params! {
+        workspace_id, until, after_handled_at: &after.handled_at, after_id: &after.id, most,
+    });
     db::rows(&db::run(env, statement).await?)
 }
 

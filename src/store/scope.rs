@@ -6,10 +6,10 @@
 use farhand_domain::page::Page;
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
-use farhand_sql::statement::{Parameters, Statement, Value};
+use farhand_sql::statement::{Parameters, Statement};
 use serde::Deserialize;
 
-use super::db;
+use super::db::{self, params};
 use super::list::Select;
 
 /// The first common tables. Their parameters are the workspace's `:slug`, the `:token_hash`, `:now`, and `:dead_until`: now less
@@ -70,16 +70,9 @@ pub struct Query {
 }
 
 impl Query {
-    /// A query without parameters of its own.
-    pub fn new(sql: impl Into<String>) -> Self {
-        Self { sql: sql.into(), parameters: Parameters::default() }
-    }
-
-    /// The same with a parameter.
-    #[must_use]
-    pub fn bind(mut self, name: &'static str, value: impl Into<Value>) -> Self {
-        self.parameters.add(name, value);
-        self
+    /// A query with its parameters.
+    pub fn new(sql: impl Into<String>, parameters: Parameters) -> Self {
+        Self { sql: sql.into(), parameters }
     }
 }
 
@@ -126,11 +119,9 @@ impl<'a> Scope<'a> {
 
     /// A statement on the common tables `credential` and `me`.
     pub fn statement(&self, sql: &str) -> Statement {
+        let dead_until = session::dead_until(self.now);
         Statement::new(self.text(sql))
-            .bind("slug", self.workspace)
-            .bind("token_hash", &self.hash)
-            .bind("now", self.now)
-            .bind("dead_until", session::dead_until(self.now))
+            .bind_all(params! { slug: self.workspace, token_hash: &self.hash, now: self.now, dead_until })
     }
 
     /// The statement that selects [`Who`] alone.

@@ -15,7 +15,7 @@ use worker::Env;
 use super::audit::after_change_by;
 use super::batch::Batch;
 use super::command_list::{REACHED, REACHES_ALL};
-use super::db;
+use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
@@ -59,7 +59,7 @@ const EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_
 
 /// The server object of a server that the caller can access.
 pub fn one(id: Uuid) -> Query {
-    Query::new(format!("(SELECT {OBJECT} FROM servers s WHERE s.id = :id AND {REACHABLE})")).bind("id", id)
+    Query::new(format!("(SELECT {OBJECT} FROM servers s WHERE s.id = :id AND {REACHABLE})"), params! { id })
 }
 
 /// SQL for a server that a command names, as `{id, name, default_username, any_account, is_pending}`, and the value of its
@@ -105,11 +105,10 @@ pub fn insert(scope: &Scope<'_>, new: &New<'_>, event: &Event) -> Result<Batch, 
              RETURNING id AS body",
             group_problem(":groups")
         ))
-        .bind("id", new.id)
-        .bind("name", new.name)
-        .bind("key_hash", new.key_hash)
-        .bind("groups", Value::list(new.groups))
-        .bind("default_username", new.default_username);
+        .bind_all(params! {
+            id: new.id, name: new.name, key_hash: new.key_hash, groups: Value::list(new.groups),
+            default_username: new.default_username,
+        });
     let batch = Batch::default().change(insert, after_change_by(scope, event)?);
     Ok(batch.then(join_groups(scope, new.id, new.groups)).returning(select(scope, new.id)))
 }
@@ -133,13 +132,12 @@ fn join_groups(scope: &Scope<'_>, id: Uuid, groups: &[i64]) -> Statement {
              WHERE me.is_staff OR me.is_superuser
              ON CONFLICT (workspace_id, group_id, server_id) DO NOTHING",
         )
-        .bind("id", id)
-        .bind("groups", Value::list(groups))
+        .bind_all(params! { id, groups: Value::list(groups) })
 }
 
 /// What is wrong with some groups: see [`group_problem`].
 pub fn problem_of_groups(groups: &[i64]) -> Query {
-    Query::new(group_problem(":groups")).bind("groups", Value::list(groups))
+    Query::new(group_problem(":groups"), params! { groups: Value::list(groups) })
 }
 
 /// SQL for what keeps a server out of groups, whose ids are a JSON array given as SQL: `unknown` if one is no group of the
@@ -192,7 +190,7 @@ pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
                 FROM server_groups WHERE workspace_id = s.workspace_id AND server_id = s.id))"
         )
     );
-    Query::new(sql).bind("id", id).bind("groups", Value::list(groups)).bind("owner", owner)
+    Query::new(sql, params! { id, groups: Value::list(groups), owner })
 }
 
 /// Changes a server, if the caller still may: its name by staff and its owner, its groups by staff, its owner by superusers.
@@ -207,13 +205,12 @@ pub fn update(scope: &Scope<'_>, id: Uuid, changes: &ServerChanges, event: &Even
              AND (:owner IS NULL OR EXISTS (SELECT 1 FROM users o WHERE o.id = :owner AND o.workspace_id = s.workspace_id))
              RETURNING id AS body"
         ))
-        .bind("id", id)
-        .bind("name", changes.name.as_ref())
-        .bind("keeps_groups", changes.groups.is_none())
-        .bind("sets_owner", changes.owner.is_some())
-        .bind("owner", changes.owner.flatten())
-        .bind("sets_default_username", changes.default_username.is_some())
-        .bind("default_username", changes.default_username.as_ref().and_then(Option::as_deref));
+        .bind_all(params! {
+            id, name: changes.name.as_ref(), keeps_groups: changes.groups.is_none(),
+            sets_owner: changes.owner.is_some(), owner: changes.owner.flatten(),
+            sets_default_username: changes.default_username.is_some(),
+            default_username: changes.default_username.as_ref().and_then(Option::as_deref),
+        });
     let mut batch = Batch::default().change(update, after_change_by(scope, event)?);
     if let Some(groups) = &changes.groups {
         let leave = scope.statement(
@@ -221,7 +218,7 @@ pub fn update(scope: &Scope<'_>, id: Uuid, changes: &ServerChanges, event: &Even
              AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
              AND group_id NOT IN (SELECT value FROM json_each(:groups))",
         );
-        let leave = leave.bind("id", id).bind("groups", Value::list(groups));
+        let leave = leave.bind_all(params! { id, groups: Value::list(groups) });
         batch = batch.then(leave).then(join_groups(scope, id, groups));
     }
     Ok(batch.returning(select(scope, id)))
@@ -244,7 +241,7 @@ pub fn for_approval(id: Uuid) -> Query {
         "(SELECT json_object('name', s.name, 'is_pending', json(iif(s.registration = 'pending', 'true', 'false')),
             'fingerprint', s.fingerprint) FROM servers s WHERE s.id = :id AND {REACHABLE})"
     );
-    Query::new(sql).bind("id", id)
+    Query::new(sql, params! { id })
 }
 
 /// Approves a pending server whose agent's key still has a fingerprint, if the caller is staff. The reply is the server.
@@ -255,7 +252,7 @@ pub fn approve(scope: &Scope<'_>, id: Uuid, fingerprint: &str, event: &Event) ->
          AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
          RETURNING id AS body",
     );
-    let approve = approve.bind("id", id).bind("fingerprint", fingerprint);
+    let approve = approve.bind_all(params! { id, fingerprint });
     Ok(Batch::default().change(approve, after_change_by(scope, event)?).returning(select(scope, id)))
 }
 
@@ -277,7 +274,7 @@ pub async fn unapproved(env: &Env, before: Timestamp, after: &str, limit: u64) -
     let sql = "SELECT w.slug AS workspace, s.workspace_id, s.id, s.name FROM servers s
         JOIN workspaces w ON w.id = s.workspace_id AND w.deleted_at IS NULL
         WHERE s.registration = 'pending' AND s.added_at <= :before AND s.id > :after ORDER BY s.id LIMIT :limit + 0";
-    db::rows(&db::run(env, Statement::new(sql).bind("before", before).bind("after", after).bind("limit", limit)).await?)
+    db::rows(&db::run(env, Statement::new(sql).bind_all(params! { before, after, limit })).await?)
 }
 
 /// What a list of the servers that the caller reaches is read with. Who reaches some goes through those alone.
@@ -312,20 +309,14 @@ pub fn list(list: &ServerList) -> List {
 /// Ids of a workspace's servers in their order, after one of them.
 pub async fn ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
     let sql = "SELECT id FROM servers WHERE workspace_id = :workspace_id AND id > :after ORDER BY id LIMIT :limit + 0";
-    db::column(
-        &db::run(env, Statement::new(sql).bind("workspace_id", workspace_id).bind("after", after).bind("limit", limit))
-            .await?,
-    )
+    db::column(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, after, limit })).await?)
 }
 
 /// The same of servers that are gone, while their objects are there.
 pub async fn gone_ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
     let sql =
         "SELECT id FROM gone_servers WHERE workspace_id = :workspace_id AND id > :after ORDER BY id LIMIT :limit + 0";
-    db::column(
-        &db::run(env, Statement::new(sql).bind("workspace_id", workspace_id).bind("after", after).bind("limit", limit))
-            .await?,
-    )
+    db::column(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, after, limit })).await?)
 }
 
 /// Removes the rows of servers whose objects are wiped.
@@ -334,7 +325,7 @@ pub async fn delete(env: &Env, workspace_id: i64, ids: &[String]) -> Result<(), 
         let sql = format!(
             "DELETE FROM {table} WHERE workspace_id = :workspace_id AND id IN (SELECT value FROM json_each(:ids))"
         );
-        Statement::new(sql).bind("workspace_id", workspace_id).bind("ids", Value::list(ids))
+        Statement::new(sql).bind_all(params! { workspace_id, ids: Value::list(ids) })
     };
     db::batch(env, vec![delete("servers"), delete("gone_servers")]).await?;
     Ok(())

@@ -4,14 +4,14 @@ use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
-use farhand_sql::statement::{Parameters, Statement, Value};
+use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
 use super::batch::Batch;
-use super::db;
+use super::db::{self, params};
 use super::list::List;
 use super::scope::{Query, Scope};
 
@@ -26,12 +26,12 @@ const OWN: &str = "s.workspace_id = me.workspace_id AND s.user_id = me.user_id A
 /// The caller's live sessions, newest first.
 pub fn list() -> List {
     let way = format!("sessions s WHERE {OWN}");
-    List::new("", ("sessions s", OBJECT), &[way], "s.id DESC", Parameters::default())
+    List::new("", ("sessions s", OBJECT), &[way], "s.id DESC", params! {})
 }
 
 /// The session object of a live session of the caller.
 pub fn one(id: Uuid) -> Query {
-    Query::new(format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = :id AND {OWN})")).bind("id", id)
+    Query::new(format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = :id AND {OWN})"), params! { id })
 }
 
 /// A session to be made.
@@ -73,27 +73,24 @@ pub async fn insert(
          WHERE w.slug = :slug AND w.deleted_at IS NULL AND u.id = :user_id AND u.is_active = 1 AND u.password = :checked_password
          RETURNING workspace_id",
     )
-    .bind("slug", workspace)
-    .bind("user_id", new.user_id)
-    .bind("checked_password", new.checked_password)
-    .bind("id", new.id)
-    .bind("token_hash", new.token_hash)
-    .bind("user_agent", new.user_agent)
-    .bind("remote_ip", new.remote_ip)
-    .bind("now", now)
-    .bind("expires_at", new.expires_at);
+    .bind_all(params! {
+        slug: workspace, user_id: new.user_id, checked_password: new.checked_password, id: new.id,
+        token_hash: new.token_hash, user_agent: new.user_agent, remote_ip: new.remote_ip, now,
+        expires_at: new.expires_at,
+    });
     let told = Insert::whole("s.workspace_id", ":event", "FROM sessions s WHERE s.id = :id AND changes() > 0");
-    let told = Statement::new(told.sql()).bind("id", new.id).bind("event", audit::text(event)?);
+    let told = Statement::new(told.sql()).bind_all(params! {
+        id: new.id, event: audit::text(event)?,
+    });
     let user = Statement::new(
         "UPDATE users SET last_login = :now, password = :password
          WHERE id = :user_id AND password = :checked_password AND is_active = 1
          AND workspace_id = (SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL)",
     )
-    .bind("slug", workspace)
-    .bind("user_id", new.user_id)
-    .bind("checked_password", new.checked_password)
-    .bind("now", now)
-    .bind("password", new.password);
+    .bind_all(params! {
+        slug: workspace, user_id: new.user_id, checked_password: new.checked_password, now,
+        password: new.password,
+    });
     // An expired session is not listed, and its token is refused. Ids sort by creation.
     let expired = Statement::new(
         "DELETE FROM sessions WHERE user_id = :user_id
@@ -102,10 +99,9 @@ pub async fn insert(
             SELECT s.id FROM workspaces w JOIN sessions s ON s.workspace_id = w.id AND s.user_id = :user_id
             WHERE w.slug = :slug AND w.deleted_at IS NULL ORDER BY s.id DESC LIMIT -1 OFFSET :most + 0))",
     )
-    .bind("slug", workspace)
-    .bind("user_id", new.user_id)
-    .bind("dead_until", session::dead_until(now))
-    .bind("most", new.most);
+    .bind_all(params! {
+        slug: workspace, user_id: new.user_id, dead_until: session::dead_until(now), most: new.most,
+    });
     let results = db::batch(env, vec![insert, told, user, expired]).await?;
     results.first().map_or(Ok(None), db::first_value)
 }
@@ -197,7 +193,13 @@ pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked
                 AND +c.delivered_at IS NULL) AS servers
          FROM n"
     );
-    let result = db::run(env, Statement::new(sql).bind("workspace_id", after.0).bind("user_id", after.1)).await?;
+    let result = db::run(
+        env,
+        Statement::new(sql).bind_all(params! {
+            workspace_id: after.0, user_id: after.1,
+        }),
+    )
+    .await?;
     let Some(row) = db::first::<Row>(&result)? else { return Ok(None) };
     Ok(Some(Revoked {
         workspace_id: row.workspace_id,
@@ -211,8 +213,9 @@ pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked
 pub async fn settle(env: &Env, revoked: &Revoked) -> Result<(), Error> {
     let sql = "UPDATE revoked_sessions SET is_settled = 1
         WHERE workspace_id = :workspace_id AND id IN (SELECT value FROM json_each(:sessions))";
-    let statement =
-        Statement::new(sql).bind("workspace_id", revoked.workspace_id).bind("sessions", Value::list(&revoked.sessions));
+    let statement = Statement::new(sql).bind_all(params! {
+        workspace_id: revoked.workspace_id, sessions: Value::list(&revoked.sessions),
+    });
     db::run(env, statement).await?;
     Ok(())
 }
@@ -231,8 +234,9 @@ pub async fn forget_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
             AND NOT EXISTS (SELECT 1 FROM commands c INDEXED BY commands_waiting WHERE c.workspace_id = r.workspace_id
                 AND c.requested_by = r.user_id AND c.delivered_at IS NULL AND c.handled_at IS NULL)
         LIMIT :limit + 0)";
-    let statement =
-        Statement::new(sql).bind("until", now.plus_seconds(-REMEMBERED_FOR)).bind("limit", FORGOTTEN_AT_ONCE);
+    let statement = Statement::new(sql).bind_all(params! {
+        until: now.plus_seconds(-REMEMBERED_FOR), limit: FORGOTTEN_AT_ONCE,
+    });
     db::run(env, statement).await?;
     Ok(())
 }
@@ -266,14 +270,6 @@ pub async fn refresh(
 ) -> Result<(), Error> {
     let sql = "UPDATE sessions SET refreshed_at = :now, expires_at = :expires_at
         WHERE workspace_id = :workspace_id AND id = :id AND expires_at < :expires_at";
-    db::run(
-        env,
-        Statement::new(sql)
-            .bind("workspace_id", workspace_id)
-            .bind("id", id)
-            .bind("now", now)
-            .bind("expires_at", expires_at),
-    )
-    .await?;
+    db::run(env, Statement::new(sql).bind_all(params! { workspace_id, id, now, expires_at })).await?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use worker::Env;
 
 use super::audit::{self, Insert, Numbered};
 use super::batch::Batch;
-use super::db;
+use super::db::{self, params};
 use super::groups::is_only_owner;
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
@@ -57,7 +57,7 @@ pub async fn for_login(env: &Env, workspace: &str, username: &str) -> Result<Opt
     let sql = "SELECT w.id AS workspace_id, u.id AS user_id, u.password AS password
         FROM workspaces w LEFT JOIN users u ON u.workspace_id = w.id AND u.username = :username AND u.is_active = 1
         WHERE w.slug = :slug AND w.deleted_at IS NULL";
-    db::first(&db::run(env, Statement::new(sql).bind("slug", workspace).bind("username", username)).await?)
+    db::first(&db::run(env, Statement::new(sql).bind_all(params! { slug: workspace, username })).await?)
 }
 
 /// The user that a request is about.
@@ -81,19 +81,21 @@ impl Target {
         }
     }
 
-    fn query(&self, sql: &str) -> Query {
-        let query = Query::new(sql);
-        match self {
-            Self::Caller => query,
-            Self::Id(id) => query.bind("user", *id),
-            Self::Username(name) => query.bind("user", name),
-        }
+    fn query(&self, sql: String) -> Query {
+        Query::new(
+            sql,
+            match self {
+                Self::Caller => params! {},
+                Self::Id(id) => params! { user: *id },
+                Self::Username(name) => params! { user: name },
+            },
+        )
     }
 }
 
 /// The user object.
 pub fn one(target: &Target) -> Query {
-    target.query(&format!("(SELECT {OBJECT} FROM users u WHERE {})", target.condition()))
+    target.query(format!("(SELECT {OBJECT} FROM users u WHERE {})", target.condition()))
 }
 
 /// A user as somebody who wants to change them sees them.
@@ -111,7 +113,7 @@ pub struct Found {
 
 /// A user as [`Found`].
 pub fn find(target: &Target) -> Query {
-    target.query(&format!(
+    target.query(format!(
         "(SELECT json_object('account', {OBJECT},
             'has_other', json(iif(EXISTS (SELECT 1 FROM users o WHERE o.workspace_id = u.workspace_id AND o.id <> u.id
                 AND o.is_superuser = 1 AND o.is_active = 1), 'true', 'false')),
@@ -130,7 +132,7 @@ pub fn taken(username: Option<&String>, email: Option<&String>, own_id: Option<i
             WHERE workspace_id = me.workspace_id AND username = :username AND id IS NOT :own_id
         UNION ALL
         SELECT 'email' FROM users WHERE workspace_id = me.workspace_id AND email = :email AND id IS NOT :own_id))";
-    Query::new(sql).bind("username", username).bind("email", email).bind("own_id", own_id)
+    Query::new(sql, params! { username, email, own_id })
 }
 
 /// Creates a user, if the caller's rank is still the given one. The reply is the user.
@@ -155,18 +157,14 @@ pub fn insert(
              RETURNING {} AS body",
             db::returned(OBJECT, "u")
         ))
-        .bind("caller_is_staff", rank.is_staff)
-        .bind("caller_is_superuser", rank.is_superuser)
-        .bind("username", &new.username)
-        .bind("email", &new.email)
-        .bind("password", password)
-        .bind("first_name", first_name)
-        .bind("last_name", last_name)
-        .bind("folded_first_name", first_name.to_lowercase())
-        .bind("folded_last_name", last_name.to_lowercase())
-        .bind("is_active", rest.is_active.unwrap_or(true))
-        .bind("is_staff", rest.is_staff.unwrap_or(false))
-        .bind("is_superuser", rest.is_superuser.unwrap_or(false));
+        .bind_all(params! {
+            caller_is_staff: rank.is_staff, caller_is_superuser: rank.is_superuser,
+            username: &new.username, email: &new.email, password, first_name, last_name,
+            folded_first_name: first_name.to_lowercase(),
+            folded_last_name: last_name.to_lowercase(), is_active: rest.is_active.unwrap_or(true),
+            is_staff: rest.is_staff.unwrap_or(false),
+            is_superuser: rest.is_superuser.unwrap_or(false),
+        });
     Ok(Batch::default().change(insert, audit::after_insert_by(scope, Numbered::User, event)?))
 }
 
@@ -179,16 +177,13 @@ const UNCHANGED: &str = "users.id = :id AND users.username = :old_username AND u
         AND o.id <> users.id AND o.is_superuser = 1 AND o.is_active = 1))";
 
 fn bind_unchanged(statement: Statement, rank: Rank, account: &Account, ends_superuser: bool) -> Statement {
-    statement
-        .bind("caller_is_staff", rank.is_staff)
-        .bind("caller_is_superuser", rank.is_superuser)
-        .bind("id", account.id)
-        .bind("old_username", &account.username)
-        .bind("old_email", &account.email)
-        .bind("was_active", account.is_active)
-        .bind("was_staff", account.is_staff)
-        .bind("was_superuser", account.is_superuser)
-        .bind("keeps_superuser", !(ends_superuser && account.is_active && account.is_superuser))
+    statement.bind_all(params! {
+        caller_is_staff: rank.is_staff, caller_is_superuser: rank.is_superuser, id: account.id,
+        old_username: &account.username, old_email: &account.email,
+        was_active: account.is_active, was_staff: account.is_staff,
+        was_superuser: account.is_superuser,
+        keeps_superuser: !(ends_superuser && account.is_active && account.is_superuser),
+    })
 }
 
 /// Changes a user, if caller and user are still what was decided on. The reply is the user. A deactivation or a lower rank ends
@@ -213,17 +208,14 @@ pub fn update(
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
-    let update = bind_unchanged(scope.statement(&sql), caller.rank(), account, ends_superuser)
-        .bind("username", changes.username.as_ref())
-        .bind("email", changes.email.as_ref())
-        .bind("first_name", changes.first_name.as_ref())
-        .bind("last_name", changes.last_name.as_ref())
-        .bind("folded_first_name", changes.first_name.as_ref().map(|name| name.to_lowercase()))
-        .bind("folded_last_name", changes.last_name.as_ref().map(|name| name.to_lowercase()))
-        .bind("is_active", changes.is_active)
-        .bind("is_staff", changes.is_staff)
-        .bind("is_superuser", changes.is_superuser)
-        .bind("proved", proved);
+    let update = bind_unchanged(scope.statement(&sql), caller.rank(), account, ends_superuser).bind_all(params! {
+        username: changes.username.as_ref(), email: changes.email.as_ref(),
+        first_name: changes.first_name.as_ref(), last_name: changes.last_name.as_ref(),
+        folded_first_name: changes.first_name.as_ref().map(|name| name.to_lowercase()),
+        folded_last_name: changes.last_name.as_ref().map(|name| name.to_lowercase()),
+        is_active: changes.is_active, is_staff: changes.is_staff,
+        is_superuser: changes.is_superuser, proved,
+    });
     let ends_sessions = changes.is_active == Some(false) || changes.lower_rank(account);
     let event = update_event(caller.workspace_id, account, changes, event)?;
     let batch = Batch::default().ending(token_hashes(scope, account.id, ends_sessions)).change(update, event);
@@ -253,9 +245,7 @@ fn update_event(
     );
     let insert = Insert { rest: &rest, ..Insert::whole(":workspace_id", "e.event", "") };
     Ok(Statement::new(insert.sql())
-        .bind("workspace_id", workspace_id)
-        .bind("event", audit::text(event)?)
-        .bind("user_id", account.id)
+        .bind_all(params! { workspace_id, event: audit::text(event)?, user_id: account.id })
         .into())
 }
 
@@ -263,16 +253,13 @@ fn update_event(
 fn release_servers(workspace_id: i64, account: &Account, now: Timestamp) -> Statement {
     let sql = "UPDATE servers SET owner_id = NULL, updated_at = :now
         WHERE workspace_id = :workspace_id AND owner_id = :user_id AND changes() > 0";
-    Statement::new(sql).bind("workspace_id", workspace_id).bind("user_id", account.id).bind("now", now)
+    Statement::new(sql).bind_all(params! { workspace_id, user_id: account.id, now })
 }
 
 /// The statement whose `body` is the hashes of a user's login tokens, if they are wanted.
 fn token_hashes(scope: &Scope<'_>, user_id: i64, wanted: bool) -> Statement {
     let hashes = sessions::token_hashes("me.workspace_id", ":user_id");
-    scope
-        .statement(&format!("SELECT {hashes} AS body FROM me WHERE :wanted"))
-        .bind("user_id", user_id)
-        .bind("wanted", wanted)
+    scope.statement(&format!("SELECT {hashes} AS body FROM me WHERE :wanted")).bind_all(params! { user_id, wanted })
 }
 
 /// Deletes a user and ends their login tokens, if caller and user are still what was decided on. The event is signed by the
@@ -313,13 +300,13 @@ pub fn set_password(
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
-    let update = scope.statement(&sql).bind("user_id", user_id).bind("hash", new.hash).bind("stored", stored);
+    let update = scope.statement(&sql).bind_all(params! { user_id, hash: new.hash, stored });
     let mut batch = Batch::default().ending(token_hashes(scope, user_id, true));
     if !new.keep_scheduled {
         let users = "SELECT id, workspace_id FROM users WHERE id = :user_id AND (:stored IS NULL OR password = :stored)
             AND workspace_id = (SELECT workspace_id FROM me WHERE (:stored IS NULL AND is_superuser) OR user_id = :user_id)";
         let revoke = scope.statement(&sessions::revoke_all(users, ":now", ":dead_until"));
-        batch = batch.then(revoke.bind("user_id", user_id).bind("stored", stored));
+        batch = batch.then(revoke.bind_all(params! { user_id, stored }));
     }
     Ok(batch.change(update, audit::after_change(caller.workspace_id, event)?))
 }
@@ -343,7 +330,11 @@ pub async fn depart_some(env: &Env, most: u64) -> Result<bool, Error> {
     }
     let next = Statement::new("SELECT workspace_id, user_id FROM departed_users LIMIT 1");
     let Some(row) = db::first::<Row>(&db::run(env, next).await?)? else { return Ok(false) };
-    let bound = |sql: &str| Statement::new(sql).bind("workspace_id", row.workspace_id).bind("user_id", row.user_id);
+    let bound = |sql: &str| {
+        Statement::new(sql).bind_all(params! {
+            workspace_id: row.workspace_id, user_id: row.user_id,
+        })
+    };
     let commands = bound(
         "UPDATE commands SET requested_by = NULL WHERE seq IN (
             SELECT seq FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id LIMIT :most + 0)",

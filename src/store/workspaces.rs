@@ -13,7 +13,7 @@ use serde::Deserialize;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::db::{self, Failure, boolean};
+use super::db::{self, Failure, boolean, params};
 use super::list;
 
 /// How long it may be remembered that a workspace exists, in seconds (contract 1).
@@ -86,23 +86,22 @@ const OBJECT_ID: &str = "CAST(w.id AS TEXT)";
 /// Creates a workspace with its superuser; `None` if the slug is taken, or the Idempotency-Key.
 pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Made>, Error> {
     let workspace = Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (:slug, :name, :now)")
-        .bind("slug", new.slug)
-        .bind("name", new.name)
-        .bind("now", now);
+        .bind_all(params! { slug: new.slug, name: new.name, now });
     let admin = Statement::new(
         "INSERT INTO users (workspace_id, id, username, email, password, is_staff, is_superuser, date_joined)
          SELECT id, last_user_id + 1, :username, :email, :password, 1, 1, :now FROM workspaces WHERE slug = :slug AND deleted_at IS NULL
          RETURNING workspace_id, id",
     )
-    .bind("slug", new.slug)
-    .bind("username", &new.admin.username)
-    .bind("email", &new.admin.email)
-    .bind("password", new.password)
-    .bind("now", now);
+    .bind_all(params! {
+        slug: new.slug, username: &new.admin.username, email: &new.admin.email,
+        password: new.password, now,
+    });
     let told = |workspace: &'static str, id: &'static str, event: &Event| {
         let rest = "FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL";
         let insert = Insert { object_id: Some(id), ..Insert::whole(workspace, ":event", rest) };
-        Ok::<_, Error>(Statement::new(insert.sql()).bind("slug", new.slug).bind("event", audit::text(event)?))
+        Ok::<_, Error>(Statement::new(insert.sql()).bind_all(params! {
+            slug: new.slug, event: audit::text(event)?,
+        }))
     };
     // All of it is done or nothing is, as a slug that is taken breaks a rule.
     let events = [told("0", OBJECT_ID, new.event)?, told("w.id", "w.slug", new.own_event)?];
@@ -131,7 +130,7 @@ async fn change(env: &Env, update: Statement, slug: &str, event: &Event) -> Resu
     // Of the workspaces that had the slug, the last one: no other can be live or within its grace period.
     let rest = "FROM workspaces w WHERE w.slug = :slug AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
     let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole("0", ":event", rest) };
-    let told = Statement::new(insert.sql()).bind("slug", slug).bind("event", audit::text(event)?);
+    let told = Statement::new(insert.sql()).bind_all(params! { slug, event: audit::text(event)? });
     let results = db::batch(env, vec![update, told]).await?;
     db::first_value(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
 }
@@ -149,13 +148,7 @@ pub async fn mark_deleted(
     let sql =
         "UPDATE workspaces SET deleted_at = coalesce(deleted_at, :now), purge_at = :purge_at, is_purging = :is_now
         WHERE slug = :slug AND is_purging = 0 AND (deleted_at IS NULL OR :is_now) RETURNING id";
-    change(
-        env,
-        Statement::new(sql).bind("slug", slug).bind("now", now).bind("purge_at", purge_at).bind("is_now", is_now),
-        slug,
-        event,
-    )
-    .await
+    change(env, Statement::new(sql).bind_all(params! { slug, now, purge_at, is_now }), slug, event).await
 }
 
 /// Makes a workspace within its grace period a live one again; its id, or `None` if there is none.
