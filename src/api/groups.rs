@@ -27,7 +27,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/iam/groups/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_number(Error::not_found), groups::one).await
+    one_of(call, anybody, call.path_number(Error::not_found), groups::one).await
 }
 
 /// What a name that another group has is to the client.
@@ -179,7 +179,7 @@ pub async fn list_memberships(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/iam/memberships/<id>/`.
 pub async fn retrieve_membership(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_id(Error::not_found), groups::membership).await
+    one_of(call, anybody, call.path_id(Error::not_found), groups::membership).await
 }
 
 /// What a replay of a new membership shows.

@@ -34,11 +34,16 @@ use crate::http::response::Reply;
 use crate::store::list::List;
 use crate::store::scope::Query;
 
-/// Answers with one resource that the caller sees, by its id.
-async fn one_of<Id>(call: &Call, id: Result<Id, Error>, query: impl FnOnce(Id) -> Query) -> Result<Reply, Error> {
+/// Answers with one resource, by its id, to those who are permitted it.
+async fn one_of<Id>(
+    call: &Call,
+    permit: impl Fn(&Caller) -> Result<(), Error>,
+    id: Result<Id, Error>,
+    query: impl FnOnce(Id) -> Query,
+) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
-    let id = credential.checked(id).await?;
-    let (_, resource) = credential.read(query(id)).await?;
+    let (caller, resource) = credential.read(query(credential.checked(id).await?)).await?;
+    permit(&caller)?;
     resource.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
@@ -74,7 +79,7 @@ fn location_of(call: &Call, collection: &str, json: &str) -> Result<String, Erro
     Ok(location(call, collection, id))
 }
 
-/// Lets everybody have a list, which holds what is theirs.
+/// Lets everybody read what is theirs.
 fn anybody(_: &Caller) -> Result<(), Error> {
     Ok(())
 }

@@ -8,7 +8,7 @@ use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
 
 use super::idempotency::{self, Kept, Once, Written};
-use super::{location, page_of, servers as api_servers, staff, staff_only};
+use super::{location, one_of, page_of, servers as api_servers, staff, staff_only};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
@@ -23,11 +23,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/servers/registration-tokens/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (caller, token) = credential.read(registration_tokens::one(id)).await?;
-    staff(&caller)?;
-    token.map(Reply::ok_text).ok_or_else(Error::not_found)
+    one_of(call, staff, call.path_id(Error::not_found), registration_tokens::one).await
 }
 
 /// What a replay of a creation shows.

@@ -36,7 +36,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::own_server(call).await;
     }
-    one_of(call, call.path_id(Error::not_found), servers::one).await
+    one_of(call, anybody, call.path_id(Error::not_found), servers::one).await
 }
 
 /// A new key for an agent, with its hash.

@@ -151,7 +151,6 @@ pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     if caller.kind == farhand_domain::caller::Kind::ApiToken {
         return Err(Error::new(Kind::Forbidden, "Only a login token can log out.").code(Code::PermissionDenied));
     }
-    credential.forget_login_token();
     Reply::ok(&Value::Null)
 }
 
@@ -162,7 +161,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/auth/sessions/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_id(Error::not_found), sessions::one).await
+    one_of(call, anybody, call.path_id(Error::not_found), sessions::one).await
 }
 
 /// `DELETE /api/auth/sessions/<id>/`: refuses the session's token from the next request on. The waiting commands that it created
@@ -180,9 +179,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     };
     let event = call.event()?.on(Some(id.to_string()), None).details(json!({"keep_scheduled": keep_scheduled}));
     let batch = sessions::delete(&credential.scope, id, keep_scheduled, &event)?;
-    let (_, token_hash) = credential.write(batch).await?;
-    let token_hash = token_hash.ok_or_else(Error::not_found)?;
-    credential::forget_login_tokens(call, call.workspace()?, vec![token_hash]);
+    let (_, ended) = credential.write(batch).await?;
+    ended.ok_or_else(Error::not_found)?;
     if !keep_scheduled {
         credential::cancel_revoked(call);
     }

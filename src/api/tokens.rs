@@ -66,7 +66,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/auth/tokens/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_id(Error::not_found), api_tokens::one).await
+    one_of(call, anybody, call.path_id(Error::not_found), api_tokens::one).await
 }
 
 /// `PUT /api/auth/tokens/<id>/`: everything but the key; what is left out is as in a new token.

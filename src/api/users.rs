@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::change::{changed_fields, find, retry};
 use super::idempotency::{self, Kept, Once, Written};
-use super::{anybody, location_of, page_of, staff_only};
+use super::{anybody, location_of, one_of, page_of, staff_only};
 use crate::auth::credential::Credential;
 use crate::auth::guesses;
 use crate::auth::hashing;
@@ -34,10 +34,7 @@ pub fn target(call: &Call) -> Result<Target, Error> {
 
 /// `GET` one: everyone reads all users of their workspace.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let target = credential.checked(target(call)).await?;
-    let (_, user) = credential.read(users::one(&target)).await?;
-    user.map(Reply::ok_text).ok_or_else(Error::not_found)
+    one_of(call, anybody, target(call), users::one).await
 }
 
 /// `GET` the list: the workspace's users, oldest first.

@@ -127,7 +127,7 @@ impl<'a> Credential<'a> {
         let Some(me) = who.me else {
             API_TOKENS.with_borrow_mut(|known| known.remove(&self.scope.hash));
             if entry.is_some() {
-                self.forget_login_token();
+                forget_login_tokens(self.call, self.scope.workspace, vec![self.scope.hash.clone()]);
             }
             return Err(Error::invalid_token());
         };
@@ -181,11 +181,6 @@ impl<'a> Credential<'a> {
     fn may_write_entry(&self) -> bool {
         let hash = self.scope.hash.clone();
         WRITTEN.with_borrow_mut(|written| written.is_due(hash, self.scope.now, KV_SETTLES_WITHIN))
-    }
-
-    /// After the response: removes the token's KV entry, as D1 has no such session any more.
-    pub fn forget_login_token(&self) {
-        forget_login_tokens(self.call, self.scope.workspace, vec![self.scope.hash.clone()]);
     }
 
     /// Looks the credential up, and does nothing else.

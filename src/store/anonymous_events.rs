@@ -37,9 +37,6 @@ fn counted(action: &str) -> String {
 
 /// The statements that count an anonymous event, and write one for all that were counted if none of the same action and object was
 /// written within the last minute.
-///
-/// # Errors
-/// None that an event can have.
 pub fn anonymous(workspace_id: i64, event: &Event, now: Timestamp) -> Result<Vec<Statement>, Error> {
     let object = event.object.as_ref().and_then(|object| object.id.clone()).unwrap_or_default();
     let count = "INSERT INTO anonymous_events (workspace_id, action, object_id, pending, written_at)
@@ -70,9 +67,6 @@ fn write_pending(workspace_id: i64, object: &str, event: &Event, now: Timestamp)
 
 /// The statements that do what [`anonymous`] does for a reset request, behind its insert. The event's object is the user of this
 /// request; `users` in its details are those of all that were counted. So the work is the same for every address.
-///
-/// # Errors
-/// None that an event can have.
 pub fn after_reset_request(id: Uuid, event: &Event, now: Timestamp) -> Result<Vec<Statement>, Error> {
     let count = "INSERT INTO anonymous_events (workspace_id, action, object_id, pending, written_at)
         SELECT r.workspace_id, :action, '', 1, '' FROM reset_requests r WHERE r.id = :id AND changes() > 0
@@ -98,18 +92,11 @@ pub fn after_reset_request(id: Uuid, event: &Event, now: Timestamp) -> Result<Ve
 }
 
 /// Carries out the statements of [`anonymous`].
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn write_anonymous(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
-    db::batch(env, statements).await?;
-    Ok(())
+    db::execute_all(env, statements).await
 }
 
 /// Writes what was counted and is overdue, since no further event of its kind came. Returns the workspaces.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error> {
     #[derive(Deserialize)]
     struct Overdue {

@@ -64,9 +64,6 @@ fn acl_text(acl: Option<&Acl>) -> Result<Option<String>, Error> {
 }
 
 /// Adds an access control list to the details of an event.
-///
-/// # Errors
-/// None that a list can have.
 pub fn tell_acl(event: &mut Event, acl: Option<&Acl>) -> Result<(), Error> {
     let mut fields = Acl::in_event(acl)?;
     if let Some(details) = event.details.as_object_mut() {
@@ -159,13 +156,13 @@ fn before_update(scope: &Scope<'_>, mut event: Event, changes: &TokenChanges) ->
         changes.acl.as_ref().map(|acl| tell_acl(&mut event, acl.as_ref()).map(|()| old.as_str())).transpose()?;
     let rest = format!("{CHANGED} WHERE {}", may_change("d"));
     let insert = Insert { object_name: Some("d.name"), details, rest: &rest, ..Insert::by_me() };
-    Ok(bind_change(scope.statement(&insert.sql()).bind("event", audit::text(&event)?), changes))
+    Ok(bind_change(insert.statement(scope, &event)?, changes))
 }
 
 /// Deletes a token of the caller. The event takes the token's name before that.
 pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error> {
     let insert = Insert { object_name: Some("d.name"), rest: CHANGED, ..Insert::by_me() };
-    let event = scope.statement(&insert.sql()).bind("event", audit::text(event)?);
+    let event = insert.statement(scope, event)?;
     let delete = scope
         .statement(
             "DELETE FROM api_tokens WHERE id = :id AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
@@ -178,6 +175,5 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error
 /// Notes that a token was used.
 pub async fn touch(env: &Env, workspace_id: i64, id: Uuid, now: Timestamp) -> Result<(), Error> {
     let sql = "UPDATE api_tokens SET last_used_at = :now WHERE workspace_id = :workspace_id AND id = :id";
-    db::run(env, Statement::new(sql).bind_all(params! { workspace_id, id, now })).await?;
-    Ok(())
+    db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, id, now })).await
 }

@@ -63,6 +63,11 @@ impl Insert<'static> {
 }
 
 impl Insert<'_> {
+    /// The statement for an event of the caller.
+    pub fn statement(&self, scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
+        Ok(scope.statement(&self.sql()).bind("event", text(event)?))
+    }
+
     /// The statement's text.
     pub fn sql(&self) -> String {
         let Self { workspace, event, rest, .. } = self;
@@ -88,9 +93,6 @@ impl Insert<'_> {
 }
 
 /// An event as the parameter that [`Insert::event`] names.
-///
-/// # Errors
-/// None that an event can have.
 pub fn text(event: &Event) -> Result<String, Error> {
     Ok(serde_json::to_string(event)?)
 }
@@ -103,7 +105,7 @@ pub fn after_change(workspace_id: i64, event: &Event) -> Result<db::Statement, E
 
 /// The same for an event of the caller's, who is still there after the change.
 pub fn after_change_by(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
-    Ok(scope.statement(&Insert::by_me().sql()).bind("event", text(event)?))
+    Insert::by_me().statement(scope, event)
 }
 
 /// What has an id that counts within its workspace.
@@ -121,23 +123,16 @@ pub fn after_insert_by(scope: &Scope<'_>, what: Numbered, event: &Event) -> Resu
         Numbered::User => "(SELECT CAST(w.last_user_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)",
         Numbered::Group => "(SELECT CAST(w.last_group_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)",
     };
-    let insert = Insert { object_id: Some(id), ..Insert::by_me() };
-    Ok(scope.statement(&insert.sql()).bind("event", text(event)?))
+    Insert { object_id: Some(id), ..Insert::by_me() }.statement(scope, event)
 }
 
 /// An event of Farhand's own, that no request is the cause of.
-///
-/// # Errors
-/// There are no random bytes for its id.
 pub fn of_service(action: &str) -> Result<Event, Error> {
     let now = platform::now();
     Ok(Event::new(platform::new_id(now)?, now, Default::default(), action).by(ActorType::Service, None, None))
 }
 
 /// Stores an event of which there is nothing else in D1, of a workspace that exists, or of the region cell.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), Error> {
     let rest = "WHERE :workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL)";
     let insert = Insert::whole(":workspace_id", ":event", rest);
@@ -197,9 +192,6 @@ pub fn list(filter: EventFilter) -> List {
 }
 
 /// A page of the events of a chain that is no workspace's, newest first, as a JSON array, and how many there are.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn list_of_cell(env: &Env, workspace: i64, filter: EventFilter, page: Page) -> Result<(String, u64), Error> {
     let List { select, .. } = events(filter, "true");
     let sql = format!("WITH me AS (SELECT :workspace_id AS workspace_id){}", select.text(&[]));

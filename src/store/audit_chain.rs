@@ -21,9 +21,6 @@ fn read_rows(result: &worker::D1Result) -> Result<Vec<Row>, Error> {
 }
 
 /// The next events of a workspace that are not sealed, in the order in which they were written; none of one that is gone.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn unsealed(env: &Env, workspace_id: i64, limit: u64) -> Result<Vec<Row>, Error> {
     let sql = format!(
         "SELECT {} AS body FROM audit_events e WHERE e.workspace_id = :workspace_id AND e.link IS NULL
@@ -35,16 +32,12 @@ pub async fn unsealed(env: &Env, workspace_id: i64, limit: u64) -> Result<Vec<Ro
 }
 
 /// Writes seals to their events. Those that are there already stay as they are.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn write_seals(env: &Env, workspace_id: i64, seals: &[Seal]) -> Result<(), Error> {
     // With a plus no index is looked at: by its number is the way to each row.
     let sql = "UPDATE audit_events SET link = s.value ->> 'link', hash = s.value ->> 'hash' FROM json_each(:seals) s
         WHERE audit_events.seq = s.value ->> 'seq' AND +audit_events.workspace_id = :workspace_id
         AND audit_events.id = s.value ->> 'id' AND +audit_events.link IS NULL";
-    db::run(env, Statement::new(sql).bind_all(params! { workspace_id, seals: Value::list(seals) })).await?;
-    Ok(())
+    db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, seals: Value::list(seals) })).await
 }
 
 /// Some links of a chain, and what there is beside them.
@@ -60,9 +53,6 @@ pub struct Links {
 }
 
 /// Reads the links of a workspace's chain from the `first` to the `last`, and what is behind its `end`.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end: i64) -> Result<Links, Error> {
     // Each table is sorted and limited on its own, by its index. Otherwise SQLite reads every matching row and sorts them.
     let select = |which: &str, order: &str| {
@@ -99,16 +89,12 @@ pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end:
 }
 
 /// Deletes the links of a workspace up to one of them.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(), Error> {
     let delete = |table: &str| {
         let sql = format!("DELETE FROM {table} WHERE workspace_id = :workspace_id AND link <= :last");
         Statement::new(sql).bind_all(params! { workspace_id, last })
     };
-    db::batch(env, vec![delete("audit_events"), delete("audit_expired")]).await?;
-    Ok(())
+    db::execute_all(env, vec![delete("audit_events"), delete("audit_expired")]).await
 }
 
 /// SQL for when the first anonymous event of a workspace happened that is sealed and not expired.
@@ -120,9 +106,6 @@ fn first_anonymous(workspace: &str) -> String {
 }
 
 /// The first sealed anonymous events of a workspace, in the order of the chain; none if the first happened after `until`.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn first_anonymous_links(
     env: &Env,
     workspace_id: i64,
@@ -140,9 +123,6 @@ pub async fn first_anonymous_links(
 }
 
 /// Deletes anonymous events. Of each, its hash and its digest stay.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn expire(env: &Env, workspace_id: i64, rows: &[Row]) -> Result<(), Error> {
     let rows = Value::list(rows.iter().map(|row| json!({"seq": row.seq, "digest": row.digest()})));
     let statement = |sql: &str| {
@@ -158,14 +138,10 @@ pub async fn expire(env: &Env, workspace_id: i64, rows: &[Row]) -> Result<(), Er
         WHERE +e.workspace_id = :workspace_id AND +e.actor_type = 'anonymous' AND +e.link > 0";
     let delete = "DELETE FROM audit_events WHERE seq IN (SELECT r.value ->> 'seq' FROM json_each(:rows) r)
         AND +workspace_id = :workspace_id AND +actor_type = 'anonymous' AND +link > 0";
-    db::batch(env, vec![statement(insert), statement(delete)]).await?;
-    Ok(())
+    db::execute_all(env, vec![statement(insert), statement(delete)]).await
 }
 
 /// Any workspace, or rather one that another comes after: where a look at them may begin.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn some_workspace(env: &Env) -> Result<i64, Error> {
     let sql = "SELECT abs(random() % (coalesce(max(id), 0) + 1)) - 1 AS id FROM workspaces";
     Ok(db::first_value(&db::run(env, Statement::new(sql)).await?)?.unwrap_or(-1))
@@ -181,9 +157,6 @@ pub struct KeptUntil {
 }
 
 /// The next workspaces after one, up to another, that have events to be sealed or deleted, and the cell's own chain likewise.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn workspaces_to_seal(
     env: &Env,
     (after, last): (i64, Option<i64>),

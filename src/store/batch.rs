@@ -16,6 +16,8 @@ pub enum Part {
     Reply,
     /// Its `body` is the hashes of the login tokens that the change ends, as a JSON array.
     EndedTokens,
+    /// It makes the change, which is the end of login tokens: its `body` is both.
+    End,
 }
 
 /// The statements of one change, in their order. Without a [`Part::Reply`], the `body` of the [`Part::Change`] is the reply.
@@ -42,6 +44,11 @@ impl Batch {
     /// what it deleted gone. The event must not read `changes()`: its `Insert::rest` has a condition of its own.
     pub fn change_after_event(self, event: impl Into<Statement>, change: impl Into<Statement>) -> Self {
         self.then(event).add(Part::Change, change)
+    }
+
+    /// The same for the deletion of a session, which has its token's hash in a JSON array as its `body`.
+    pub fn end_after_event(self, event: impl Into<Statement>, end: impl Into<Statement>) -> Self {
+        self.then(event).add(Part::End, end)
     }
 
     /// A statement that selects the reply.
@@ -79,6 +86,7 @@ impl BatchResult {
                 Part::Change => change = body,
                 Part::Reply => reply = Some(body),
                 Part::EndedTokens => ended_tokens = body,
+                Part::End => (change, ended_tokens) = (body.clone(), body),
             }
         }
         let is_changed = change.is_some();
@@ -122,5 +130,8 @@ mod tests {
     fn an_event_may_come_first() {
         let batch = Batch::default().change_after_event(sql("event"), sql("delete"));
         assert_eq!(result(batch, &[None, Some("id")]).reply.as_deref(), Some("id"));
+        let batch = || Batch::default().end_after_event(sql("event"), sql("delete"));
+        assert_eq!(result(batch(), &[None, Some("[]")]).ended_tokens.as_deref(), Some("[]"));
+        assert_eq!(result(batch(), &[None, None]), BatchResult::default());
     }
 }

@@ -138,18 +138,22 @@ pub async fn run(env: &Env, statement: impl Into<Statement>) -> Result<D1Result,
     Ok(result)
 }
 
+/// Runs one statement whose result is not used.
+pub async fn execute(env: &Env, statement: impl Into<Statement>) -> Result<(), Error> {
+    Ok(run(env, statement).await.map(drop)?)
+}
+
+/// Runs statements whose results are not used, as [`batch`].
+pub async fn execute_all(env: &Env, statements: Vec<impl Into<Statement>>) -> Result<(), Error> {
+    Ok(batch(env, statements).await.map(drop)?)
+}
+
 /// The rows of a result.
-///
-/// # Errors
-/// Rows of another form: our own fault.
 pub fn rows<T: DeserializeOwned>(result: &D1Result) -> Result<Vec<T>, Error> {
     Ok(result.results()?)
 }
 
 /// The values of a result that has one column.
-///
-/// # Errors
-/// Rows of another form: our own fault.
 pub fn column<T: DeserializeOwned>(result: &D1Result) -> Result<Vec<T>, Error> {
     Ok(rows::<HashMap<String, T>>(result)?.into_iter().flat_map(HashMap::into_values).collect())
 }
@@ -160,26 +164,17 @@ pub fn returned(object: &str, alias: &str) -> String {
 }
 
 /// How many rows a statement changed, without those that triggers changed.
-///
-/// # Errors
-/// D1 did not report it.
 pub fn changes(result: &D1Result) -> Result<usize, Error> {
     let meta = result.meta()?;
     meta.and_then(|meta| meta.changes).ok_or_else(|| Error::internal("D1 gave no number of changes"))
 }
 
 /// The first value of a result that has one column.
-///
-/// # Errors
-/// Rows of another form: our own fault.
 pub fn first_value<T: DeserializeOwned>(result: &D1Result) -> Result<Option<T>, Error> {
     Ok(column(result)?.into_iter().next())
 }
 
 /// The first row of a result.
-///
-/// # Errors
-/// Rows of another form: our own fault.
 pub fn first<T: DeserializeOwned>(result: &D1Result) -> Result<Option<T>, Error> {
     Ok(rows(result)?.into_iter().next())
 }

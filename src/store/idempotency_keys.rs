@@ -61,9 +61,6 @@ pub fn insert(
 const OPERATOR: &str = "workspace_id = 0 AND user_id = 0";
 
 /// The operator's earlier request with the key of a hash, made after `since`, as `{request, answer}`.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn earlier_of_operator(env: &Env, key_hash: &str, since: Timestamp) -> Result<Option<String>, Error> {
     let sql = format!(
         "SELECT json_object('request', request_hash, 'answer', json(answer)) AS body FROM idempotency_keys
@@ -91,9 +88,6 @@ pub fn insert_of_operator(
 }
 
 /// Deletes expired rows, at most [`PURGE_STEPS`] times [`PURGED_AT_ONCE`].
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn purge(env: &Env) -> Result<(), Error> {
     let sql = format!(
         "DELETE FROM idempotency_keys WHERE rowid IN (

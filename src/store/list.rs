@@ -57,9 +57,6 @@ pub fn bind_page(statement: Statement, page: Page) -> Statement {
 }
 
 /// Reads the rows of [`Select::text`]: the items as a JSON array, and the number of all.
-///
-/// # Errors
-/// Rows of another form: our own fault.
 pub fn read(result: &D1Result) -> Result<(String, Option<u64>), Error> {
     #[derive(Deserialize)]
     struct Row {

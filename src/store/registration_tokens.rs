@@ -97,7 +97,7 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error
     let rest = "FROM me CROSS JOIN registration_tokens t ON t.id = :event ->> '$.object.id'
         AND t.workspace_id = me.workspace_id WHERE me.is_staff OR me.is_superuser";
     let insert = Insert { object_name: Some("t.name"), rest, ..Insert::by_me() };
-    let event = scope.statement(&insert.sql()).bind("event", audit::text(event)?);
+    let event = insert.statement(scope, event)?;
     Ok(Batch::default().change_after_event(event, delete))
 }
 
@@ -210,9 +210,6 @@ fn has_full_group() -> String {
 }
 
 /// Registers a server with a token, and uses the token once; `None` where there is a [`refusal`], or no name is left.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn register(
     env: &Env,
     workspace: &str,

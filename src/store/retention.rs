@@ -63,9 +63,6 @@ pub struct Looked {
 }
 
 /// Looks through the next workspaces after one for commands that were over at a moment.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<Looked, Error> {
     let sql = format!(
         "WITH next AS (SELECT id FROM workspaces WHERE id > :after AND deleted_at IS NULL ORDER BY id LIMIT {WORKSPACES})
@@ -78,9 +75,6 @@ pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<L
 }
 
 /// The first commands of a workspace after a place that were over at a moment, so many.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp, most: u64) -> Result<Vec<Due>, Error> {
     let sql = "SELECT c.id, c.server_id, c.requested_by, c.shell, c.handled_at
         FROM commands c INDEXED BY commands_by_handled
@@ -101,9 +95,6 @@ pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp,
 ///   few that all of them can be looked at. Else the row stays until the server has none, and nobody finds anything by it.
 ///
 /// A command that is made at the same time is there before or after all of this, and is counted anew.
-///
-/// # Errors
-/// D1 did not do it, or whether it did is not known.
 pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Timestamp) -> Result<(), Error> {
     let ids: Vec<_> = commands.iter().map(|due| due.id.as_str()).collect();
     let servers: BTreeSet<_> = commands.iter().map(|due| due.server_id.as_str()).collect();
@@ -181,6 +172,5 @@ pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Time
             json!(servers),
         ),
     ];
-    db::batch(env, statements).await?;
-    Ok(())
+    db::execute_all(env, statements).await
 }

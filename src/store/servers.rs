@@ -327,6 +327,5 @@ pub async fn delete(env: &Env, workspace_id: i64, ids: &[String]) -> Result<(), 
         );
         Statement::new(sql).bind_all(params! { workspace_id, ids: Value::list(ids) })
     };
-    db::batch(env, vec![delete("servers"), delete("gone_servers")]).await?;
-    Ok(())
+    db::execute_all(env, vec![delete("servers"), delete("gone_servers")]).await
 }

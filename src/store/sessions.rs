@@ -110,30 +110,30 @@ pub async fn insert(
 pub fn delete_own(scope: &Scope<'_>, event: &Event) -> Result<Batch, Error> {
     let id = Some("me.credential_id");
     let insert = Insert { object_id: id, rest: "FROM me WHERE me.kind = 'session'", ..Insert::by_me() };
-    let event = scope.statement(&insert.sql()).bind("event", audit::text(event)?);
+    let event = insert.statement(scope, event)?;
     let delete = scope.statement(
         "DELETE FROM sessions WHERE (workspace_id, id) IN (SELECT workspace_id, credential_id FROM me WHERE kind = 'session')
-         RETURNING id AS body",
+         RETURNING json_array(token_hash) AS body",
     );
-    Ok(Batch::default().change_after_event(event, delete))
+    Ok(Batch::default().end_after_event(event, delete))
 }
 
-/// Ends a live session of the caller, which may be the calling one. The reply is the hash of its token. Unless the scheduled
+/// Ends a live session of the caller, which may be the calling one. Unless the scheduled
 /// commands are kept, the session counts as revoked: its waiting commands must not be delivered.
 pub fn delete(scope: &Scope<'_>, id: Uuid, keep_scheduled: bool, event: &Event) -> Result<Batch, Error> {
     let rest = "FROM me CROSS JOIN sessions s ON s.id = :event ->> '$.object.id' AND s.expires_at > :dead_until
         AND s.workspace_id = me.workspace_id AND s.user_id = me.user_id";
     let insert = Insert { rest, ..Insert::by_me() };
-    let event = scope.statement(&insert.sql()).bind("event", audit::text(event)?);
+    let event = insert.statement(scope, event)?;
     let delete = scope
         .statement(
             "DELETE FROM sessions WHERE id = :id AND expires_at > :dead_until
              AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
-             RETURNING token_hash AS body",
+             RETURNING json_array(token_hash) AS body",
         )
         .bind("id", id);
     let batch = if keep_scheduled { Batch::default() } else { Batch::default().then(revoke(scope, id)) };
-    Ok(batch.change_after_event(event, delete))
+    Ok(batch.end_after_event(event, delete))
 }
 
 /// The statement that marks a live session of the caller as revoked.
@@ -216,8 +216,7 @@ pub async fn settle(env: &Env, revoked: &Revoked) -> Result<(), Error> {
     let statement = Statement::new(sql).bind_all(params! {
         workspace_id: revoked.workspace_id, sessions: Value::list(&revoked.sessions),
     });
-    db::run(env, statement).await?;
-    Ok(())
+    db::execute(env, statement).await
 }
 
 /// For how long a revoked session is remembered after its commands are cancelled, in seconds: longer than any request that
@@ -237,8 +236,7 @@ pub async fn forget_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
     let statement = Statement::new(sql).bind_all(params! {
         until: now.plus_seconds(-REMEMBERED_FOR), limit: FORGOTTEN_AT_ONCE,
     });
-    db::run(env, statement).await?;
-    Ok(())
+    db::execute(env, statement).await
 }
 
 /// How many KV entries are removed at once with their sessions. Those beyond go by themselves: they grant nothing.
@@ -253,9 +251,6 @@ pub fn token_hashes(workspace_id: &str, user_id: &str) -> String {
 }
 
 /// Reads the array that [`token_hashes`] gives.
-///
-/// # Errors
-/// It is of another form: our own fault.
 pub fn read_token_hashes(array: Option<String>) -> Result<Vec<String>, Error> {
     Ok(array.map_or(Ok(vec![]), |array| serde_json::from_str(&array))?)
 }
@@ -270,6 +265,5 @@ pub async fn refresh(
 ) -> Result<(), Error> {
     let sql = "UPDATE sessions SET refreshed_at = :now, expires_at = :expires_at
         WHERE workspace_id = :workspace_id AND id = :id AND expires_at < :expires_at";
-    db::run(env, Statement::new(sql).bind_all(params! { workspace_id, id, now, expires_at })).await?;
-    Ok(())
+    db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, id, now, expires_at })).await
 }

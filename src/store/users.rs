@@ -94,7 +94,7 @@ impl Target {
 }
 
 /// The user object.
-pub fn one(target: &Target) -> Query {
+pub fn one(target: Target) -> Query {
     target.query(format!("(SELECT {OBJECT} FROM users u WHERE {})", target.condition()))
 }
 

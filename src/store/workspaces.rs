@@ -161,8 +161,7 @@ pub async fn undelete(env: &Env, slug: &str, event: &Event) -> Result<Option<i64
 /// Begins the purge of the workspaces whose grace period is over.
 pub async fn begin_due_purges(env: &Env, now: Timestamp) -> Result<(), Error> {
     let sql = "UPDATE workspaces SET is_purging = 1 WHERE purge_at <= :now AND is_purging = 0";
-    db::run(env, Statement::new(sql).bind("now", now)).await?;
-    Ok(())
+    db::execute(env, Statement::new(sql).bind("now", now)).await
 }
 
 /// A workspace whose slug is taken.
@@ -265,6 +264,5 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
     }
     let sql = format!("DELETE FROM workspaces WHERE id = ?1{nothing_left}");
     statements.push(db::Statement::new(sql).bind(workspace_id));
-    db::batch(env, statements).await?;
-    Ok(())
+    db::execute_all(env, statements).await
 }
