@@ -9,6 +9,7 @@
 
 use farhand_domain::caller::Caller;
 use farhand_domain::error::{Error, Kind};
+use farhand_domain::fields::Fields;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -25,6 +26,24 @@ pub enum Extent {
     Whole,
     /// `PATCH`: the given fields.
     Partial,
+}
+
+impl Extent {
+    /// Reads the fields in the way that fits.
+    ///
+    /// # Errors
+    /// Those of the reader.
+    pub fn read<T>(
+        self,
+        fields: Fields,
+        whole: impl FnOnce(Fields) -> Result<T, Error>,
+        partial: impl FnOnce(Fields) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        match self {
+            Self::Whole => whole(fields),
+            Self::Partial => partial(fields),
+        }
+    }
 }
 
 /// Makes attempts until one returns something.

@@ -3,7 +3,6 @@
 use farhand_domain::audit::show_ids;
 use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
-use farhand_domain::fields::Fields;
 use farhand_domain::group::{
     self, GroupChanges, GroupFilter, Membership, MembershipChange, MembershipFilter, NewMembership, Role, Standing,
 };
@@ -99,35 +98,22 @@ fn membership_details(membership: Membership, role: Role) -> Value {
     json!({"group": membership.group, "user": membership.user, "role": role.as_str()})
 }
 
-/// `PUT /api/iam/groups/<id>/`: everything.
-pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Extent::Whole).await
-}
-
-/// `PATCH /api/iam/groups/<id>/`: the given fields.
-pub async fn update(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Extent::Partial).await
-}
-
 /// What the caller may do in a group.
 fn standing(caller: &Caller, role: Option<Role>) -> Standing {
     Standing { is_staff: caller.is_staff_or_superuser(), role }
 }
 
-/// Changes a group.
+/// `PUT` and `PATCH /api/iam/groups/<id>/`.
 ///
 /// 1. Finds caller and group. A caller who may not change it is refused before the input is looked at.
 /// 2. Only staff change its servers (contract 5). To name the same servers is no change. A `PUT` without servers removes them if
 ///    the caller is staff, and keeps them otherwise.
 /// 3. Writes, if the caller still may.
-async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
+pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_number(Error::not_found)).await?;
-    let input = fields.and_then(match extent {
-        Extent::Whole => GroupChanges::read_all,
-        Extent::Partial => GroupChanges::read,
-    });
+    let input = fields.and_then(|fields| extent.read(fields, GroupChanges::read_all, GroupChanges::read));
     let servers = input.as_ref().ok().and_then(|changes| changes.servers.clone()).unwrap_or_default();
     let attempt = async || {
         let (caller, found) = find::<ForChange>(&credential, groups::for_change(id, &servers)).await?;
@@ -239,16 +225,6 @@ fn joined(failure: Failure) -> Error {
     }
 }
 
-/// `PUT /api/iam/memberships/<id>/`.
-pub async fn replace_membership(call: &mut Call) -> Result<Reply, Error> {
-    change_membership(call, MembershipChange::read_all).await
-}
-
-/// `PATCH /api/iam/memberships/<id>/`.
-pub async fn update_membership(call: &mut Call) -> Result<Reply, Error> {
-    change_membership(call, MembershipChange::read).await
-}
-
 /// Finds caller and membership, and what the caller may do in its group.
 async fn find_membership(
     credential: &Credential<'_>,
@@ -259,15 +235,12 @@ async fn find_membership(
     Ok((caller, standing, found))
 }
 
-/// Gives a membership another role. A caller who may not is refused before the input is looked at.
-async fn change_membership(
-    call: &mut Call,
-    read: impl FnOnce(Fields) -> Result<MembershipChange, Error>,
-) -> Result<Reply, Error> {
+/// `PUT` and `PATCH /api/iam/memberships/<id>/`: gives a membership another role. A caller who may not is refused before the input is looked at.
+pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let input = fields.and_then(read);
+    let input = fields.and_then(|fields| extent.read(fields, MembershipChange::read_all, MembershipChange::read));
     let attempt = async || {
         let (_, standing, found) = find_membership(&credential, id).await?;
         let membership = found.membership;

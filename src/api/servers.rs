@@ -138,16 +138,6 @@ pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), E
     Ok(())
 }
 
-/// `PUT /api/servers/servers/<id>/`: its name, its groups and its owner.
-pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Extent::Whole).await
-}
-
-/// `PATCH /api/servers/servers/<id>/`: the given fields.
-pub async fn update(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Extent::Partial).await
-}
-
 /// Who changes servers (contract 5, Run-as).
 const EDITS: &str = "Only staff and the server's owner may change or delete it.";
 
@@ -165,24 +155,21 @@ async fn for_change(
     if found.is_editable { Ok((caller, found)) } else { Err(Error::permission_denied(EDITS)) }
 }
 
-/// Changes a server.
+/// `PUT` and `PATCH /api/servers/servers/<id>/`: its name, its groups and its owner.
 ///
 /// 1. Finds caller and server. A caller who may not change it is refused before the input is looked at.
 /// 2. Only staff change its groups (contract 5). To name the same groups is no change. A `PUT` without groups removes them if the
 ///    caller is staff, and keeps them otherwise.
 /// 3. Only superusers change its owner. To name the same owner is no change. A `PUT` without an owner keeps it.
 /// 4. Writes, if the caller still may.
-async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
+pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::denied(call).await;
     }
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let input = fields.and_then(match extent {
-        Extent::Whole => ServerChanges::read_all,
-        Extent::Partial => ServerChanges::read,
-    });
+    let input = fields.and_then(|fields| extent.read(fields, ServerChanges::read_all, ServerChanges::read));
     let groups = input.as_ref().ok().and_then(|changes| changes.groups.clone()).unwrap_or_default();
     let owner = input.as_ref().ok().and_then(|changes| changes.owner).flatten();
     let attempt = async || {

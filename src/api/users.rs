@@ -1,11 +1,10 @@
 //! Users (contract 5): under `/api/iam/users/` by id, with `-` for the caller, and under `/api/users/users/` by name.
 
 use farhand_domain::error::{Error, FieldErrors};
-use farhand_domain::fields::Fields;
 use farhand_domain::user::{self, Account, Changes, Filter, Proof};
 use serde_json::{Value, json};
 
-use super::change::{changed_fields, find, retry};
+use super::change::{Extent, changed_fields, find, retry};
 use super::idempotency::{self, Kept, Once, Written};
 use super::{anybody, location_of, one_of, page_of, staff_only};
 use crate::auth::credential::Credential;
@@ -134,26 +133,16 @@ fn details(account: &Account, changes: &Changes) -> Value {
     details
 }
 
-/// `PUT`: everything but the password.
-pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Changes::read_all).await
-}
-
-/// `PATCH`: the given fields.
-pub async fn update(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Changes::read).await
-}
-
-/// Changes a user.
+/// `PUT` and `PATCH`: everything but the password.
 ///
 /// 1. Finds caller and user. A user whom the caller may not change at all is refused before the input is looked at.
 /// 2. Decides by contract 5, and checks the caller's password if the change needs it.
 /// 3. Writes, if caller and user are still what was decided on.
-async fn change(call: &mut Call, read: impl FnOnce(Fields) -> Result<Changes, Error>) -> Result<Reply, Error> {
+pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let target = credential.checked(target(call)).await?;
-    let input = fields.and_then(read);
+    let input = fields.and_then(|fields| extent.read(fields, Changes::read_all, Changes::read));
     let attempt = async || {
         let (caller, found) = find::<Found>(&credential, users::find(&target)).await?;
         let (rank, account) = (caller.rank(), &found.account);

@@ -57,7 +57,7 @@ fn remember(known: &mut HashSet<String>, hash: &str) {
     known.insert(hash.to_owned());
 }
 
-/// A token that was sent, not looked up yet.
+/// A token that was sent, not looked up yet. Each method that asks D1 refuses a credential that is not alive.
 pub struct Credential<'a> {
     call: &'a Call,
     /// What its statements are limited to.
@@ -184,9 +184,6 @@ impl<'a> Credential<'a> {
     }
 
     /// Looks the credential up, and does nothing else.
-    ///
-    /// # Errors
-    /// The credential is not alive.
     pub async fn check(&self) -> Result<Caller, Error> {
         let (caller, ..) = self.resolve(self.scope.check(), vec![]).await?;
         Ok(caller)
@@ -194,9 +191,6 @@ impl<'a> Credential<'a> {
 
     /// Passes on input that was read before the credential was looked up; where it is bad, the credential's own
     /// refusal comes first (contract 3, order of refusals).
-    ///
-    /// # Errors
-    /// The credential is not alive, or else the input's own error.
     pub async fn checked<T>(&self, input: Result<T, Error>) -> Result<T, Error> {
         match input {
             Ok(input) => Ok(input),
@@ -208,27 +202,18 @@ impl<'a> Credential<'a> {
     }
 
     /// Reads what a query asks for, as JSON text.
-    ///
-    /// # Errors
-    /// The credential is not alive.
     pub async fn read(&self, query: Query) -> Result<(Caller, Option<String>), Error> {
         let (caller, result, _) = self.resolve(self.scope.read(query), vec![]).await?;
         Ok((caller, body(&result)?))
     }
 
     /// The same, decoded.
-    ///
-    /// # Errors
-    /// The credential is not alive.
     pub async fn find<T: DeserializeOwned>(&self, query: Query) -> Result<(Caller, Option<T>), Error> {
         let (caller, found) = self.read(query).await?;
         Ok((caller, found.map(|found| serde_json::from_str(&found)).transpose()?))
     }
 
     /// Reads a page of a list. Returns the caller, the JSON array of the items, and the number of all.
-    ///
-    /// # Errors
-    /// The credential is not alive.
     pub async fn list(&self, list: &List, page: Page) -> Result<(Caller, String, u64), Error> {
         let Some(narrow) = &list.narrow else { return self.list_widely(list, page).await };
         let hash = &self.scope.hash;
@@ -310,9 +295,6 @@ pub struct Watch {
 
 impl Watch {
     /// Tells whether the credential is still alive, may call from where it does, and still reads what it did.
-    ///
-    /// # Errors
-    /// D1 did not answer.
     pub async fn still_reads(&self, now: Timestamp) -> Result<bool, Error> {
         let scope = Scope::new(&self.workspace, self.hash.clone(), now, Limited::Taken);
         let result = db::run(&self.env, scope.read(self.query.clone())).await?;

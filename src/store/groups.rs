@@ -11,7 +11,7 @@ use super::audit::{self, Numbered};
 use super::batch::Batch;
 use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
-use super::list::{Filters, List};
+use super::list::{Filters, List, search_text};
 use super::scope::{Query, Scope};
 
 /// SQL for the group object (contract 5) of a row of `groups g`, as JSON.
@@ -88,11 +88,6 @@ fn has_unknown_server(parameter: &str) -> String {
         "json(iif(EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
             SELECT 1 FROM servers s WHERE s.id = wanted.value AND s.workspace_id = me.workspace_id)), 'true', 'false'))"
     )
-}
-
-/// What the search looks through.
-fn search_text(texts: [&str; 3]) -> String {
-    texts.join("\n").to_lowercase()
 }
 
 /// A group as somebody who wants to change it sees it.

@@ -46,11 +46,6 @@ impl Due {
     pub fn place(&self) -> Place {
         Place { handled_at: self.handled_at.clone(), id: self.id.clone() }
     }
-
-    /// Who asked for it, as `command_requesters` has it.
-    fn requester(&self) -> Option<i64> {
-        self.requested_by
-    }
 }
 
 /// What a look through some workspaces found.
@@ -99,10 +94,10 @@ pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Time
     let ids: Vec<_> = commands.iter().map(|due| due.id.as_str()).collect();
     let servers: BTreeSet<_> = commands.iter().map(|due| due.server_id.as_str()).collect();
     let pairs: BTreeSet<_> =
-        commands.iter().filter_map(|due| Some((due.requester()?, due.server_id.as_str()))).collect();
+        commands.iter().filter_map(|due| Some((due.requested_by?, due.server_id.as_str()))).collect();
     let shells: BTreeSet<_> = commands.iter().map(|due| due.shell.as_str()).collect();
     let requesters: BTreeSet<_> =
-        commands.iter().map(|due| due.requester().map(|id| id.to_string()).unwrap_or_default()).collect();
+        commands.iter().map(|due| due.requested_by.map(|id| id.to_string()).unwrap_or_default()).collect();
     let list = |sql: String, list: serde_json::Value| db::Statement::new(sql).bind(workspace_id).bind(list.to_string());
     let has_none = "NOT EXISTS (SELECT 1 FROM commands c INDEXED BY commands_by_server
         WHERE c.workspace_id = ?1 AND c.server_id = s.value)";

@@ -14,7 +14,7 @@ use super::batch::Batch;
 use super::db::{self, params};
 use super::groups::is_only_owner;
 use super::idempotency_keys::ReplaySource;
-use super::list::{Filters, List};
+use super::list::{Filters, List, search_text};
 use super::scope::{Query, Scope};
 use super::sessions;
 
@@ -38,11 +38,6 @@ pub fn list(filter: &Filter) -> List {
         .with_words("u.search_text", &filter.words);
     let way = format!("users u WHERE u.workspace_id = me.workspace_id{sql}");
     List::new("", ("users u", OBJECT), &[way], "u.id", parameters)
-}
-
-/// What the search looks through.
-pub fn search_text(texts: [&str; 4]) -> String {
-    texts.join("\n").to_lowercase()
 }
 
 /// What a login needs to know.

@@ -14,7 +14,7 @@ use worker::Env;
 
 use super::audit::{self, Insert};
 use super::db::{self, Failure, boolean, params};
-use super::{list, users};
+use super::list::{self, search_text};
 
 /// How long it may be remembered that a workspace exists, in seconds (contract 1).
 const REMEMBERED: i64 = 60;
@@ -96,7 +96,7 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
     )
     .bind_all(params! {
         slug: new.slug, username: &new.admin.username, email: &new.admin.email,
-        search_text: users::search_text([&new.admin.username, &new.admin.email, "", ""]),
+        search_text: search_text([&new.admin.username, &new.admin.email, "", ""]),
         password: new.password, now,
     });
     let told = |workspace: &'static str, id: &'static str, event: &Event| {
