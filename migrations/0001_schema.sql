@@ -53,8 +53,10 @@ CREATE TABLE users (
   is_superuser INTEGER NOT NULL DEFAULT 0 CHECK (is_superuser IN (0, 1)),
   date_joined TEXT NOT NULL,
   last_login TEXT,
-  -- All names and the address in Unicode lower case, for the search: SQLite's lower() knows ASCII only.
-  search_text TEXT NOT NULL DEFAULT '',
+  -- Both names in Unicode lower case, for the search: SQLite's lower() knows ASCII only.
+  -- One column each, so that concurrent changes of both names need not read the other one.
+  folded_first_name TEXT NOT NULL DEFAULT '',
+  folded_last_name TEXT NOT NULL DEFAULT '',
   -- When the password last changed. Re-hashing the same password with more rounds does not move it.
   password_changed_at TEXT,
   PRIMARY KEY (workspace_id, id)
@@ -188,7 +190,7 @@ CREATE TABLE servers (
   added_at TEXT NOT NULL,
   updated_at TEXT NOT NULL,
   -- The agent's host facts in Unicode lower case, for the search.
-  search_text TEXT NOT NULL DEFAULT '',
+  folded TEXT NOT NULL DEFAULT '',
   -- A pending server runs no commands until staff approve it.
   registration TEXT NOT NULL DEFAULT 'active' CHECK (registration IN ('pending', 'active')),
   -- The fingerprint of the agent's key, of a server that was registered with a token that asks for approval.
@@ -224,7 +226,7 @@ CREATE TABLE server_names (
 -- Serves: deleting the rows that are older.
 CREATE INDEX server_names_by_time ON server_names (workspace_id, freed_at);
 
--- A group: its members can access its servers (contract 5). `search_text` is all its texts in Unicode lower case.
+-- A group: its members can access its servers (contract 5). The folded columns are in Unicode lower case, for the search.
 -- `id` counts within the workspace: see last_group_id. The primary key also serves the list of groups, oldest first.
 CREATE TABLE groups (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -232,7 +234,8 @@ CREATE TABLE groups (
   name TEXT NOT NULL,
   display_name TEXT NOT NULL,
   description TEXT NOT NULL,
-  search_text TEXT NOT NULL DEFAULT '',
+  folded_display_name TEXT NOT NULL,
+  folded_description TEXT NOT NULL,
   added_at TEXT NOT NULL,
   updated_at TEXT NOT NULL,
   PRIMARY KEY (workspace_id, id)

@@ -133,7 +133,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             return Err(no_such_server());
         }
         let event = call.event()?.on(Some(id.to_string()), Some(&found.name)).details(details(&changes));
-        let batch = groups::update(&credential.scope, id, &found, &changes, &event)?;
+        let batch = groups::update(&credential.scope, id, &changes, &event)?;
         let (_, group) = credential.write(batch).await.map_err(taken)?;
         Ok(group.map(Reply::ok_text))
     };

@@ -11,7 +11,7 @@ use super::audit::{self, Numbered};
 use super::batch::Batch;
 use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
-use super::list::{Filters, List, search_text};
+use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 
 /// SQL for the group object (contract 5) of a row of `groups g`, as JSON.
@@ -64,9 +64,9 @@ pub fn one(id: i64) -> Query {
 
 /// What a list of the groups that the caller sees is read with. Who sees some goes through their memberships.
 pub fn list(filter: &GroupFilter) -> List {
-    let Filters { sql: filters, parameters } = Filters::default()
-        .with("g.name = :name", "name", filter.name.as_ref())
-        .with_words("g.search_text", &filter.words);
+    let text = "g.name || char(10) || g.folded_display_name || char(10) || g.folded_description";
+    let Filters { sql: filters, parameters } =
+        Filters::default().with("g.name = :name", "name", filter.name.as_ref()).with_words(text, &filter.words);
     let ways = [
         format!("groups g WHERE {SEES_ALL} AND g.workspace_id = me.workspace_id{filters}"),
         format!(
@@ -95,10 +95,6 @@ fn has_unknown_server(parameter: &str) -> String {
 pub struct ForChange {
     /// Its name.
     pub name: String,
-    /// The name that people see.
-    pub display_name: String,
-    /// Its description.
-    pub description: String,
     /// What the caller is in it.
     pub role: Option<Role>,
     /// Its servers, sorted.
@@ -110,7 +106,7 @@ pub struct ForChange {
 /// The group with that id as [`ForChange`], if these servers are asked for.
 pub fn for_change(id: i64, servers: &[Uuid]) -> Query {
     let sql = format!(
-        "(SELECT json_object('name', g.name, 'display_name', g.display_name, 'description', g.description, 'role', {},
+        "(SELECT json_object('name', g.name, 'role', {},
             'servers', json((SELECT json_group_array(i.server_id) FROM (SELECT server_id FROM server_groups
                 WHERE workspace_id = g.workspace_id AND group_id = g.id ORDER BY server_id) i)),
             'has_unknown_server', {})
@@ -131,15 +127,16 @@ pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid, event: &E
         [&new.name, &new.display_name, &new.description].map(|text| text.as_deref().unwrap_or_default());
     let insert = scope
         .statement(
-            "INSERT INTO groups (workspace_id, id, name, display_name, description, search_text, added_at, updated_at)
+            "INSERT INTO groups (workspace_id, id, name, display_name, description, folded_display_name, folded_description,
+                added_at, updated_at)
              SELECT workspace_id, (SELECT w.last_group_id + 1 FROM workspaces w WHERE w.id = me.workspace_id),
-                :name, :display_name, :description, :search_text, :now, :now
+                :name, :display_name, :description, :folded_display_name, :folded_description, :now, :now
              FROM me WHERE is_staff OR is_superuser
              RETURNING name AS body",
         )
         .bind_all(params! {
-            name, display_name, description,
-            search_text: search_text([name, display_name, description]),
+            name, display_name, description, folded_display_name: display_name.to_lowercase(),
+            folded_description: description.to_lowercase(),
         });
     let own = scope
         .statement(
@@ -171,20 +168,14 @@ pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid, event: &E
     Ok(Batch::default().change(insert, event).then(own).then(join).returning(select))
 }
 
-/// Changes a group, if its texts are still as they were found and the caller still may: its texts by its owners and staff, its servers by staff. The reply is the group.
-pub fn update(
-    scope: &Scope<'_>,
-    id: i64,
-    old: &ForChange,
-    changes: &GroupChanges,
-    event: &Event,
-) -> Result<Batch, Error> {
+/// Changes a group, if the caller still may: its texts by its owners and staff, its servers by staff. The reply is the group.
+pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges, event: &Event) -> Result<Batch, Error> {
     let update = scope
         .statement(&format!(
             "UPDATE groups SET name = coalesce(:name, name), display_name = coalesce(:display_name, display_name),
-                description = coalesce(:description, description), search_text = :search_text, updated_at = :now
-             WHERE id = :id AND name = :old_name AND display_name = :old_display_name
-                AND description = :old_description AND workspace_id = (SELECT me.workspace_id FROM me
+                description = coalesce(:description, description), folded_display_name = coalesce(:folded_display_name, folded_display_name),
+                folded_description = coalesce(:folded_description, folded_description), updated_at = :now
+             WHERE id = :id AND workspace_id = (SELECT me.workspace_id FROM me
                 WHERE {} AND (:keeps_servers OR me.is_staff OR me.is_superuser))
              RETURNING name AS body",
             owned(":id")
@@ -192,12 +183,8 @@ pub fn update(
         .bind_all(params! {
             id, name: changes.name.as_ref(), display_name: changes.display_name.as_ref(),
             description: changes.description.as_ref(),
-            old_name: &old.name, old_display_name: &old.display_name, old_description: &old.description,
-            search_text: search_text([
-                changes.name.as_ref().unwrap_or(&old.name),
-                changes.display_name.as_ref().unwrap_or(&old.display_name),
-                changes.description.as_ref().unwrap_or(&old.description),
-            ]),
+            folded_display_name: changes.display_name.as_ref().map(|text| text.to_lowercase()),
+            folded_description: changes.description.as_ref().map(|text| text.to_lowercase()),
             keeps_servers: changes.servers.is_none(),
         });
     let mut batch = Batch::default().change(update, audit::after_change_by(scope, event)?);

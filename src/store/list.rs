@@ -104,11 +104,6 @@ impl List {
     }
 }
 
-/// The texts that a search looks through, as `search_text` columns have them: in Unicode lower case.
-pub fn search_text<const N: usize>(texts: [&str; N]) -> String {
-    texts.join("\n").to_lowercase()
-}
-
 /// The filters that a request asks for, as conditions that each follow an AND. A filter without a value adds nothing, so that
 /// the others can go by an index.
 #[derive(Default, Debug)]

@@ -279,9 +279,9 @@ pub async fn unapproved(env: &Env, before: Timestamp, after: &str, limit: u64) -
 
 /// What a list of the servers that the caller reaches is read with. Who reaches some goes through those alone.
 pub fn list(list: &ServerList) -> List {
-    // SQLite's lower() knows ASCII only; `search_text` has in lower case what agents reported in other letters.
+    // SQLite's lower() knows ASCII only; `folded` has in lower case what agents reported in other letters.
     let text = "lower(concat_ws(char(10), s.name, s.remote_ip, s.platform, s.os_name, s.os_version, s.agent_version))
-        || char(10) || s.search_text";
+        || char(10) || s.folded";
     let in_group = "s.id IN (SELECT g.server_id FROM server_groups g
         WHERE g.workspace_id = (SELECT workspace_id FROM me) AND g.group_id = :group)";
     let Filters { sql: filters, parameters } = Filters::default()

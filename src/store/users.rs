@@ -14,7 +14,7 @@ use super::batch::Batch;
 use super::db::{self, params};
 use super::groups::is_only_owner;
 use super::idempotency_keys::ReplaySource;
-use super::list::{Filters, List, search_text};
+use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 use super::sessions;
 
@@ -32,10 +32,11 @@ pub const REPLAY: ReplaySource = ReplaySource {
 
 /// The caller's workspace's users, oldest first.
 pub fn list(filter: &Filter) -> List {
+    let text = "lower(u.username) || ' ' || lower(u.email) || ' ' || u.folded_first_name || ' ' || u.folded_last_name";
     let Filters { sql, parameters } = Filters::default()
         .with("u.username = :username", "username", filter.username.as_ref())
         .with("u.is_active = :is_active", "is_active", filter.is_active)
-        .with_words("u.search_text", &filter.words);
+        .with_words(text, &filter.words);
     let way = format!("users u WHERE u.workspace_id = me.workspace_id{sql}");
     List::new("", ("users u", OBJECT), &[way], "u.id", parameters)
 }
@@ -147,10 +148,10 @@ pub fn insert(
         (rest.first_name.as_deref().unwrap_or_default(), rest.last_name.as_deref().unwrap_or_default());
     let insert = scope
         .statement(&format!(
-            "INSERT INTO users (workspace_id, id, username, email, password, first_name, last_name, search_text,
-                is_active, is_staff, is_superuser, date_joined)
+            "INSERT INTO users (workspace_id, id, username, email, password, first_name, last_name, folded_first_name,
+                folded_last_name, is_active, is_staff, is_superuser, date_joined)
              SELECT workspace_id, (SELECT w.last_user_id + 1 FROM workspaces w WHERE w.id = me.workspace_id),
-                :username, :email, :password, :first_name, :last_name, :search_text,
+                :username, :email, :password, :first_name, :last_name, :folded_first_name, :folded_last_name,
                 :is_active, :is_staff, :is_superuser, :now
              FROM me WHERE is_staff = :caller_is_staff AND is_superuser = :caller_is_superuser
              RETURNING {} AS body",
@@ -159,8 +160,8 @@ pub fn insert(
         .bind_all(params! {
             caller_is_staff: rank.is_staff, caller_is_superuser: rank.is_superuser,
             username: &new.username, email: &new.email, password, first_name, last_name,
-            search_text: search_text([&new.username, &new.email, first_name, last_name]),
-            is_active: rest.is_active.unwrap_or(true),
+            folded_first_name: first_name.to_lowercase(),
+            folded_last_name: last_name.to_lowercase(), is_active: rest.is_active.unwrap_or(true),
             is_staff: rest.is_staff.unwrap_or(false),
             is_superuser: rest.is_superuser.unwrap_or(false),
         });
@@ -169,7 +170,6 @@ pub fn insert(
 
 /// The condition that caller and user are still as a decision found them. [`bind_unchanged`] has its parameters.
 const UNCHANGED: &str = "users.id = :id AND users.username = :old_username AND users.email = :old_email
-    AND users.first_name = :old_first_name AND users.last_name = :old_last_name
     AND users.is_active = :was_active AND users.is_staff = :was_staff AND users.is_superuser = :was_superuser
     AND users.workspace_id = (
         SELECT workspace_id FROM me WHERE is_staff = :caller_is_staff AND is_superuser = :caller_is_superuser)
@@ -180,7 +180,6 @@ fn bind_unchanged(statement: Statement, rank: Rank, account: &Account, ends_supe
     statement.bind_all(params! {
         caller_is_staff: rank.is_staff, caller_is_superuser: rank.is_superuser, id: account.id,
         old_username: &account.username, old_email: &account.email,
-        old_first_name: &account.first_name, old_last_name: &account.last_name,
         was_active: account.is_active, was_staff: account.is_staff,
         was_superuser: account.is_superuser,
         keeps_superuser: !(ends_superuser && account.is_active && account.is_superuser),
@@ -202,7 +201,7 @@ pub fn update(
     let sql = format!(
         "UPDATE users SET username = coalesce(:username, username), email = coalesce(:email, email),
             first_name = coalesce(:first_name, first_name), last_name = coalesce(:last_name, last_name),
-            search_text = :search_text,
+            folded_first_name = coalesce(:folded_first_name, folded_first_name), folded_last_name = coalesce(:folded_last_name, folded_last_name),
             is_active = coalesce(:is_active, is_active), is_staff = coalesce(:is_staff, is_staff),
             is_superuser = coalesce(:is_superuser, is_superuser)
          WHERE {UNCHANGED} AND (:proved IS NULL OR password = :proved)
@@ -212,12 +211,8 @@ pub fn update(
     let update = bind_unchanged(scope.statement(&sql), caller.rank(), account, ends_superuser).bind_all(params! {
         username: changes.username.as_ref(), email: changes.email.as_ref(),
         first_name: changes.first_name.as_ref(), last_name: changes.last_name.as_ref(),
-        search_text: search_text([
-            changes.username.as_ref().unwrap_or(&account.username),
-            changes.email.as_ref().unwrap_or(&account.email),
-            changes.first_name.as_ref().unwrap_or(&account.first_name),
-            changes.last_name.as_ref().unwrap_or(&account.last_name),
-        ]),
+        folded_first_name: changes.first_name.as_ref().map(|name| name.to_lowercase()),
+        folded_last_name: changes.last_name.as_ref().map(|name| name.to_lowercase()),
         is_active: changes.is_active, is_staff: changes.is_staff,
         is_superuser: changes.is_superuser, proved,
     });

@@ -14,7 +14,7 @@ use worker::Env;
 
 use super::audit::{self, Insert};
 use super::db::{self, Failure, boolean, params};
-use super::list::{self, search_text};
+use super::list;
 
 /// How long it may be remembered that a workspace exists, in seconds (contract 1).
 const REMEMBERED: i64 = 60;
@@ -88,15 +88,12 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
     let workspace = Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (:slug, :name, :now)")
         .bind_all(params! { slug: new.slug, name: new.name, now });
     let admin = Statement::new(
-        "INSERT INTO users (workspace_id, id, username, email, search_text, password, is_staff, is_superuser,
-            date_joined)
-         SELECT id, last_user_id + 1, :username, :email, :search_text, :password, 1, 1, :now
-         FROM workspaces WHERE slug = :slug AND deleted_at IS NULL
+        "INSERT INTO users (workspace_id, id, username, email, password, is_staff, is_superuser, date_joined)
+         SELECT id, last_user_id + 1, :username, :email, :password, 1, 1, :now FROM workspaces WHERE slug = :slug AND deleted_at IS NULL
          RETURNING workspace_id, id",
     )
     .bind_all(params! {
         slug: new.slug, username: &new.admin.username, email: &new.admin.email,
-        search_text: search_text([&new.admin.username, &new.admin.email, "", ""]),
         password: new.password, now,
     });
     let told = |workspace: &'static str, id: &'static str, event: &Event| {

@@ -231,7 +231,7 @@ pub fn update_server(workspace_id: i64, server: Uuid, facts: &ServerFacts) -> Ve
             agent_version = coalesce(?9, agent_version), platform = coalesce(?10, platform),
             os_name = coalesce(?11, os_name), os_version = coalesce(?12, os_version),
             cpu_logical_cores = coalesce(?13, cpu_logical_cores), physical_memory = coalesce(?14, physical_memory),
-            load = CASE WHEN ?17 THEN NULL ELSE coalesce(?15, load) END, search_text = ?16, identity_conflict_at = ?18,
+            load = CASE WHEN ?17 THEN NULL ELSE coalesce(?15, load) END, folded = ?16, identity_conflict_at = ?18,
             reported_username = iif(?9 IS NULL, coalesce(?19, reported_username), ?19), link_revision = ?3
          WHERE id = ?2 AND workspace_id = ?1 AND link_revision < ?3",
     )

@@ -121,8 +121,9 @@ async fn lists_read_what_they_show() {
     // A thousand of each beside them, of which nobody asks for more than a few.
     instance
         .d1_file(&format!(
-            "{numbers} INSERT INTO groups (workspace_id, id, name, display_name, description, added_at, updated_at)
-                SELECT {id}, 1000 + n, 'group-' || n, '', '', '{LONG_AGO}', '{LONG_AGO}' FROM numbers;
+            "{numbers} INSERT INTO groups (workspace_id, id, name, display_name, description, folded_display_name,
+                folded_description, added_at, updated_at)
+                SELECT {id}, 1000 + n, 'group-' || n, '', '', '', '', '{LONG_AGO}', '{LONG_AGO}' FROM numbers;
              {numbers} INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
                 SELECT printf('00000000-0000-7000-8000-%012x', n), {id}, 1000000 + n, 1000000 + n, 'owner' FROM numbers;
              {numbers} INSERT INTO servers (id, workspace_id, name, agent_key_hash, added_at, updated_at)
