@@ -54,6 +54,7 @@ CREATE TABLE users (
   date_joined TEXT NOT NULL,
   last_login TEXT,
   -- Both names in Unicode lower case, for the search: SQLite's lower() knows ASCII only.
+  -- One column each, so that concurrent changes of both names need not read the other one.
   folded_first_name TEXT NOT NULL DEFAULT '',
   folded_last_name TEXT NOT NULL DEFAULT '',
   -- When the password last changed. Re-hashing the same password with more rounds does not move it.

@@ -9,7 +9,7 @@ import { pathToFileURL } from "node:url";
 import { digest, locked, once, root, run, say, tools } from "./lib.mjs";
 import { prepare } from "./toolchain.mjs";
 
-const SOURCES = ["Cargo.lock", "Cargo.toml", "build.rs", "docs/openapi.yaml", "src", "domain/Cargo.toml", "domain/src", "domain/data", "web", "scripts/build.mjs", "scripts/toolchain.mjs"];
+const SOURCES = ["Cargo.lock", "Cargo.toml", "build.rs", "docs/openapi.yaml", "src", "domain/Cargo.toml", "domain/src", "domain/data", "sql/Cargo.toml", "sql/src", "web", "scripts/build.mjs", "scripts/toolchain.mjs"];
 
 // What rustc and wasm-bindgen use. Not --all-features: binaryen would write encodings that workerd does not read yet.
 const FEATURES = [

@@ -2,7 +2,7 @@
 //
 //   npm test                             lints, supply chain, unit tests, and all end-to-end tests
 //   npm test -- lint                     documents, formatting, lints and supply chain
-//   npm test -- unit                     the unit tests of domain, Worker and agent
+//   npm test -- unit                     the unit tests of domain, SQL, Worker and agent
 //   npm test -- e2e [NAME]               the end-to-end tests whose names contain NAME
 //   npm test -- e2e --keep NAME          the same, on an instance that stays up for the next run
 //   npm test -- stop                     stops that instance
@@ -143,7 +143,7 @@ async function lint() {
     run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
   });
   await stage("clippy, for wasm", () => {
-    run("cargo", ["clippy", "--quiet", "-p", "farhand", "-p", "farhand-domain", "--target", "wasm32-unknown-unknown", "--", "-D", "warnings"], { env });
+    run("cargo", ["clippy", "--quiet", "-p", "farhand", "-p", "farhand-domain", "-p", "farhand-sql", "--target", "wasm32-unknown-unknown", "--", "-D", "warnings"], { env });
   });
   await stage("supply chain", supplyChain);
 }
@@ -163,6 +163,7 @@ async function supplyChain() {
 
 async function unit() {
   await stage("unit tests: domain", () => cargoTest(["-p", "farhand-domain"]));
+  await stage("unit tests: SQL", () => cargoTest(["-p", "farhand-sql"]));
   await stage("unit tests: Worker", () => cargoTest(["-p", "farhand"]));
   await stage("unit tests: agent", () => cargoTest(["-p", "farhand-agent"]));
 }

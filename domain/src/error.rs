@@ -176,6 +176,14 @@ pub fn both<A, B>(one: Result<A, Error>, other: Result<B, Error>) -> Result<(A, 
     }
 }
 
+/// What a library fails with is a fault of the service, and its text is for the log. So `Error` is no
+/// `std::error::Error` itself.
+impl<E: std::error::Error> From<E> for Error {
+    fn from(cause: E) -> Self {
+        Self::internal(cause.to_string())
+    }
+}
+
 impl Error {
     /// A refusal of `kind` with a sentence.
     pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {

@@ -15,7 +15,6 @@ use super::commands::Target;
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::platform::internal;
 use crate::store::api_tokens;
 
 /// One of the caller's API tokens.
@@ -84,11 +83,9 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
         Tried::Token(id) => Some(id),
         Tried::Own | Tried::Sent(_) => None,
     };
-    let (sql, parameters) = api_tokens::for_check(&check.server, token);
-    let (caller, found) = credential.read(&sql, parameters).await?;
+    let (caller, found) = credential.find(api_tokens::for_check(&check.server, token)).await?;
     permit(&caller, &check.tried)?;
-    let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
-    let Found { target, token } = serde_json::from_str(&found).map_err(internal)?;
+    let Found { target, token } = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
     let acl = match &check.tried {
         Tried::Own if caller.kind == farhand_domain::caller::Kind::Session || caller.acl.is_none() => {
             return Err(Error::field("acl", "Give acl or token: the request's own credential has no list."));

@@ -9,12 +9,12 @@
 
 use farhand_domain::caller::Caller;
 use farhand_domain::error::{Error, Kind};
+use farhand_domain::fields::Fields;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, from_str, json};
+use serde_json::{Value, json};
 
 use crate::auth::credential::Credential;
-use crate::platform::internal;
-use crate::store::db::Parameter;
+use crate::store::scope::Query;
 
 /// How many attempts a change gets.
 const TRIES: usize = 8;
@@ -26,6 +26,24 @@ pub enum Extent {
     Whole,
     /// `PATCH`: the given fields.
     Partial,
+}
+
+impl Extent {
+    /// Reads the fields in the way that fits.
+    ///
+    /// # Errors
+    /// Those of the reader.
+    pub fn read<T>(
+        self,
+        fields: Fields,
+        whole: impl FnOnce(Fields) -> Result<T, Error>,
+        partial: impl FnOnce(Fields) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        match self {
+            Self::Whole => whole(fields),
+            Self::Partial => partial(fields),
+        }
+    }
 }
 
 /// Makes attempts until one returns something.
@@ -46,18 +64,13 @@ pub fn conflict(what: &str) -> Error {
     Error::new(Kind::Conflict, format!("The {what} was changed by others at the same time. Try again."))
 }
 
-/// Reads the caller, and what is decided on: SQL for a JSON object, with its parameters from `?5` on.
+/// Reads the caller, and what is decided on.
 ///
 /// # Errors
-/// The credential is not alive; 404 if the SQL finds nothing.
-pub async fn find<T: DeserializeOwned>(
-    credential: &Credential<'_>,
-    sql: &str,
-    parameters: Vec<Parameter>,
-) -> Result<(Caller, T), Error> {
-    let (caller, found) = credential.read(sql, parameters).await?;
-    let found = from_str(&found.ok_or_else(Error::not_found)?).map_err(internal)?;
-    Ok((caller, found))
+/// The credential is not alive; 404 if the query finds nothing.
+pub async fn find<T: DeserializeOwned>(credential: &Credential<'_>, query: Query) -> Result<(Caller, T), Error> {
+    let (caller, found) = credential.find(query).await?;
+    Ok((caller, found.ok_or_else(Error::not_found)?))
 }
 
 /// The details of a change's audit event: the names of the changed fields.

@@ -20,8 +20,8 @@ use crate::auth::credential::{Credential, Watch};
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, Ask, ChunkPage, Chunks, Follow, Followed, Live, Refusal};
+use crate::platform;
 use crate::platform::log;
-use crate::platform::{self, internal};
 use crate::store::commands;
 
 /// How often a stream says that it is there, and looks whether it may go on, in milliseconds (contract 7).
@@ -61,7 +61,7 @@ fn server_of(body: &str) -> Result<Uuid, Error> {
     struct Known {
         server: Uuid,
     }
-    Ok(serde_json::from_str::<Known>(body).map_err(internal)?.server)
+    Ok(serde_json::from_str::<Known>(body)?.server)
 }
 
 /// `GET /api/events/commands/<id>/chunks/`: the output in pieces, in their order.
@@ -79,7 +79,7 @@ pub async fn chunks(call: &Call) -> Result<Reply, Error> {
         Err(Refusal::NotFound) => ChunkPage { count: 0, chunks: vec![] },
         Err(refusal) => return Err(refusal.into()),
     };
-    envelope(call, &query, page, serde_json::to_string(&told.chunks).map_err(internal)?, told.count)
+    envelope(call, &query, page, serde_json::to_string(&told.chunks)?, told.count)
 }
 
 /// The first and the next pieces of a command's whole output.
@@ -117,7 +117,7 @@ async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<St
     let ask = Ask::Live(Live { id, wait: None });
     let finished = match calls::try_ask::<Finished>(&call.env, server, &ask).await? {
         Ok(finished) => finished,
-        Err(Refusal::NotFound) => serde_json::from_str(body).map_err(internal)?,
+        Err(Refusal::NotFound) => serde_json::from_str(body)?,
         Err(refusal) => return Err(refusal.into()),
     };
     Ok(finished.result.unwrap_or_default())
@@ -185,10 +185,10 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let next = next?;
     let follower = Follower {
         env: call.env.clone(),
-        watch: credential.watch(commands::is_readable(), vec![id.into()]),
+        watch: credential.watch(commands::is_readable(id)),
         id,
         server: server_of(&body)?,
-        command: serde_json::from_str(&body).map_err(internal)?,
+        command: serde_json::from_str(&body)?,
         next,
         gap_since: None,
         has_skipped: false,

@@ -25,8 +25,8 @@ use crate::auth::credential::Credential;
 use crate::http::request::{Call, Refused};
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
+use crate::platform;
 use crate::platform::log;
-use crate::platform::{self, internal};
 use crate::store::commands;
 
 /// The longest time that an answer may be waited for, in seconds (contract 7).
@@ -120,10 +120,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     for _ in 0..LOOKS_FOR_KEY {
         let key_hash = hashes.as_ref().map(|(key_hash, _)| key_hash);
         let since = call.now.plus_seconds(-KEY_LASTS);
-        let (sql, parameters) = commands::for_creation(&new.server, key_hash, since);
-        let (caller, found) = credential.read(&sql, parameters).await?;
-        let found = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
-        let Found { target, used } = serde_json::from_str(&found).map_err(internal)?;
+        let (caller, found) = credential.find(commands::for_creation(&new.server, key_hash, since)).await?;
+        let Found { target, used } = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
         let key = hashes.clone().map(|(hash, body)| Key { hash: format!("{}/{hash}", caller.user_id), body });
         let create = match target {
             Some(target) => Some(authorize(call, &new, &caller, target, key.clone(), wait)?),
@@ -190,7 +188,7 @@ async fn replay(
         Err(refusal) => return Err(refusal.into()),
     }
     // Its server is gone, and has taken the answer along.
-    let command = shown.map(|body| serde_json::from_str(&body)).transpose().map_err(internal)?;
+    let command = shown.map(|body| serde_json::from_str(&body)).transpose()?;
     Ok(command.map(|command| Created { command, replayed: true }))
 }
 
@@ -337,7 +335,7 @@ fn told(command: &Command, new: &NewCommand, key: &SecretKey) -> Result<Value, E
     }
     if let Some(env) = &inputs.env {
         show_ids(&mut told, "env", &env.keys().collect::<Vec<_>>());
-        let text = serde_json::to_string(env).map_err(internal)?;
+        let text = serde_json::to_string(env)?;
         told["env_hmac"] = json!(key.hash(Guessable::Environment, &text));
     }
     Ok(told)
@@ -398,7 +396,7 @@ fn may_be_ended(command: &Command, caller: &Caller) -> Result<(), Error> {
 /// # Errors
 /// The credential is not alive, or there is no such command.
 pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
-    let (caller, body) = credential.read(&commands::one(), vec![id.into()]).await?;
+    let (caller, body) = credential.read(commands::one(id)).await?;
     Ok((caller, body.ok_or_else(command_not_found)?))
 }
 
@@ -410,14 +408,14 @@ async fn find_endable(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, 
         is_within: bool,
         command: Box<RawValue>,
     }
-    let (caller, found) = credential.read(&commands::endable(), vec![id.into()]).await?;
-    let found: Endable = serde_json::from_str(&found.ok_or_else(command_not_found)?).map_err(internal)?;
+    let (caller, found) = credential.find::<Endable>(commands::endable(id)).await?;
+    let found = found.ok_or_else(command_not_found)?;
     if found.is_within { Ok((caller, found.command.get().to_owned())) } else { Err(Error::acl_not_allowed()) }
 }
 
 /// Lays what the object tells of a command over what D1 does.
 fn updated(body: &str, live: Map<String, Value>) -> Result<Map<String, Value>, Error> {
-    let mut object: Map<String, Value> = serde_json::from_str(body).map_err(internal)?;
+    let mut object: Map<String, Value> = serde_json::from_str(body)?;
     object.extend(live);
     Ok(object)
 }
@@ -429,7 +427,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     let (caller, mut body) = find(&credential, id).await?;
     let wait = asked_wait(call)?;
     audit::note_read(call, &caller, id);
-    let known: Known = serde_json::from_str(&body).map_err(internal)?;
+    let known: Known = serde_json::from_str(&body)?;
     if !known.may_change(call.now) {
         return Ok(Reply::ok_text(body));
     }
@@ -454,8 +452,8 @@ async fn end(call: &Call, input: Result<(), Error>, ask: fn(ByUser) -> Ask) -> R
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(command_not_found)).await?;
     let (caller, body) = find_endable(&credential, id).await?;
-    let known: Known = serde_json::from_str(&body).map_err(internal)?;
-    may_be_ended(&serde_json::from_str(&body).map_err(internal)?, &caller)?;
+    let known: Known = serde_json::from_str(&body)?;
+    may_be_ended(&serde_json::from_str(&body)?, &caller)?;
     input?;
     let event = caller.sign(call.event()?).on(Some(id.to_string()), None);
     let ask = ask(ByUser { id, username: caller.username, event });

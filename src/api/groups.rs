@@ -3,7 +3,6 @@
 use farhand_domain::audit::show_ids;
 use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
-use farhand_domain::fields::Fields;
 use farhand_domain::group::{
     self, GroupChanges, GroupFilter, Membership, MembershipChange, MembershipFilter, NewMembership, Role, Standing,
 };
@@ -22,12 +21,12 @@ use crate::store::groups::{self, ForChange, ForJoining, MembershipForChange};
 
 /// `GET /api/iam/groups/`: those that the caller sees, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| GroupFilter::of(query).map(groups::list)).await
+    page_of(call, anybody, |query, _| GroupFilter::of(query).map(|filter| groups::list(&filter))).await
 }
 
 /// `GET /api/iam/groups/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_number(Error::not_found), &groups::one()).await
+    one_of(call, anybody, call.path_number(Error::not_found), groups::one).await
 }
 
 /// What a name that another group has is to the client.
@@ -54,8 +53,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let input = fields.and_then(GroupChanges::read_new);
     let servers = input.as_ref().ok().and_then(|new| new.servers.clone()).unwrap_or_default();
-    let (caller, unknown) =
-        credential.read(&groups::names_unknown_server(), vec![json!(servers).to_string().into()]).await?;
+    let (caller, unknown) = credential.find(groups::names_unknown_server(&servers)).await?;
     // The caller's right comes before the input (contract 3, order of refusals).
     staff(&caller)?;
     let new = input?;
@@ -63,7 +61,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     if let Some((_, reply)) = once.replay(&credential).await? {
         return Ok(reply);
     }
-    if unknown.as_deref() == Some("true") {
+    if unknown == Some(true) {
         return Err(no_such_server());
     }
     let event = call.event()?.on(None, new.name.as_deref());
@@ -100,39 +98,25 @@ fn membership_details(membership: Membership, role: Role) -> Value {
     json!({"group": membership.group, "user": membership.user, "role": role.as_str()})
 }
 
-/// `PUT /api/iam/groups/<id>/`: everything.
-pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Extent::Whole).await
-}
-
-/// `PATCH /api/iam/groups/<id>/`: the given fields.
-pub async fn update(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Extent::Partial).await
-}
-
 /// What the caller may do in a group.
 fn standing(caller: &Caller, role: Option<Role>) -> Standing {
     Standing { is_staff: caller.is_staff_or_superuser(), role }
 }
 
-/// Changes a group.
+/// `PUT` and `PATCH /api/iam/groups/<id>/`.
 ///
 /// 1. Finds caller and group. A caller who may not change it is refused before the input is looked at.
 /// 2. Only staff change its servers (contract 5). To name the same servers is no change. A `PUT` without servers removes them if
 ///    the caller is staff, and keeps them otherwise.
 /// 3. Writes, if the caller still may.
-async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
+pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_number(Error::not_found)).await?;
-    let input = fields.and_then(match extent {
-        Extent::Whole => GroupChanges::read_all,
-        Extent::Partial => GroupChanges::read,
-    });
+    let input = fields.and_then(|fields| extent.read(fields, GroupChanges::read_all, GroupChanges::read));
     let servers = input.as_ref().ok().and_then(|changes| changes.servers.clone()).unwrap_or_default();
     let attempt = async || {
-        let parameters = vec![id.into(), json!(servers).to_string().into()];
-        let (caller, found) = find::<ForChange>(&credential, &groups::for_change(), parameters).await?;
+        let (caller, found) = find::<ForChange>(&credential, groups::for_change(id, &servers)).await?;
         let standing = standing(&caller, found.role);
         if !standing.owns() {
             return Err(Error::permission_denied(group::OWNS));
@@ -161,8 +145,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_number(Error::not_found)).await?;
     let attempt = async || {
-        let parameters = vec![id.into(), "[]".into()];
-        let (caller, found) = find::<ForChange>(&credential, &groups::for_change(), parameters).await?;
+        let (caller, found) = find::<ForChange>(&credential, groups::for_change(id, &[])).await?;
         if !standing(&caller, found.role).owns() {
             return Err(Error::permission_denied(group::OWNS));
         }
@@ -182,7 +165,7 @@ pub async fn list_memberships(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/iam/memberships/<id>/`.
 pub async fn retrieve_membership(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_id(Error::not_found), &groups::membership()).await
+    one_of(call, anybody, call.path_id(Error::not_found), groups::membership).await
 }
 
 /// What a replay of a new membership shows.
@@ -199,8 +182,8 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
     let attempt = async || {
         // The caller's permission comes before other refusals (contract 3, order of refusals).
         let (group, role) = asked.unwrap_or((0, Role::Member));
-        let parameters = vec![group.into(), input.as_ref().map_or(0, |new| new.user).into()];
-        let (caller, found) = find::<ForJoining>(&credential, &groups::for_joining(), parameters).await?;
+        let user = input.as_ref().map_or(0, |new| new.user);
+        let (caller, found) = find::<ForJoining>(&credential, groups::for_joining(group, user)).await?;
         let standing = standing(&caller, found.role);
         let is_seen = found.has_group && standing.sees();
         if is_seen && !standing.grants(role) {
@@ -242,36 +225,22 @@ fn joined(failure: Failure) -> Error {
     }
 }
 
-/// `PUT /api/iam/memberships/<id>/`.
-pub async fn replace_membership(call: &mut Call) -> Result<Reply, Error> {
-    change_membership(call, MembershipChange::read_all).await
-}
-
-/// `PATCH /api/iam/memberships/<id>/`.
-pub async fn update_membership(call: &mut Call) -> Result<Reply, Error> {
-    change_membership(call, MembershipChange::read).await
-}
-
 /// Finds caller and membership, and what the caller may do in its group.
 async fn find_membership(
     credential: &Credential<'_>,
     id: Uuid,
 ) -> Result<(Caller, Standing, MembershipForChange), Error> {
-    let sql = groups::membership_for_change();
-    let (caller, found) = find::<MembershipForChange>(credential, &sql, vec![id.into()]).await?;
+    let (caller, found) = find::<MembershipForChange>(credential, groups::membership_for_change(id)).await?;
     let standing = standing(&caller, found.role);
     Ok((caller, standing, found))
 }
 
-/// Gives a membership another role. A caller who may not is refused before the input is looked at.
-async fn change_membership(
-    call: &mut Call,
-    read: impl FnOnce(Fields) -> Result<MembershipChange, Error>,
-) -> Result<Reply, Error> {
+/// `PUT` and `PATCH /api/iam/memberships/<id>/`: gives a membership another role. A caller who may not is refused before the input is looked at.
+pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let input = fields.and_then(read);
+    let input = fields.and_then(|fields| extent.read(fields, MembershipChange::read_all, MembershipChange::read));
     let attempt = async || {
         let (_, standing, found) = find_membership(&credential, id).await?;
         let membership = found.membership;

@@ -16,7 +16,7 @@ use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::Refusal;
-use crate::platform::{self, internal};
+use crate::platform;
 use crate::store::batch::Batch;
 use crate::store::db::Failure;
 use crate::store::idempotency_keys::{self, ReplaySource};
@@ -67,7 +67,7 @@ impl Hashes {
             request: String,
             answer: Map<String, Value>,
         }
-        let Earlier { request, answer } = serde_json::from_str(earlier).map_err(internal)?;
+        let Earlier { request, answer } = serde_json::from_str(earlier)?;
         if request == self.request { Ok(answer) } else { Err(Refusal::KeyReused.into()) }
     }
 }
@@ -132,8 +132,7 @@ impl<'a> Once<'a> {
     pub async fn replay(&self, credential: &Credential<'_>) -> Result<Option<(Caller, Reply)>, Error> {
         let Some(hashes) = &self.hashes else { return Ok(None) };
         let since = self.call.now.plus_seconds(-KEY_LASTS);
-        let parameters = vec![hashes.key.as_str().into(), since.into()];
-        let (caller, found) = credential.read(idempotency_keys::EARLIER, parameters).await?;
+        let (caller, found) = credential.read(idempotency_keys::earlier(&hashes.key, since)).await?;
         let Some(found) = found else { return Ok(None) };
         let mut answer = hashes.answer(&found)?;
         answer.extend(self.kept.hidden.iter().map(|name| ((*name).to_owned(), Value::Null)));

@@ -24,25 +24,31 @@ use std::fmt::Display;
 
 use farhand_domain::caller::Caller;
 use farhand_domain::error::{self, Error};
-use farhand_domain::page::{Page, Query};
+use farhand_domain::page::{self, Page};
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::store::db::{Parameter, Selection};
+use crate::store::list::List;
+use crate::store::scope::Query;
 
-/// Answers with one resource that the caller sees: SQL for it as JSON, by its id `?5`.
-async fn one_of(call: &Call, id: Result<impl Into<Parameter>, Error>, sql: &str) -> Result<Reply, Error> {
+/// Answers with one resource, by its id, to those who are permitted it.
+async fn one_of<Id>(
+    call: &Call,
+    permit: impl Fn(&Caller) -> Result<(), Error>,
+    id: Result<Id, Error>,
+    query: impl FnOnce(Id) -> Query,
+) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
-    let id = credential.checked(id).await?;
-    let (_, resource) = credential.read(sql, vec![id.into()]).await?;
+    let (caller, resource) = credential.read(query(credential.checked(id).await?)).await?;
+    permit(&caller)?;
     resource.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
 /// The address of another page of the same list: on the caller's own base URL, with the other parameters kept.
-fn page_url(call: &Call, query: &Query, number: u64) -> String {
+fn page_url(call: &Call, query: &page::Query, number: u64) -> String {
     let mut parameters = form_urlencoded::Serializer::new(String::new());
     parameters.extend_pairs(query.iter().filter(|(name, _)| name != "page"));
     parameters.append_pair("page", &number.to_string());
@@ -50,7 +56,7 @@ fn page_url(call: &Call, query: &Query, number: u64) -> String {
 }
 
 /// Answers with a page of a list whose items are JSON text already, in the envelope of spec.md (Paginated list envelope).
-fn envelope(call: &Call, query: &Query, page: Page, items: String, count: u64) -> Result<Reply, Error> {
+fn envelope(call: &Call, query: &page::Query, page: Page, items: String, count: u64) -> Result<Reply, Error> {
     let (previous, next) = page.neighbours(count)?;
     let url = |number: u64| page_url(call, query, number);
     let (next, previous) = (json!(next.map(url)), json!(previous.map(url)));
@@ -69,11 +75,11 @@ fn location_of(call: &Call, collection: &str, json: &str) -> Result<String, Erro
     struct Numbered {
         id: i64,
     }
-    let Numbered { id } = serde_json::from_str(json).map_err(crate::platform::internal)?;
+    let Numbered { id } = serde_json::from_str(json)?;
     Ok(location(call, collection, id))
 }
 
-/// Lets everybody have a list, which holds what is theirs.
+/// Lets everybody read what is theirs.
 fn anybody(_: &Caller) -> Result<(), Error> {
     Ok(())
 }
@@ -92,19 +98,19 @@ fn staff(caller: &Caller) -> Result<(), Error> {
 async fn page_of(
     call: &Call,
     permit: impl Fn(&Caller) -> Result<(), Error>,
-    select: impl FnOnce(&Query, Page) -> Result<Selection, Error>,
+    list: impl FnOnce(&page::Query, Page) -> Result<List, Error>,
 ) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let query = call.query();
     let page = Page::of(&query);
     // What else is wrong is told together with what is wrong with the page.
-    let selection = select(&query, *page.as_ref().unwrap_or(&Page::FIRST));
-    let (page, selection) = match error::both(page, selection) {
+    let list = list(&query, *page.as_ref().unwrap_or(&Page::FIRST));
+    let (page, list) = match error::both(page, list) {
         Ok(read) => read,
         // The caller's right comes before the input (contract 3, order of refusals).
         Err(error) => return Err(permit(&credential.check().await?).err().unwrap_or(error)),
     };
-    let (caller, items, count) = credential.list(&selection, page).await?;
+    let (caller, items, count) = credential.list(&list, page).await?;
     permit(&caller)?;
     envelope(call, &query, page, items, count)
 }

@@ -10,7 +10,7 @@ use farhand_domain::user::{self, Account};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::users::{find, target};
+use super::users::target;
 use crate::auth::credential::{self, Credential};
 use crate::auth::guesses;
 use crate::auth::hashing;
@@ -79,7 +79,7 @@ async fn set_password(
 pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await.map_err(forbidden_without_header)?;
     let credential = Credential::of(call)?;
-    let (caller, found) = find(&credential, &Target::Caller).await?;
+    let (caller, found) = credential.find::<Found>(users::find(&Target::Caller)).await?;
     let Found { account, password: stored, .. } = found.ok_or_else(Error::invalid_token)?;
 
     let mut fields = fields?;
@@ -103,7 +103,7 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
 pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
-    let (caller, found) = find(&credential, &target(call)?).await?;
+    let (caller, found) = credential.find::<Found>(users::find(&target(call)?)).await?;
     if !caller.is_superuser {
         return Err(Error::permission_denied("Only superusers may set another user's password."));
     }

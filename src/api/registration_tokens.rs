@@ -8,11 +8,11 @@ use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
 
 use super::idempotency::{self, Kept, Once, Written};
-use super::{location, page_of, servers as api_servers, staff, staff_only};
+use super::{location, one_of, page_of, servers as api_servers, staff, staff_only};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::platform::{self, internal};
+use crate::platform;
 use crate::store::registration_tokens::{self, NewServer};
 use crate::store::servers;
 
@@ -23,11 +23,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/servers/registration-tokens/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (caller, token) = credential.read(&registration_tokens::one(), vec![id.into()]).await?;
-    staff(&caller)?;
-    token.map(Reply::ok_text).ok_or_else(Error::not_found)
+    one_of(call, staff, call.path_id(Error::not_found), registration_tokens::one).await
 }
 
 /// What a replay of a creation shows.
@@ -41,8 +37,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let body = idempotency::body_of(&fields);
     let credential = Credential::of(call)?;
     let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
-    let groups = input.as_ref().map_or_else(|_| json!([]), |new| json!(new.groups));
-    let (caller, problem) = credential.read(&servers::problem_of_groups(), vec![groups.to_string().into()]).await?;
+    let groups = input.as_ref().map_or(&[][..], |new| &new.groups);
+    let (caller, problem) = credential.read(servers::problem_of_groups(groups)).await?;
     // The caller's right comes before the input (contract 3, order of refusals).
     staff(&caller)?;
     let new = input?;
@@ -68,7 +64,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let batch = registration_tokens::insert(&credential.scope, id, &new, &key_hash, &event.details(details))?;
     match once.write(&credential, &id.to_string(), batch).await? {
         Written::Created(_, token) => {
-            let mut token: Value = serde_json::from_str(&token).map_err(internal)?;
+            let mut token: Value = serde_json::from_str(&token)?;
             token["key"] = json!(key.expose());
             Reply::created(&token, location(call, KEPT.collection, id))
         }
@@ -123,8 +119,8 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         registration_tokens::refusal(&call.env, &workspace, &token, asked, call.now).await?;
         return Err(Error::field("name", "Servers of this name have all the numbers that there are."));
     };
-    call.audited.borrow_mut().push(registered.workspace_id as i64);
-    api_servers::adopt(call, registered.workspace_id as i64, id).await?;
+    call.audited.borrow_mut().push(registered.workspace_id);
+    api_servers::adopt(call, registered.workspace_id, id).await?;
     let made = json!({"id": id, "key": key.expose(), "name": registered.name});
     Reply::created(&made, location(call, api_servers::SERVERS, id))
 }

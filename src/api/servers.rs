@@ -18,8 +18,8 @@ use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
+use crate::platform;
 use crate::platform::log;
-use crate::platform::{self, internal};
 use crate::store::db::Failure;
 use crate::store::servers::{self, ForApproval, ForChange};
 
@@ -36,7 +36,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::own_server(call).await;
     }
-    one_of(call, call.path_id(Error::not_found), &servers::one()).await
+    one_of(call, anybody, call.path_id(Error::not_found), servers::one).await
 }
 
 /// A new key for an agent, with its hash.
@@ -109,13 +109,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     match once.write(&credential, &id.to_string(), batch).await.map_err(taken)? {
         Written::Created(caller, server) => {
             adopt(call, caller.workspace_id, id).await?;
-            let server = serde_json::from_str(&server).map_err(internal)?;
+            let server = serde_json::from_str(&server)?;
             Reply::created(&with_key(call, server, id, &key)?, location(call, SERVERS, id))
         }
         Written::Refused(caller) => {
             staff(&caller)?;
-            let (_, problem) =
-                credential.read(&servers::problem_of_groups(), vec![json!(groups).to_string().into()]).await?;
+            let (_, problem) = credential.read(servers::problem_of_groups(&groups)).await?;
             Err(bad_groups(problem.as_deref()).unwrap_or_else(|| conflict("group")))
         }
         Written::Replayed(reply) => Ok(reply),
@@ -139,16 +138,6 @@ pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), E
     Ok(())
 }
 
-/// `PUT /api/servers/servers/<id>/`: its name, its groups and its owner.
-pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Extent::Whole).await
-}
-
-/// `PATCH /api/servers/servers/<id>/`: the given fields.
-pub async fn update(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Extent::Partial).await
-}
-
 /// Who changes servers (contract 5, Run-as).
 const EDITS: &str = "Only staff and the server's owner may change or delete it.";
 
@@ -162,29 +151,25 @@ async fn for_change(
     groups: &[i64],
     owner: Option<i64>,
 ) -> Result<(Caller, ForChange), Error> {
-    let parameters = vec![id.into(), json!(groups).to_string().into(), owner.into()];
-    let (caller, found) = find::<ForChange>(credential, &servers::for_change(), parameters).await?;
+    let (caller, found) = find::<ForChange>(credential, servers::for_change(id, groups, owner)).await?;
     if found.is_editable { Ok((caller, found)) } else { Err(Error::permission_denied(EDITS)) }
 }
 
-/// Changes a server.
+/// `PUT` and `PATCH /api/servers/servers/<id>/`: its name, its groups and its owner.
 ///
 /// 1. Finds caller and server. A caller who may not change it is refused before the input is looked at.
 /// 2. Only staff change its groups (contract 5). To name the same groups is no change. A `PUT` without groups removes them if the
 ///    caller is staff, and keeps them otherwise.
 /// 3. Only superusers change its owner. To name the same owner is no change. A `PUT` without an owner keeps it.
 /// 4. Writes, if the caller still may.
-async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
+pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::denied(call).await;
     }
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let input = fields.and_then(match extent {
-        Extent::Whole => ServerChanges::read_all,
-        Extent::Partial => ServerChanges::read,
-    });
+    let input = fields.and_then(|fields| extent.read(fields, ServerChanges::read_all, ServerChanges::read));
     let groups = input.as_ref().ok().and_then(|changes| changes.groups.clone()).unwrap_or_default();
     let owner = input.as_ref().ok().and_then(|changes| changes.owner).flatten();
     let attempt = async || {
@@ -276,7 +261,7 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let (caller, found) = find::<ForApproval>(&credential, &servers::for_approval(), vec![id.into()]).await?;
+    let (caller, found) = find::<ForApproval>(&credential, servers::for_approval(id)).await?;
     staff(&caller)?;
     let fingerprint = fields.and_then(registration_token::read_fingerprint)?;
     let wrong = || Error::field("fingerprint", "This is not the fingerprint of the server's agent.");

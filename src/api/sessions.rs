@@ -62,16 +62,15 @@ async fn log_in(
     // Another login of the same user may renew the hash between the look and the session: then all is done once more.
     for _ in 0..2 {
         let found = users::for_login(&call.env, workspace, username).await?.ok_or_else(Error::not_found)?;
-        let stored = found.user.as_ref().map(|(_, password)| password.as_str());
-        let checked = hashing::check(call, rank, password, stored).await?;
-        failed = Some((found.workspace_id, found.user.as_ref().map(|(id, _)| (*id, name_of_user(username)))));
-        let (Some((user_id, stored)), true) = (&found.user, checked.is_right) else { break };
+        let checked = hashing::check(call, rank, password, found.password.as_deref()).await?;
+        failed = Some((found.workspace_id, found.user_id.map(|id| (id, name_of_user(username)))));
+        let (Some(user_id), Some(stored), true) = (found.user_id, &found.password, checked.is_right) else { break };
         let id = platform::new_id(call.now)?;
         let event = call.event()?.on(Some(id.to_string()), None);
         let event = event.by(ActorType::User, Some(user_id.to_string()), Some(name_of_user(username)));
         let event = event.with(CredentialType::Session, Some(id.to_string()));
         if let Some(reply) =
-            begin_session(call, workspace, (id, *user_id), (username, password), stored, checked, &event).await?
+            begin_session(call, workspace, (id, user_id), (username, password), stored, checked, &event).await?
         {
             return Ok(Some(reply));
         }
@@ -152,7 +151,6 @@ pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     if caller.kind == farhand_domain::caller::Kind::ApiToken {
         return Err(Error::new(Kind::Forbidden, "Only a login token can log out.").code(Code::PermissionDenied));
     }
-    credential.forget_login_token();
     Reply::ok(&Value::Null)
 }
 
@@ -163,7 +161,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/auth/sessions/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_id(Error::not_found), &sessions::one()).await
+    one_of(call, anybody, call.path_id(Error::not_found), sessions::one).await
 }
 
 /// `DELETE /api/auth/sessions/<id>/`: refuses the session's token from the next request on. The waiting commands that it created
@@ -181,9 +179,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     };
     let event = call.event()?.on(Some(id.to_string()), None).details(json!({"keep_scheduled": keep_scheduled}));
     let batch = sessions::delete(&credential.scope, id, keep_scheduled, &event)?;
-    let (_, token_hash) = credential.write(batch).await?;
-    let token_hash = token_hash.ok_or_else(Error::not_found)?;
-    credential::forget_login_tokens(call, call.workspace()?, vec![token_hash]);
+    let (_, ended) = credential.write(batch).await?;
+    ended.ok_or_else(Error::not_found)?;
     if !keep_scheduled {
         credential::cancel_revoked(call);
     }

@@ -2,18 +2,16 @@
 
 use farhand_domain::api_token::{self, NewToken, TokenChanges, TokenFilter, TokenReplacement};
 use farhand_domain::error::Error;
-use farhand_domain::fields::Fields;
 use farhand_domain::secret::{Purpose, credential_hash};
-use farhand_domain::time::Timestamp;
 use serde_json::{Value, json};
 
-use super::change::changed_fields;
+use super::change::{Extent, changed_fields};
 use super::idempotency::{self, Kept, Once, Written};
 use super::{anybody, location, one_of, page_of};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::platform::{self, internal};
+use crate::platform;
 use crate::store::api_tokens;
 
 /// The Retry-After of a used-up quota, in seconds.
@@ -43,7 +41,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let batch = api_tokens::insert(&credential.scope, id, &new, &key_hash, most, &event)?;
     match once.write(&credential, &id.to_string(), batch).await? {
         Written::Created(_, token) => {
-            let mut token: Value = serde_json::from_str(&token).map_err(internal)?;
+            let mut token: Value = serde_json::from_str(&token)?;
             token["key"] = json!(key.expose());
             Reply::created(&token, location(call, KEPT.collection, id))
         }
@@ -61,34 +59,24 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 
 /// `GET /api/auth/tokens/`: the caller's own, newest first; with `name` and `enabled` as filters.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| TokenFilter::of(query).map(api_tokens::list)).await
+    page_of(call, anybody, |query, _| TokenFilter::of(query).map(|filter| api_tokens::list(&filter))).await
 }
 
 /// `GET /api/auth/tokens/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, call.path_id(Error::not_found), &api_tokens::one()).await
+    one_of(call, anybody, call.path_id(Error::not_found), api_tokens::one).await
 }
 
-/// `PUT /api/auth/tokens/<id>/`: everything but the key; what is left out is as in a new token.
-pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
-    change(call, |fields, now| TokenReplacement::read(fields, now).map(TokenChanges::from)).await
-}
-
-/// `PATCH /api/auth/tokens/<id>/`: the given fields.
-pub async fn update(call: &mut Call) -> Result<Reply, Error> {
-    change(call, TokenChanges::read).await
-}
-
-/// Changes a token. Whether there is such a one is told before what is wrong with the input (contract 3).
-async fn change(
-    call: &mut Call,
-    read: impl FnOnce(Fields, Timestamp) -> Result<TokenChanges, Error>,
-) -> Result<Reply, Error> {
+/// `PUT` and `PATCH /api/auth/tokens/<id>/`: everything but the key. In a `PUT`, fields that are left out are as in a new token.
+/// A missing token is refused before the input (contract 3).
+pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let now = call.now;
+    let whole = |fields| TokenReplacement::read(fields, now).map(TokenChanges::from);
+    let partial = |fields| TokenChanges::read(fields, now);
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let changes = match fields.and_then(|fields| read(fields, now)) {
+    let changes = match fields.and_then(|fields| extent.read(fields, whole, partial)) {
         Ok(changes) => changes,
         Err(error) => {
             retrieve(call).await?;

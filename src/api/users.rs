@@ -1,21 +1,18 @@
 //! Users (contract 5): under `/api/iam/users/` by id, with `-` for the caller, and under `/api/users/users/` by name.
 
-use farhand_domain::caller::Caller;
 use farhand_domain::error::{Error, FieldErrors};
-use farhand_domain::fields::Fields;
 use farhand_domain::user::{self, Account, Changes, Filter, Proof};
-use serde_json::{Value, from_str, json};
+use serde_json::{Value, json};
 
-use super::change::{changed_fields, retry};
+use super::change::{Extent, changed_fields, find, retry};
 use super::idempotency::{self, Kept, Once, Written};
-use super::{anybody, location_of, page_of, staff_only};
+use super::{anybody, location_of, one_of, page_of, staff_only};
 use crate::auth::credential::Credential;
 use crate::auth::guesses;
 use crate::auth::hashing;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::janitor;
-use crate::platform::internal;
 use crate::store::db::Failure;
 use crate::store::users::{self, Found, Target};
 
@@ -36,15 +33,12 @@ pub fn target(call: &Call) -> Result<Target, Error> {
 
 /// `GET` one: everyone reads all users of their workspace.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let (sql, parameter) = users::one(&credential.checked(target(call)).await?);
-    let (_, user) = credential.read(&sql, vec![parameter]).await?;
-    user.map(Reply::ok_text).ok_or_else(Error::not_found)
+    one_of(call, anybody, target(call), users::one).await
 }
 
 /// `GET` the list: the workspace's users, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| Filter::of(query).map(users::list)).await
+    page_of(call, anybody, |query, _| Filter::of(query).map(|filter| users::list(&filter))).await
 }
 
 /// What a replay of a creation shows.
@@ -95,8 +89,8 @@ async fn taken(
     own_id: Option<i64>,
 ) -> Error {
     let Failure::NotUnique(_) = failure else { return failure.into() };
-    let fields = match credential.read(users::TAKEN, vec![username.into(), email.into(), own_id.into()]).await {
-        Ok((_, array)) => array.and_then(|array| from_str::<Vec<String>>(&array).ok()).unwrap_or_default(),
+    let fields = match credential.find::<Vec<String>>(users::taken(username, email, own_id)).await {
+        Ok((_, fields)) => fields.unwrap_or_default(),
         Err(error) => return error,
     };
     let mut errors = FieldErrors::new();
@@ -109,14 +103,6 @@ async fn taken(
         }
     }
     Error::fields(errors)
-}
-
-/// Looks the caller and a user up together.
-pub async fn find(credential: &Credential<'_>, target: &Target) -> Result<(Caller, Option<Found>), Error> {
-    let (sql, parameter) = users::find(target);
-    let (caller, found) = credential.read(&sql, vec![parameter]).await?;
-    let found = found.map(|found| from_str(&found).map_err(internal)).transpose()?;
-    Ok((caller, found))
 }
 
 /// The details of a change's audit event: the fields, and the permissions before and after it.
@@ -147,29 +133,18 @@ fn details(account: &Account, changes: &Changes) -> Value {
     details
 }
 
-/// `PUT`: everything but the password.
-pub async fn replace(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Changes::read_all).await
-}
-
-/// `PATCH`: the given fields.
-pub async fn update(call: &mut Call) -> Result<Reply, Error> {
-    change(call, Changes::read).await
-}
-
-/// Changes a user.
+/// `PUT` and `PATCH`: everything but the password.
 ///
 /// 1. Finds caller and user. A user whom the caller may not change at all is refused before the input is looked at.
 /// 2. Decides by contract 5, and checks the caller's password if the change needs it.
 /// 3. Writes, if caller and user are still what was decided on.
-async fn change(call: &mut Call, read: impl FnOnce(Fields) -> Result<Changes, Error>) -> Result<Reply, Error> {
+pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let target = credential.checked(target(call)).await?;
-    let input = fields.and_then(read);
+    let input = fields.and_then(|fields| extent.read(fields, Changes::read_all, Changes::read));
     let attempt = async || {
-        let (caller, found) = find(&credential, &target).await?;
-        let found = found.ok_or_else(Error::not_found)?;
+        let (caller, found) = find::<Found>(&credential, users::find(&target)).await?;
         let (rank, account) = (caller.rank(), &found.account);
         if !(rank.manages(account.rank()) || caller.user_id == account.id) {
             return Err(Error::permission_denied(user::MANAGES));
@@ -202,8 +177,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let target = credential.checked(target(call)).await?;
     let attempt = async || {
-        let (caller, found) = find(&credential, &target).await?;
-        let found = found.ok_or_else(Error::not_found)?;
+        let (caller, found) = find::<Found>(&credential, users::find(&target)).await?;
         user::may_delete(caller.rank(), &found.account, found.has_other, found.is_only_owner)?;
         // The janitor takes the user off their commands. It is woken before the deletion too, in case this request is cut off.
         janitor::wake(&call.env).await?;

@@ -14,6 +14,7 @@ use farhand_domain::session;
 use farhand_domain::time::Timestamp;
 use futures_util::future;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use worker::{D1Result, Env};
 
@@ -23,9 +24,10 @@ use crate::platform;
 use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::store::batch::{Batch, BatchResult};
-use crate::store::db::{self, Failure, Parameter, Selection, Statement};
+use crate::store::db::{self, Failure, Statement};
+use crate::store::list::{self, List, Select};
 use crate::store::login_tokens::{self, Entry};
-use crate::store::scope::{Limited, Scope, WHO};
+use crate::store::scope::{Limited, Query, Scope, Who};
 use crate::store::{api_tokens, sessions, workspaces};
 
 /// For how long an isolate remembers what a token's caller was like.
@@ -52,39 +54,20 @@ struct Traits {
     reads_narrowly: bool,
 }
 
-/// A token that was sent, not looked up yet.
+/// A token that was sent, not looked up yet. Each method that asks D1 refuses a credential that is not alive.
 pub struct Credential<'a> {
     call: &'a Call,
     /// What its statements are limited to.
     pub scope: Scope<'a>,
 }
 
-#[derive(Deserialize)]
-struct Who {
-    workspace: Option<f64>,
-    me: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Body {
-    body: Option<String>,
-}
-
 /// The `body` of a result's first row.
 fn body(result: &D1Result) -> Result<Option<String>, Error> {
-    Ok(db::first::<Body>(result)?.and_then(|row| row.body))
-}
-
-#[derive(Deserialize)]
-struct Listed {
-    total: Option<f64>,
-    body: Option<String>,
-}
-
-/// The statement that looks a credential up and reads one thing.
-fn reading(scope: &Scope<'_>, sql: &str, parameters: Vec<Parameter>) -> Statement {
-    let statement = scope.statement(&format!("SELECT {WHO}, (SELECT {sql} FROM me) AS body"));
-    parameters.into_iter().fold(statement, Statement::bind)
+    #[derive(Deserialize)]
+    struct Row {
+        body: Option<String>,
+    }
+    Ok(db::first::<Row>(result)?.and_then(|row| row.body))
 }
 
 impl<'a> Credential<'a> {
@@ -109,11 +92,11 @@ impl<'a> Credential<'a> {
         Self { call: self.call, scope: self.scope.at(platform::now()) }
     }
 
-    /// Runs a statement that selects [`WHO`], and the rest behind it, in one round trip. A failure is reported only if the
+    /// Runs a statement that selects [`Who`], and the rest behind it, in one round trip. A failure is reported only if the
     /// credential is alive: otherwise no statement does anything that could fail.
     async fn resolve(
         &self,
-        who: Statement,
+        who: impl Into<Statement>,
         rest: Vec<Statement>,
     ) -> Result<(Caller, D1Result, Vec<D1Result>), Failure> {
         let hash = &self.scope.hash;
@@ -121,12 +104,12 @@ impl<'a> Credential<'a> {
         let entry = async {
             if is_api_token { None } else { login_tokens::get(&self.call.env, self.scope.workspace, hash).await }
         };
-        let statements = std::iter::once(who).chain(rest).collect();
+        let statements = std::iter::once(who.into()).chain(rest).collect::<Vec<_>>();
         let (results, entry) = future::join(db::batch(&self.call.env, statements), entry).await;
         let mut results = results?.into_iter();
-        let first = results.next().ok_or_else(|| Failure::Other("no result".to_owned()))?;
-        let who = db::first::<Who>(&first)?.ok_or_else(|| Failure::Other("no row".to_owned()))?;
-        let caller = self.settle(who, entry).map_err(Failure::Refused)?;
+        let first = results.next().ok_or_else(|| Error::internal("D1: no result"))?;
+        let who = db::first::<Who>(&first)?.ok_or_else(|| Error::internal("D1: no row"))?;
+        let caller = self.settle(who, entry)?;
         Ok((caller, first, results.collect()))
     }
 
@@ -136,16 +119,16 @@ impl<'a> Credential<'a> {
             workspaces::forget(self.scope.workspace);
             return Err(Error::not_found());
         };
-        workspaces::remember(self.scope.workspace, workspace_id as i64, self.scope.now);
+        workspaces::remember(self.scope.workspace, workspace_id, self.scope.now);
         self.call.workspace_proven.set(true);
         let Some(me) = who.me else {
             CALLERS.with(|callers| callers.forget(&self.scope.hash));
             if entry.is_some() {
-                self.forget_login_token();
+                forget_login_tokens(self.call, self.scope.workspace, vec![self.scope.hash.clone()]);
             }
             return Err(Error::invalid_token());
         };
-        let caller: Caller = serde_json::from_str(&me).map_err(platform::internal)?;
+        let caller: Caller = serde_json::from_str(&me)?;
         let is_api_token = caller.kind == Kind::ApiToken;
         let (reaches_all, reads_narrowly) = (caller.reaches_all(), caller.reads_narrowly());
         let traits = Traits { is_api_token, reaches_all, reads_narrowly };
@@ -205,25 +188,14 @@ impl<'a> Credential<'a> {
         WRITTEN.with(|written| written.is_new(hash, self.scope.now))
     }
 
-    /// After the response: removes the token's KV entry, as D1 has no such session any more.
-    pub fn forget_login_token(&self) {
-        forget_login_tokens(self.call, self.scope.workspace, vec![self.scope.hash.clone()]);
-    }
-
     /// Looks the credential up, and does nothing else.
-    ///
-    /// # Errors
-    /// The credential is not alive.
     pub async fn check(&self) -> Result<Caller, Error> {
-        let (caller, ..) = self.resolve(self.scope.statement(&format!("SELECT {WHO}")), vec![]).await?;
+        let (caller, ..) = self.resolve(self.scope.check(), vec![]).await?;
         Ok(caller)
     }
 
     /// Passes on input that was read before the credential was looked up; where it is bad, the credential's own
     /// refusal comes first (contract 3, order of refusals).
-    ///
-    /// # Errors
-    /// The credential is not alive, or else the input's own error.
     pub async fn checked<T>(&self, input: Result<T, Error>) -> Result<T, Error> {
         match input {
             Ok(input) => Ok(input),
@@ -234,81 +206,62 @@ impl<'a> Credential<'a> {
         }
     }
 
-    /// Reads one thing: SQL for it as JSON text, with its parameters from `?5` on. It may use the columns of `me`.
-    ///
-    /// # Errors
-    /// The credential is not alive.
-    pub async fn read(&self, sql: &str, parameters: Vec<Parameter>) -> Result<(Caller, Option<String>), Error> {
-        let (caller, result, _) = self.resolve(reading(&self.scope, sql, parameters), vec![]).await?;
+    /// Reads what a query asks for, as JSON text.
+    pub async fn read(&self, query: Query) -> Result<(Caller, Option<String>), Error> {
+        let (caller, result, _) = self.resolve(self.scope.read(query), vec![]).await?;
         Ok((caller, body(&result)?))
     }
 
-    /// Reads a page of a list. Returns who asks, the JSON array of the items, and the number of all.
-    ///
-    /// One row for each, as a single text could grow past what the database takes.
-    ///
-    /// # Errors
-    /// The credential is not alive.
-    pub async fn list(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
-        let Some(narrow) = &selection.narrow else { return self.list_widely(selection, page).await };
-        let narrowly = async || {
-            let (caller, items, total) = self.list_with(&narrow.tables, &narrow.items, narrow, page).await?;
-            Ok::<_, Error>((caller, items, total.unwrap_or(0)))
-        };
-        if self.traits().reads_narrowly {
-            let found = narrowly().await?;
-            if found.0.reads_narrowly() {
-                return Ok(found);
-            }
-        }
-        let found = self.list_widely(selection, page).await?;
-        // Not the other way round: a list that became narrow in between must not be read widely.
-        if found.0.reads_narrowly() { narrowly().await } else { Ok(found) }
+    /// The same, decoded.
+    pub async fn find<T: DeserializeOwned>(&self, query: Query) -> Result<(Caller, Option<T>), Error> {
+        let (caller, found) = self.read(query).await?;
+        Ok((caller, found.map(|found| serde_json::from_str(&found)).transpose()?))
     }
 
-    /// Reads a page of a list, whatever the API token's list allows of it.
-    async fn list_widely(&self, selection: &Selection, page: Page) -> Result<(Caller, String, u64), Error> {
-        if let (Some((tables, items)), true) = (&selection.of_all, self.traits().reaches_all)
-            && let (caller, items, Some(total)) = self.list_with(tables, items, selection, page).await?
-        {
-            return Ok((caller, items, total));
+    /// Reads a page of a list. Returns the caller, the JSON array of the items, and the number of all.
+    pub async fn list(&self, list: &List, page: Page) -> Result<(Caller, String, u64), Error> {
+        let Some(narrow) = &list.narrow else { return self.list_widely(list, page).await };
+        if self.traits().reads_narrowly {
+            let (caller, items, total) = self.page(narrow, page).await?;
+            if caller.reads_narrowly() {
+                return Ok((caller, items, total.unwrap_or(0)));
+            }
         }
-        let (caller, items, total) = self.list_with(&selection.tables, &selection.items, selection, page).await?;
+        let found = self.list_widely(list, page).await?;
+        if !found.0.reads_narrowly() {
+            return Ok(found);
+        }
+        // Not the other way round: a list that became narrow in between must not be read widely.
+        let (caller, items, total) = self.page(narrow, page).await?;
         Ok((caller, items, total.unwrap_or(0)))
     }
 
-    /// Reads a page of a list in one of the ways that a selection has.
-    async fn list_with(
-        &self,
-        tables: &str,
-        items: &str,
-        selection: &Selection,
-        page: Page,
-    ) -> Result<(Caller, String, Option<u64>), Error> {
-        // One statement, so that who calls, and how many items there are, is found once. Its first row tells of these.
-        let statement = self.scope.statement(&format!(
-            "{tables} SELECT {WHO}, (SELECT total FROM total) AS total, NULL AS body
-             UNION ALL SELECT NULL, NULL, NULL, body FROM ({items})"
-        ));
-        let statement = statement.bind(page.size).bind(page.offset());
-        let statement = selection.parameters.iter().cloned().fold(statement, Statement::bind);
-        let (caller, result, _) = self.resolve(statement, vec![]).await?;
-        let mut rows = db::rows::<Listed>(&result)?.into_iter();
-        let total = rows.next().and_then(|row| row.total).map(|total| total as u64);
-        let items: Vec<_> = rows.filter_map(|row| row.body).collect();
-        Ok((caller, format!("[{}]", items.join(",")), total))
+    /// Reads a page of a list, whatever the API token's list allows of it.
+    async fn list_widely(&self, list: &List, page: Page) -> Result<(Caller, String, u64), Error> {
+        if let (Some(select), true) = (&list.full_access, self.traits().reaches_all)
+            && let (caller, items, Some(total)) = self.page(select, page).await?
+        {
+            return Ok((caller, items, total));
+        }
+        let (caller, items, total) = self.page(&list.select, page).await?;
+        Ok((caller, items, total.unwrap_or(0)))
     }
 
-    /// The credential of a GET that takes limited tokens, to be watched: with SQL and parameters as [`Credential::read`] takes
-    /// them.
-    pub fn watch(&self, sql: String, parameters: Vec<Parameter>) -> Watch {
+    /// Reads a page of a list with one of its statements.
+    async fn page(&self, select: &Select, page: Page) -> Result<(Caller, String, Option<u64>), Error> {
+        let (caller, result, _) = self.resolve(self.scope.list(select, page), vec![]).await?;
+        let (items, total) = list::read(&result)?;
+        Ok((caller, items, total))
+    }
+
+    /// The credential of a GET that takes limited tokens, with what it reads, to be checked again.
+    pub fn watch(&self, query: Query) -> Watch {
         Watch {
             env: self.call.env.clone(),
             workspace: self.scope.workspace.to_owned(),
             hash: self.scope.hash.clone(),
             remote_ip: self.call.remote_ip(),
-            sql,
-            parameters,
+            query,
         }
     }
 
@@ -319,7 +272,7 @@ impl<'a> Credential<'a> {
     /// The credential is not alive, or a uniqueness rule is broken.
     pub async fn write(&self, batch: Batch) -> Result<(Caller, Option<String>), Failure> {
         let (parts, statements) = batch.into_parts();
-        let (caller, _, results) = self.resolve(self.scope.statement(&format!("SELECT {WHO}")), statements).await?;
+        let (caller, _, results) = self.resolve(self.scope.check(), statements).await?;
         self.call.audited.borrow_mut().push(caller.workspace_id);
         let bodies = results.iter().map(body).collect::<Result<_, Error>>()?;
         let BatchResult { reply, ended_tokens } = BatchResult::new(&parts, bodies);
@@ -334,23 +287,17 @@ pub struct Watch {
     workspace: String,
     hash: String,
     remote_ip: String,
-    sql: String,
-    parameters: Vec<Parameter>,
+    query: Query,
 }
 
 impl Watch {
     /// Tells whether the credential is still alive, may call from where it does, and still reads what it did.
-    ///
-    /// # Errors
-    /// D1 did not answer.
     pub async fn still_reads(&self, now: Timestamp) -> Result<bool, Error> {
         let scope = Scope::new(&self.workspace, self.hash.clone(), now, Limited::Taken);
-        let result = db::run(&self.env, reading(&scope, &self.sql, self.parameters.clone())).await?;
+        let result = db::run(&self.env, scope.read(self.query.clone())).await?;
         let who = db::first::<Who>(&result)?.and_then(|who| who.me);
-        let Some(caller) = who.map(|me| serde_json::from_str::<Caller>(&me)).transpose().map_err(platform::internal)?
-        else {
-            return Ok(false);
-        };
+        let Some(me) = who else { return Ok(false) };
+        let caller: Caller = serde_json::from_str(&me)?;
         let reads = body(&result)?.is_some();
         Ok(reads && caller.acl.is_none_or(|acl| acl.allows_address(&self.remote_ip)))
     }

@@ -24,7 +24,7 @@ use uuid::Uuid;
 use wasm_bindgen::JsValue;
 use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 
-use crate::platform::{self, Config, PeerSource, internal};
+use crate::platform::{self, Config, PeerSource};
 
 /// The largest body of a request, in bytes (contract 3).
 const MAX_BODY: usize = 1024 * 1024;
@@ -452,12 +452,12 @@ impl Call {
 async fn multipart(body: Vec<u8>, content_type: &str) -> Result<Fields, Error> {
     let malformed = |_| Error::field(NON_FIELD, "Multipart form parse error.");
     let headers = Headers::new();
-    headers.set("Content-Type", content_type).map_err(internal)?;
+    headers.set("Content-Type", content_type)?;
     let mut init = RequestInit::new();
     init.with_method(Method::Post)
         .with_headers(headers)
         .with_body(Some(js_sys::Uint8Array::from(body.as_slice()).into()));
-    let mut inner = Request::new_with_init("http://form.invalid/", &init).map_err(internal)?;
+    let mut inner = Request::new_with_init("http://form.invalid/", &init)?;
     let form = inner.form_data().await.map_err(malformed)?;
     let entries = js_sys::Array::from(&JsValue::from(form));
     let pairs = entries.iter().map(|pair| {

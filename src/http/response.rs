@@ -9,7 +9,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use worker::{Headers, Response, WebSocket};
 
-use crate::platform::internal;
 use crate::platform::log;
 
 /// An answer, before it becomes the platform's.
@@ -39,7 +38,7 @@ impl Reply {
     }
 
     fn json(status: u16, value: &impl Serialize) -> Result<Self, Error> {
-        Ok(Self::json_text(status, serde_json::to_string(value).map_err(internal)?))
+        Ok(Self::json_text(status, serde_json::to_string(value)?))
     }
 
     /// 200 with a value.

@@ -27,7 +27,7 @@ const COST_HEADER: &str = "X-Farhand-Cost";
 /// # Errors
 /// There is no such binding.
 pub fn stub(env: &Env, namespace: &str, name: &str) -> Result<Stub, Error> {
-    env.durable_object(namespace).and_then(|objects| objects.get_by_name(name)).map_err(internal)
+    Ok(env.durable_object(namespace)?.get_by_name(name)?)
 }
 
 /// Asks an object.
@@ -40,12 +40,12 @@ pub async fn ask<T: DeserializeOwned>(
     name: &str,
     question: &impl Serialize,
 ) -> Result<T, Error> {
-    let body = serde_json::to_string(question).map_err(internal)?;
+    let body = serde_json::to_string(question)?;
     let mut init = RequestInit::new();
     init.with_method(Method::Post).with_body(Some(body.into()));
-    let request = Request::new_with_init(ORIGIN, &init).map_err(internal)?;
+    let request = Request::new_with_init(ORIGIN, &init)?;
     let mut response = fetch(&stub(env, namespace, name)?, request).await?;
-    serde_json::from_str(&response.text().await.map_err(internal)?).map_err(internal)
+    serde_json::from_str(&response.text().await?).map_err(internal)
 }
 
 /// Sends an object a request.
@@ -53,7 +53,7 @@ pub async fn ask<T: DeserializeOwned>(
 /// # Errors
 /// It could not be reached.
 pub async fn fetch(stub: &Stub, request: Request) -> Result<Response, Error> {
-    let response = stub.fetch_with_request(request).await.map_err(internal)?;
+    let response = stub.fetch_with_request(request).await?;
     let told = response.headers().get(COST_HEADER).ok().flatten();
     cost::add(told.and_then(|told| serde_json::from_str(&told).ok()).unwrap_or_default());
     Ok(response)

@@ -52,7 +52,7 @@ pub fn now() -> Timestamp {
 
 /// Fills `bytes` from the platform's cryptographic source.
 pub fn fill_random(bytes: &mut [u8]) -> Result<(), Error> {
-    getrandom::fill(bytes).map_err(internal)
+    Ok(getrandom::fill(bytes)?)
 }
 
 /// `N` random bytes.

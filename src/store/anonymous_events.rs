@@ -4,12 +4,13 @@
 use farhand_domain::audit::{Event, Object, Outcome, Source};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{Insert, text};
-use super::db::{self, Statement};
+use super::db::{self, params};
 use crate::platform;
 
 /// The action of a failed login.
@@ -25,108 +26,97 @@ const RESET_USERS: &str = "(SELECT json_group_array(DISTINCT CAST(p.user_id AS T
     WHERE p.workspace_id = a.workspace_id AND p.user_id IS NOT NULL
     AND p.expires_at > iif(a.written_at = '', '', strftime('%Y-%m-%dT%H:%M:%f000+00:00', a.written_at, '+1 day')))";
 
-/// SQL for the event `?2` with what was counted in `anonymous_events a`.
+/// SQL for the event `:event` with what was counted in `anonymous_events a`.
 fn counted(action: &str) -> String {
     if action == FAILED_LOGIN {
-        "json_set(?2, '$.details.count', a.pending)".to_owned()
+        "json_set(:event, '$.details.count', a.pending)".to_owned()
     } else {
-        format!("json_set(?2, '$.details.count', a.pending, '$.details.users', json({RESET_USERS}))")
+        format!("json_set(:event, '$.details.count', a.pending, '$.details.users', json({RESET_USERS}))")
     }
 }
 
 /// The statements that count an anonymous event, and write one for all that were counted if none of the same action and object was
 /// written within the last minute.
-///
-/// # Errors
-/// None that an event can have.
 pub fn anonymous(workspace_id: i64, event: &Event, now: Timestamp) -> Result<Vec<Statement>, Error> {
     let object = event.object.as_ref().and_then(|object| object.id.clone()).unwrap_or_default();
     let count = "INSERT INTO anonymous_events (workspace_id, action, object_id, pending, written_at)
-        SELECT w.id, ?2, ?3, 1, '' FROM workspaces w WHERE w.id = ?1 AND w.deleted_at IS NULL
+        SELECT w.id, :action, :object, 1, '' FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL
         ON CONFLICT (workspace_id, action, object_id) DO UPDATE SET pending = pending + 1";
-    let count = Statement::new(count).bind(workspace_id).bind(&event.action).bind(&object);
+    let count = Statement::new(count).bind_all(params! {
+        workspace_id, action: &event.action, object: &object,
+    });
     Ok([vec![count], write_pending(workspace_id, &object, event, now)?].concat())
 }
 
 /// The statements that write an event for what was counted, if that is due.
 fn write_pending(workspace_id: i64, object: &str, event: &Event, now: Timestamp) -> Result<Vec<Statement>, Error> {
     let event_sql = counted(&event.action);
-    let rest = "FROM anonymous_events a WHERE a.workspace_id = ?1 AND a.action = ?3 AND a.object_id = ?4
-        AND a.pending > 0 AND a.written_at <= ?5";
-    let insert = Insert { event: &event_sql, ..Insert::whole("?1", "?2", rest) };
-    let insert = Statement::new(insert.sql())
-        .bind(workspace_id)
-        .bind(text(event)?)
-        .bind(&event.action)
-        .bind(object)
-        .bind(now.plus_seconds(-ANONYMOUS_EVERY));
-    let done = "UPDATE anonymous_events SET pending = 0, written_at = ?4
-        WHERE changes() > 0 AND workspace_id = ?1 AND action = ?2 AND object_id = ?3";
-    let done = Statement::new(done).bind(workspace_id).bind(&event.action).bind(object).bind(now);
+    let rest =
+        "FROM anonymous_events a WHERE a.workspace_id = :workspace_id AND a.action = :action AND a.object_id = :object
+        AND a.pending > 0 AND a.written_at <= :until";
+    let insert = Insert { event: &event_sql, ..Insert::whole(":workspace_id", ":event", rest) };
+    let insert = Statement::new(insert.sql()).bind_all(params! {
+        workspace_id, event: text(event)?, action: &event.action, object,
+        until: now.plus_seconds(-ANONYMOUS_EVERY),
+    });
+    let done = "UPDATE anonymous_events SET pending = 0, written_at = :now
+        WHERE changes() > 0 AND workspace_id = :workspace_id AND action = :action AND object_id = :object";
+    let done = Statement::new(done).bind_all(params! { workspace_id, action: &event.action, object, now });
     Ok(vec![insert, done])
 }
 
 /// The statements that do what [`anonymous`] does for a reset request, behind its insert. The event's object is the user of this
 /// request; `users` in its details are those of all that were counted. So the work is the same for every address.
-///
-/// # Errors
-/// None that an event can have.
 pub fn after_reset_request(id: Uuid, event: &Event, now: Timestamp) -> Result<Vec<Statement>, Error> {
     let count = "INSERT INTO anonymous_events (workspace_id, action, object_id, pending, written_at)
-        SELECT r.workspace_id, ?2, '', 1, '' FROM reset_requests r WHERE r.id = ?1 AND changes() > 0
+        SELECT r.workspace_id, :action, '', 1, '' FROM reset_requests r WHERE r.id = :id AND changes() > 0
         ON CONFLICT (workspace_id, action, object_id) DO UPDATE SET pending = pending + 1";
     let event_sql = counted(&event.action);
     let rest = "FROM reset_requests r JOIN anonymous_events a
-            ON a.workspace_id = r.workspace_id AND a.action = ?3 AND a.object_id = ''
-        WHERE r.id = ?1 AND changes() > 0 AND a.written_at <= ?4";
+            ON a.workspace_id = r.workspace_id AND a.action = :action AND a.object_id = ''
+        WHERE r.id = :id AND changes() > 0 AND a.written_at <= :until";
     // By the id alone: looking the name up would be work for registered addresses only.
     let user = Some("CAST(r.user_id AS TEXT)");
-    let insert = Insert { object_id: user, event: &event_sql, ..Insert::whole("r.workspace_id", "?2", rest) };
-    let done = "UPDATE anonymous_events SET pending = 0, written_at = ?3
-        WHERE changes() > 0 AND action = ?2 AND object_id = ''
-        AND workspace_id = (SELECT workspace_id FROM reset_requests WHERE id = ?1)";
+    let insert = Insert { object_id: user, event: &event_sql, ..Insert::whole("r.workspace_id", ":event", rest) };
+    let done = "UPDATE anonymous_events SET pending = 0, written_at = :now
+        WHERE changes() > 0 AND action = :action AND object_id = ''
+        AND workspace_id = (SELECT workspace_id FROM reset_requests WHERE id = :id)";
     Ok(vec![
-        Statement::new(count).bind(id).bind(&event.action),
-        Statement::new(insert.sql())
-            .bind(id)
-            .bind(text(event)?)
-            .bind(&event.action)
-            .bind(now.plus_seconds(-ANONYMOUS_EVERY)),
-        Statement::new(done).bind(id).bind(&event.action).bind(now),
+        Statement::new(count).bind_all(params! { id, action: &event.action }),
+        Statement::new(insert.sql()).bind_all(params! {
+            id, event: text(event)?, action: &event.action,
+            until: now.plus_seconds(-ANONYMOUS_EVERY),
+        }),
+        Statement::new(done).bind_all(params! { id, action: &event.action, now }),
     ])
 }
 
 /// Carries out the statements of [`anonymous`].
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn write_anonymous(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
-    db::batch(env, statements).await?;
-    Ok(())
+    db::execute_all(env, statements).await
 }
 
 /// Writes what was counted and is overdue, since no further event of its kind came. Returns the workspaces.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error> {
     #[derive(Deserialize)]
     struct Overdue {
-        workspace_id: f64,
+        workspace_id: i64,
         action: String,
         object_id: String,
     }
     let sql = "SELECT a.workspace_id, a.action, a.object_id FROM anonymous_events a
-        WHERE a.pending > 0 AND a.written_at <= ?1 LIMIT ?2 + 0";
-    let select = Statement::new(sql).bind(now.plus_seconds(-ANONYMOUS_EVERY)).bind(ANONYMOUS_AT_ONCE);
+        WHERE a.pending > 0 AND a.written_at <= :until LIMIT :limit + 0";
+    let select = Statement::new(sql).bind_all(params! {
+        until: now.plus_seconds(-ANONYMOUS_EVERY), limit: ANONYMOUS_AT_ONCE,
+    });
     let mut workspaces = Vec::new();
     for Overdue { workspace_id, action, object_id } in db::rows::<Overdue>(&db::run(env, select).await?)? {
         let event = Event::new(platform::new_id(now)?, now, Source::default(), &action);
         let object = (!object_id.is_empty()).then(|| Object::new("user", Some(object_id.clone()), None));
         let outcome = if action == FAILED_LOGIN { Outcome::Failure } else { Outcome::Success };
         let event = Event { object, outcome, ..event };
-        db::batch(env, write_pending(workspace_id as i64, &object_id, &event, now)?).await?;
-        workspaces.push(workspace_id as i64);
+        db::batch(env, write_pending(workspace_id, &object_id, &event, now)?).await?;
+        workspaces.push(workspace_id);
     }
     Ok(workspaces)
 }

@@ -6,16 +6,17 @@ use farhand_domain::audit::Event;
 use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::Statement;
 use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
 use super::batch::Batch;
-use super::db::{self, Parameter, Selection, Statement};
+use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
-use super::scope::Scope;
+use super::list::{Filters, List};
+use super::scope::{Query, Scope};
 use super::servers;
-use crate::platform::internal;
 
 /// SQL for the token object (spec.md, API token) of a row of `api_tokens t`, as JSON. The key is not in it.
 const OBJECT: &str = "json_object('id', t.id, 'name', t.name, 'enabled', json(iif(t.enabled, 'true', 'false')),
@@ -25,47 +26,46 @@ const OBJECT: &str = "json_object('id', t.id, 'name', t.name, 'enabled', json(ii
 /// Where the answer to a creation is read.
 pub const REPLAY: ReplaySource = ReplaySource {
     object: OBJECT,
-    row: "api_tokens t ON t.id = ?7 AND t.workspace_id = me.workspace_id AND t.user_id = me.user_id",
+    row: "api_tokens t ON t.id = :resource AND t.workspace_id = me.workspace_id AND t.user_id = me.user_id",
 };
 
 /// SQL for the condition that a row of `api_tokens t` is the caller's own.
 const OWN: &str = "t.workspace_id = me.workspace_id AND t.user_id = me.user_id";
 
 /// The caller's tokens, newest first.
-pub fn list(filter: TokenFilter) -> Selection {
-    let way = format!("api_tokens t WHERE {OWN} AND (?7 IS NULL OR t.name = ?7) AND (?8 IS NULL OR t.enabled = ?8)");
-    let parameters = vec![filter.name.into(), filter.enabled.into()];
-    Selection::of("", ("api_tokens t", OBJECT), &[way], "t.id DESC", parameters)
+pub fn list(filter: &TokenFilter) -> List {
+    let Filters { sql, parameters } = Filters::default().with("t.name = :name", "name", filter.name.as_ref()).with(
+        "t.enabled = :enabled",
+        "enabled",
+        filter.enabled,
+    );
+    List::new("", ("api_tokens t", OBJECT), &[format!("api_tokens t WHERE {OWN}{sql}")], "t.id DESC", parameters)
 }
 
-/// SQL for a token of the caller, by its id `?5`.
-pub fn one() -> String {
-    format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = ?5 AND {OWN})")
+/// The token object of a token of the caller.
+pub fn one(id: Uuid) -> Query {
+    Query::new(format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = :id AND {OWN})"), params! { id })
 }
 
-/// SQL for what a check of a list looks up, as `{target, token}`, with its parameters: a server as [`servers::for_command`] gives
-/// it, and a token of the caller.
-pub fn for_check(server: &ServerRef, token: Option<Uuid>) -> (String, Vec<Parameter>) {
+/// What a check of a list looks up, as `{target, token}`: a server as [`servers::for_command`] gives it, and a token of the
+/// caller.
+pub fn for_check(server: &ServerRef, token: Option<Uuid>) -> Query {
     let (target, server) = servers::for_command(server);
-    (format!("json_object('target', json({target}), 'token', json({FOR_CHECK}))"), vec![server, token.into()])
+    let sql = format!(
+        "json_object('target', json({target}), 'token', json((SELECT json_object(
+            'enabled', json(iif(t.enabled, 'true', 'false')), 'expires_at', t.expires_at, 'acl', json(t.acl))
+            FROM api_tokens t WHERE t.id = :token AND {OWN})))"
+    );
+    Query::new(sql, params! { server, token })
 }
-
-/// SQL for the caller's token with the id `?6`, as far as a check of its list needs it.
-const FOR_CHECK: &str =
-    "(SELECT json_object('enabled', json(iif(t.enabled, 'true', 'false')), 'expires_at', t.expires_at,
-    'acl', json(t.acl)) FROM api_tokens t
-    WHERE t.id = ?6 AND t.workspace_id = me.workspace_id AND t.user_id = me.user_id)";
 
 fn acl_text(acl: Option<&Acl>) -> Result<Option<String>, Error> {
-    acl.map(|acl| acl.json().map_err(internal)).transpose()
+    Ok(acl.map(Acl::json).transpose()?)
 }
 
 /// Adds an access control list to the details of an event.
-///
-/// # Errors
-/// None that a list can have.
 pub fn tell_acl(event: &mut Event, acl: Option<&Acl>) -> Result<(), Error> {
-    let mut fields = Acl::in_event(acl).map_err(internal)?;
+    let mut fields = Acl::in_event(acl)?;
     if let Some(details) = event.details.as_object_mut() {
         details.append(&mut fields);
     }
@@ -77,20 +77,23 @@ fn outlives(end: &str) -> String {
     format!("(me.kind = 'api_token' AND me.expires_at IS NOT NULL AND ({end} IS NULL OR {end} > me.expires_at))")
 }
 
-/// SQL for the condition on `me` that a row of a table may be changed as the parameters of [`bind_change`] say, the
-/// first of which has the number `first`: neither what they set nor what they enable again outlives the caller's own API token.
-fn may_change(row: &str, first: usize) -> String {
-    let [enabled, has_end, end] = [first, first + 1, first + 2].map(|number| format!("?{number}"));
-    let (outlives_new, outlives_result) =
-        (outlives(&end), outlives(&format!("iif({has_end}, {end}, {row}.expires_at)")));
+/// SQL for the condition on `me` that a row of a table may be changed as the parameters of [`bind_change`] say: neither what they
+/// set nor what they enable again outlives the caller's own API token.
+fn may_change(row: &str) -> String {
+    let outlives_new = outlives(":expires_at");
+    let outlives_result = outlives(&format!("iif(:sets_expires_at, :expires_at, {row}.expires_at)"));
     format!(
-        "NOT ({has_end} AND {outlives_new}) AND NOT (coalesce({enabled}, 0) AND NOT {row}.enabled AND {outlives_result})"
+        "NOT (:sets_expires_at AND {outlives_new})
+         AND NOT (coalesce(:enabled, 0) AND NOT {row}.enabled AND {outlives_result})"
     )
 }
 
 /// Binds whether a token is to be enabled, whether its end changes, and to what.
 fn bind_change(statement: Statement, changes: &TokenChanges) -> Statement {
-    statement.bind(changes.enabled).bind(changes.expires_at.is_some()).bind(changes.expires_at.flatten())
+    statement.bind_all(params! {
+        enabled: changes.enabled, sets_expires_at: changes.expires_at.is_some(),
+        expires_at: changes.expires_at.flatten(),
+    })
 }
 
 /// Creates a token of the caller, unless it would outlive the caller's own or they have `most` tokens already. The reply is the
@@ -106,19 +109,16 @@ pub fn insert(
     let insert = scope
         .statement(&format!(
             "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at, acl)
-             SELECT ?5, workspace_id, user_id, ?6, ?7, ?8, ?8, ?9, ?10 FROM me
-             WHERE NOT {} AND ?11 > (SELECT count(*) FROM api_tokens t WHERE {OWN})
+             SELECT :id, workspace_id, user_id, :name, :key_hash, :now, :now, :expires_at, :acl FROM me
+             WHERE NOT {} AND :most > (SELECT count(*) FROM api_tokens t WHERE {OWN})
              RETURNING {} AS body",
-            outlives("?9"),
+            outlives(":expires_at"),
             db::returned(OBJECT, "t")
         ))
-        .bind(id)
-        .bind(&new.name)
-        .bind(key_hash)
-        .bind(scope.now)
-        .bind(new.expires_at)
-        .bind(acl_text(new.acl.as_ref())?)
-        .bind(most);
+        .bind_all(params! {
+            id, name: &new.name, key_hash, expires_at: new.expires_at,
+            acl: acl_text(new.acl.as_ref())?, most,
+        });
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
@@ -127,21 +127,21 @@ pub fn update(scope: &Scope<'_>, id: Uuid, changes: &TokenChanges, event: Event)
     let acl = changes.acl.as_ref().map(|acl| acl_text(acl.as_ref())).transpose()?;
     let update = scope
         .statement(&format!(
-            "UPDATE api_tokens SET updated_at = ?6, name = coalesce(?7, name), enabled = coalesce(?8, enabled),
-                expires_at = iif(?9, ?10, expires_at), acl = iif(?11, ?12, acl)
-             WHERE id = ?5 AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me WHERE {})
+            "UPDATE api_tokens SET updated_at = :now, name = coalesce(:name, name), enabled = coalesce(:enabled, enabled),
+                expires_at = iif(:sets_expires_at, :expires_at, expires_at), acl = iif(:sets_acl, :acl, acl)
+             WHERE id = :id AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me WHERE {})
              RETURNING {} AS body",
-            may_change("api_tokens", 8),
+            may_change("api_tokens"),
             db::returned(OBJECT, "t")
         ))
-        .bind(id)
-        .bind(scope.now)
-        .bind(changes.name.as_ref());
-    let update = bind_change(update, changes).bind(acl.is_some()).bind(acl.flatten());
+        .bind_all(params! { id, name: changes.name.as_ref() });
+    let update = bind_change(update, changes).bind_all(params! {
+        sets_acl: acl.is_some(), acl: acl.flatten(),
+    });
     Ok(Batch::default().change_after_event(before_update(scope, event, changes)?, update))
 }
 
-const CHANGED: &str = "FROM me CROSS JOIN api_tokens d ON d.id = ?5 ->> '$.object.id'
+const CHANGED: &str = "FROM me CROSS JOIN api_tokens d ON d.id = :event ->> '$.object.id'
     AND d.workspace_id = me.workspace_id AND d.user_id = me.user_id";
 
 /// The statement for the audit event of [`update`], before it, while the token has its name: the token may be the one that
@@ -149,32 +149,31 @@ const CHANGED: &str = "FROM me CROSS JOIN api_tokens d ON d.id = ?5 ->> '$.objec
 fn before_update(scope: &Scope<'_>, mut event: Event, changes: &TokenChanges) -> Result<Statement, Error> {
     // The access control list as it was and as it is. Of a long one that was, the event that set it has the hash.
     let old = format!(
-        "json_set(?5 -> '$.details', '$.old', json(iif(length(CAST(d.acl AS BLOB)) > {MAX_IN_EVENT},
+        "json_set(:event -> '$.details', '$.old', json(iif(length(CAST(d.acl AS BLOB)) > {MAX_IN_EVENT},
             json_object('acl_bytes', length(CAST(d.acl AS BLOB))), json_object('acl', json(d.acl)))))"
     );
     let details =
         changes.acl.as_ref().map(|acl| tell_acl(&mut event, acl.as_ref()).map(|()| old.as_str())).transpose()?;
-    let rest = format!("{CHANGED} WHERE {}", may_change("d", 6));
+    let rest = format!("{CHANGED} WHERE {}", may_change("d"));
     let insert = Insert { object_name: Some("d.name"), details, rest: &rest, ..Insert::by_me() };
-    Ok(bind_change(scope.statement(&insert.sql()).bind(audit::text(&event)?), changes))
+    Ok(bind_change(insert.statement(scope, &event)?, changes))
 }
 
 /// Deletes a token of the caller. The event takes the token's name before that.
 pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error> {
     let insert = Insert { object_name: Some("d.name"), rest: CHANGED, ..Insert::by_me() };
-    let event = scope.statement(&insert.sql()).bind(audit::text(event)?);
+    let event = insert.statement(scope, event)?;
     let delete = scope
         .statement(
-            "DELETE FROM api_tokens WHERE id = ?5 AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
+            "DELETE FROM api_tokens WHERE id = :id AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
              RETURNING id AS body",
         )
-        .bind(id);
+        .bind("id", id);
     Ok(Batch::default().change_after_event(event, delete))
 }
 
 /// Notes that a token was used.
 pub async fn touch(env: &Env, workspace_id: i64, id: Uuid, now: Timestamp) -> Result<(), Error> {
-    let sql = "UPDATE api_tokens SET last_used_at = ?3 WHERE workspace_id = ?1 AND id = ?2";
-    db::run(env, Statement::new(sql).bind(workspace_id).bind(id).bind(now)).await?;
-    Ok(())
+    let sql = "UPDATE api_tokens SET last_used_at = :now WHERE workspace_id = :workspace_id AND id = :id";
+    db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, id, now })).await
 }

@@ -8,12 +8,13 @@ use farhand_domain::audit::{ActorType, Event, EventFilter, Outcome};
 use farhand_domain::audit_chain::COLUMNS;
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
-use serde::Deserialize;
+use farhand_sql::statement::Statement;
 use worker::Env;
 
-use super::db::{self, Filters, Selection, Statement};
+use super::db::{self, params};
+use super::list::{self, Filters, List};
 use super::scope::Scope;
-use crate::platform::{self, internal};
+use crate::platform;
 
 /// SQL for the event object (`docs/audit.md`) of a row of `audit_events e`, as JSON.
 const OBJECT: &str = "json_object('id', e.id, 'occurred_at', e.occurred_at,
@@ -48,11 +49,11 @@ pub struct Insert<'a> {
 }
 
 impl Insert<'static> {
-    /// The event of the caller of a statement on the common table `me`, as its parameter `?5`.
+    /// The event of the caller of a statement on the common table `me`, as its parameter `:event`.
     pub fn by_me() -> Self {
         let rest = "FROM me WHERE changes() > 0";
         let workspace = "me.workspace_id";
-        Self { workspace, event: "?5", by: Some(BY_ME), object_id: None, object_name: None, details: None, rest }
+        Self { workspace, event: ":event", by: Some(BY_ME), object_id: None, object_name: None, details: None, rest }
     }
 
     /// The event as it is, as the parameter of a name, in a workspace.
@@ -62,6 +63,11 @@ impl Insert<'static> {
 }
 
 impl Insert<'_> {
+    /// The statement for an event of the caller.
+    pub fn statement(&self, scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
+        Ok(scope.statement(&self.sql()).bind("event", text(event)?))
+    }
+
     /// The statement's text.
     pub fn sql(&self) -> String {
         let Self { workspace, event, rest, .. } = self;
@@ -87,22 +93,19 @@ impl Insert<'_> {
 }
 
 /// An event as the parameter that [`Insert::event`] names.
-///
-/// # Errors
-/// None that an event can have.
 pub fn text(event: &Event) -> Result<String, Error> {
-    serde_json::to_string(event).map_err(internal)
+    Ok(serde_json::to_string(event)?)
 }
 
 /// The statement for an event, if the statement before it changed something.
-pub fn after_change(workspace_id: i64, event: &Event) -> Result<Statement, Error> {
-    let insert = Insert::whole("?1", "?2", "WHERE changes() > 0");
-    Ok(Statement::new(insert.sql()).bind(workspace_id).bind(text(event)?))
+pub fn after_change(workspace_id: i64, event: &Event) -> Result<db::Statement, Error> {
+    let insert = Insert::whole(":workspace_id", ":event", "WHERE changes() > 0");
+    Ok(Statement::new(insert.sql()).bind_all(params! { workspace_id, event: text(event)? }).into())
 }
 
 /// The same for an event of the caller's, who is still there after the change.
 pub fn after_change_by(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
-    Ok(scope.statement(&Insert::by_me().sql()).bind(text(event)?))
+    Insert::by_me().statement(scope, event)
 }
 
 /// What has an id that counts within its workspace.
@@ -120,27 +123,26 @@ pub fn after_insert_by(scope: &Scope<'_>, what: Numbered, event: &Event) -> Resu
         Numbered::User => "(SELECT CAST(w.last_user_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)",
         Numbered::Group => "(SELECT CAST(w.last_group_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)",
     };
-    let insert = Insert { object_id: Some(id), ..Insert::by_me() };
-    Ok(scope.statement(&insert.sql()).bind(text(event)?))
+    Insert { object_id: Some(id), ..Insert::by_me() }.statement(scope, event)
 }
 
 /// An event of Farhand's own, that no request is the cause of.
-///
-/// # Errors
-/// There are no random bytes for its id.
 pub fn of_service(action: &str) -> Result<Event, Error> {
     let now = platform::now();
     Ok(Event::new(platform::new_id(now)?, now, Default::default(), action).by(ActorType::Service, None, None))
 }
 
 /// Stores an event of which there is nothing else in D1, of a workspace that exists, or of the region cell.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), Error> {
-    let rest = "WHERE ?1 = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = ?1 AND w.deleted_at IS NULL)";
-    let insert = Insert::whole("?1", "?2", rest);
-    db::run(env, Statement::new(insert.sql()).bind(workspace_id).bind(text(event)?)).await?;
+    let rest = "WHERE :workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL)";
+    let insert = Insert::whole(":workspace_id", ":event", rest);
+    db::run(
+        env,
+        Statement::new(insert.sql()).bind_all(params! {
+            workspace_id, event: text(event)?,
+        }),
+    )
+    .await?;
     Ok(())
 }
 
@@ -160,60 +162,40 @@ fn total(workspace: &str) -> String {
     format!("coalesce({last} - {first} + 1 - coalesce({end} - {beginning} + 1, 0), 0) + {unsealed}")
 }
 
-/// What a list of events is read with, newest first, for those who `may` see it.
-fn selection(filter: EventFilter, may: &str) -> Selection {
+/// The events of a workspace, newest first, for those who `may` see it.
+fn events(filter: EventFilter, may: &str) -> List {
     let is_whole = filter.is_empty();
-    let mut filters = Filters::default();
-    filters.add("e.actor_name = ?", filter.actor);
-    filters.add("e.action = ?", filter.action);
-    filters.add("e.object_id = ?", filter.object);
-    filters.add("e.occurred_at >= ?", filter.from);
-    filters.add("e.occurred_at < ?", filter.before);
-    let Filters { mut sql, parameters } = filters;
-    match filter.outcome {
-        // As the index of events without success has it.
-        Some(outcome @ (Outcome::Failure | Outcome::Denied)) => {
-            sql += &format!(" AND e.outcome <> 'success' AND e.outcome = '{}'", outcome.as_str());
-        }
-        Some(Outcome::Success) => sql += " AND e.outcome = 'success'",
-        None => {}
-    }
+    // As the index of events without success has it.
+    let outcome = match filter.outcome {
+        Some(Outcome::Failure | Outcome::Denied) => "e.outcome <> 'success' AND e.outcome = :outcome",
+        Some(Outcome::Success) | None => "e.outcome = :outcome",
+    };
+    let Filters { sql, parameters } = Filters::default()
+        .with("e.actor_name = :actor", "actor", filter.actor)
+        .with("e.action = :action", "action", filter.action)
+        .with("e.object_id = :object", "object", filter.object)
+        .with("e.occurred_at >= :from", "from", filter.from)
+        .with("e.occurred_at < :before", "before", filter.before)
+        .with(outcome, "outcome", filter.outcome.map(Outcome::as_str));
     let way = format!("audit_events e WHERE {may} AND e.workspace_id = me.workspace_id{sql}");
     let order = "e.occurred_at DESC, e.seq DESC";
-    let mut selection = Selection::of("", ("audit_events e", OBJECT), &[way], order, parameters);
+    let mut list = List::new("", ("audit_events e", OBJECT), &[way], order, parameters);
     if is_whole {
-        selection.tables = format!(", total AS (SELECT {} AS total FROM me)", total("me.workspace_id"));
+        list.select.tables = format!(", total AS (SELECT {} AS total FROM me)", total("me.workspace_id"));
     }
-    selection
+    list
 }
 
-/// What a list of the workspace's events is read with, newest first, for staff.
-pub fn list(filter: EventFilter) -> Selection {
-    selection(filter, "(me.is_staff OR me.is_superuser)")
+/// The workspace's events, newest first, for staff.
+pub fn list(filter: EventFilter) -> List {
+    events(filter, "(me.is_staff OR me.is_superuser)")
 }
 
 /// A page of the events of a chain that is no workspace's, newest first, as a JSON array, and how many there are.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn list_of_cell(env: &Env, workspace: i64, filter: EventFilter, page: Page) -> Result<(String, u64), Error> {
-    #[derive(Deserialize)]
-    struct Listed {
-        total: Option<f64>,
-        body: Option<String>,
-    }
-    let Selection { tables, items, parameters, .. } = selection(filter, "?2");
-    let sql = format!(
-        "WITH me AS (SELECT ?1 AS workspace_id){tables}
-         SELECT (SELECT total FROM total) AS total, NULL AS body WHERE ?3 IS NULL AND ?4 IS NULL
-         UNION ALL SELECT NULL, body FROM ({items})"
-    );
-    let nothing = || None::<i64>;
-    let statement = Statement::new(sql).bind(workspace).bind(true).bind(nothing()).bind(nothing());
-    let statement = statement.bind(page.size).bind(page.offset());
-    let result = db::run(env, parameters.into_iter().fold(statement, Statement::bind)).await?;
-    let mut rows = db::rows::<Listed>(&result)?.into_iter();
-    let total = rows.next().and_then(|row| row.total).unwrap_or(0.0) as u64;
-    let items: Vec<_> = rows.filter_map(|row| row.body).collect();
-    Ok((format!("[{}]", items.join(",")), total))
+    let List { select, .. } = events(filter, "true");
+    let sql = format!("WITH me AS (SELECT :workspace_id AS workspace_id){}", select.text(&[]));
+    let statement = select.bind(Statement::new(sql).bind("workspace_id", workspace), page);
+    let (items, total) = list::read(&db::run(env, statement).await?)?;
+    Ok((items, total.unwrap_or(0)))
 }

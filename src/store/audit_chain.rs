@@ -3,11 +3,11 @@
 use farhand_domain::audit_chain::{COLUMNS, Row, Seal};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::{Statement, Value};
 use serde_json::json;
 use worker::Env;
 
-use super::db::{self, Statement};
-use crate::platform::internal;
+use super::db::{self, params};
 
 /// SQL for a row as [`Row`] reads it.
 fn row() -> String {
@@ -17,34 +17,27 @@ fn row() -> String {
 
 fn read_rows(result: &worker::D1Result) -> Result<Vec<Row>, Error> {
     let rows = db::column::<String>(result)?;
-    rows.iter().map(|row| serde_json::from_str(row).map_err(internal)).collect()
+    Ok(rows.iter().map(|row| serde_json::from_str(row)).collect::<Result<_, _>>()?)
 }
 
 /// The next events of a workspace that are not sealed, in the order in which they were written; none of one that is gone.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn unsealed(env: &Env, workspace_id: i64, limit: u64) -> Result<Vec<Row>, Error> {
     let sql = format!(
-        "SELECT {} AS body FROM audit_events e WHERE e.workspace_id = ?1 AND e.link IS NULL
-         AND (?1 = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = ?1 AND w.deleted_at IS NULL))
-         ORDER BY e.seq LIMIT ?2 + 0",
+        "SELECT {} AS body FROM audit_events e WHERE e.workspace_id = :workspace_id AND e.link IS NULL
+         AND (:workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL))
+         ORDER BY e.seq LIMIT :limit + 0",
         row()
     );
-    read_rows(&db::run(env, Statement::new(sql).bind(workspace_id).bind(limit)).await?)
+    read_rows(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, limit })).await?)
 }
 
 /// Writes seals to their events. Those that are there already stay as they are.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn write_seals(env: &Env, workspace_id: i64, seals: &[Seal]) -> Result<(), Error> {
     // With a plus no index is looked at: by its number is the way to each row.
-    let sql = "UPDATE audit_events SET link = s.value ->> 'link', hash = s.value ->> 'hash' FROM json_each(?2) s
-        WHERE audit_events.seq = s.value ->> 'seq' AND +audit_events.workspace_id = ?1
+    let sql = "UPDATE audit_events SET link = s.value ->> 'link', hash = s.value ->> 'hash' FROM json_each(:seals) s
+        WHERE audit_events.seq = s.value ->> 'seq' AND +audit_events.workspace_id = :workspace_id
         AND audit_events.id = s.value ->> 'id' AND +audit_events.link IS NULL";
-    db::run(env, Statement::new(sql).bind(workspace_id).bind(json!(seals).to_string())).await?;
-    Ok(())
+    db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, seals: Value::list(seals) })).await
 }
 
 /// Some links of a chain, and what there is beside them.
@@ -60,31 +53,28 @@ pub struct Links {
 }
 
 /// Reads the links of a workspace's chain from the `first` to the `last`, and what is behind its `end`.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end: i64) -> Result<Links, Error> {
     // Each table is sorted and limited on its own, by its index. Otherwise SQLite reads every matching row and sorts them.
     let select = |which: &str, order: &str| {
         let sql = format!(
             "SELECT body FROM (
                 SELECT * FROM (SELECT link, seq, {} AS body FROM audit_events e
-                    WHERE e.workspace_id = ?1 AND e.link {which} ORDER BY {order})
+                    WHERE e.workspace_id = :workspace_id AND e.link {which} ORDER BY {order})
                 UNION ALL
                 SELECT * FROM (SELECT link, 0 AS seq, json_array(0, x.link, x.hash, x.digest) FROM audit_expired x
-                    WHERE x.workspace_id = ?1 AND x.link {which} ORDER BY {order})
+                    WHERE x.workspace_id = :workspace_id AND x.link {which} ORDER BY {order})
              ) ORDER BY {order}",
             row()
         );
-        Statement::new(sql).bind(workspace_id)
+        Statement::new(sql).bind("workspace_id", workspace_id)
     };
     let most = last + 2 - first;
-    let count = "SELECT count(*) AS number FROM audit_events WHERE workspace_id = ?1 AND link IS NULL";
+    let count = "SELECT count(*) AS number FROM audit_events WHERE workspace_id = :workspace_id AND link IS NULL";
     let statements = vec![
-        select("< ?2", "link DESC, seq DESC LIMIT 2").bind(first),
-        select("BETWEEN ?2 AND ?3", "link, seq LIMIT ?4 + 0").bind(first).bind(last).bind(most),
-        select("> ?2", "link, seq LIMIT 1").bind(end),
-        Statement::new(count).bind(workspace_id),
+        select("< :first", "link DESC, seq DESC LIMIT 2").bind("first", first),
+        select("BETWEEN :first AND :last", "link, seq LIMIT :most + 0").bind_all(params! { first, last, most }),
+        select("> :end", "link, seq LIMIT 1").bind("end", end),
+        Statement::new(count).bind("workspace_id", workspace_id),
     ];
     let results = db::batch(env, statements).await?;
     let [before, rows, beyond, unsealed] = results.as_slice() else {
@@ -94,21 +84,17 @@ pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end:
         before: read_rows(before)?,
         rows: read_rows(rows)?,
         beyond: read_rows(beyond)?.into_iter().next(),
-        unsealed: db::column::<f64>(unsealed)?.first().map_or(0, |number| *number as u64),
+        unsealed: db::first_value(unsealed)?.unwrap_or(0),
     })
 }
 
 /// Deletes the links of a workspace up to one of them.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(), Error> {
     let delete = |table: &str| {
-        let sql = format!("DELETE FROM {table} WHERE workspace_id = ?1 AND link <= ?2");
-        Statement::new(sql).bind(workspace_id).bind(last)
+        let sql = format!("DELETE FROM {table} WHERE workspace_id = :workspace_id AND link <= :last");
+        Statement::new(sql).bind_all(params! { workspace_id, last })
     };
-    db::batch(env, vec![delete("audit_events"), delete("audit_expired")]).await?;
-    Ok(())
+    db::execute_all(env, vec![delete("audit_events"), delete("audit_expired")]).await
 }
 
 /// SQL for when the first anonymous event of a workspace happened that is sealed and not expired.
@@ -120,9 +106,6 @@ fn first_anonymous(workspace: &str) -> String {
 }
 
 /// The first sealed anonymous events of a workspace, in the order of the chain; none if the first happened after `until`.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn first_anonymous_links(
     env: &Env,
     workspace_id: i64,
@@ -131,32 +114,31 @@ pub async fn first_anonymous_links(
 ) -> Result<Vec<Row>, Error> {
     let sql = format!(
         "SELECT {} AS body FROM audit_events e INDEXED BY audit_events_anonymous
-         WHERE e.workspace_id = ?1 AND e.actor_type = 'anonymous' AND e.link > 0 AND {} < ?2
-         ORDER BY e.link LIMIT ?3 + 0",
+         WHERE e.workspace_id = :workspace_id AND e.actor_type = 'anonymous' AND e.link > 0 AND {} < :until
+         ORDER BY e.link LIMIT :limit + 0",
         row(),
-        first_anonymous("?1")
+        first_anonymous(":workspace_id")
     );
-    read_rows(&db::run(env, Statement::new(sql).bind(workspace_id).bind(until).bind(limit)).await?)
+    read_rows(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, until, limit })).await?)
 }
 
 /// Deletes anonymous events. Of each, its hash and its digest stay.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn expire(env: &Env, workspace_id: i64, rows: &[Row]) -> Result<(), Error> {
-    let rows: Vec<_> = rows.iter().map(|row| json!({"seq": row.seq, "digest": row.digest()})).collect();
-    let rows = json!(rows).to_string();
-    let statement = |sql: &str| Statement::new(sql).bind(workspace_id).bind(&rows);
+    let rows = Value::list(rows.iter().map(|row| json!({"seq": row.seq, "digest": row.digest()})));
+    let statement = |sql: &str| {
+        Statement::new(sql).bind_all(params! {
+            workspace_id, rows: rows.clone(),
+        })
+    };
     let insert = "INSERT INTO audit_expired (workspace_id, link, number, hash, digest)
-        SELECT ?1, e.link, row_number() OVER (ORDER BY e.link) + coalesce(
-            (SELECT x.number FROM audit_expired x WHERE x.workspace_id = ?1 ORDER BY x.link DESC LIMIT 1), 0),
+        SELECT :workspace_id, e.link, row_number() OVER (ORDER BY e.link) + coalesce(
+            (SELECT x.number FROM audit_expired x WHERE x.workspace_id = :workspace_id ORDER BY x.link DESC LIMIT 1), 0),
             e.hash, r.value ->> 'digest'
-        FROM json_each(?2) r CROSS JOIN audit_events e ON e.seq = r.value ->> 'seq'
-        WHERE +e.workspace_id = ?1 AND +e.actor_type = 'anonymous' AND +e.link > 0";
-    let delete = "DELETE FROM audit_events WHERE seq IN (SELECT r.value ->> 'seq' FROM json_each(?2) r)
-        AND +workspace_id = ?1 AND +actor_type = 'anonymous' AND +link > 0";
-    db::batch(env, vec![statement(insert), statement(delete)]).await?;
-    Ok(())
+        FROM json_each(:rows) r CROSS JOIN audit_events e ON e.seq = r.value ->> 'seq'
+        WHERE +e.workspace_id = :workspace_id AND +e.actor_type = 'anonymous' AND +e.link > 0";
+    let delete = "DELETE FROM audit_events WHERE seq IN (SELECT r.value ->> 'seq' FROM json_each(:rows) r)
+        AND +workspace_id = :workspace_id AND +actor_type = 'anonymous' AND +link > 0";
+    db::execute_all(env, vec![statement(insert), statement(delete)]).await
 }
 
 /// Before when events happened that are to be deleted; `None`: events are kept forever.
@@ -169,19 +151,17 @@ pub struct KeptUntil {
 }
 
 /// The next workspaces after one that have events to be sealed or deleted; 0 is the region cell.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn workspaces_to_seal(env: &Env, after: i64, until: KeptUntil, limit: u64) -> Result<Vec<i64>, Error> {
     let sql = format!(
         "SELECT w.id FROM (SELECT 0 AS id UNION ALL SELECT id FROM workspaces WHERE deleted_at IS NULL) w
-        WHERE w.id > ?1 AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.link IS NULL)
-            OR w.id > 0 AND EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.occurred_at < ?2)
-            OR {} < ?4)
-        ORDER BY w.id LIMIT ?3 + 0",
+         WHERE w.id > :after AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.link IS NULL)
+             OR w.id > 0 AND EXISTS (SELECT 1 FROM audit_events e WHERE e.workspace_id = w.id AND e.occurred_at < :until)
+             OR {} < :anonymous_until)
+         ORDER BY w.id LIMIT :limit + 0",
         first_anonymous("w.id")
     );
-    let statement = Statement::new(sql).bind(after).bind(until.all).bind(limit).bind(until.anonymous);
-    let ids = db::column::<f64>(&db::run(env, statement).await?)?;
-    Ok(ids.into_iter().map(|id| id as i64).collect())
+    let statement = Statement::new(sql).bind_all(params! {
+        after, until: until.all, limit, anonymous_until: until.anonymous,
+    });
+    db::column(&db::run(env, statement).await?)
 }

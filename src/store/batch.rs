@@ -16,6 +16,8 @@ pub enum Part {
     Reply,
     /// Its `body` is the hashes of the login tokens that the change ends, as a JSON array.
     EndedTokens,
+    /// It makes the change, which is the end of login tokens: its `body` is both.
+    End,
 }
 
 /// The statements of one change, in their order. Without a [`Part::Reply`], the `body` of the [`Part::Change`] is the reply.
@@ -23,34 +25,39 @@ pub enum Part {
 pub struct Batch(Vec<(Part, Statement)>);
 
 impl Batch {
-    fn add(mut self, part: Part, statement: Statement) -> Self {
-        self.0.push((part, statement));
+    fn add(mut self, part: Part, statement: impl Into<Statement>) -> Self {
+        self.0.push((part, statement.into()));
         self
     }
 
     /// A statement whose result is not used.
-    pub fn then(self, statement: Statement) -> Self {
+    pub fn then(self, statement: impl Into<Statement>) -> Self {
         self.add(Part::Step, statement)
     }
 
     /// The statement that makes the change, and directly behind it that for its audit event, which reads `changes()`.
-    pub fn change(self, change: Statement, event: Statement) -> Self {
+    pub fn change(self, change: impl Into<Statement>, event: impl Into<Statement>) -> Self {
         self.add(Part::Change, change).then(event)
     }
 
     /// The same for an event that comes before the change: after it the credential may be dead, or the name of
     /// what it deleted gone. The event must not read `changes()`: its `Insert::rest` has a condition of its own.
-    pub fn change_after_event(self, event: Statement, change: Statement) -> Self {
+    pub fn change_after_event(self, event: impl Into<Statement>, change: impl Into<Statement>) -> Self {
         self.then(event).add(Part::Change, change)
     }
 
+    /// The same for the deletion of a session, which has its token's hash in a JSON array as its `body`.
+    pub fn end_after_event(self, event: impl Into<Statement>, end: impl Into<Statement>) -> Self {
+        self.then(event).add(Part::End, end)
+    }
+
     /// A statement that selects the reply.
-    pub fn returning(self, reply: Statement) -> Self {
+    pub fn returning(self, reply: impl Into<Statement>) -> Self {
         self.add(Part::Reply, reply)
     }
 
     /// A statement that selects the hashes of the login tokens that the change ends, before it.
-    pub fn ending(self, tokens: Statement) -> Self {
+    pub fn ending(self, tokens: impl Into<Statement>) -> Self {
         self.add(Part::EndedTokens, tokens)
     }
 
@@ -79,6 +86,7 @@ impl BatchResult {
                 Part::Change => change = body,
                 Part::Reply => reply = Some(body),
                 Part::EndedTokens => ended_tokens = body,
+                Part::End => (change, ended_tokens) = (body.clone(), body),
             }
         }
         let is_changed = change.is_some();
@@ -122,5 +130,8 @@ mod tests {
     fn an_event_may_come_first() {
         let batch = Batch::default().change_after_event(sql("event"), sql("delete"));
         assert_eq!(result(batch, &[None, Some("id")]).reply.as_deref(), Some("id"));
+        let batch = || Batch::default().end_after_event(sql("event"), sql("delete"));
+        assert_eq!(result(batch(), &[None, Some("[]")]).ended_tokens.as_deref(), Some("[]"));
+        assert_eq!(result(batch(), &[None, None]), BatchResult::default());
     }
 }

@@ -4,16 +4,19 @@ use farhand_domain::command::ServerRef;
 use farhand_domain::command_list::CommandList;
 use farhand_domain::command_object;
 use farhand_domain::time::Timestamp;
+use uuid::Uuid;
 
-use super::command_list::{self, Value, Within};
-use super::db::{Parameter, Selection};
+use super::command_list::{self, Sql, Value, Within};
+use super::db::params;
+use super::list::{List, Select};
+use super::scope::Query;
 use super::servers;
 use super::within_acl::{COST, COST_OF_ROW, MOST_COST, line_patterns, within, word_lists};
 
 /// SQL for the command object (spec.md, Command; contract 7) of a row of `commands c`, as JSON, with the given SQL for
-/// its result and for whether that is cut. `?3` is the time.
-fn object(result: &str, truncated: &str) -> String {
-    let (state, status) = (command_object::state_sql("?3"), command_object::status_sql("?3"));
+/// its result, for whether that is cut, and for the time.
+fn object(result: &str, truncated: &str, now: &str) -> String {
+    let (state, status) = (command_object::state_sql(now), command_object::status_sql(now));
     let boolean = |column: &str| format!("json(CASE {column} WHEN 1 THEN 'true' WHEN 0 THEN 'false' ELSE 'null' END)");
     let success = boolean("c.success");
     let truncated = boolean(truncated);
@@ -33,12 +36,12 @@ fn object(result: &str, truncated: &str) -> String {
 
 /// SQL for the whole command object.
 fn whole_object() -> String {
-    object("coalesce(c.full_result, c.result)", "c.result_truncated")
+    object("coalesce(c.full_result, c.result)", "c.result_truncated", ":now")
 }
 
 /// SQL for the command object of a list, whose result is cut shorter.
-pub fn list_object() -> String {
-    object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)")
+fn list_object() -> String {
+    object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)", "?3")
 }
 
 /// SQL for whether the list of the caller's API token allows a row of `commands c`. Without a list it does.
@@ -68,51 +71,41 @@ fn readable() -> String {
     )
 }
 
-/// SQL for a part of a command that the caller can read, by its id `?5`.
-fn readable_part(part: &str) -> String {
-    format!("(SELECT {part} FROM commands c WHERE c.id = ?5 AND {})", readable())
+/// A part of a command that the caller can read.
+fn readable_part(part: &str, id: Uuid) -> Query {
+    Query::new(format!("(SELECT {part} FROM commands c WHERE c.id = :id AND {})", readable()), params! { id })
 }
 
-/// SQL for the command object of a command that the caller can read, by its id `?5`.
-pub fn one() -> String {
-    readable_part(&whole_object())
+/// The command object of a command that the caller can read.
+pub fn one(id: Uuid) -> Query {
+    readable_part(&whole_object(), id)
 }
 
-/// SQL for a command that the caller wants to end and can read, by its id `?5`: see [`endable_object`].
-pub fn endable() -> String {
-    readable_part(&endable_object())
+/// A command that the caller wants to end and can read: see [`endable_object`].
+pub fn endable(id: Uuid) -> Query {
+    readable_part(&endable_object(), id)
 }
 
-/// SQL that is not null if the caller can read the command with the id `?5`.
-pub fn is_readable() -> String {
-    readable_part("c.id")
+/// Something that is not null if the caller can read the command.
+pub fn is_readable(id: Uuid) -> Query {
+    readable_part("c.id", id)
 }
 
-/// SQL for what a new command looks up, as `{target, used}`, with its parameters: a server as [`servers::for_command`] gives it,
-/// and the caller's earlier command with the same Idempotency-Key.
-pub fn for_creation(server: &ServerRef, key_hash: Option<&String>, since: Timestamp) -> (String, Vec<Parameter>) {
+/// What a new command looks up, as `{target, used}`: a server as [`servers::for_command`] gives it, and the caller's earlier
+/// command with the same Idempotency-Key, created after `since`, as `{id, server, body}`.
+pub fn for_creation(server: &ServerRef, key_hash: Option<&String>, since: Timestamp) -> Query {
     let (target, server) = servers::for_command(server);
-    let sql = format!("json_object('target', json({target}), 'used', json({MADE_WITH_KEY}))");
-    (sql, vec![server, key_hash.into(), since.into()])
+    let sql = format!(
+        "json_object('target', json({target}), 'used', json((
+            SELECT json_object('id', c.id, 'server', c.server_id, 'body', c.idempotency_body)
+            FROM commands c WHERE c.workspace_id = me.workspace_id AND c.requested_by = me.user_id
+                AND c.idempotency_key = me.user_id || '/' || :key_hash AND c.added_at > :since)))"
+    );
+    Query::new(sql, params! { server, key_hash, since })
 }
 
-/// SQL for the caller's command that was created after `?7` with the Idempotency-Key of the hash `?6`, as
-/// `{id, server, body}`.
-const MADE_WITH_KEY: &str = "(SELECT json_object('id', c.id, 'server', c.server_id, 'body', c.idempotency_body)
-    FROM commands c WHERE c.workspace_id = me.workspace_id AND c.requested_by = me.user_id
-    AND c.idempotency_key = me.user_id || '/' || ?6 AND c.added_at > ?7)";
-
-impl From<Value> for Parameter {
-    fn from(value: Value) -> Self {
-        match value {
-            Value::Text(text) => text.into(),
-            Value::Integer(number) => number.into(),
-        }
-    }
-}
-
-/// What a page of a list of commands with that offset is read with: those of servers that the caller reaches.
-pub fn list(list: &CommandList, offset: u64) -> Selection {
+/// A page of a list of commands with that offset: those of servers that the caller can access.
+pub fn list(list: &CommandList, offset: u64) -> List {
     let object = list_object();
     let within = Within {
         patterns: &line_patterns("(SELECT me.acl FROM me)"),
@@ -122,11 +115,20 @@ pub fn list(list: &CommandList, offset: u64) -> Selection {
         most_cost: MOST_COST,
         is_within: &within("me.acl", "patterns", "lists"),
     };
-    let narrow = selection(command_list::narrow_sql(list, offset, &object, &within));
-    Selection { narrow: Some(Box::new(narrow)), ..selection(command_list::sql(list, offset, &object)) }
+    let Sql { tables, items, of_all, parameters } = command_list::sql(list, offset, &object);
+    let full_access = of_all.map(|(tables, items)| select(tables, items, parameters.clone()));
+    let narrow = command_list::narrow_sql(list, offset, &object, &within);
+    List {
+        select: select(tables, items, parameters),
+        full_access,
+        narrow: Some(select(narrow.tables, narrow.items, narrow.parameters)),
+    }
 }
 
-fn selection(sql: command_list::Sql) -> Selection {
-    let command_list::Sql { tables, items, of_all, parameters } = sql;
-    Selection { tables, items, of_all, parameters: parameters.into_iter().map(Parameter::from).collect(), narrow: None }
+fn select(tables: String, items: String, parameters: Vec<Value>) -> Select {
+    let numbered = parameters.into_iter().map(|value| match value {
+        Value::Text(text) => text.into(),
+        Value::Integer(number) => number.into(),
+    });
+    Select { tables, items, parameters: params! {}, numbered: Some(numbered.collect()) }
 }

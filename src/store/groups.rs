@@ -3,15 +3,16 @@
 use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
 use farhand_domain::group::{GroupChanges, GroupFilter, Membership, MembershipFilter, NewMembership, Role};
+use farhand_sql::statement::Value;
 use serde::Deserialize;
-use serde_json::json;
 use uuid::Uuid;
 
 use super::audit::{self, Numbered};
 use super::batch::Batch;
-use super::db::{self, Filters, Selection};
+use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
-use super::scope::Scope;
+use super::list::{Filters, List};
+use super::scope::{Query, Scope};
 
 /// SQL for the group object (contract 5) of a row of `groups g`, as JSON.
 const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
@@ -24,7 +25,7 @@ const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.
 /// Where the answer to a creation is read.
 pub const REPLAY: ReplaySource = ReplaySource {
     object: OBJECT,
-    row: "groups g ON g.workspace_id = me.workspace_id AND g.name = ?7 AND g.added_at = ?3",
+    row: "groups g ON g.workspace_id = me.workspace_id AND g.name = :resource AND g.added_at = :now",
 };
 
 /// The condition on `me` that they see all groups, as they do all servers.
@@ -48,24 +49,24 @@ fn owned(group: &str) -> String {
     format!("({SEES_ALL} OR {} = 'owner')", role_in(group))
 }
 
-/// SQL for a group that the caller sees, by its id `?5`.
-pub fn one() -> String {
+/// SQL for the group `:id`, if the caller sees it.
+fn one_sql() -> String {
     format!(
-        "(SELECT {OBJECT} FROM groups g WHERE g.id = ?5 AND g.workspace_id = me.workspace_id AND {})",
+        "(SELECT {OBJECT} FROM groups g WHERE g.id = :id AND g.workspace_id = me.workspace_id AND {})",
         visible("g.id")
     )
 }
 
+/// The group object of a group that the caller sees.
+pub fn one(id: i64) -> Query {
+    Query::new(one_sql(), params! { id })
+}
+
 /// What a list of the groups that the caller sees is read with. Who sees some goes through their memberships.
-pub fn list(filter: GroupFilter) -> Selection {
-    let mut filters = Filters::default();
-    filters.add("g.name = ?", filter.name);
-    filters.add(
-        "NOT EXISTS (SELECT 1 FROM json_each(?) w WHERE instr(g.name || char(10) || g.folded_display_name || char(10)
-            || g.folded_description, w.value) = 0)",
-        (!filter.words.is_empty()).then(|| json!(filter.words).to_string()),
-    );
-    let Filters { sql: filters, parameters } = filters;
+pub fn list(filter: &GroupFilter) -> List {
+    let text = "g.name || char(10) || g.folded_display_name || char(10) || g.folded_description";
+    let Filters { sql: filters, parameters } =
+        Filters::default().with("g.name = :name", "name", filter.name.as_ref()).with_words(text, &filter.words);
     let ways = [
         format!("groups g WHERE {SEES_ALL} AND g.workspace_id = me.workspace_id{filters}"),
         format!(
@@ -73,15 +74,15 @@ pub fn list(filter: GroupFilter) -> Selection {
              WHERE NOT {SEES_ALL} AND v.workspace_id = me.workspace_id AND v.user_id = me.user_id{filters}"
         ),
     ];
-    Selection::of("", ("groups g", OBJECT), &ways, "g.id", parameters)
+    List::new("", ("groups g", OBJECT), &ways, "g.id", parameters)
 }
 
-/// SQL for whether the JSON array `?5` has an id that is no server's of the workspace, as a JSON boolean.
-pub fn names_unknown_server() -> String {
-    has_unknown_server("?5")
+/// Whether one of some ids is no server's of the workspace, as a JSON boolean.
+pub fn names_unknown_server(servers: &[Uuid]) -> Query {
+    Query::new(has_unknown_server(":servers"), params! { servers: Value::list(servers) })
 }
 
-/// The same of an array that is given as SQL.
+/// SQL for the same of a JSON array, given as SQL.
 fn has_unknown_server(parameter: &str) -> String {
     format!(
         "json(iif(EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
@@ -102,18 +103,19 @@ pub struct ForChange {
     pub has_unknown_server: bool,
 }
 
-/// SQL for [`ForChange`] as JSON of the group `?5`, where servers are asked for as `?6`.
-pub fn for_change() -> String {
-    format!(
+/// The group with that id as [`ForChange`], if these servers are asked for.
+pub fn for_change(id: i64, servers: &[Uuid]) -> Query {
+    let sql = format!(
         "(SELECT json_object('name', g.name, 'role', {},
             'servers', json((SELECT json_group_array(i.server_id) FROM (SELECT server_id FROM server_groups
                 WHERE workspace_id = g.workspace_id AND group_id = g.id ORDER BY server_id) i)),
             'has_unknown_server', {})
-          FROM groups g WHERE g.id = ?5 AND g.workspace_id = me.workspace_id AND {})",
+          FROM groups g WHERE g.id = :id AND g.workspace_id = me.workspace_id AND {})",
         role_in("g.id"),
-        has_unknown_server("?6"),
+        has_unknown_server(":servers"),
         visible("g.id")
-    )
+    );
+    Query::new(sql, params! { id, servers: Value::list(servers) })
 }
 
 /// Creates a group owned by the caller, if the caller is staff. The reply is the group.
@@ -127,40 +129,41 @@ pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid, event: &E
         .statement(
             "INSERT INTO groups (workspace_id, id, name, display_name, description, folded_display_name, folded_description,
                 added_at, updated_at)
-             SELECT workspace_id, (SELECT w.last_group_id + 1 FROM workspaces w WHERE w.id = me.workspace_id), ?5, ?6, ?7, ?8, ?9, ?3, ?3 FROM me WHERE is_staff OR is_superuser
+             SELECT workspace_id, (SELECT w.last_group_id + 1 FROM workspaces w WHERE w.id = me.workspace_id),
+                :name, :display_name, :description, :folded_display_name, :folded_description, :now, :now
+             FROM me WHERE is_staff OR is_superuser
              RETURNING name AS body",
         )
-        .bind(name)
-        .bind(display_name)
-        .bind(description)
-        .bind(display_name.to_lowercase())
-        .bind(description.to_lowercase());
+        .bind_all(params! {
+            name, display_name, description, folded_display_name: display_name.to_lowercase(),
+            folded_description: description.to_lowercase(),
+        });
     let own = scope
         .statement(
             "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
-             SELECT ?5, g.workspace_id, g.id, me.user_id, 'owner' FROM me
-             CROSS JOIN groups g ON g.workspace_id = me.workspace_id AND g.name = ?6
+             SELECT :membership, g.workspace_id, g.id, me.user_id, 'owner' FROM me
+             CROSS JOIN groups g ON g.workspace_id = me.workspace_id AND g.name = :name
              WHERE (me.is_staff OR me.is_superuser) AND NOT EXISTS (
                 SELECT 1 FROM memberships m WHERE m.workspace_id = g.workspace_id AND m.group_id = g.id)",
         )
-        .bind(membership)
-        .bind(name);
+        .bind_all(params! { membership, name });
     let join = scope
         .statement(
             "INSERT INTO server_groups (workspace_id, group_id, server_id)
              SELECT m.workspace_id, m.group_id, s.id FROM me
-             CROSS JOIN memberships m ON m.id = ?5 AND m.workspace_id = me.workspace_id
-             CROSS JOIN json_each(?6) wanted
+             CROSS JOIN memberships m ON m.id = :membership AND m.workspace_id = me.workspace_id
+             CROSS JOIN json_each(:servers) wanted
              CROSS JOIN servers s ON s.id = wanted.value AND s.workspace_id = m.workspace_id",
         )
-        .bind(membership)
-        .bind(json!(new.servers.as_deref().unwrap_or_default()).to_string());
+        .bind_all(params! {
+            membership, servers: Value::list(new.servers.as_deref().unwrap_or_default()),
+        });
     let select = scope
         .statement(&format!(
-            "SELECT {OBJECT} AS body FROM me CROSS JOIN memberships m ON m.id = ?5 AND m.workspace_id = me.workspace_id
+            "SELECT {OBJECT} AS body FROM me CROSS JOIN memberships m ON m.id = :membership AND m.workspace_id = me.workspace_id
              CROSS JOIN groups g ON g.id = m.group_id AND g.workspace_id = m.workspace_id"
         ))
-        .bind(membership);
+        .bind("membership", membership);
     let event = audit::after_insert_by(scope, Numbered::Group, event)?;
     Ok(Batch::default().change(insert, event).then(own).then(join).returning(select))
 }
@@ -169,51 +172,53 @@ pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid, event: &E
 pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges, event: &Event) -> Result<Batch, Error> {
     let update = scope
         .statement(&format!(
-            "UPDATE groups SET name = coalesce(?6, name), display_name = coalesce(?7, display_name),
-                description = coalesce(?8, description), folded_display_name = coalesce(?9, folded_display_name),
-                folded_description = coalesce(?10, folded_description), updated_at = ?3
-             WHERE id = ?5 AND workspace_id = (SELECT me.workspace_id FROM me
-                WHERE {} AND (?11 OR me.is_staff OR me.is_superuser))
+            "UPDATE groups SET name = coalesce(:name, name), display_name = coalesce(:display_name, display_name),
+                description = coalesce(:description, description), folded_display_name = coalesce(:folded_display_name, folded_display_name),
+                folded_description = coalesce(:folded_description, folded_description), updated_at = :now
+             WHERE id = :id AND workspace_id = (SELECT me.workspace_id FROM me
+                WHERE {} AND (:keeps_servers OR me.is_staff OR me.is_superuser))
              RETURNING name AS body",
-            owned("?5")
+            owned(":id")
         ))
-        .bind(id)
-        .bind(changes.name.as_ref())
-        .bind(changes.display_name.as_ref())
-        .bind(changes.description.as_ref())
-        .bind(changes.display_name.as_ref().map(|text| text.to_lowercase()))
-        .bind(changes.description.as_ref().map(|text| text.to_lowercase()))
-        .bind(changes.servers.is_none());
+        .bind_all(params! {
+            id, name: changes.name.as_ref(), display_name: changes.display_name.as_ref(),
+            description: changes.description.as_ref(),
+            folded_display_name: changes.display_name.as_ref().map(|text| text.to_lowercase()),
+            folded_description: changes.description.as_ref().map(|text| text.to_lowercase()),
+            keeps_servers: changes.servers.is_none(),
+        });
     let mut batch = Batch::default().change(update, audit::after_change_by(scope, event)?);
     if let Some(servers) = &changes.servers {
-        let servers = json!(servers).to_string();
+        let servers = Value::list(servers);
         let leave = scope.statement(
-            "DELETE FROM server_groups WHERE group_id = ?5
+            "DELETE FROM server_groups WHERE group_id = :id
              AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
-             AND server_id NOT IN (SELECT value FROM json_each(?6))",
+             AND server_id NOT IN (SELECT value FROM json_each(:servers))",
         );
         let join = scope.statement(
             "INSERT INTO server_groups (workspace_id, group_id, server_id)
              SELECT g.workspace_id, g.id, s.id FROM me
-             CROSS JOIN groups g ON g.id = ?5 AND g.workspace_id = me.workspace_id
-             CROSS JOIN json_each(?6) wanted
+             CROSS JOIN groups g ON g.id = :id AND g.workspace_id = me.workspace_id
+             CROSS JOIN json_each(:servers) wanted
              CROSS JOIN servers s ON s.id = wanted.value AND s.workspace_id = g.workspace_id
              WHERE me.is_staff OR me.is_superuser
              ON CONFLICT (workspace_id, group_id, server_id) DO NOTHING",
         );
-        batch = batch.then(leave.bind(id).bind(&servers)).then(join.bind(id).bind(&servers));
+        batch = batch
+            .then(leave.bind_all(params! { id, servers: servers.clone() }))
+            .then(join.bind_all(params! { id, servers }));
     }
-    Ok(batch.returning(scope.statement(&format!("SELECT {} AS body FROM me", one())).bind(id)))
+    Ok(batch.returning(scope.statement(&format!("SELECT {} AS body FROM me", one_sql())).bind("id", id)))
 }
 
 /// Deletes a group, if the caller still may.
 pub fn delete(scope: &Scope<'_>, id: i64, event: &Event) -> Result<Batch, Error> {
     let sql = format!(
-        "DELETE FROM groups WHERE id = ?5 AND workspace_id = (SELECT me.workspace_id FROM me WHERE {})
+        "DELETE FROM groups WHERE id = :id AND workspace_id = (SELECT me.workspace_id FROM me WHERE {})
          RETURNING name AS body",
-        owned("?5")
+        owned(":id")
     );
-    Ok(Batch::default().change(scope.statement(&sql).bind(id), audit::after_change_by(scope, event)?))
+    Ok(Batch::default().change(scope.statement(&sql).bind("id", id), audit::after_change_by(scope, event)?))
 }
 
 // Memberships.
@@ -223,7 +228,7 @@ const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m
 
 /// Where the answer to a new membership is read.
 pub const MEMBERSHIP_REPLAY: ReplaySource =
-    ReplaySource { object: MEMBERSHIP, row: "memberships m ON m.id = ?7 AND m.workspace_id = me.workspace_id" };
+    ReplaySource { object: MEMBERSHIP, row: "memberships m ON m.id = :resource AND m.workspace_id = me.workspace_id" };
 
 /// SQL for whether the group of a row of `memberships m` has another owner.
 const HAS_OTHER_OWNER: &str = "EXISTS (SELECT 1 FROM memberships o WHERE o.workspace_id = m.workspace_id
@@ -238,22 +243,22 @@ pub fn is_only_owner(users: &str) -> String {
     )
 }
 
-/// SQL for a membership of a group that the caller sees, by its id `?5`.
-pub fn membership() -> String {
-    format!(
-        "(SELECT {MEMBERSHIP} FROM memberships m WHERE m.id = ?5 AND m.workspace_id = me.workspace_id AND {})",
+/// The membership object of a membership in a group that the caller sees.
+pub fn membership(id: Uuid) -> Query {
+    let sql = format!(
+        "(SELECT {MEMBERSHIP} FROM memberships m WHERE m.id = :id AND m.workspace_id = me.workspace_id AND {})",
         visible("m.group_id")
-    )
+    );
+    Query::new(sql, params! { id })
 }
 
 /// What a list of the memberships of groups that the caller sees is read with. Who sees some goes through their own.
-pub fn list_memberships(filter: MembershipFilter) -> Selection {
+pub fn list_memberships(filter: MembershipFilter) -> List {
     let is_narrow = filter.group.is_some() || filter.user.is_some();
-    let mut filters = Filters::default();
-    filters.add("m.group_id = ?", filter.group);
-    filters.add("m.user_id = ?", filter.user);
-    filters.add("m.role = ?", filter.role.map(Role::as_str));
-    let Filters { sql: filters, parameters } = filters;
+    let Filters { sql: filters, parameters } = Filters::default()
+        .with("m.group_id = :group", "group", filter.group)
+        .with("m.user_id = :user", "user", filter.user)
+        .with("m.role = :role", "role", filter.role.map(Role::as_str));
     let ways = [
         format!("memberships m WHERE {SEES_ALL} AND m.workspace_id = me.workspace_id{filters}"),
         format!(
@@ -263,7 +268,7 @@ pub fn list_memberships(filter: MembershipFilter) -> Selection {
     ];
     // Those of one group or of one user are few: they are found, and then sorted, and not looked for in the list's order.
     let order = if is_narrow { "+m.id" } else { "m.id" };
-    Selection::of("", ("memberships m", MEMBERSHIP), &ways, order, parameters)
+    List::new("", ("memberships m", MEMBERSHIP), &ways, order, parameters)
 }
 
 /// What a caller who wants to bring a user into a group sees.
@@ -277,32 +282,34 @@ pub struct ForJoining {
     pub has_user: bool,
 }
 
-/// SQL for [`ForJoining`] as JSON of the group `?5` and the user `?6`.
-pub fn for_joining() -> String {
-    format!(
+/// A group and a user as [`ForJoining`].
+pub fn for_joining(group: i64, user: i64) -> Query {
+    let sql = format!(
         "json_object('has_group', json(iif(EXISTS (SELECT 1 FROM groups g
-                WHERE g.id = ?5 AND g.workspace_id = me.workspace_id), 'true', 'false')),
+                WHERE g.id = :group AND g.workspace_id = me.workspace_id), 'true', 'false')),
             'role', {},
             'has_user', json(iif(EXISTS (SELECT 1 FROM users u
-                WHERE u.id = ?6 AND u.workspace_id = me.workspace_id), 'true', 'false')))",
-        role_in("?5")
-    )
+                WHERE u.id = :user AND u.workspace_id = me.workspace_id), 'true', 'false')))",
+        role_in(":group")
+    );
+    Query::new(sql, params! { group, user })
 }
 
 /// Brings a user into a group, if the caller still may and both are still there. The reply is the membership.
 pub fn insert_membership(scope: &Scope<'_>, id: Uuid, new: NewMembership, event: &Event) -> Result<Batch, Error> {
     let sql = format!(
         "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
-         SELECT ?5, me.workspace_id, g.id, u.id, ?8 FROM me
-         CROSS JOIN groups g ON g.id = ?6 AND g.workspace_id = me.workspace_id
-         CROSS JOIN users u ON u.id = ?7 AND u.workspace_id = me.workspace_id
-         WHERE {} OR (?8 = 'member' AND {} = 'manager')
+         SELECT :id, me.workspace_id, g.id, u.id, :role FROM me
+         CROSS JOIN groups g ON g.id = :group AND g.workspace_id = me.workspace_id
+         CROSS JOIN users u ON u.id = :user AND u.workspace_id = me.workspace_id
+         WHERE {} OR (:role = 'member' AND {} = 'manager')
          RETURNING {} AS body",
         owned("g.id"),
         role_in("g.id"),
         db::returned(MEMBERSHIP, "m")
     );
-    let insert = scope.statement(&sql).bind(id).bind(new.group).bind(new.user).bind(new.role.as_str());
+    let insert =
+        scope.statement(&sql).bind_all(params! { id, group: new.group, user: new.user, role: new.role.as_str() });
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
@@ -317,35 +324,38 @@ pub struct MembershipForChange {
     pub has_other_owner: bool,
 }
 
-/// SQL for [`MembershipForChange`] as JSON of the membership `?5`.
-pub fn membership_for_change() -> String {
-    format!(
+/// The membership with that id as [`MembershipForChange`].
+pub fn membership_for_change(id: Uuid) -> Query {
+    let sql = format!(
         "(SELECT json_object('membership', {MEMBERSHIP}, 'role', {},
             'has_other_owner', json(iif({HAS_OTHER_OWNER}, 'true', 'false')))
-          FROM memberships m WHERE m.id = ?5 AND m.workspace_id = me.workspace_id AND {})",
+          FROM memberships m WHERE m.id = :id AND m.workspace_id = me.workspace_id AND {})",
         role_in("m.group_id"),
         visible("m.group_id")
-    )
+    );
+    Query::new(sql, params! { id })
 }
 
 /// Gives a membership another role, if it is still what was decided on and the caller still may. The reply is the membership.
 pub fn update_membership(scope: &Scope<'_>, membership: Membership, role: Role, event: &Event) -> Result<Batch, Error> {
     let sql = format!(
-        "UPDATE memberships AS m SET role = ?7 WHERE m.id = ?5 AND m.role = ?6
+        "UPDATE memberships AS m SET role = :role WHERE m.id = :id AND m.role = :old_role
          AND m.workspace_id = (SELECT me.workspace_id FROM me WHERE {})
-         AND (m.role <> 'owner' OR ?7 = 'owner' OR {HAS_OTHER_OWNER})
+         AND (m.role <> 'owner' OR :role = 'owner' OR {HAS_OTHER_OWNER})
          RETURNING {} AS body",
         owned("m.group_id"),
         db::returned(MEMBERSHIP, "m")
     );
-    let update = scope.statement(&sql).bind(membership.id).bind(membership.role.as_str()).bind(role.as_str());
+    let update = scope.statement(&sql).bind_all(params! {
+        id: membership.id, old_role: membership.role.as_str(), role: role.as_str(),
+    });
     Ok(Batch::default().change(update, audit::after_change_by(scope, event)?))
 }
 
 /// Deletes a membership, if it is still what was decided on and the caller still may.
 pub fn delete_membership(scope: &Scope<'_>, membership: Membership, event: &Event) -> Result<Batch, Error> {
     let sql = format!(
-        "DELETE FROM memberships AS m WHERE m.id = ?5 AND m.role = ?6
+        "DELETE FROM memberships AS m WHERE m.id = :id AND m.role = :role
          AND m.workspace_id = (SELECT me.workspace_id FROM me
             WHERE {} OR (m.role = 'member' AND {} = 'manager') OR m.user_id = me.user_id)
          AND (m.role <> 'owner' OR {HAS_OTHER_OWNER})
@@ -353,6 +363,8 @@ pub fn delete_membership(scope: &Scope<'_>, membership: Membership, event: &Even
         owned("m.group_id"),
         role_in("m.group_id")
     );
-    let delete = scope.statement(&sql).bind(membership.id).bind(membership.role.as_str());
+    let delete = scope.statement(&sql).bind_all(params! {
+        id: membership.id, role: membership.role.as_str(),
+    });
     Ok(Batch::default().change(delete, audit::after_change_by(scope, event)?))
 }

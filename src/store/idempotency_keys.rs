@@ -3,17 +3,21 @@
 use farhand_domain::command::KEY_LASTS;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::Statement;
 use worker::Env;
 
 use super::batch::Batch;
-use super::db::{self, Statement};
-use super::scope::Scope;
+use super::db::{self, params};
+use super::scope::{Query, Scope};
 use crate::platform;
 
-/// SQL for the caller's earlier request with the key of the hash `?5`, made after `?6`, as `{request, answer}`.
-pub const EARLIER: &str =
-    "(SELECT json_object('request', i.request_hash, 'answer', json(i.answer)) FROM idempotency_keys i
-    WHERE i.workspace_id = me.workspace_id AND i.user_id = me.user_id AND i.key_hash = ?5 AND i.added_at > ?6)";
+/// The caller's earlier request with the key of a hash, made after `since`, as `{request, answer}`.
+pub fn earlier(key_hash: &str, since: Timestamp) -> Query {
+    let sql = "(SELECT json_object('request', i.request_hash, 'answer', json(i.answer)) FROM idempotency_keys i
+        WHERE i.workspace_id = me.workspace_id AND i.user_id = me.user_id
+            AND i.key_hash = :key_hash AND i.added_at > :since)";
+    Query::new(sql, params! { key_hash, since })
+}
 
 /// How many expired rows one statement deletes.
 const PURGED_AT_ONCE: usize = 1_000;
@@ -25,7 +29,7 @@ const PURGE_STEPS: usize = 20;
 pub struct ReplaySource {
     /// SQL for the resource as JSON.
     pub object: &'static str,
-    /// SQL that joins the new row to `me`, by its id or name `?7`.
+    /// SQL that joins the new row to `me`, by its id or name `:resource`.
     pub row: &'static str,
 }
 
@@ -40,30 +44,29 @@ pub fn insert(
     ReplaySource { object, row }: &ReplaySource,
     resource: &str,
 ) -> Batch {
-    let expired = "DELETE FROM idempotency_keys WHERE key_hash = ?5 AND added_at <= ?6
+    let expired = "DELETE FROM idempotency_keys WHERE key_hash = :key_hash AND added_at <= :until
         AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)";
     let insert = format!(
         "INSERT INTO idempotency_keys (workspace_id, user_id, key_hash, request_hash, answer, added_at)
-         SELECT me.workspace_id, me.user_id, ?5, ?6, {object}, ?3 FROM me CROSS JOIN {row}"
+         SELECT me.workspace_id, me.user_id, :key_hash, :request_hash, {object}, :now FROM me CROSS JOIN {row}"
     );
     batch
-        .then(scope.statement(expired).bind(key_hash).bind(platform::now().plus_seconds(-KEY_LASTS)))
-        .then(scope.statement(&insert).bind(key_hash).bind(request_hash).bind(resource))
+        .then(scope.statement(expired).bind_all(params! {
+            key_hash, until: platform::now().plus_seconds(-KEY_LASTS),
+        }))
+        .then(scope.statement(&insert).bind_all(params! { key_hash, request_hash, resource }))
 }
 
 /// The operator's rows have these ids of workspace and user, which no workspace and no user has.
 const OPERATOR: &str = "workspace_id = 0 AND user_id = 0";
 
 /// The operator's earlier request with the key of a hash, made after `since`, as `{request, answer}`.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn earlier_of_operator(env: &Env, key_hash: &str, since: Timestamp) -> Result<Option<String>, Error> {
     let sql = format!(
         "SELECT json_object('request', request_hash, 'answer', json(answer)) AS body FROM idempotency_keys
-         WHERE {OPERATOR} AND key_hash = ?1 AND added_at > ?2"
+         WHERE {OPERATOR} AND key_hash = :key_hash AND added_at > :since"
     );
-    Ok(db::column(&db::run(env, Statement::new(sql).bind(key_hash).bind(since)).await?)?.into_iter().next())
+    db::first_value(&db::run(env, Statement::new(sql).bind_all(params! { key_hash, since })).await?)
 }
 
 /// The statements that store the operator's answer about a new workspace. Its admin's id is added to the answer.
@@ -73,28 +76,26 @@ pub fn insert_of_operator(
     slug: &str,
     now: Timestamp,
 ) -> [Statement; 2] {
-    let expired = format!("DELETE FROM idempotency_keys WHERE {OPERATOR} AND key_hash = ?1 AND added_at <= ?2");
+    let expired =
+        format!("DELETE FROM idempotency_keys WHERE {OPERATOR} AND key_hash = :key_hash AND added_at <= :until");
     let insert = "INSERT INTO idempotency_keys (workspace_id, user_id, key_hash, request_hash, answer, added_at)
-        SELECT 0, 0, ?1, ?2, json_set(?3, '$.admin.id', u.id), ?5
-        FROM workspaces w JOIN users u ON u.workspace_id = w.id WHERE w.slug = ?4 AND w.deleted_at IS NULL";
+        SELECT 0, 0, :key_hash, :request_hash, json_set(:answer, '$.admin.id', u.id), :now
+        FROM workspaces w JOIN users u ON u.workspace_id = w.id WHERE w.slug = :slug AND w.deleted_at IS NULL";
     [
-        Statement::new(expired).bind(key_hash).bind(now.plus_seconds(-KEY_LASTS)),
-        Statement::new(insert).bind(key_hash).bind(request_hash).bind(answer).bind(slug).bind(now),
+        Statement::new(expired).bind_all(params! { key_hash, until: now.plus_seconds(-KEY_LASTS) }),
+        Statement::new(insert).bind_all(params! { key_hash, request_hash, answer, slug, now }),
     ]
 }
 
 /// Deletes expired rows, at most [`PURGE_STEPS`] times [`PURGED_AT_ONCE`].
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn purge(env: &Env) -> Result<(), Error> {
     let sql = format!(
         "DELETE FROM idempotency_keys WHERE rowid IN (
-            SELECT rowid FROM idempotency_keys WHERE added_at <= ?1 ORDER BY added_at LIMIT {PURGED_AT_ONCE})"
+            SELECT rowid FROM idempotency_keys WHERE added_at <= :until ORDER BY added_at LIMIT {PURGED_AT_ONCE})"
     );
     let until = platform::now().plus_seconds(-KEY_LASTS);
     for _ in 0..PURGE_STEPS {
-        let result = db::run(env, Statement::new(&sql).bind(until)).await?;
+        let result = db::run(env, Statement::new(&sql).bind("until", until)).await?;
         if db::changes(&result)? < PURGED_AT_ONCE {
             break;
         }

@@ -10,8 +10,8 @@ use uuid::Uuid;
 use worker::Env;
 use worker::kv::KvStore;
 
+use crate::platform;
 use crate::platform::cost;
-use crate::platform::{self, internal};
 
 /// How long an entry outlives its token, in seconds: KV's own expiry only clears away.
 const SLACK: i64 = 3_600;
@@ -26,7 +26,7 @@ pub struct Entry {
 }
 
 fn store(env: &Env) -> Result<KvStore, Error> {
-    env.kv(platform::LOGIN_TOKENS).map_err(internal)
+    Ok(env.kv(platform::LOGIN_TOKENS)?)
 }
 
 fn prefix(workspace: &str) -> String {
@@ -47,23 +47,23 @@ pub async fn get(env: &Env, workspace: &str, token_hash: &str) -> Option<Entry> 
 
 /// Writes the entry of a token.
 pub async fn put(env: &Env, workspace: &str, token_hash: &str, entry: Entry) -> Result<(), Error> {
-    let value = serde_json::to_string(&entry).map_err(internal)?;
+    let value = serde_json::to_string(&entry)?;
     let expiration = entry.expires_at.plus_seconds(SLACK).as_millis() / 1000;
-    let put = store(env)?.put(&key(workspace, token_hash), value).map_err(internal)?;
-    put.expiration(expiration).execute().await.map_err(internal)
+    let put = store(env)?.put(&key(workspace, token_hash), value)?;
+    Ok(put.expiration(expiration).execute().await?)
 }
 
 /// Removes the entry of a token.
 pub async fn delete(env: &Env, workspace: &str, token_hash: &str) -> Result<(), Error> {
-    store(env)?.delete(&key(workspace, token_hash)).await.map_err(internal)
+    Ok(store(env)?.delete(&key(workspace, token_hash)).await?)
 }
 
 /// Removes some of a workspace's entries. True: none is left.
 pub async fn purge_some(env: &Env, workspace: &str) -> Result<bool, Error> {
     let store = store(env)?;
-    let listed = store.list().prefix(prefix(workspace)).limit(100).execute().await.map_err(internal)?;
+    let listed = store.list().prefix(prefix(workspace)).limit(100).execute().await?;
     for key in &listed.keys {
-        store.delete(&key.name).await.map_err(internal)?;
+        store.delete(&key.name).await?;
     }
     Ok(listed.list_complete)
 }

@@ -1,4 +1,6 @@
-//! All SQL and KV of the Worker, one file per table. Functions are named noun_verb in the modules' own terms.
+//! All SQL and KV of the Worker, one file per table.
+//!
+//! A function fails if D1 or KV does, or if a row does not have the form that the code expects: both are faults of the service.
 
 pub mod anonymous_events;
 pub mod api_tokens;
@@ -10,6 +12,7 @@ pub mod commands;
 pub mod db;
 pub mod groups;
 pub mod idempotency_keys;
+pub mod list;
 pub mod login_tokens;
 pub mod registration_tokens;
 pub mod reset_requests;

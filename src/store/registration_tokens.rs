@@ -5,16 +5,17 @@ use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::registration_token::{self, NewRegistrationToken, Registration};
 use farhand_domain::server::numbered_sql;
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
-use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
 use super::batch::Batch;
-use super::db::{self, Failure, Selection, Statement};
+use super::db::{self, Failure, boolean, params};
 use super::idempotency_keys::ReplaySource;
-use super::scope::Scope;
+use super::list::List;
+use super::scope::{Query, Scope};
 use super::servers;
 
 /// SQL for the registration token object (contract 6) of a row of `registration_tokens t`, as JSON. The key is not in it.
@@ -25,8 +26,10 @@ const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
     'approval', json(iif(t.approval, 'true', 'false')), 'added_at', t.added_at)";
 
 /// Where the answer to a creation is read.
-pub const REPLAY: ReplaySource =
-    ReplaySource { object: OBJECT, row: "registration_tokens t ON t.id = ?7 AND t.workspace_id = me.workspace_id" };
+pub const REPLAY: ReplaySource = ReplaySource {
+    object: OBJECT,
+    row: "registration_tokens t ON t.id = :resource AND t.workspace_id = me.workspace_id",
+};
 
 /// SQL for the condition that a row of `registration_tokens t` is of the caller's workspace, and the caller staff.
 const LISTED: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";
@@ -41,64 +44,68 @@ pub fn insert(
 ) -> Result<Batch, Error> {
     let insert = scope
         .statement(
-            "INSERT INTO registration_tokens (id, workspace_id, creator_id, name, key_hash, expires_at, uses, name_pattern, networks,
-                approval, added_at)
-             SELECT ?5, workspace_id, user_id, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?3 FROM me WHERE is_staff OR is_superuser
+            "INSERT INTO registration_tokens (id, workspace_id, creator_id, name, key_hash, expires_at, uses, name_pattern,
+                networks, approval, added_at)
+             SELECT :id, workspace_id, user_id, :name, :key_hash, :expires_at, :uses, :name_pattern,
+                :networks, :approval, :now
+             FROM me WHERE is_staff OR is_superuser
              RETURNING id AS body",
         )
-        .bind(id)
-        .bind(&new.name)
-        .bind(key_hash)
-        .bind(new.expires_at)
-        .bind(new.uses)
-        .bind(new.name_pattern.as_ref())
-        .bind(new.networks.as_ref().map(|networks| json!(networks).to_string()))
-        .bind(new.approval);
+        .bind_all(params! {
+            id, name: &new.name, key_hash, expires_at: new.expires_at, uses: new.uses,
+            name_pattern: new.name_pattern.as_ref(),
+            networks: new.networks.as_ref().map(Value::list), approval: new.approval,
+        });
     let join = scope
         .statement(
             "INSERT INTO registration_token_groups (workspace_id, token_id, group_id)
              SELECT t.workspace_id, t.id, g.id FROM me
-             CROSS JOIN registration_tokens t ON t.id = ?5 AND t.workspace_id = me.workspace_id
-             CROSS JOIN json_each(?6) wanted
+             CROSS JOIN registration_tokens t ON t.id = :id AND t.workspace_id = me.workspace_id
+             CROSS JOIN json_each(:groups) wanted
              CROSS JOIN groups g ON g.id = wanted.value AND g.workspace_id = t.workspace_id",
         )
-        .bind(id)
-        .bind(json!(new.groups).to_string());
-    let select = scope.statement(&format!("SELECT {} AS body FROM me", one())).bind(id);
+        .bind_all(params! { id, groups: Value::list(&new.groups) });
+    let select = scope.statement(&format!("SELECT {} AS body FROM me", one_sql())).bind("id", id);
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?).then(join).returning(select))
 }
 
 /// The caller's workspace's tokens, for staff, newest first.
-pub fn list() -> Selection {
+pub fn list() -> List {
     let way = format!("registration_tokens t WHERE {LISTED}");
-    Selection::of("", ("registration_tokens t", OBJECT), &[way], "t.id DESC", vec![])
+    List::new("", ("registration_tokens t", OBJECT), &[way], "t.id DESC", params! {})
 }
 
-/// SQL for a token by its id `?5`, for staff.
-pub fn one() -> String {
-    format!("(SELECT {OBJECT} FROM registration_tokens t WHERE t.id = ?5 AND {LISTED})")
+/// SQL for the token `:id`, for staff.
+fn one_sql() -> String {
+    format!("(SELECT {OBJECT} FROM registration_tokens t WHERE t.id = :id AND {LISTED})")
+}
+
+/// The token object, for staff.
+pub fn one(id: Uuid) -> Query {
+    Query::new(one_sql(), params! { id })
 }
 
 /// Deletes a token, if the caller is staff. The event takes the token's name before that.
 pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error> {
     let delete = scope
         .statement(
-            "DELETE FROM registration_tokens WHERE id = ?5
+            "DELETE FROM registration_tokens WHERE id = :id
              AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
              RETURNING id AS body",
         )
-        .bind(id);
-    let rest = "FROM me CROSS JOIN registration_tokens t ON t.id = ?5 ->> '$.object.id'
+        .bind("id", id);
+    let rest = "FROM me CROSS JOIN registration_tokens t ON t.id = :event ->> '$.object.id'
         AND t.workspace_id = me.workspace_id WHERE me.is_staff OR me.is_superuser";
     let insert = Insert { object_name: Some("t.name"), rest, ..Insert::by_me() };
-    let event = scope.statement(&insert.sql()).bind(audit::text(event)?);
+    let event = insert.statement(scope, event)?;
     Ok(Batch::default().change_after_event(event, delete))
 }
 
-/// The condition that a row of `registration_tokens t` is alive at `?3` and has the hash `?2` in the workspace of
-/// the slug `?1`: what it allows is done in its creator's name, who must still be allowed it.
-const ALIVE: &str = "t.key_hash = ?2 AND (t.expires_at IS NULL OR t.expires_at > ?3) AND (t.uses IS NULL OR t.uses > 0)
-        AND t.workspace_id = (SELECT w.id FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL)
+/// The condition that a row of `registration_tokens t` is alive at `:now` and has the hash `:token_hash` in the workspace of
+/// the `:slug`: what it allows is done in its creator's name, who must still be allowed it.
+const ALIVE: &str =
+    "t.key_hash = :token_hash AND (t.expires_at IS NULL OR t.expires_at > :now) AND (t.uses IS NULL OR t.uses > 0)
+        AND t.workspace_id = (SELECT w.id FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL)
         AND EXISTS (SELECT 1 FROM users u WHERE u.id = t.creator_id AND u.workspace_id = t.workspace_id
             AND u.is_active = 1 AND (u.is_staff = 1 OR u.is_superuser = 1))";
 
@@ -126,7 +133,7 @@ pub struct NewServer<'a> {
 #[derive(Debug, Deserialize)]
 pub struct Registered {
     /// The workspace's id.
-    pub workspace_id: f64,
+    pub workspace_id: i64,
     /// The name that it got.
     pub name: String,
 }
@@ -145,8 +152,8 @@ fn allows_address(networks: &str) -> String {
 }
 
 /// The networks of an address, as [`allows_address`] takes them.
-fn networks_of(remote_ip: &str) -> String {
-    json!(registration_token::networks_of(remote_ip)).to_string()
+fn networks_of(remote_ip: &str) -> Value {
+    Value::list(registration_token::networks_of(remote_ip))
 }
 
 /// Why an agent cannot register a server with a token, but for a missing number behind the name; `name` is `None` if the
@@ -163,29 +170,31 @@ pub async fn refusal(
 ) -> Result<(), Error> {
     #[derive(Deserialize)]
     struct Row {
-        is_full: f64,
-        allows_name: f64,
-        allows_address: f64,
+        #[serde(deserialize_with = "boolean")]
+        is_full: bool,
+        #[serde(deserialize_with = "boolean")]
+        allows_name: bool,
+        #[serde(deserialize_with = "boolean")]
+        allows_address: bool,
     }
     let sql = format!(
-        "SELECT {} AS is_full, ?4 IS NULL OR {} AS allows_name, {} AS allows_address
+        "SELECT {} AS is_full, :name IS NULL OR {} AS allows_name, {} AS allows_address
          FROM registration_tokens t WHERE {ALIVE}",
         has_full_group(),
-        allows_name("?4"),
-        allows_address("?5")
+        allows_name(":name"),
+        allows_address(":networks")
     );
-    let statement =
-        Statement::new(sql).bind(workspace).bind(token_hash).bind(now).bind(name).bind(networks_of(remote_ip));
+    let statement = Statement::new(sql).bind_all(params! {
+        slug: workspace, token_hash, now, name, networks: networks_of(remote_ip),
+    });
     let denied = |detail: &'static str| Err(Error::new(Kind::Forbidden, detail).code(Code::PermissionDenied));
     match db::first::<Row>(&db::run(env, statement).await?)? {
         None => Err(Error::invalid_token()),
-        Some(row) if row.allows_address == 0.0 => {
+        Some(row) if !row.allows_address => {
             denied("The registration token's networks do not allow the agent's address.")
         }
-        Some(row) if row.allows_name == 0.0 => {
-            denied("The registration token's name_pattern does not allow this name.")
-        }
-        Some(row) if row.is_full != 0.0 => {
+        Some(row) if !row.allows_name => denied("The registration token's name_pattern does not allow this name."),
+        Some(row) if row.is_full => {
             Err(Error::field(NON_FIELD, "A group of the registration token has all the servers that it may have."))
         }
         Some(_) => Ok(()),
@@ -201,9 +210,6 @@ fn has_full_group() -> String {
 }
 
 /// Registers a server with a token, and uses the token once; `None` where there is a [`refusal`], or no name is left.
-///
-/// # Errors
-/// D1 did not do it.
 pub async fn register(
     env: &Env,
     workspace: &str,
@@ -211,8 +217,9 @@ pub async fn register(
     new: NewServer<'_>,
     now: Timestamp,
 ) -> Result<Option<Registered>, Failure> {
-    let statement = |sql: String| Statement::new(sql).bind(workspace).bind(token_hash).bind(now).bind(new.id);
-    let name = numbered_sql("?5", "number");
+    let statement =
+        |sql: String| Statement::new(sql).bind_all(params! { slug: workspace, token_hash, now, id: new.id });
+    let name = numbered_sql(":name", "number");
     let insert = statement(format!(
         "WITH RECURSIVE free (workspace_id, approval, number) AS (
             SELECT t.workspace_id, t.approval, 1 FROM registration_tokens t
@@ -221,49 +228,48 @@ pub async fn register(
             SELECT workspace_id, approval, number + 1 FROM free WHERE number < {MOST_NUMBERS} AND (
                 EXISTS (SELECT 1 FROM servers s WHERE s.workspace_id = free.workspace_id AND s.name = {name})
                 OR approval AND EXISTS (SELECT 1 FROM server_names n
-                    WHERE n.workspace_id = free.workspace_id AND n.name = {name} AND n.freed_at > ?10))
+                    WHERE n.workspace_id = free.workspace_id AND n.name = {name} AND n.freed_at > :taken_since))
          )
          INSERT INTO servers (id, workspace_id, name, agent_key_hash, platform, registration, fingerprint, added_at, updated_at)
-         SELECT ?4, workspace_id, {name}, ?6, ?7, iif(approval, 'pending', 'active'), iif(approval, ?9, NULL), ?3, ?3
+         SELECT :id, workspace_id, {name}, :key_hash, :platform, iif(approval, 'pending', 'active'), iif(approval, :fingerprint, NULL), :now, :now
          FROM free
          WHERE number = (SELECT max(number) FROM free) AND number < {MOST_NUMBERS}
          RETURNING workspace_id, name",
-        allows_name("?5"),
-        allows_address("?8"),
+        allows_name(":name"),
+        allows_address(":networks"),
         has_full_group()
     ))
-    .bind(&new.registration.name)
-    .bind(new.key_hash)
-    .bind(new.registration.platform.as_deref())
-    .bind(networks_of(new.remote_ip))
-    .bind(new.fingerprint)
-    .bind(now.plus_seconds(-registration_token::NAME_KEPT));
+    .bind_all(params! {
+        name: &new.registration.name, key_hash: new.key_hash,
+        platform: new.registration.platform.as_deref(), networks: networks_of(new.remote_ip),
+        fingerprint: new.fingerprint, taken_since: now.plus_seconds(-registration_token::NAME_KEPT),
+    });
     let join = statement(format!(
         "INSERT INTO server_groups (workspace_id, group_id, server_id)
          SELECT s.workspace_id, i.group_id, s.id FROM servers s
          CROSS JOIN registration_tokens t ON {ALIVE} AND t.workspace_id = s.workspace_id
          CROSS JOIN registration_token_groups i ON i.workspace_id = t.workspace_id AND i.token_id = t.id
-         WHERE s.id = ?4"
+         WHERE s.id = :id"
     ));
     let spend = statement(format!(
         "UPDATE registration_tokens AS t SET uses = uses - 1
-         WHERE {ALIVE} AND EXISTS (SELECT 1 FROM servers s WHERE s.id = ?4)"
+         WHERE {ALIVE} AND EXISTS (SELECT 1 FROM servers s WHERE s.id = :id)"
     ));
     // The token is still alive here: it is used after this.
     let rest = format!(
         "FROM servers s CROSS JOIN registration_tokens t ON {ALIVE} AND t.workspace_id = s.workspace_id
-         WHERE s.id = ?4 AND changes() > 0"
+         WHERE s.id = :id AND changes() > 0"
     );
     let told = Insert {
         workspace: "s.workspace_id",
-        event: "?5",
+        event: ":event",
         by: Some(["'agent'", "s.id", "s.name", "'registration_token'", "t.id"]),
         object_id: None,
         object_name: Some("s.name"),
         details: None,
         rest: &rest,
     };
-    let told = statement(told.sql()).bind(audit::text(new.event)?);
+    let told = statement(told.sql()).bind("event", audit::text(new.event)?);
     let results = db::batch(env, vec![insert, told, join, spend]).await?;
     Ok(results.first().map(db::first::<Registered>).transpose()?.flatten())
 }

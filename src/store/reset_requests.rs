@@ -5,13 +5,14 @@ use farhand_domain::error::Error;
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::Account;
+use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use uuid::Uuid;
 use worker::Env;
 
 use super::anonymous_events;
 use super::audit::{self, Insert};
-use super::db::{self, Statement};
+use super::db::{self, params};
 use super::users::NewPassword;
 use super::{sessions, users};
 
@@ -49,50 +50,48 @@ pub struct New<'a> {
 /// Stores a request for an address, unless too many are pending. The work does not tell whether the address is anybody's.
 pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) -> Result<Requested, Error> {
     let New { id, address, address_hash, event } = new;
-    let exists = Statement::new("SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL").bind(workspace);
+    let exists =
+        Statement::new("SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL").bind("slug", workspace);
     let cleared = Statement::new(
         "DELETE FROM reset_requests WHERE id IN (SELECT r.id FROM workspaces w
-            JOIN reset_requests r ON r.workspace_id = w.id AND r.expires_at <= ?2
-            WHERE w.slug = ?1 AND w.deleted_at IS NULL LIMIT ?3 + 0)",
+            JOIN reset_requests r ON r.workspace_id = w.id AND r.expires_at <= :now
+            WHERE w.slug = :slug AND w.deleted_at IS NULL LIMIT :limit + 0)",
     );
-    let cleared = cleared.bind(workspace).bind(now).bind(CLEARED);
+    let cleared = cleared.bind_all(params! { slug: workspace, now, limit: CLEARED });
     let insert = Statement::new(
         "INSERT INTO reset_requests (id, workspace_id, address_hash, user_id, requested_at, expires_at)
-         SELECT ?2, w.id, ?3, (SELECT u.id FROM users u WHERE u.workspace_id = w.id AND u.email = ?4 AND u.is_active = 1),
-            ?5, ?6
-         FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL AND ?7 > (
+         SELECT :id, w.id, :address_hash, (SELECT u.id FROM users u WHERE u.workspace_id = w.id AND u.email = :address AND u.is_active = 1),
+            :now, :expires_at
+         FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL AND :most > (
             SELECT count(*) FROM reset_requests r
-            WHERE r.workspace_id = w.id AND r.address_hash = ?3 AND r.expires_at > ?5)
+            WHERE r.workspace_id = w.id AND r.address_hash = :address_hash AND r.expires_at > :now)
          RETURNING id",
     )
-    .bind(workspace)
-    .bind(id)
-    .bind(address_hash)
-    .bind(address)
-    .bind(now)
-    .bind(now.plus_seconds(LIFETIME))
-    .bind(MOST_PENDING);
+    .bind_all(params! {
+        slug: workspace, id, address_hash, address, now, expires_at: now.plus_seconds(LIFETIME),
+        most: MOST_PENDING,
+    });
     let told = anonymous_events::after_reset_request(id, event, now)?;
-    let results = db::batch(env, [vec![exists, cleared, insert], told].concat()).await?;
+    let statements = [exists, cleared, insert].into_iter().chain(told).collect::<Vec<_>>();
+    let results = db::batch(env, statements).await?;
     let [exists, _, inserted, ..] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
-    let Some(workspace_id) = db::returned_id(exists)? else { return Ok(Requested::NoWorkspace) };
-    let is_stored = !db::column::<String>(inserted)?.is_empty();
+    let Some(workspace_id) = db::first_value(exists)? else { return Ok(Requested::NoWorkspace) };
+    let is_stored = db::first_value::<String>(inserted)?.is_some();
     Ok(if is_stored { Requested::Stored(workspace_id) } else { Requested::TooMany })
 }
 
-/// SQL for the rows of requests that may still set a password, as `r`, with their users as `u` and workspaces as `w`; `?1`
-/// is the request's id and `?2` the time.
+/// SQL for the rows of requests that may still set a password, as `r`, with their users as `u` and workspaces as `w`:
+/// of the request `:id` at `:now`.
 const OPEN: &str = "FROM reset_requests r
     JOIN workspaces w ON w.id = r.workspace_id AND w.deleted_at IS NULL
     JOIN users u ON u.id = r.user_id AND u.workspace_id = r.workspace_id AND u.is_active = 1
-    WHERE r.id = ?1 AND r.expires_at > ?2";
+    WHERE r.id = :id AND r.expires_at > :now";
 
 /// The user whose password a request of the workspace may set.
 pub async fn find(env: &Env, workspace: &str, id: Uuid, now: Timestamp) -> Result<Option<Account>, Error> {
-    let sql = format!("SELECT {} AS body {OPEN} AND w.slug = ?3", users::OBJECT);
-    let result = db::run(env, Statement::new(sql).bind(id).bind(now).bind(workspace)).await?;
-    let body = db::column::<String>(&result)?.into_iter().next();
-    body.map(|body| serde_json::from_str(&body).map_err(crate::platform::internal)).transpose()
+    let sql = format!("SELECT {} AS body {OPEN} AND w.slug = :slug", users::OBJECT);
+    let result = db::run(env, Statement::new(sql).bind_all(params! { id, now, slug: workspace })).await?;
+    Ok(db::first_value::<String>(&result)?.map(|body| serde_json::from_str(&body)).transpose()?)
 }
 
 /// Where the mail for a request goes.
@@ -118,7 +117,7 @@ pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Rec
         "SELECT w.slug AS workspace, w.name AS workspace_name, u.username AS username, u.email AS email,
             r.requested_at AS requested_at, r.expires_at AS expires_at {OPEN}"
     );
-    db::first(&db::run(env, Statement::new(sql).bind(id).bind(now)).await?)
+    db::first(&db::run(env, Statement::new(sql).bind_all(params! { id, now })).await?)
 }
 
 /// Sets the password of a request's user, and tells the audit log, whose event has the user as its object. Their sessions end, and
@@ -133,27 +132,32 @@ pub async fn consume(
     now: Timestamp,
 ) -> Result<Option<(i64, Vec<String>)>, Error> {
     let hashes = sessions::token_hashes("u.workspace_id", "u.id");
-    let hashes = Statement::new(format!("SELECT {hashes} AS body {OPEN} AND w.slug = ?3"));
+    let hashes = Statement::new(format!("SELECT {hashes} AS body {OPEN} AND w.slug = :slug"));
     let update = Statement::new(format!(
-        "UPDATE users SET password = ?4, password_changed_at = ?2
-         WHERE (workspace_id, id) = (SELECT u.workspace_id, u.id {OPEN} AND w.slug = ?3) RETURNING workspace_id"
+        "UPDATE users SET password = :hash, password_changed_at = :now
+         WHERE (workspace_id, id) = (SELECT u.workspace_id, u.id {OPEN} AND w.slug = :slug) RETURNING workspace_id"
     ));
-    let (hashes, update) = (hashes.bind(id).bind(now).bind(workspace), update.bind(id).bind(now).bind(workspace));
+    let (hashes, update) =
+        (hashes.bind_all(params! { id, now, slug: workspace }), update.bind_all(params! { id, now, slug: workspace }));
     // The request is gone by then.
-    let rest = "FROM workspaces w JOIN users u ON u.workspace_id = w.id AND u.id = ?1 ->> '$.object.id'
-        WHERE w.slug = ?2 AND w.deleted_at IS NULL AND changes() > 0";
-    let told = Insert::whole("u.workspace_id", "?1", rest);
-    let told = Statement::new(told.sql()).bind(audit::text(event)?).bind(workspace);
-    let mut statements = vec![hashes, update.bind(new.hash), told];
+    let rest = "FROM workspaces w JOIN users u ON u.workspace_id = w.id AND u.id = :event ->> '$.object.id'
+        WHERE w.slug = :slug AND w.deleted_at IS NULL AND changes() > 0";
+    let told = Insert::whole("u.workspace_id", ":event", rest);
+    let told = Statement::new(told.sql()).bind_all(params! {
+        event: audit::text(event)?, slug: workspace,
+    });
+    let mut statements = vec![hashes, update.bind("hash", new.hash), told];
     if !new.keep_scheduled {
-        let users = format!("SELECT u.id, u.workspace_id {OPEN} AND w.slug = ?3");
-        let revoke = Statement::new(sessions::revoke_all(&users, "?2", "?4"));
-        let revoke = revoke.bind(id).bind(now).bind(workspace).bind(session::dead_until(now));
+        let users = format!("SELECT u.id, u.workspace_id {OPEN} AND w.slug = :slug");
+        let revoke = Statement::new(sessions::revoke_all(&users, ":now", ":dead_until"));
+        let revoke = revoke.bind_all(params! {
+            id, now, slug: workspace, dead_until: session::dead_until(now),
+        });
         statements.insert(0, revoke);
     }
     let results = db::batch(env, statements).await?;
     let [.., hashes, updated, _] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
-    let Some(workspace_id) = db::returned_id(updated)? else { return Ok(None) };
-    let hashes = sessions::read_token_hashes(db::column::<String>(hashes)?.into_iter().next())?;
+    let Some(workspace_id) = db::first_value(updated)? else { return Ok(None) };
+    let hashes = sessions::read_token_hashes(db::first_value(hashes)?)?;
     Ok(Some((workspace_id, hashes)))
 }

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::{Statement, Value};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use worker::Env;
 
-use super::db::{self, Statement};
+use super::db::{self, params};
 
 /// How many workspaces are looked at in one go.
 const WORKSPACES: u64 = 500;
@@ -31,7 +31,7 @@ pub struct Due {
     /// Its server.
     pub server_id: String,
     /// The user who asked for it.
-    pub requested_by: Option<f64>,
+    pub requested_by: Option<i64>,
     /// Its shell.
     pub shell: String,
     /// When it ended.
@@ -49,37 +49,32 @@ impl Due {
 #[derive(Debug, Deserialize)]
 pub struct Looked {
     /// The first of them that has commands that are to go.
-    pub found: Option<f64>,
+    pub found: Option<i64>,
     /// The last of them; `None` where there was none.
-    pub last: Option<f64>,
+    pub last: Option<i64>,
 }
 
 /// Looks through the next workspaces after one for commands that were over at a moment.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<Looked, Error> {
     let sql = format!(
-        "WITH next AS (SELECT id FROM workspaces WHERE id > ?1 AND deleted_at IS NULL ORDER BY id LIMIT {WORKSPACES})
+        "WITH next AS (SELECT id FROM workspaces WHERE id > :after AND deleted_at IS NULL ORDER BY id LIMIT {WORKSPACES})
          SELECT (SELECT n.id FROM next n WHERE EXISTS (
-                SELECT 1 FROM commands c INDEXED BY commands_by_handled WHERE c.workspace_id = n.id AND c.handled_at <= ?2)
+                SELECT 1 FROM commands c INDEXED BY commands_by_handled WHERE c.workspace_id = n.id AND c.handled_at <= :until)
             ORDER BY n.id LIMIT 1) AS found, (SELECT max(id) FROM next) AS last"
     );
-    let result = db::run(env, Statement::new(sql).bind(after).bind(until)).await?;
+    let result = db::run(env, Statement::new(sql).bind_all(params! { after, until })).await?;
     db::first(&result)?.ok_or_else(|| Error::internal("D1 gave no row"))
 }
 
 /// The first commands of a workspace after a place that were over at a moment, so many.
-///
-/// # Errors
-/// D1 did not answer.
 pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp, most: u64) -> Result<Vec<Due>, Error> {
     let sql = "SELECT c.id, c.server_id, c.requested_by, c.shell, c.handled_at
         FROM commands c INDEXED BY commands_by_handled
-        WHERE c.workspace_id = ?1 AND c.handled_at <= ?2 AND (c.handled_at, c.id) > (?3, ?4)
-        ORDER BY c.handled_at, c.id LIMIT ?5 + 0";
-    let statement =
-        Statement::new(sql).bind(workspace_id).bind(until).bind(&after.handled_at).bind(&after.id).bind(most);
+        WHERE c.workspace_id = :workspace_id AND c.handled_at <= :until AND (c.handled_at, c.id) > (:after_handled_at, :after_id)
+        ORDER BY c.handled_at, c.id LIMIT :most + 0";
+    let statement = Statement::new(sql).bind_all(params! {
+        workspace_id, until, after_handled_at: &after.handled_at, after_id: &after.id, most,
+    });
     db::rows(&db::run(env, statement).await?)
 }
 
@@ -88,51 +83,47 @@ pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp,
 /// 0; of a server without commands, who had some on it, and that it is gone, as its object has wiped itself.
 ///
 /// A command that is made at the same time is there before or after all of this, and is counted anew.
-///
-/// # Errors
-/// D1 did not do it, or whether it did is not known.
 pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Timestamp) -> Result<(), Error> {
     let of_all = |of: fn(&Due) -> String| commands.iter().map(|due| of(due)).collect::<BTreeSet<_>>();
     let ids = of_all(|due| due.id.clone());
     let servers = of_all(|due| due.server_id.clone());
     let shells = of_all(|due| due.shell.clone());
-    let requesters = of_all(|due| due.requested_by.map(|id| (id as i64).to_string()).unwrap_or_default());
-    // `?2` is the list.
-    let statement =
-        |sql: &str, list: &BTreeSet<String>| Statement::new(sql).bind(workspace_id).bind(json!(list).to_string());
+    let requesters = of_all(|due| due.requested_by.map(|id| id.to_string()).unwrap_or_default());
+    let statement = |sql: &str, list: &BTreeSet<String>| {
+        Statement::new(sql).bind_all(params! { workspace_id, list: Value::list(list) })
+    };
     let count = |kind: &str, keys: &BTreeSet<String>| {
         let sql = format!(
-            "DELETE FROM command_counts WHERE workspace_id = ?1 AND kind = '{kind}'
-             AND key IN (SELECT value FROM json_each(?2)) AND total = 0"
+            "DELETE FROM command_counts WHERE workspace_id = :workspace_id AND kind = '{kind}'
+             AND key IN (SELECT value FROM json_each(:list)) AND total = 0"
         );
         statement(&sql, keys)
     };
     let of_server_without_commands = |rows: &str, server: &str| {
         let sql = format!(
-            "DELETE FROM {rows} WHERE workspace_id = ?1
-             AND {server} IN (SELECT s.value FROM json_each(?2) s WHERE NOT EXISTS (
+            "DELETE FROM {rows} WHERE workspace_id = :workspace_id
+             AND {server} IN (SELECT s.value FROM json_each(:list) s WHERE NOT EXISTS (
                 SELECT 1 FROM commands c INDEXED BY commands_by_server
-                WHERE c.workspace_id = ?1 AND c.server_id = s.value))"
+                WHERE c.workspace_id = :workspace_id AND c.server_id = s.value))"
         );
         statement(&sql, &servers)
     };
     let statements = vec![
         statement(
-            "DELETE FROM commands INDEXED BY commands_by_id WHERE workspace_id = ?1
-             AND id IN (SELECT value FROM json_each(?2)) AND handled_at <= ?3",
+            "DELETE FROM commands INDEXED BY commands_by_id WHERE workspace_id = :workspace_id
+             AND id IN (SELECT value FROM json_each(:list)) AND handled_at <= :until",
             &ids,
         )
-        .bind(until),
+        .bind("until", until),
         count("shell", &shells),
         count("requester", &requesters),
         statement(
-            "DELETE FROM command_servers WHERE workspace_id = ?1 AND server_id IN (SELECT value FROM json_each(?2))
-             AND total = 0",
+            "DELETE FROM command_servers WHERE workspace_id = :workspace_id
+             AND server_id IN (SELECT value FROM json_each(:list)) AND total = 0",
             &servers,
         ),
         of_server_without_commands("command_requesters INDEXED BY command_requesters_by_server", "server_id"),
         of_server_without_commands("gone_servers", "id"),
     ];
-    db::batch(env, statements).await?;
-    Ok(())
+    db::execute_all(env, statements).await
 }

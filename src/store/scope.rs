@@ -3,13 +3,17 @@
 //! Every statement begins with the common table `me`, which has one row if the credential is alive in the request's workspace and
 //! none otherwise. So a read finds nothing and a write changes nothing for a dead credential.
 
+use farhand_domain::page::Page;
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::{Parameters, Statement};
+use serde::Deserialize;
 
-use super::db::Statement;
+use super::db::{self, params};
+use super::list::Select;
 
-/// The parameters of `me`: `?1` the workspace's slug, `?2` the token's hash, `?3` now, `?4` now less the time that a
-/// login token is taken past its expiry. A handler's own parameters begin at `?5`.
+/// The first common tables. Their parameters are the workspace's `:slug`, the `:token_hash`, `:now`, and `:dead_until`: now less
+/// the time that a login token is taken past its expiry.
 ///
 /// `credential` is who calls. `me` is the same, but empty for an API token with an access control list where the endpoint
 /// is not on the list of what such a token may reach: what a handler writes is then refused in the same statement.
@@ -18,19 +22,19 @@ const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
         'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at,
         NULL AS acl, NULL AS acl_servers, 0 AS reads_narrowly
     FROM workspaces w
-    JOIN sessions s ON s.workspace_id = w.id AND s.token_hash = ?2 AND s.expires_at > ?4
+    JOIN sessions s ON s.workspace_id = w.id AND s.token_hash = :token_hash AND s.expires_at > :dead_until
     JOIN users u ON u.id = s.user_id AND u.workspace_id = w.id AND u.is_active = 1
-    WHERE w.slug = ?1 AND w.deleted_at IS NULL
+    WHERE w.slug = :slug AND w.deleted_at IS NULL
     UNION ALL
     SELECT w.id, u.id, u.username, u.email, u.is_staff, u.is_superuser,
         'api_token', t.id, t.last_used_at, t.expires_at, t.acl, json_extract(t.acl, '$.servers'),
         coalesce(t.acl ->> '$.commands', t.acl ->> '$.argv', t.acl ->> '$.usernames') IS NOT NULL
             AND NOT coalesce(t.acl ->> '$.read_all', 0)
     FROM workspaces w
-    JOIN api_tokens t ON t.workspace_id = w.id AND t.key_hash = ?2 AND t.enabled = 1
-        AND (t.expires_at IS NULL OR t.expires_at > ?3)
+    JOIN api_tokens t ON t.workspace_id = w.id AND t.key_hash = :token_hash AND t.enabled = 1
+        AND (t.expires_at IS NULL OR t.expires_at > :now)
     JOIN users u ON u.id = t.user_id AND u.workspace_id = w.id AND u.is_active = 1
-    WHERE w.slug = ?1 AND w.deleted_at IS NULL
+    WHERE w.slug = :slug AND w.deleted_at IS NULL
 )";
 
 /// `me` where the endpoint takes API tokens with an access control list. Such an endpoint writes nothing in the round trip
@@ -39,13 +43,38 @@ const ME_OR_LIMITED: &str = "me AS (SELECT * FROM credential)";
 /// `me` everywhere else.
 const ME_UNLIMITED: &str = "me AS (SELECT * FROM credential WHERE acl IS NULL)";
 
-/// The columns that tell of the credential: one row always, with nulls where there is no such workspace or caller.
-pub const WHO: &str = "(SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL) AS workspace,
-    (SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
+/// The workspace's id; null if it does not exist.
+const WORKSPACE: &str = "(SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL) AS workspace";
+/// The caller; null if the credential is not alive.
+const ME: &str =
+    "(SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
         'is_staff', json(iif(is_staff, 'true', 'false')), 'is_superuser', json(iif(is_superuser, 'true', 'false')),
         'kind', kind, 'credential_id', credential_id, 'moved_at', moved_at, 'expires_at', expires_at,
         'acl', json(acl))
      FROM credential) AS me";
+
+/// Who calls: every statement that is read for a caller has these columns in its first row.
+#[derive(Deserialize)]
+pub struct Who {
+    /// The workspace's id; `None` if it does not exist.
+    pub workspace: Option<i64>,
+    /// The caller as JSON; `None` if the credential is not alive.
+    pub me: Option<String>,
+}
+
+/// What is read for a caller: SQL for it as JSON text, on the columns of `me`, with its parameters.
+#[derive(Clone, Debug)]
+pub struct Query {
+    sql: String,
+    parameters: Parameters,
+}
+
+impl Query {
+    /// A query with its parameters.
+    pub fn new(sql: impl Into<String>, parameters: Parameters) -> Self {
+        Self { sql: sql.into(), parameters }
+    }
+}
 
 /// Whether an endpoint takes API tokens with an access control list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,16 +108,48 @@ impl<'a> Scope<'a> {
         Self { workspace: self.workspace, hash: self.hash.clone(), now, limited: self.limited }
     }
 
-    /// A statement on the common tables `credential` and `me`, whose own parameters begin at `?5`.
-    pub fn statement(&self, sql: &str) -> Statement {
+    /// The text of a statement on the common tables `credential` and `me`.
+    fn text(&self, sql: &str) -> String {
         let me = match self.limited {
             Limited::Taken => ME_OR_LIMITED,
             Limited::Refused => ME_UNLIMITED,
         };
-        Statement::new(format!("{CREDENTIAL}, {me}\n{sql}"))
+        format!("{CREDENTIAL}, {me}\n{sql}")
+    }
+
+    /// A statement on the common tables `credential` and `me`.
+    pub fn statement(&self, sql: &str) -> Statement {
+        let dead_until = session::dead_until(self.now);
+        Statement::new(self.text(sql))
+            .bind_all(params! { slug: self.workspace, token_hash: &self.hash, now: self.now, dead_until })
+    }
+
+    /// The statement that selects [`Who`] alone.
+    pub fn check(&self) -> Statement {
+        self.statement(&format!("SELECT {WORKSPACE}, {ME}"))
+    }
+
+    /// The statement that selects [`Who`], and the query's JSON as `body`.
+    pub fn read(&self, Query { sql, parameters }: Query) -> Statement {
+        self.statement(&format!("SELECT {WORKSPACE}, {ME}, (SELECT {sql} FROM me) AS body")).bind_all(parameters)
+    }
+
+    /// The statement for a page of a list, whose first row has [`Who`] as well. So who calls, and how many items there are, is
+    /// found once.
+    pub fn list(&self, select: &Select, page: Page) -> db::Statement {
+        let text = select.text(&[WORKSPACE, ME]);
+        let Some(values) = &select.numbered else { return select.bind(self.statement(&text), page).into() };
+        let mut text = self.text(&text);
+        for (name, number) in [(":slug", "?1"), (":token_hash", "?2"), (":now", "?3"), (":dead_until", "?4")] {
+            text = text.replace(name, number);
+        }
+        let statement = db::Statement::new(text)
             .bind(self.workspace)
             .bind(&self.hash)
             .bind(self.now)
             .bind(session::dead_until(self.now))
+            .bind(page.size)
+            .bind(page.offset());
+        values.iter().cloned().fold(statement, db::Statement::bind)
     }
 }

@@ -6,17 +6,19 @@ use farhand_domain::error::Error;
 use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::server::{Key, ServerChanges, ServerList};
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value as Json;
 use uuid::Uuid;
 use worker::Env;
 
 use super::audit::after_change_by;
 use super::batch::Batch;
 use super::command_list::{REACHED, REACHES_ALL};
-use super::db::{self, Filters, Parameter, Selection, Statement};
+use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
-use super::scope::Scope;
+use super::list::{Filters, List};
+use super::scope::{Query, Scope};
 
 /// SQL for the server object (contract 6) of a row of `servers s`, as JSON, as the caller `me` sees it.
 const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
@@ -35,7 +37,7 @@ const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
 
 /// Where the answer to a creation is read.
 pub const REPLAY: ReplaySource =
-    ReplaySource { object: OBJECT, row: "servers s ON s.id = ?7 AND s.workspace_id = me.workspace_id" };
+    ReplaySource { object: OBJECT, row: "servers s ON s.id = :resource AND s.workspace_id = me.workspace_id" };
 
 /// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5, Server access), and that
 /// the API token is not kept from (contract 4, Token ACL).
@@ -55,15 +57,16 @@ pub const ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = m
 /// SQL for the condition on `me` that they may edit and delete the server of a row of `servers s` (contract 5, Run-as).
 const EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
 
-/// SQL for a server that the caller can access, by its id `?5`.
-pub fn one() -> String {
-    format!("(SELECT {OBJECT} FROM servers s WHERE s.id = ?5 AND {REACHABLE})")
+/// The server object of a server that the caller can access.
+pub fn one(id: Uuid) -> Query {
+    Query::new(format!("(SELECT {OBJECT} FROM servers s WHERE s.id = :id AND {REACHABLE})"), params! { id })
 }
 
-/// SQL for a server that a command names, as `{id, name, default_username, any_account, is_pending}`, and the parameter that it takes as `?5`.
+/// SQL for a server that a command names, as `{id, name, default_username, any_account, is_pending}`, and the value of its
+/// parameter `:server`.
 ///
 /// `any_account` tells whether the caller may name any remote account there (contract 5, Run-as).
-pub fn for_command(server: &ServerRef) -> (String, Parameter) {
+pub fn for_command(server: &ServerRef) -> (String, String) {
     let (column, value) = match server {
         ServerRef::Id(id) => ("id", id.to_string()),
         ServerRef::Name(name) => ("name", name.clone()),
@@ -73,9 +76,9 @@ pub fn for_command(server: &ServerRef) -> (String, Parameter) {
             'default_username', coalesce(s.default_username, s.reported_username),
             'any_account', json(iif({ANY_ACCOUNT}, 'true', 'false')),
             'is_pending', json(iif(s.registration = 'pending', 'true', 'false')))
-          FROM servers s WHERE s.{column} = ?5 AND {REACHABLE})"
+          FROM servers s WHERE s.{column} = :server AND {REACHABLE})"
     );
-    (sql, value.into())
+    (sql, value)
 }
 
 /// A server to be made.
@@ -98,22 +101,23 @@ pub fn insert(scope: &Scope<'_>, new: &New<'_>, event: &Event) -> Result<Batch, 
     let insert = scope
         .statement(&format!(
             "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at, default_username)
-             SELECT ?5, workspace_id, ?6, ?7, user_id, ?3, ?3, ?9 FROM me WHERE (is_staff OR is_superuser) AND {} IS NULL
+             SELECT :id, workspace_id, :name, :key_hash, user_id, :now, :now, :default_username FROM me WHERE (is_staff OR is_superuser) AND {} IS NULL
              RETURNING id AS body",
-            group_problem("?8")
+            group_problem(":groups")
         ))
-        .bind(new.id)
-        .bind(new.name)
-        .bind(new.key_hash)
-        .bind(json!(new.groups).to_string())
-        .bind(new.default_username);
+        .bind_all(params! {
+            id: new.id, name: new.name, key_hash: new.key_hash, groups: Value::list(new.groups),
+            default_username: new.default_username,
+        });
     let batch = Batch::default().change(insert, after_change_by(scope, event)?);
     Ok(batch.then(join_groups(scope, new.id, new.groups)).returning(select(scope, new.id)))
 }
 
 /// The statement that reads a server that the caller reaches, as `body`.
 fn select(scope: &Scope<'_>, id: Uuid) -> Statement {
-    scope.statement(&format!("SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = ?5 AND {REACHABLE}")).bind(id)
+    scope
+        .statement(&format!("SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = :id AND {REACHABLE}"))
+        .bind("id", id)
 }
 
 /// The statement that brings a server into groups, if the caller is staff.
@@ -122,19 +126,18 @@ fn join_groups(scope: &Scope<'_>, id: Uuid, groups: &[i64]) -> Statement {
         .statement(
             "INSERT INTO server_groups (workspace_id, group_id, server_id)
              SELECT s.workspace_id, g.id, s.id FROM me
-             CROSS JOIN servers s ON s.workspace_id = me.workspace_id AND s.id = ?5
-             CROSS JOIN json_each(?6) wanted
+             CROSS JOIN servers s ON s.workspace_id = me.workspace_id AND s.id = :id
+             CROSS JOIN json_each(:groups) wanted
              CROSS JOIN groups g ON g.workspace_id = me.workspace_id AND g.id = wanted.value
              WHERE me.is_staff OR me.is_superuser
              ON CONFLICT (workspace_id, group_id, server_id) DO NOTHING",
         )
-        .bind(id)
-        .bind(json!(groups).to_string())
+        .bind_all(params! { id, groups: Value::list(groups) })
 }
 
-/// SQL for what is wrong with the groups `?5`, a JSON array of ids: see [`group_problem`].
-pub fn problem_of_groups() -> String {
-    group_problem("?5")
+/// What is wrong with some groups: see [`group_problem`].
+pub fn problem_of_groups(groups: &[i64]) -> Query {
+    Query::new(group_problem(":groups"), params! { groups: Value::list(groups) })
 }
 
 /// SQL for what keeps a server out of groups, whose ids are a JSON array given as SQL: `unknown` if one is no group of the
@@ -169,24 +172,25 @@ pub struct ForChange {
     /// Whether the user exists who is to be the owner.
     pub has_new_owner: bool,
     /// The server object.
-    pub server: Value,
+    pub server: Json,
 }
 
-/// SQL for [`ForChange`] as JSON of the server `?5`, which is to be in the groups `?6` and to belong to the user `?7`.
+/// The server with that id as [`ForChange`], which is to be in some groups and to belong to a user.
 ///
 /// The groups that it is in already are never wrong.
-pub fn for_change() -> String {
-    format!(
+pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
+    let sql = format!(
         "(SELECT json_object('workspace_id', s.workspace_id,
             'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'group_problem', {},
             'has_new_owner', json(iif(EXISTS (SELECT 1 FROM users o
-                WHERE o.id = ?7 AND o.workspace_id = s.workspace_id), 'true', 'false')), 'server', {OBJECT})
-          FROM servers s WHERE s.id = ?5 AND {REACHABLE})",
+                WHERE o.id = :owner AND o.workspace_id = s.workspace_id), 'true', 'false')), 'server', {OBJECT})
+          FROM servers s WHERE s.id = :id AND {REACHABLE})",
         group_problem(
-            "(SELECT json_group_array(value) FROM json_each(?6) WHERE value NOT IN (SELECT group_id FROM server_groups
-                WHERE workspace_id = s.workspace_id AND server_id = s.id))"
+            "(SELECT json_group_array(value) FROM json_each(:groups) WHERE value NOT IN (SELECT group_id
+                FROM server_groups WHERE workspace_id = s.workspace_id AND server_id = s.id))"
         )
-    )
+    );
+    Query::new(sql, params! { id, groups: Value::list(groups), owner })
 }
 
 /// Changes a server, if the caller still may: its name by staff and its owner, its groups by staff, its owner by superusers.
@@ -194,28 +198,27 @@ pub fn for_change() -> String {
 pub fn update(scope: &Scope<'_>, id: Uuid, changes: &ServerChanges, event: &Event) -> Result<Batch, Error> {
     let update = scope
         .statement(&format!(
-            "UPDATE servers AS s SET name = coalesce(?6, s.name), owner_id = iif(?8, ?9, s.owner_id), updated_at = ?3,
-                default_username = iif(?10, ?11, s.default_username)
-             WHERE s.id = ?5 AND s.workspace_id = (SELECT me.workspace_id FROM me
-                WHERE {EDITABLE} AND (?7 OR me.is_staff OR me.is_superuser) AND (NOT ?8 OR me.is_superuser))
-             AND (?9 IS NULL OR EXISTS (SELECT 1 FROM users o WHERE o.id = ?9 AND o.workspace_id = s.workspace_id))
+            "UPDATE servers AS s SET name = coalesce(:name, s.name), owner_id = iif(:sets_owner, :owner, s.owner_id), updated_at = :now,
+                default_username = iif(:sets_default_username, :default_username, s.default_username)
+             WHERE s.id = :id AND s.workspace_id = (SELECT me.workspace_id FROM me
+                WHERE {EDITABLE} AND (:keeps_groups OR me.is_staff OR me.is_superuser) AND (NOT :sets_owner OR me.is_superuser))
+             AND (:owner IS NULL OR EXISTS (SELECT 1 FROM users o WHERE o.id = :owner AND o.workspace_id = s.workspace_id))
              RETURNING id AS body"
         ))
-        .bind(id)
-        .bind(changes.name.as_ref())
-        .bind(changes.groups.is_none())
-        .bind(changes.owner.is_some())
-        .bind(changes.owner.flatten())
-        .bind(changes.default_username.is_some())
-        .bind(changes.default_username.as_ref().and_then(Option::as_deref));
+        .bind_all(params! {
+            id, name: changes.name.as_ref(), keeps_groups: changes.groups.is_none(),
+            sets_owner: changes.owner.is_some(), owner: changes.owner.flatten(),
+            sets_default_username: changes.default_username.is_some(),
+            default_username: changes.default_username.as_ref().and_then(Option::as_deref),
+        });
     let mut batch = Batch::default().change(update, after_change_by(scope, event)?);
     if let Some(groups) = &changes.groups {
         let leave = scope.statement(
-            "DELETE FROM server_groups WHERE server_id = ?5
+            "DELETE FROM server_groups WHERE server_id = :id
              AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
-             AND group_id NOT IN (SELECT value FROM json_each(?6))",
+             AND group_id NOT IN (SELECT value FROM json_each(:groups))",
         );
-        let leave = leave.bind(id).bind(json!(groups).to_string());
+        let leave = leave.bind_all(params! { id, groups: Value::list(groups) });
         batch = batch.then(leave).then(join_groups(scope, id, groups));
     }
     Ok(batch.returning(select(scope, id)))
@@ -232,23 +235,24 @@ pub struct ForApproval {
     pub fingerprint: Option<String>,
 }
 
-/// SQL for [`ForApproval`] as JSON of the server `?5`.
-pub fn for_approval() -> String {
-    format!(
+/// The server with that id as [`ForApproval`].
+pub fn for_approval(id: Uuid) -> Query {
+    let sql = format!(
         "(SELECT json_object('name', s.name, 'is_pending', json(iif(s.registration = 'pending', 'true', 'false')),
-            'fingerprint', s.fingerprint) FROM servers s WHERE s.id = ?5 AND {REACHABLE})"
-    )
+            'fingerprint', s.fingerprint) FROM servers s WHERE s.id = :id AND {REACHABLE})"
+    );
+    Query::new(sql, params! { id })
 }
 
 /// Approves a pending server whose agent's key still has a fingerprint, if the caller is staff. The reply is the server.
 pub fn approve(scope: &Scope<'_>, id: Uuid, fingerprint: &str, event: &Event) -> Result<Batch, Error> {
     let approve = scope.statement(
-        "UPDATE servers SET registration = 'active', updated_at = ?3
-         WHERE id = ?5 AND registration = 'pending' AND fingerprint = ?6
+        "UPDATE servers SET registration = 'active', updated_at = :now
+         WHERE id = :id AND registration = 'pending' AND fingerprint = :fingerprint
          AND workspace_id = (SELECT workspace_id FROM me WHERE is_staff OR is_superuser)
          RETURNING id AS body",
     );
-    let approve = approve.bind(id).bind(fingerprint);
+    let approve = approve.bind_all(params! { id, fingerprint });
     Ok(Batch::default().change(approve, after_change_by(scope, event)?).returning(select(scope, id)))
 }
 
@@ -258,7 +262,7 @@ pub struct Unapproved {
     /// The workspace's slug.
     pub workspace: String,
     /// The workspace.
-    pub workspace_id: f64,
+    pub workspace_id: i64,
     /// The server.
     pub id: String,
     /// Its name.
@@ -269,30 +273,25 @@ pub struct Unapproved {
 pub async fn unapproved(env: &Env, before: Timestamp, after: &str, limit: u64) -> Result<Vec<Unapproved>, Error> {
     let sql = "SELECT w.slug AS workspace, s.workspace_id, s.id, s.name FROM servers s
         JOIN workspaces w ON w.id = s.workspace_id AND w.deleted_at IS NULL
-        WHERE s.registration = 'pending' AND s.added_at <= ?1 AND s.id > ?2 ORDER BY s.id LIMIT ?3 + 0";
-    db::rows(&db::run(env, Statement::new(sql).bind(before).bind(after).bind(limit)).await?)
+        WHERE s.registration = 'pending' AND s.added_at <= :before AND s.id > :after ORDER BY s.id LIMIT :limit + 0";
+    db::rows(&db::run(env, Statement::new(sql).bind_all(params! { before, after, limit })).await?)
 }
 
 /// What a list of the servers that the caller reaches is read with. Who reaches some goes through those alone.
-pub fn list(list: &ServerList) -> Selection {
-    let mut filters = Filters::default();
-    filters.add("s.name = ?", list.name.as_ref());
-    filters.add("s.is_connected = ?", list.is_connected);
-    filters.add(
-        "s.id IN (SELECT g.server_id FROM server_groups g
-            WHERE g.workspace_id = (SELECT workspace_id FROM me) AND g.group_id = ?)",
-        list.group,
-    );
-    filters.add("s.owner_id = ?", list.owner);
-    filters.add("s.platform = ?", list.platform.as_ref());
-    filters.add("s.agent_version = ?", list.agent_version.as_ref());
-    // SQLite knows lower case of ASCII only; what agents told in other letters is there in lower case.
-    filters.add(
-        "NOT EXISTS (SELECT 1 FROM json_each(?) w WHERE instr(lower(concat_ws(char(10), s.name, s.remote_ip, s.platform,
-            s.os_name, s.os_version, s.agent_version)) || char(10) || s.folded, w.value) = 0)",
-        (!list.words.is_empty()).then(|| json!(list.words).to_string()),
-    );
-    let Filters { sql: filters, parameters } = filters;
+pub fn list(list: &ServerList) -> List {
+    // SQLite's lower() knows ASCII only; `folded` has in lower case what agents reported in other letters.
+    let text = "lower(concat_ws(char(10), s.name, s.remote_ip, s.platform, s.os_name, s.os_version, s.agent_version))
+        || char(10) || s.folded";
+    let in_group = "s.id IN (SELECT g.server_id FROM server_groups g
+        WHERE g.workspace_id = (SELECT workspace_id FROM me) AND g.group_id = :group)";
+    let Filters { sql: filters, parameters } = Filters::default()
+        .with("s.name = :name", "name", list.name.as_ref())
+        .with("s.is_connected = :is_connected", "is_connected", list.is_connected)
+        .with(in_group, "group", list.group)
+        .with("s.owner_id = :owner", "owner", list.owner)
+        .with("s.platform = :platform", "platform", list.platform.as_ref())
+        .with("s.agent_version = :agent_version", "agent_version", list.agent_version.as_ref())
+        .with_words(text, &list.words);
     let all = format!("servers s WHERE {REACHES_ALL} AND s.workspace_id = me.workspace_id{filters}");
     let some = format!(
         "reached r CROSS JOIN servers s ON s.id = r.id AND s.workspace_id = me.workspace_id
@@ -304,27 +303,29 @@ pub fn list(list: &ServerList) -> Selection {
     let keys = list.order.iter().map(|(key, descending)| format!("s.{} {}", column(*key), direction(*descending)));
     let first = list.order.first().is_none_or(|(_, descending)| *descending);
     let order = keys.chain([format!("s.id {}", direction(first))]).collect::<Vec<_>>().join(", ");
-    Selection::of(&format!(", {REACHED}"), ("servers s", OBJECT), &[all, some], &order, parameters)
+    List::new(&format!(", {REACHED}"), ("servers s", OBJECT), &[all, some], &order, parameters)
 }
 
 /// Ids of a workspace's servers in their order, after one of them.
 pub async fn ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
-    let sql = "SELECT id FROM servers WHERE workspace_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3 + 0";
-    db::column(&db::run(env, Statement::new(sql).bind(workspace_id).bind(after).bind(limit)).await?)
+    let sql = "SELECT id FROM servers WHERE workspace_id = :workspace_id AND id > :after ORDER BY id LIMIT :limit + 0";
+    db::column(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, after, limit })).await?)
 }
 
 /// The same of servers that are gone, while their objects are there.
 pub async fn gone_ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
-    let sql = "SELECT id FROM gone_servers WHERE workspace_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3 + 0";
-    db::column(&db::run(env, Statement::new(sql).bind(workspace_id).bind(after).bind(limit)).await?)
+    let sql =
+        "SELECT id FROM gone_servers WHERE workspace_id = :workspace_id AND id > :after ORDER BY id LIMIT :limit + 0";
+    db::column(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, after, limit })).await?)
 }
 
 /// Removes the rows of servers whose objects are wiped.
 pub async fn delete(env: &Env, workspace_id: i64, ids: &[String]) -> Result<(), Error> {
     let delete = |table: &str| {
-        let sql = format!("DELETE FROM {table} WHERE workspace_id = ?1 AND id IN (SELECT value FROM json_each(?2))");
-        Statement::new(sql).bind(workspace_id).bind(json!(ids).to_string())
+        let sql = format!(
+            "DELETE FROM {table} WHERE workspace_id = :workspace_id AND id IN (SELECT value FROM json_each(:ids))"
+        );
+        Statement::new(sql).bind_all(params! { workspace_id, ids: Value::list(ids) })
     };
-    db::batch(env, vec![delete("servers"), delete("gone_servers")]).await?;
-    Ok(())
+    db::execute_all(env, vec![delete("servers"), delete("gone_servers")]).await
 }

@@ -4,16 +4,16 @@ use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
-use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
 use super::batch::Batch;
-use super::db::{self, Selection, Statement};
-use super::scope::Scope;
-use crate::platform::internal;
+use super::db::{self, params};
+use super::list::List;
+use super::scope::{Query, Scope};
 
 /// SQL for the session object (spec.md, Login session; contract 4) of a row of `sessions s`, as JSON.
 const OBJECT: &str = "json_object('id', s.id, 'user_agent', s.user_agent, 'remote_ip', s.remote_ip,
@@ -21,16 +21,17 @@ const OBJECT: &str = "json_object('id', s.id, 'user_agent', s.user_agent, 'remot
     'current', json(iif(s.id = me.credential_id, 'true', 'false')))";
 
 /// SQL for the condition that a row of `sessions s` is a live one of the caller's.
-const OWN: &str = "s.workspace_id = me.workspace_id AND s.user_id = me.user_id AND s.expires_at > ?4";
+const OWN: &str = "s.workspace_id = me.workspace_id AND s.user_id = me.user_id AND s.expires_at > :dead_until";
 
 /// The caller's live sessions, newest first.
-pub fn list() -> Selection {
-    Selection::of("", ("sessions s", OBJECT), &[format!("sessions s WHERE {OWN}")], "s.id DESC", vec![])
+pub fn list() -> List {
+    let way = format!("sessions s WHERE {OWN}");
+    List::new("", ("sessions s", OBJECT), &[way], "s.id DESC", params! {})
 }
 
-/// SQL for a live session of the caller, by its id `?5`.
-pub fn one() -> String {
-    format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = ?5 AND {OWN})")
+/// The session object of a live session of the caller.
+pub fn one(id: Uuid) -> Query {
+    Query::new(format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = :id AND {OWN})"), params! { id })
 }
 
 /// A session to be made.
@@ -67,76 +68,72 @@ pub async fn insert(
 ) -> Result<Option<i64>, Error> {
     let insert = Statement::new(
         "INSERT INTO sessions (id, workspace_id, user_id, token_hash, user_agent, remote_ip, added_at, refreshed_at, expires_at)
-         SELECT ?4, w.id, u.id, ?5, ?6, ?7, ?8, ?8, ?9
+         SELECT :id, w.id, u.id, :token_hash, :user_agent, :remote_ip, :now, :now, :expires_at
          FROM workspaces w JOIN users u ON u.workspace_id = w.id
-         WHERE w.slug = ?1 AND w.deleted_at IS NULL AND u.id = ?2 AND u.is_active = 1 AND u.password = ?3
+         WHERE w.slug = :slug AND w.deleted_at IS NULL AND u.id = :user_id AND u.is_active = 1 AND u.password = :checked_password
          RETURNING workspace_id",
     )
-    .bind(workspace)
-    .bind(new.user_id)
-    .bind(new.checked_password)
-    .bind(new.id)
-    .bind(new.token_hash)
-    .bind(new.user_agent)
-    .bind(new.remote_ip)
-    .bind(now)
-    .bind(new.expires_at);
-    let told = Insert::whole("s.workspace_id", "?2", "FROM sessions s WHERE s.id = ?1 AND changes() > 0");
-    let told = Statement::new(told.sql()).bind(new.id).bind(audit::text(event)?);
+    .bind_all(params! {
+        slug: workspace, user_id: new.user_id, checked_password: new.checked_password, id: new.id,
+        token_hash: new.token_hash, user_agent: new.user_agent, remote_ip: new.remote_ip, now,
+        expires_at: new.expires_at,
+    });
+    let told = Insert::whole("s.workspace_id", ":event", "FROM sessions s WHERE s.id = :id AND changes() > 0");
+    let told = Statement::new(told.sql()).bind_all(params! {
+        id: new.id, event: audit::text(event)?,
+    });
     let user = Statement::new(
-        "UPDATE users SET last_login = ?4, password = ?5
-         WHERE id = ?2 AND password = ?3 AND is_active = 1
-         AND workspace_id = (SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL)",
+        "UPDATE users SET last_login = :now, password = :password
+         WHERE id = :user_id AND password = :checked_password AND is_active = 1
+         AND workspace_id = (SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL)",
     )
-    .bind(workspace)
-    .bind(new.user_id)
-    .bind(new.checked_password)
-    .bind(now)
-    .bind(new.password);
+    .bind_all(params! {
+        slug: workspace, user_id: new.user_id, checked_password: new.checked_password, now,
+        password: new.password,
+    });
     // An expired session is not listed, and its token is refused. Ids sort by creation.
     let expired = Statement::new(
-        "DELETE FROM sessions WHERE user_id = ?2
-         AND workspace_id = (SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL)
-         AND (expires_at <= ?3 OR id IN (
-            SELECT s.id FROM workspaces w JOIN sessions s ON s.workspace_id = w.id AND s.user_id = ?2
-            WHERE w.slug = ?1 AND w.deleted_at IS NULL ORDER BY s.id DESC LIMIT -1 OFFSET ?4 + 0))",
+        "DELETE FROM sessions WHERE user_id = :user_id
+         AND workspace_id = (SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL)
+         AND (expires_at <= :dead_until OR id IN (
+            SELECT s.id FROM workspaces w JOIN sessions s ON s.workspace_id = w.id AND s.user_id = :user_id
+            WHERE w.slug = :slug AND w.deleted_at IS NULL ORDER BY s.id DESC LIMIT -1 OFFSET :most + 0))",
     )
-    .bind(workspace)
-    .bind(new.user_id)
-    .bind(session::dead_until(now))
-    .bind(new.most);
+    .bind_all(params! {
+        slug: workspace, user_id: new.user_id, dead_until: session::dead_until(now), most: new.most,
+    });
     let results = db::batch(env, vec![insert, told, user, expired]).await?;
-    results.first().map_or(Ok(None), db::returned_id)
+    results.first().map_or(Ok(None), db::first_value)
 }
 
 /// Ends the session of the caller's credential. It does nothing to an API token.
 pub fn delete_own(scope: &Scope<'_>, event: &Event) -> Result<Batch, Error> {
     let id = Some("me.credential_id");
     let insert = Insert { object_id: id, rest: "FROM me WHERE me.kind = 'session'", ..Insert::by_me() };
-    let event = scope.statement(&insert.sql()).bind(audit::text(event)?);
+    let event = insert.statement(scope, event)?;
     let delete = scope.statement(
         "DELETE FROM sessions WHERE (workspace_id, id) IN (SELECT workspace_id, credential_id FROM me WHERE kind = 'session')
-         RETURNING id AS body",
+         RETURNING json_array(token_hash) AS body",
     );
-    Ok(Batch::default().change_after_event(event, delete))
+    Ok(Batch::default().end_after_event(event, delete))
 }
 
-/// Ends a live session of the caller, which may be the calling one. The reply is the hash of its token. Unless the scheduled
+/// Ends a live session of the caller, which may be the calling one. Unless the scheduled
 /// commands are kept, the session counts as revoked: its waiting commands must not be delivered.
 pub fn delete(scope: &Scope<'_>, id: Uuid, keep_scheduled: bool, event: &Event) -> Result<Batch, Error> {
-    let rest = "FROM me CROSS JOIN sessions s ON s.id = ?5 ->> '$.object.id' AND s.expires_at > ?4
+    let rest = "FROM me CROSS JOIN sessions s ON s.id = :event ->> '$.object.id' AND s.expires_at > :dead_until
         AND s.workspace_id = me.workspace_id AND s.user_id = me.user_id";
     let insert = Insert { rest, ..Insert::by_me() };
-    let event = scope.statement(&insert.sql()).bind(audit::text(event)?);
+    let event = insert.statement(scope, event)?;
     let delete = scope
         .statement(
-            "DELETE FROM sessions WHERE id = ?5 AND expires_at > ?4
+            "DELETE FROM sessions WHERE id = :id AND expires_at > :dead_until
              AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)
-             RETURNING token_hash AS body",
+             RETURNING json_array(token_hash) AS body",
         )
-        .bind(id);
+        .bind("id", id);
     let batch = if keep_scheduled { Batch::default() } else { Batch::default().then(revoke(scope, id)) };
-    Ok(batch.change_after_event(event, delete))
+    Ok(batch.end_after_event(event, delete))
 }
 
 /// The statement that marks a live session of the caller as revoked.
@@ -144,9 +141,9 @@ fn revoke(scope: &Scope<'_>, id: Uuid) -> Statement {
     scope
         .statement(&format!(
             "INSERT OR IGNORE INTO revoked_sessions (workspace_id, id, user_id, revoked_at)
-             SELECT s.workspace_id, s.id, s.user_id, ?3 FROM me CROSS JOIN sessions s ON s.id = ?5 AND {OWN}"
+             SELECT s.workspace_id, s.id, s.user_id, :now FROM me CROSS JOIN sessions s ON s.id = :id AND {OWN}"
         ))
-        .bind(id)
+        .bind("id", id)
 }
 
 /// SQL that notes that all live sessions of some users are revoked, given SQL for a table `u` of these users' rows, the time,
@@ -176,8 +173,8 @@ pub struct Revoked {
 pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked>, Error> {
     #[derive(Deserialize)]
     struct Row {
-        workspace_id: f64,
-        user_id: f64,
+        workspace_id: i64,
+        user_id: i64,
         sessions: String,
         servers: String,
     }
@@ -185,7 +182,7 @@ pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked
     let next = "SELECT workspace_id, user_id FROM revoked_sessions WHERE is_settled = 0";
     let order = "ORDER BY workspace_id, user_id LIMIT 1";
     let sql = format!(
-        "WITH after AS ({next} AND (workspace_id, user_id) > (?1, ?2) {order}),
+        "WITH after AS ({next} AND (workspace_id, user_id) > (:workspace_id, :user_id) {order}),
          n AS (SELECT * FROM after UNION ALL SELECT * FROM (
             {next} AND NOT EXISTS (SELECT 1 FROM after) {order}))
          SELECT n.workspace_id, n.user_id,
@@ -196,23 +193,30 @@ pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked
                 AND +c.delivered_at IS NULL) AS servers
          FROM n"
     );
-    let result = db::run(env, Statement::new(sql).bind(after.0).bind(after.1)).await?;
+    let result = db::run(
+        env,
+        Statement::new(sql).bind_all(params! {
+            workspace_id: after.0, user_id: after.1,
+        }),
+    )
+    .await?;
     let Some(row) = db::first::<Row>(&result)? else { return Ok(None) };
     Ok(Some(Revoked {
-        workspace_id: row.workspace_id as i64,
-        user_id: row.user_id as i64,
-        sessions: serde_json::from_str(&row.sessions).map_err(internal)?,
-        servers: serde_json::from_str(&row.servers).map_err(internal)?,
+        workspace_id: row.workspace_id,
+        user_id: row.user_id,
+        sessions: serde_json::from_str(&row.sessions)?,
+        servers: serde_json::from_str(&row.servers)?,
     }))
 }
 
 /// Notes that the waiting commands of revoked sessions are cancelled.
 pub async fn settle(env: &Env, revoked: &Revoked) -> Result<(), Error> {
     let sql = "UPDATE revoked_sessions SET is_settled = 1
-        WHERE workspace_id = ?1 AND id IN (SELECT value FROM json_each(?2))";
-    let statement = Statement::new(sql).bind(revoked.workspace_id).bind(json!(revoked.sessions).to_string());
-    db::run(env, statement).await?;
-    Ok(())
+        WHERE workspace_id = :workspace_id AND id IN (SELECT value FROM json_each(:sessions))";
+    let statement = Statement::new(sql).bind_all(params! {
+        workspace_id: revoked.workspace_id, sessions: Value::list(&revoked.sessions),
+    });
+    db::execute(env, statement).await
 }
 
 /// For how long a revoked session is remembered after its commands are cancelled, in seconds: longer than any request that
@@ -225,13 +229,14 @@ const FORGOTTEN_AT_ONCE: u64 = 10_000;
 /// delivered names them.
 pub async fn forget_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
     let sql = "DELETE FROM revoked_sessions WHERE (workspace_id, id) IN (
-        SELECT r.workspace_id, r.id FROM revoked_sessions r WHERE r.is_settled = 1 AND r.revoked_at <= ?1
+        SELECT r.workspace_id, r.id FROM revoked_sessions r WHERE r.is_settled = 1 AND r.revoked_at <= :until
             AND NOT EXISTS (SELECT 1 FROM commands c INDEXED BY commands_waiting WHERE c.workspace_id = r.workspace_id
                 AND c.requested_by = r.user_id AND c.delivered_at IS NULL AND c.handled_at IS NULL)
-        LIMIT ?2 + 0)";
-    let statement = Statement::new(sql).bind(now.plus_seconds(-REMEMBERED_FOR)).bind(FORGOTTEN_AT_ONCE);
-    db::run(env, statement).await?;
-    Ok(())
+        LIMIT :limit + 0)";
+    let statement = Statement::new(sql).bind_all(params! {
+        until: now.plus_seconds(-REMEMBERED_FOR), limit: FORGOTTEN_AT_ONCE,
+    });
+    db::execute(env, statement).await
 }
 
 /// How many KV entries are removed at once with their sessions. Those beyond go by themselves: they grant nothing.
@@ -246,11 +251,8 @@ pub fn token_hashes(workspace_id: &str, user_id: &str) -> String {
 }
 
 /// Reads the array that [`token_hashes`] gives.
-///
-/// # Errors
-/// It is of another form: our own fault.
 pub fn read_token_hashes(array: Option<String>) -> Result<Vec<String>, Error> {
-    array.map_or(Ok(vec![]), |array| serde_json::from_str(&array).map_err(internal))
+    Ok(array.map_or(Ok(vec![]), |array| serde_json::from_str(&array))?)
 }
 
 /// Moves a session's expiry. A session that was revoked meanwhile stays so.
@@ -261,7 +263,7 @@ pub async fn refresh(
     now: Timestamp,
     expires_at: Timestamp,
 ) -> Result<(), Error> {
-    let sql = "UPDATE sessions SET refreshed_at = ?3, expires_at = ?4 WHERE workspace_id = ?1 AND id = ?2 AND expires_at < ?4";
-    db::run(env, Statement::new(sql).bind(workspace_id).bind(id).bind(now).bind(expires_at)).await?;
-    Ok(())
+    let sql = "UPDATE sessions SET refreshed_at = :now, expires_at = :expires_at
+        WHERE workspace_id = :workspace_id AND id = :id AND expires_at < :expires_at";
+    db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, id, now, expires_at })).await
 }

@@ -5,16 +5,17 @@ use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::{Account, Changes, Filter, NewUser, Rank};
+use farhand_sql::statement::Statement;
 use serde::Deserialize;
-use serde_json::json;
 use worker::Env;
 
 use super::audit::{self, Insert, Numbered};
 use super::batch::Batch;
-use super::db::{self, Parameter, Selection, Statement};
+use super::db::{self, params};
 use super::groups::is_only_owner;
 use super::idempotency_keys::ReplaySource;
-use super::scope::Scope;
+use super::list::{Filters, List};
+use super::scope::{Query, Scope};
 use super::sessions;
 
 /// SQL for the user object (contract 5) of a row of `users u`, as JSON.
@@ -26,46 +27,37 @@ pub const OBJECT: &str = "json_object('id', u.id, 'username', u.username, 'email
 /// Where the answer to a creation is read.
 pub const REPLAY: ReplaySource = ReplaySource {
     object: OBJECT,
-    row: "users u ON u.workspace_id = me.workspace_id AND u.username = ?7 AND u.date_joined = ?3",
+    row: "users u ON u.workspace_id = me.workspace_id AND u.username = :resource AND u.date_joined = :now",
 };
 
 /// The caller's workspace's users, oldest first.
-pub fn list(filter: Filter) -> Selection {
-    let way = "users u WHERE u.workspace_id = me.workspace_id AND (?7 IS NULL OR u.username = ?7)
-        AND (?8 IS NULL OR u.is_active = ?8)
-        AND NOT EXISTS (SELECT 1 FROM json_each(?9) w
-            WHERE instr(lower(u.username) || ' ' || lower(u.email) || ' ' || u.folded_first_name || ' '
-                || u.folded_last_name, w.value) = 0)";
-    let parameters = vec![filter.username.into(), filter.is_active.into(), json!(filter.words).to_string().into()];
-    Selection::of("", ("users u", OBJECT), &[way.to_owned()], "u.id", parameters)
+pub fn list(filter: &Filter) -> List {
+    let text = "lower(u.username) || ' ' || lower(u.email) || ' ' || u.folded_first_name || ' ' || u.folded_last_name";
+    let Filters { sql, parameters } = Filters::default()
+        .with("u.username = :username", "username", filter.username.as_ref())
+        .with("u.is_active = :is_active", "is_active", filter.is_active)
+        .with_words(text, &filter.words);
+    let way = format!("users u WHERE u.workspace_id = me.workspace_id{sql}");
+    List::new("", ("users u", OBJECT), &[way], "u.id", parameters)
 }
 
 /// What a login needs to know.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
 pub struct ForLogin {
     /// The workspace.
     pub workspace_id: i64,
-    /// The user of that name who may log in: the id, and the PHC string of the password.
-    pub user: Option<(i64, String)>,
+    /// The id of the user of that name who may log in.
+    pub user_id: Option<i64>,
+    /// The PHC string of the user's password.
+    pub password: Option<String>,
 }
 
-/// Looks a name up for a login; `None` where there is no such workspace. An inactive user is as good as none.
+/// Looks a name up for a login; `None` if there is no such workspace. An inactive user is treated as absent.
 pub async fn for_login(env: &Env, workspace: &str, username: &str) -> Result<Option<ForLogin>, Error> {
-    let sql = "SELECT w.id AS workspace_id, u.id AS id, u.password AS password
-        FROM workspaces w LEFT JOIN users u ON u.workspace_id = w.id AND u.username = ?2 AND u.is_active = 1
-        WHERE w.slug = ?1 AND w.deleted_at IS NULL";
-    #[derive(Deserialize)]
-    struct Row {
-        workspace_id: f64,
-        id: Option<f64>,
-        password: Option<String>,
-    }
-    let result = db::run(env, Statement::new(sql).bind(workspace).bind(username)).await?;
-    let found = |row: Row| ForLogin {
-        workspace_id: row.workspace_id as i64,
-        user: row.id.map(|id| id as i64).zip(row.password),
-    };
-    Ok(db::first::<Row>(&result)?.map(found))
+    let sql = "SELECT w.id AS workspace_id, u.id AS user_id, u.password AS password
+        FROM workspaces w LEFT JOIN users u ON u.workspace_id = w.id AND u.username = :username AND u.is_active = 1
+        WHERE w.slug = :slug AND w.deleted_at IS NULL";
+    db::first(&db::run(env, Statement::new(sql).bind_all(params! { slug: workspace, username })).await?)
 }
 
 /// The user that a request is about.
@@ -80,22 +72,30 @@ pub enum Target {
 }
 
 impl Target {
-    /// SQL for the condition that a row of `users u` is it, and its parameter `?5`.
-    fn condition(&self) -> (&'static str, Parameter) {
+    /// The condition that a row of `users u` is this user, who is `:user`.
+    fn condition(&self) -> &'static str {
         match self {
-            Self::Caller => {
-                ("u.workspace_id = me.workspace_id AND u.id = me.user_id AND ?5 IS NULL", None::<i64>.into())
-            }
-            Self::Id(id) => ("u.workspace_id = me.workspace_id AND u.id = ?5", (*id).into()),
-            Self::Username(name) => ("u.workspace_id = me.workspace_id AND u.username = ?5", name.into()),
+            Self::Caller => "u.workspace_id = me.workspace_id AND u.id = me.user_id",
+            Self::Id(_) => "u.workspace_id = me.workspace_id AND u.id = :user",
+            Self::Username(_) => "u.workspace_id = me.workspace_id AND u.username = :user",
         }
+    }
+
+    fn query(&self, sql: String) -> Query {
+        Query::new(
+            sql,
+            match self {
+                Self::Caller => params! {},
+                Self::Id(id) => params! { user: *id },
+                Self::Username(name) => params! { user: name },
+            },
+        )
     }
 }
 
-/// SQL for a user as JSON, and its parameter.
-pub fn one(target: &Target) -> (String, Parameter) {
-    let (condition, parameter) = target.condition();
-    (format!("(SELECT {OBJECT} FROM users u WHERE {condition})"), parameter)
+/// The user object.
+pub fn one(target: Target) -> Query {
+    target.query(format!("(SELECT {OBJECT} FROM users u WHERE {})", target.condition()))
 }
 
 /// A user as somebody who wants to change them sees them.
@@ -111,26 +111,29 @@ pub struct Found {
     pub password: String,
 }
 
-/// SQL for [`Found`] as JSON, and its parameter.
-pub fn find(target: &Target) -> (String, Parameter) {
-    let (condition, parameter) = target.condition();
-    let sql = format!(
+/// A user as [`Found`].
+pub fn find(target: &Target) -> Query {
+    target.query(format!(
         "(SELECT json_object('account', {OBJECT},
             'has_other', json(iif(EXISTS (SELECT 1 FROM users o WHERE o.workspace_id = u.workspace_id AND o.id <> u.id
                 AND o.is_superuser = 1 AND o.is_active = 1), 'true', 'false')),
             'is_only_owner', json(iif({}, 'true', 'false')),
             'password', (SELECT p.password FROM users p WHERE p.workspace_id = me.workspace_id AND p.id = me.user_id))
-          FROM users u WHERE {condition})",
-        is_only_owner("u")
-    );
-    (sql, parameter)
+          FROM users u WHERE {})",
+        is_only_owner("u"),
+        target.condition()
+    ))
 }
 
-/// SQL for which of a name `?5` and an address `?6` somebody has already, but for the user `?7`, as an array of columns.
-pub const TAKEN: &str = "(SELECT json_group_array(field) FROM (
-    SELECT 'username' AS field FROM users WHERE workspace_id = me.workspace_id AND username = ?5 AND id IS NOT ?7
-    UNION ALL
-    SELECT 'email' FROM users WHERE workspace_id = me.workspace_id AND email = ?6 AND id IS NOT ?7))";
+/// Which of a name and an address another user than `own_id` has already, as an array of columns.
+pub fn taken(username: Option<&String>, email: Option<&String>, own_id: Option<i64>) -> Query {
+    let sql = "(SELECT json_group_array(field) FROM (
+        SELECT 'username' AS field FROM users
+            WHERE workspace_id = me.workspace_id AND username = :username AND id IS NOT :own_id
+        UNION ALL
+        SELECT 'email' FROM users WHERE workspace_id = me.workspace_id AND email = :email AND id IS NOT :own_id))";
+    Query::new(sql, params! { username, email, own_id })
+}
 
 /// Creates a user, if the caller's rank is still the given one. The reply is the user.
 pub fn insert(
@@ -147,46 +150,40 @@ pub fn insert(
         .statement(&format!(
             "INSERT INTO users (workspace_id, id, username, email, password, first_name, last_name, folded_first_name,
                 folded_last_name, is_active, is_staff, is_superuser, date_joined)
-             SELECT workspace_id, (SELECT w.last_user_id + 1 FROM workspaces w WHERE w.id = me.workspace_id), ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17 FROM me
-             WHERE is_staff = ?5 AND is_superuser = ?6
+             SELECT workspace_id, (SELECT w.last_user_id + 1 FROM workspaces w WHERE w.id = me.workspace_id),
+                :username, :email, :password, :first_name, :last_name, :folded_first_name, :folded_last_name,
+                :is_active, :is_staff, :is_superuser, :now
+             FROM me WHERE is_staff = :caller_is_staff AND is_superuser = :caller_is_superuser
              RETURNING {} AS body",
             db::returned(OBJECT, "u")
         ))
-        .bind(rank.is_staff)
-        .bind(rank.is_superuser)
-        .bind(&new.username)
-        .bind(&new.email)
-        .bind(password)
-        .bind(first_name)
-        .bind(last_name)
-        .bind(first_name.to_lowercase())
-        .bind(last_name.to_lowercase())
-        .bind(rest.is_active.unwrap_or(true))
-        .bind(rest.is_staff.unwrap_or(false))
-        .bind(rest.is_superuser.unwrap_or(false))
-        .bind(scope.now);
+        .bind_all(params! {
+            caller_is_staff: rank.is_staff, caller_is_superuser: rank.is_superuser,
+            username: &new.username, email: &new.email, password, first_name, last_name,
+            folded_first_name: first_name.to_lowercase(),
+            folded_last_name: last_name.to_lowercase(), is_active: rest.is_active.unwrap_or(true),
+            is_staff: rest.is_staff.unwrap_or(false),
+            is_superuser: rest.is_superuser.unwrap_or(false),
+        });
     Ok(Batch::default().change(insert, audit::after_insert_by(scope, Numbered::User, event)?))
 }
 
-/// SQL for the condition that caller and user are still what a decision on them was made of: `?5` and `?6` the caller's
-/// rank, `?7` the user's id, `?8` to `?12` name, address, activity and rank, `?13` whether no superuser goes.
-const UNCHANGED: &str = "users.id = ?7 AND users.username = ?8 AND users.email = ?9 AND users.is_active = ?10
-    AND users.is_staff = ?11 AND users.is_superuser = ?12
-    AND users.workspace_id = (SELECT workspace_id FROM me WHERE is_staff = ?5 AND is_superuser = ?6)
-    AND (?13 OR EXISTS (SELECT 1 FROM users o WHERE o.workspace_id = users.workspace_id AND o.id <> users.id
-        AND o.is_superuser = 1 AND o.is_active = 1))";
+/// The condition that caller and user are still as a decision found them. [`bind_unchanged`] has its parameters.
+const UNCHANGED: &str = "users.id = :id AND users.username = :old_username AND users.email = :old_email
+    AND users.is_active = :was_active AND users.is_staff = :was_staff AND users.is_superuser = :was_superuser
+    AND users.workspace_id = (
+        SELECT workspace_id FROM me WHERE is_staff = :caller_is_staff AND is_superuser = :caller_is_superuser)
+    AND (:keeps_superuser OR EXISTS (SELECT 1 FROM users o WHERE o.workspace_id = users.workspace_id
+        AND o.id <> users.id AND o.is_superuser = 1 AND o.is_active = 1))";
 
 fn bind_unchanged(statement: Statement, rank: Rank, account: &Account, ends_superuser: bool) -> Statement {
-    statement
-        .bind(rank.is_staff)
-        .bind(rank.is_superuser)
-        .bind(account.id)
-        .bind(&account.username)
-        .bind(&account.email)
-        .bind(account.is_active)
-        .bind(account.is_staff)
-        .bind(account.is_superuser)
-        .bind(!(ends_superuser && account.is_active && account.is_superuser))
+    statement.bind_all(params! {
+        caller_is_staff: rank.is_staff, caller_is_superuser: rank.is_superuser, id: account.id,
+        old_username: &account.username, old_email: &account.email,
+        was_active: account.is_active, was_staff: account.is_staff,
+        was_superuser: account.is_superuser,
+        keeps_superuser: !(ends_superuser && account.is_active && account.is_superuser),
+    })
 }
 
 /// Changes a user, if caller and user are still what was decided on. The reply is the user. A deactivation or a lower rank ends
@@ -202,26 +199,23 @@ pub fn update(
 ) -> Result<Batch, Error> {
     let ends_superuser = changes.is_active == Some(false) || changes.is_superuser == Some(false);
     let sql = format!(
-        "UPDATE users SET username = coalesce(?14, username), email = coalesce(?15, email),
-            first_name = coalesce(?16, first_name), last_name = coalesce(?17, last_name),
-            folded_first_name = coalesce(?18, folded_first_name), folded_last_name = coalesce(?19, folded_last_name),
-            is_active = coalesce(?20, is_active), is_staff = coalesce(?21, is_staff),
-            is_superuser = coalesce(?22, is_superuser)
-         WHERE {UNCHANGED} AND (?23 IS NULL OR password = ?23)
+        "UPDATE users SET username = coalesce(:username, username), email = coalesce(:email, email),
+            first_name = coalesce(:first_name, first_name), last_name = coalesce(:last_name, last_name),
+            folded_first_name = coalesce(:folded_first_name, folded_first_name), folded_last_name = coalesce(:folded_last_name, folded_last_name),
+            is_active = coalesce(:is_active, is_active), is_staff = coalesce(:is_staff, is_staff),
+            is_superuser = coalesce(:is_superuser, is_superuser)
+         WHERE {UNCHANGED} AND (:proved IS NULL OR password = :proved)
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
-    let update = bind_unchanged(scope.statement(&sql), caller.rank(), account, ends_superuser)
-        .bind(changes.username.as_ref())
-        .bind(changes.email.as_ref())
-        .bind(changes.first_name.as_ref())
-        .bind(changes.last_name.as_ref())
-        .bind(changes.first_name.as_ref().map(|name| name.to_lowercase()))
-        .bind(changes.last_name.as_ref().map(|name| name.to_lowercase()))
-        .bind(changes.is_active)
-        .bind(changes.is_staff)
-        .bind(changes.is_superuser)
-        .bind(proved);
+    let update = bind_unchanged(scope.statement(&sql), caller.rank(), account, ends_superuser).bind_all(params! {
+        username: changes.username.as_ref(), email: changes.email.as_ref(),
+        first_name: changes.first_name.as_ref(), last_name: changes.last_name.as_ref(),
+        folded_first_name: changes.first_name.as_ref().map(|name| name.to_lowercase()),
+        folded_last_name: changes.last_name.as_ref().map(|name| name.to_lowercase()),
+        is_active: changes.is_active, is_staff: changes.is_staff,
+        is_superuser: changes.is_superuser, proved,
+    });
     let ends_sessions = changes.is_active == Some(false) || changes.lower_rank(account);
     let event = update_event(caller.workspace_id, account, changes, event)?;
     let batch = Batch::default().ending(token_hashes(scope, account.id, ends_sessions)).change(update, event);
@@ -232,33 +226,40 @@ pub fn update(
 }
 
 /// The statement for the audit event of [`update`]. It lists the servers that lose their owner.
-fn update_event(workspace_id: i64, account: &Account, changes: &Changes, event: &Event) -> Result<Statement, Error> {
+fn update_event(
+    workspace_id: i64,
+    account: &Account,
+    changes: &Changes,
+    event: &Event,
+) -> Result<db::Statement, Error> {
     if !changes.release_servers(account) {
         return audit::after_change(workspace_id, event);
     }
-    let owned = "FROM servers WHERE workspace_id = ?1 AND owner_id = ?3";
+    let owned = "FROM servers WHERE workspace_id = :workspace_id AND owner_id = :user_id";
     let rest = format!(
-        "FROM (SELECT json_set(?2,
+        "FROM (SELECT json_set(:event,
             '$.details.released_servers', json((SELECT json_group_array(id) FROM (
                 SELECT id {owned} ORDER BY id LIMIT {MAX_IDS}))),
             '$.details.released_servers_total', (SELECT count(*) {owned})) AS event) e
          WHERE changes() > 0"
     );
-    let insert = Insert { rest: &rest, ..Insert::whole("?1", "e.event", "") };
-    Ok(Statement::new(insert.sql()).bind(workspace_id).bind(audit::text(event)?).bind(account.id))
+    let insert = Insert { rest: &rest, ..Insert::whole(":workspace_id", "e.event", "") };
+    Ok(Statement::new(insert.sql())
+        .bind_all(params! { workspace_id, event: audit::text(event)?, user_id: account.id })
+        .into())
 }
 
 /// The statement that takes a user's servers from them, directly behind their [`update_event`], if that was written.
 fn release_servers(workspace_id: i64, account: &Account, now: Timestamp) -> Statement {
-    let sql = "UPDATE servers SET owner_id = NULL, updated_at = ?3
-        WHERE workspace_id = ?1 AND owner_id = ?2 AND changes() > 0";
-    Statement::new(sql).bind(workspace_id).bind(account.id).bind(now)
+    let sql = "UPDATE servers SET owner_id = NULL, updated_at = :now
+        WHERE workspace_id = :workspace_id AND owner_id = :user_id AND changes() > 0";
+    Statement::new(sql).bind_all(params! { workspace_id, user_id: account.id, now })
 }
 
 /// The statement whose `body` is the hashes of a user's login tokens, if they are wanted.
 fn token_hashes(scope: &Scope<'_>, user_id: i64, wanted: bool) -> Statement {
-    let hashes = sessions::token_hashes("me.workspace_id", "?5");
-    scope.statement(&format!("SELECT {hashes} AS body FROM me WHERE ?6")).bind(user_id).bind(wanted)
+    let hashes = sessions::token_hashes("me.workspace_id", ":user_id");
+    scope.statement(&format!("SELECT {hashes} AS body FROM me WHERE :wanted")).bind_all(params! { user_id, wanted })
 }
 
 /// Deletes a user and ends their login tokens, if caller and user are still what was decided on. The event is signed by the
@@ -293,19 +294,19 @@ pub fn set_password(
     event: &Event,
 ) -> Result<Batch, Error> {
     let sql = format!(
-        "UPDATE users SET password = ?6, password_changed_at = ?8
-         WHERE id = ?5 AND (?7 IS NULL OR password = ?7)
-         AND workspace_id = (SELECT workspace_id FROM me WHERE (?7 IS NULL AND is_superuser) OR user_id = ?5)
+        "UPDATE users SET password = :hash, password_changed_at = :now
+         WHERE id = :user_id AND (:stored IS NULL OR password = :stored)
+         AND workspace_id = (SELECT workspace_id FROM me WHERE (:stored IS NULL AND is_superuser) OR user_id = :user_id)
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
-    let update = scope.statement(&sql).bind(user_id).bind(new.hash).bind(stored).bind(scope.now);
+    let update = scope.statement(&sql).bind_all(params! { user_id, hash: new.hash, stored });
     let mut batch = Batch::default().ending(token_hashes(scope, user_id, true));
     if !new.keep_scheduled {
-        let users = "SELECT id, workspace_id FROM users WHERE id = ?5 AND (?6 IS NULL OR password = ?6)
-            AND workspace_id = (SELECT workspace_id FROM me WHERE (?6 IS NULL AND is_superuser) OR user_id = ?5)";
-        let revoke = scope.statement(&sessions::revoke_all(users, "?3", "?4"));
-        batch = batch.then(revoke.bind(user_id).bind(stored));
+        let users = "SELECT id, workspace_id FROM users WHERE id = :user_id AND (:stored IS NULL OR password = :stored)
+            AND workspace_id = (SELECT workspace_id FROM me WHERE (:stored IS NULL AND is_superuser) OR user_id = :user_id)";
+        let revoke = scope.statement(&sessions::revoke_all(users, ":now", ":dead_until"));
+        batch = batch.then(revoke.bind_all(params! { user_id, stored }));
     }
     Ok(batch.change(update, audit::after_change(caller.workspace_id, event)?))
 }
@@ -324,20 +325,24 @@ pub struct NewPassword<'a> {
 pub async fn depart_some(env: &Env, most: u64) -> Result<bool, Error> {
     #[derive(Deserialize)]
     struct Row {
-        workspace_id: f64,
-        user_id: f64,
+        workspace_id: i64,
+        user_id: i64,
     }
     let next = Statement::new("SELECT workspace_id, user_id FROM departed_users LIMIT 1");
     let Some(row) = db::first::<Row>(&db::run(env, next).await?)? else { return Ok(false) };
-    let bound = |sql: &str| Statement::new(sql).bind(row.workspace_id).bind(row.user_id);
+    let bound = |sql: &str| {
+        Statement::new(sql).bind_all(params! {
+            workspace_id: row.workspace_id, user_id: row.user_id,
+        })
+    };
     let commands = bound(
         "UPDATE commands SET requested_by = NULL WHERE seq IN (
-            SELECT seq FROM commands WHERE workspace_id = ?1 AND requested_by = ?2 LIMIT ?3 + 0)",
+            SELECT seq FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id LIMIT :most + 0)",
     );
     let done = bound(
-        "DELETE FROM departed_users WHERE workspace_id = ?1 AND user_id = ?2
-         AND NOT EXISTS (SELECT 1 FROM commands WHERE workspace_id = ?1 AND requested_by = ?2)",
+        "DELETE FROM departed_users WHERE workspace_id = :workspace_id AND user_id = :user_id
+         AND NOT EXISTS (SELECT 1 FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id)",
     );
-    db::batch(env, vec![commands.bind(most), done]).await?;
+    db::batch(env, vec![commands.bind("most", most), done]).await?;
     Ok(true)
 }

@@ -7,11 +7,13 @@ use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::NewUser;
+use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::db::{self, Failure, Statement};
+use super::db::{self, Failure, boolean, params};
+use super::list;
 use crate::platform::hints::Hints;
 
 /// How long it may be remembered that a workspace exists (contract 1).
@@ -37,8 +39,8 @@ pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>,
     if let Some(id) = IDS.with(|ids| ids.get(slug, now)) {
         return Ok(Some(id));
     }
-    let sql = "SELECT id FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL";
-    let id = db::returned_id(&db::run(env, Statement::new(sql).bind(slug)).await?)?;
+    let sql = "SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL";
+    let id = db::first_value(&db::run(env, Statement::new(sql).bind("slug", slug)).await?)?;
     if let Some(id) = id {
         remember(slug, id, now);
     }
@@ -63,19 +65,14 @@ pub struct New<'a> {
     pub answer: Option<[Statement; 2]>,
 }
 
-/// The ids of a workspace that was made.
-#[derive(Debug, Deserialize)]
-struct MadeRow {
-    workspace_id: f64,
-    id: f64,
-}
-
 /// A workspace that was made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Made {
     /// Its id.
+    #[serde(rename = "workspace_id")]
     pub workspace: i64,
     /// The id of its superuser.
+    #[serde(rename = "id")]
     pub admin: i64,
 }
 
@@ -84,33 +81,30 @@ const OBJECT_ID: &str = "CAST(w.id AS TEXT)";
 
 /// Creates a workspace with its superuser; `None` if the slug is taken, or the Idempotency-Key.
 pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Made>, Error> {
-    let workspace = Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (?1, ?2, ?3)")
-        .bind(new.slug)
-        .bind(new.name)
-        .bind(now);
+    let workspace = Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (:slug, :name, :now)")
+        .bind_all(params! { slug: new.slug, name: new.name, now });
     let admin = Statement::new(
         "INSERT INTO users (workspace_id, id, username, email, password, is_staff, is_superuser, date_joined)
-         SELECT id, last_user_id + 1, ?2, ?3, ?4, 1, 1, ?5 FROM workspaces WHERE slug = ?1 AND deleted_at IS NULL
+         SELECT id, last_user_id + 1, :username, :email, :password, 1, 1, :now FROM workspaces WHERE slug = :slug AND deleted_at IS NULL
          RETURNING workspace_id, id",
     )
-    .bind(new.slug)
-    .bind(&new.admin.username)
-    .bind(&new.admin.email)
-    .bind(new.password)
-    .bind(now);
+    .bind_all(params! {
+        slug: new.slug, username: &new.admin.username, email: &new.admin.email,
+        password: new.password, now,
+    });
     let told = |workspace: &'static str, id: &'static str, event: &Event| {
-        let rest = "FROM workspaces w WHERE w.slug = ?1 AND w.deleted_at IS NULL";
-        let insert = Insert { object_id: Some(id), ..Insert::whole(workspace, "?2", rest) };
-        Ok::<_, Error>(Statement::new(insert.sql()).bind(new.slug).bind(audit::text(event)?))
+        let rest = "FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL";
+        let insert = Insert { object_id: Some(id), ..Insert::whole(workspace, ":event", rest) };
+        Ok::<_, Error>(Statement::new(insert.sql()).bind_all(params! {
+            slug: new.slug, event: audit::text(event)?,
+        }))
     };
     // All of it is done or nothing is, as a slug that is taken breaks a rule.
     let events = [told("0", OBJECT_ID, new.event)?, told("w.id", "w.slug", new.own_event)?];
-    let statements = [workspace, admin].into_iter().chain(events).chain(new.answer.into_iter().flatten()).collect();
+    let statements =
+        [workspace, admin].into_iter().chain(events).chain(new.answer.into_iter().flatten()).collect::<Vec<_>>();
     match db::batch(env, statements).await {
-        Ok(results) => {
-            let made = results.get(1).map(db::first::<MadeRow>).transpose()?.flatten();
-            Ok(made.map(|row| Made { workspace: row.workspace_id as i64, admin: row.id as i64 }))
-        }
+        Ok(results) => Ok(results.get(1).map(db::first).transpose()?.flatten()),
         Err(Failure::NotUnique(_)) => Ok(None),
         Err(failure) => Err(failure.into()),
     }
@@ -118,29 +112,23 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
 
 /// A page of the workspaces that are live or within their grace period, oldest first, as JSON text, and how many there are.
 pub async fn list(env: &Env, region: &str, page: Page) -> Result<(String, u64), Error> {
-    let sql = "SELECT
-        (SELECT json_group_array(json_object('slug', slug, 'name', name, 'region', ?1, 'added_at', added_at,
-            'deleted_at', deleted_at, 'purge_at', purge_at))
-         FROM (SELECT * FROM workspaces WHERE is_purging = 0 ORDER BY id LIMIT ?2 + 0 OFFSET ?3)) AS body,
-        (SELECT count(*) FROM workspaces WHERE is_purging = 0) AS total";
-    #[derive(Deserialize)]
-    struct Row {
-        body: String,
-        total: f64,
-    }
-    let result = db::run(env, Statement::new(sql).bind(region).bind(page.size).bind(page.offset())).await?;
-    let row = db::first::<Row>(&result)?.ok_or_else(|| Error::internal("D1 gave no row"))?;
-    Ok((row.body, row.total as u64))
+    let sql = "SELECT (SELECT count(*) FROM workspaces WHERE is_purging = 0) AS total, NULL AS body
+        UNION ALL SELECT NULL, body FROM (SELECT json_object('slug', slug, 'name', name, 'region', :region,
+            'added_at', added_at, 'deleted_at', deleted_at, 'purge_at', purge_at) AS body
+            FROM workspaces WHERE is_purging = 0 ORDER BY id LIMIT :page_size + 0 OFFSET :page_offset)";
+    let statement = list::bind_page(Statement::new(sql).bind("region", region), page);
+    let (items, total) = list::read(&db::run(env, statement).await?)?;
+    Ok((items, total.unwrap_or(0)))
 }
 
-/// Writes a change of one workspace's row, `?1` its slug, with the cell's audit event; its id, or `None` if nothing changed.
+/// Writes a change of one workspace's row with the cell's audit event; its id, or `None` if nothing changed.
 async fn change(env: &Env, update: Statement, slug: &str, event: &Event) -> Result<Option<i64>, Error> {
     // Of the workspaces that had the slug, the last one: no other can be live or within its grace period.
-    let rest = "FROM workspaces w WHERE w.slug = ?1 AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
-    let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole("0", "?2", rest) };
-    let told = Statement::new(insert.sql()).bind(slug).bind(audit::text(event)?);
+    let rest = "FROM workspaces w WHERE w.slug = :slug AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
+    let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole("0", ":event", rest) };
+    let told = Statement::new(insert.sql()).bind_all(params! { slug, event: audit::text(event)? });
     let results = db::batch(env, vec![update, told]).await?;
-    db::returned_id(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
+    db::first_value(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
 }
 
 /// Marks a workspace as deleted, which refuses every credential in it immediately. If `is_now`, its purge begins, also for one
@@ -153,54 +141,50 @@ pub async fn mark_deleted(
     event: &Event,
     now: Timestamp,
 ) -> Result<Option<i64>, Error> {
-    let sql = "UPDATE workspaces SET deleted_at = coalesce(deleted_at, ?2), purge_at = ?3, is_purging = ?4
-        WHERE slug = ?1 AND is_purging = 0 AND (deleted_at IS NULL OR ?4) RETURNING id";
-    change(env, Statement::new(sql).bind(slug).bind(now).bind(purge_at).bind(is_now), slug, event).await
+    let sql =
+        "UPDATE workspaces SET deleted_at = coalesce(deleted_at, :now), purge_at = :purge_at, is_purging = :is_now
+        WHERE slug = :slug AND is_purging = 0 AND (deleted_at IS NULL OR :is_now) RETURNING id";
+    change(env, Statement::new(sql).bind_all(params! { slug, now, purge_at, is_now }), slug, event).await
 }
 
 /// Makes a workspace within its grace period a live one again; its id, or `None` if there is none.
 pub async fn undelete(env: &Env, slug: &str, event: &Event) -> Result<Option<i64>, Error> {
     let sql = "UPDATE workspaces SET deleted_at = NULL, purge_at = NULL
-        WHERE slug = ?1 AND is_purging = 0 AND deleted_at IS NOT NULL RETURNING id";
-    change(env, Statement::new(sql).bind(slug), slug, event).await
+        WHERE slug = :slug AND is_purging = 0 AND deleted_at IS NOT NULL RETURNING id";
+    change(env, Statement::new(sql).bind("slug", slug), slug, event).await
 }
 
 /// Begins the purge of the workspaces whose grace period is over.
 pub async fn begin_due_purges(env: &Env, now: Timestamp) -> Result<(), Error> {
-    let sql = "UPDATE workspaces SET is_purging = 1 WHERE purge_at <= ?1 AND is_purging = 0";
-    db::run(env, Statement::new(sql).bind(now)).await?;
-    Ok(())
+    let sql = "UPDATE workspaces SET is_purging = 1 WHERE purge_at <= :now AND is_purging = 0";
+    db::execute(env, Statement::new(sql).bind("now", now)).await
 }
 
 /// A workspace whose slug is taken.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Standing {
     /// Its id.
     pub id: i64,
     /// Whether it is deleted, and within its grace period.
+    #[serde(deserialize_with = "boolean")]
     pub is_deleted: bool,
 }
 
 /// The workspace that has a slug, live or within its grace period.
 pub async fn standing(env: &Env, slug: &str) -> Result<Option<Standing>, Error> {
-    let sql = "SELECT id, deleted_at IS NOT NULL AS is_deleted FROM workspaces WHERE slug = ?1 AND is_purging = 0";
-    #[derive(Deserialize)]
-    struct Row {
-        id: f64,
-        is_deleted: f64,
-    }
-    let row = db::first::<Row>(&db::run(env, Statement::new(sql).bind(slug)).await?)?;
-    Ok(row.map(|row| Standing { id: row.id as i64, is_deleted: row.is_deleted != 0.0 }))
+    let sql = "SELECT id, deleted_at IS NOT NULL AS is_deleted FROM workspaces WHERE slug = :slug AND is_purging = 0";
+    db::first(&db::run(env, Statement::new(sql).bind("slug", slug)).await?)
 }
 
 /// A workspace that is being purged.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
 pub struct Deleted {
     /// Its id.
     pub id: i64,
     /// The slug that it had.
     pub slug: String,
     /// Whether another workspace has that slug now.
+    #[serde(deserialize_with = "boolean")]
     pub slug_is_used: bool,
 }
 
@@ -209,17 +193,9 @@ pub async fn next_deleted(env: &Env, after: i64) -> Result<Option<Deleted>, Erro
     let sql = "SELECT d.id, d.slug, EXISTS (
             SELECT 1 FROM workspaces w WHERE w.slug = d.slug AND w.is_purging = 0) AS slug_is_used
         FROM workspaces d WHERE d.is_purging = 1 AND d.id = coalesce(
-            (SELECT min(id) FROM workspaces WHERE is_purging = 1 AND id > ?1),
+            (SELECT min(id) FROM workspaces WHERE is_purging = 1 AND id > :after),
             (SELECT min(id) FROM workspaces WHERE is_purging = 1))";
-    #[derive(Deserialize)]
-    struct Row {
-        id: f64,
-        slug: String,
-        slug_is_used: f64,
-    }
-    let result = db::run(env, Statement::new(sql).bind(after)).await?;
-    let row = db::first::<Row>(&result)?;
-    Ok(row.map(|row| Deleted { id: row.id as i64, slug: row.slug, slug_is_used: row.slug_is_used != 0.0 }))
+    db::first(&db::run(env, Statement::new(sql).bind("after", after)).await?)
 }
 
 /// How many rows go at a time, so that no statement runs long.
@@ -254,17 +230,17 @@ impl TenantTable {
 
 /// SQL for the rows of a workspace that are purged next.
 fn next_rows(table: &str, key: &str) -> String {
-    format!("SELECT {key} FROM {table} WHERE workspace_id = ?1 LIMIT {PURGE_ROWS}")
+    format!("SELECT {key} FROM {table} WHERE workspace_id = :workspace_id LIMIT {PURGE_ROWS}")
 }
 
 fn has_rows(table: &str) -> String {
-    format!("EXISTS (SELECT 1 FROM {table} WHERE workspace_id = ?1)")
+    format!("EXISTS (SELECT 1 FROM {table} WHERE workspace_id = :workspace_id)")
 }
 
 /// The hashes of login tokens that the next [`purge_some`] removes from D1.
 pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
     let sql = format!("SELECT token_hash FROM sessions WHERE rowid IN ({})", next_rows("sessions", "rowid"));
-    db::column(&db::run(env, Statement::new(sql).bind(workspace_id)).await?)
+    db::column(&db::run(env, Statement::new(sql).bind("workspace_id", workspace_id)).await?)
 }
 
 /// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
@@ -274,10 +250,9 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
     let tables: Vec<TenantTable> = db::rows(&db::run(env, Statement::new(sql)).await?)?;
     let purged = tables.iter().filter(|table| !OF_OBJECTS.contains(&table.name.as_str()));
     let rests: Vec<_> = tables.iter().map(|table| has_rows(&table.name)).collect();
-    let own = format!("DELETE FROM workspaces WHERE id = ?1 AND NOT ({})", rests.join(" OR "));
+    let own = format!("DELETE FROM workspaces WHERE id = :workspace_id AND NOT ({})", rests.join(" OR "));
     let all = purged.map(TenantTable::purge_sql).chain([own]);
-    db::batch(env, all.map(|sql| Statement::new(sql).bind(workspace_id)).collect()).await?;
-    Ok(())
+    db::execute_all(env, all.map(|sql| Statement::new(sql).bind("workspace_id", workspace_id)).collect()).await
 }
 
 #[cfg(test)]

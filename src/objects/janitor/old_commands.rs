@@ -44,7 +44,7 @@ impl Janitor {
                 self.end_pass(&pass).await?;
                 return Ok(false);
             };
-            pass = Pass { workspace: next as i64, after: Place::default(), failures: 0, ..pass };
+            pass = Pass { workspace: next, after: Place::default(), failures: 0, ..pass };
             storage.put(PASS, &pass).await.map_err(internal)?;
             return Ok(true);
         };

@@ -69,7 +69,7 @@ impl Janitor {
             let Ok(object) = Uuid::try_parse(&server.id) else { continue };
             let event = of_service("server.delete")?.on(Some(server.id.clone()), Some(&server.name));
             let event = event.details(json!({"reason": "not approved in time"}));
-            let of = OfServer { workspace: server.workspace, workspace_id: server.workspace_id as i64, server: object };
+            let of = OfServer { workspace: server.workspace, workspace_id: server.workspace_id, server: object };
             let remove = Remove { of, by: None, only_pending: true, event };
             // A refusal: it was approved just now.
             let ask = calls::Ask::Remove(remove);

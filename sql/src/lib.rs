@@ -1,0 +1,3 @@
+//! SQL for D1, without Cloudflare: the statements are built here and tested natively against SQLite.
+
+pub mod statement;

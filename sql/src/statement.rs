@@ -1,0 +1,332 @@
+//! Statements with named parameters.
+//!
+//! A statement's text names its parameters: `:server`. D1 takes numbered ones, so [`Statement::build`] replaces each name by a
+//! number: the first name in the text becomes `?1`, and a name that occurs twice is bound once.
+//!
+//! ```
+//! use farhand_sql::statement::Statement;
+//! let statement = Statement::new("SELECT name FROM servers WHERE workspace_id = :workspace LIMIT :limit + 0")
+//!     .bind("workspace", 7)
+//!     .bind("limit", 15);
+//! let built = statement.build().unwrap();
+//! assert_eq!(built.sql, "SELECT name FROM servers WHERE workspace_id = ?1 LIMIT ?2 + 0");
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use farhand_domain::time::Timestamp;
+use serde::Serialize;
+use uuid::Uuid;
+
+/// D1 takes no more parameters than this. A list of values is one parameter: [`Value::list`].
+pub const MAX_PARAMETERS: usize = 100;
+
+/// The value of a parameter. A boolean is 0 or 1, a time and an id are texts.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Value {
+    /// NULL.
+    Null,
+    /// A whole number. D1 takes it as a double, so beyond 2^53 it is not exact.
+    Integer(i64),
+    /// Any other number.
+    Real(f64),
+    /// A text.
+    Text(String),
+}
+
+impl Value {
+    /// Several values as one parameter: a JSON array, for `json_each(:name)`.
+    pub fn list<T: Serialize>(values: impl IntoIterator<Item = T>) -> Self {
+        let values = values.into_iter().map(|value| serde_json::json!(value)).collect();
+        Self::Text(serde_json::Value::Array(values).to_string())
+    }
+}
+
+macro_rules! value_from {
+    ($($type:ty: $value:ident => $made:expr;)+) => {
+        $(impl From<$type> for Value {
+            fn from($value: $type) -> Self {
+                $made
+            }
+        })+
+    };
+}
+
+value_from! {
+    &str: value => Self::Text(value.to_owned());
+    &String: value => Self::Text(value.clone());
+    String: value => Self::Text(value);
+    Timestamp: value => Self::Text(value.to_string());
+    Uuid: value => Self::Text(value.to_string());
+    bool: value => Self::Integer(value.into());
+    i32: value => Self::Integer(value.into());
+    u32: value => Self::Integer(value.into());
+    i64: value => Self::Integer(value);
+    u64: value => Self::Integer(i64::try_from(value).unwrap_or(i64::MAX));
+    f64: value => Self::Real(value);
+}
+
+impl<T: Into<Value>> From<Option<T>> for Value {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Null, Into::into)
+    }
+}
+
+/// Parameters by name. A part of a statement that is built on its own brings its own.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Parameters(Vec<(&'static str, Value)>);
+
+impl Parameters {
+    /// Adds a parameter.
+    pub fn add(&mut self, name: &'static str, value: impl Into<Value>) {
+        self.0.push((name, value.into()));
+    }
+}
+
+/// A statement's text with its parameters.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Statement {
+    text: String,
+    parameters: Parameters,
+}
+
+impl Statement {
+    /// A statement without parameters yet. No text of a request may be in `text`: a request's values are parameters.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), parameters: Parameters::default() }
+    }
+
+    /// Adds a parameter; `name` is without the colon.
+    #[must_use]
+    pub fn bind(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.parameters.add(name, value);
+        self
+    }
+
+    /// Adds the parameters of a part of the statement.
+    #[must_use]
+    pub fn bind_all(mut self, parameters: Parameters) -> Self {
+        self.parameters.0.extend(parameters.0);
+        self
+    }
+
+    /// Numbers the parameters.
+    ///
+    /// # Errors
+    /// Any [`Mistake`]: a fault of the program, which a test of the statement finds.
+    pub fn build(self) -> Result<Built, Mistake> {
+        let mut values = BTreeMap::new();
+        for (name, value) in self.parameters.0 {
+            let is_other = values.get(name).is_some_and(|bound| *bound != value);
+            if is_other {
+                return Err(Mistake::BoundTwice(name.to_owned()));
+            }
+            values.insert(name, value);
+        }
+        let mut sql = String::with_capacity(self.text.len());
+        let mut names: Vec<&str> = Vec::new();
+        let mut rest = self.text.as_str();
+        while !rest.is_empty() {
+            let (token, after) = first_token(rest);
+            match token {
+                Token::Other(text) => sql.push_str(text),
+                Token::Numbered => return Err(Mistake::Numbered),
+                Token::Name(name) => {
+                    if !values.contains_key(name) {
+                        return Err(Mistake::Missing(name.to_owned()));
+                    }
+                    if is_behind_limit(&sql) && !after.trim_start().starts_with('+') {
+                        return Err(Mistake::BareLimit(name.to_owned()));
+                    }
+                    let known = names.iter().position(|known| *known == name);
+                    let index = known.unwrap_or_else(|| {
+                        names.push(name);
+                        names.len() - 1
+                    });
+                    sql.push_str(&format!("?{}", index + 1));
+                }
+            }
+            rest = after;
+        }
+        let parameters: Vec<Value> = names.iter().filter_map(|name| values.remove(name)).collect();
+        match values.into_keys().next() {
+            Some(name) => Err(Mistake::Unused(name.to_owned())),
+            None if parameters.len() > MAX_PARAMETERS => Err(Mistake::TooMany),
+            None => Ok(Built { sql, parameters }),
+        }
+    }
+}
+
+/// A statement as D1 takes it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Built {
+    /// Its text, with `?1`, `?2` ...
+    pub sql: String,
+    /// The values of `?1`, `?2` ... in order.
+    pub parameters: Vec<Value>,
+}
+
+/// What is wrong with a statement. The text is the parameter's name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Mistake {
+    /// A name in the text has no value.
+    Missing(String),
+    /// A value's name is not in the text.
+    Unused(String),
+    /// One name has two different values.
+    BoundTwice(String),
+    /// The text has a `?`.
+    Numbered,
+    /// A parameter stands alone behind LIMIT. SQLite would prepare the statement again at each use, because its plan depends
+    /// on the value. It does not for `LIMIT :limit + 0`.
+    BareLimit(String),
+    /// More than [`MAX_PARAMETERS`].
+    TooMany,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(name) => write!(f, "the parameter :{name} has no value"),
+            Self::Unused(name) => write!(f, "the statement has no parameter :{name}"),
+            Self::BoundTwice(name) => write!(f, "the parameter :{name} has two values"),
+            Self::Numbered => write!(f, "the statement has a parameter without a name"),
+            Self::BareLimit(name) => write!(f, "the parameter :{name} stands alone behind LIMIT"),
+            Self::TooMany => write!(f, "the statement has more than {MAX_PARAMETERS} parameters"),
+        }
+    }
+}
+
+impl std::error::Error for Mistake {}
+
+/// A piece of a statement's text.
+enum Token<'a> {
+    /// A parameter's name, without the colon.
+    Name(&'a str),
+    /// A `?`.
+    Numbered,
+    /// Anything else. Quoted texts and comments are whole: they hold no parameters.
+    Other(&'a str),
+}
+
+/// The first token of a text that is not empty, and what follows it.
+fn first_token(text: &str) -> (Token<'_>, &str) {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let ends_with = |opening: usize, closing: &str| {
+        text[opening..].find(closing).map_or(text.len(), |at| opening + at + closing.len())
+    };
+    let end = match text.as_bytes()[0] {
+        b'?' => return (Token::Numbered, &text[1..]),
+        b':' => {
+            let name = &text[1..];
+            let (name, after) = name.split_at(name.find(|c| !is_name(c)).unwrap_or(name.len()));
+            if !name.is_empty() {
+                return (Token::Name(name), after);
+            }
+            1
+        }
+        b'\'' => ends_with(1, "'"),
+        b'"' => ends_with(1, "\""),
+        b'-' if text.starts_with("--") => ends_with(2, "\n"),
+        b'/' if text.starts_with("/*") => ends_with(2, "*/"),
+        b'-' | b'/' => 1,
+        _ => text.find(['?', ':', '\'', '"', '-', '/']).unwrap_or(text.len()),
+    };
+    let (text, after) = text.split_at(end);
+    (Token::Other(text), after)
+}
+
+/// Whether the last word of a text is LIMIT.
+fn is_behind_limit(sql: &str) -> bool {
+    sql.split_ascii_whitespace().next_back().is_some_and(|word| word.eq_ignore_ascii_case("limit"))
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::types::Value as Stored;
+    use rusqlite::{Connection, params_from_iter};
+
+    use super::*;
+
+    fn mistake(text: &str, names: &[&'static str]) -> Option<Mistake> {
+        let statement = names.iter().fold(Statement::new(text), |statement, name| statement.bind(name, *name));
+        statement.build().err()
+    }
+
+    #[test]
+    fn names_become_numbers_in_the_order_of_the_text() {
+        let built = Statement::new("SELECT :b, :a, :b, :a_1 LIMIT :limit + 0 OFFSET :a")
+            .bind("a", 1)
+            .bind("a_1", true)
+            .bind("b", None::<&str>)
+            .bind("limit", 0.5)
+            .build()
+            .unwrap();
+        assert_eq!(built.sql, "SELECT ?1, ?2, ?1, ?3 LIMIT ?4 + 0 OFFSET ?2");
+        assert_eq!(built.parameters, [Value::Null, Value::Integer(1), Value::Integer(1), Value::Real(0.5)]);
+    }
+
+    #[test]
+    fn quoted_texts_and_comments_hold_no_parameters() {
+        let text = "SELECT ':a?', 'it''s :a', \"x:a\", 3 - 2 / 1, $: -- :a ?'\n, /* ?:a */ :b /* ' :a";
+        let built = Statement::new(text).bind("b", "").build().unwrap();
+        assert_eq!(built.sql, text.replace(":b", "?1"));
+        assert_eq!(mistake("SELECT 'open :a", &[]), None);
+        assert_eq!(Statement::new("").build().unwrap().sql, "");
+    }
+
+    #[test]
+    fn mistakes_are_found() {
+        assert_eq!(mistake("SELECT :a, :b", &["a"]), Some(Mistake::Missing("b".to_owned())));
+        assert_eq!(mistake("SELECT ':b'", &["b"]), Some(Mistake::Unused("b".to_owned())));
+        assert_eq!(mistake("SELECT :a, ?2", &["a"]), Some(Mistake::Numbered));
+        assert_eq!(mistake("SELECT 1 LIMIT\n :a OFFSET 1", &["a"]), Some(Mistake::BareLimit("a".to_owned())));
+        assert_eq!(mistake("SELECT 1 limit :a", &["a"]), Some(Mistake::BareLimit("a".to_owned())));
+        assert_eq!(mistake("SELECT :limit, 1 AS no_limit", &["limit"]), None);
+        let twice = |value| Statement::new("SELECT :a").bind("a", 1).bind("a", value).build().err();
+        assert_eq!(twice(1), None);
+        assert_eq!(twice(2), Some(Mistake::BoundTwice("a".to_owned())));
+    }
+
+    #[test]
+    fn parameters_are_as_many_as_d1_takes() {
+        let names: Vec<&'static str> =
+            (0..=MAX_PARAMETERS).map(|number| &*Box::leak(format!("p{number}").into_boxed_str())).collect();
+        let text = |names: &[&str]| names.iter().map(|name| format!(":{name} ")).collect::<String>();
+        assert_eq!(mistake(&text(&names[1..]), &names[1..]), None);
+        assert_eq!(mistake(&text(&names), &names), Some(Mistake::TooMany));
+    }
+
+    #[test]
+    fn parts_bring_their_parameters() {
+        let mut of_part = Parameters::default();
+        of_part.add("now", "noon");
+        of_part.add("ids", Value::list(["a", "b"]));
+        let part = "id IN (SELECT value FROM json_each(:ids)) AND at < :now";
+        let statement = Statement::new(format!("SELECT :now WHERE {part}")).bind("now", "noon").bind_all(of_part);
+        let built = statement.build().unwrap();
+        assert_eq!(built.parameters, [Value::from("noon"), Value::from(r#"["a","b"]"#)]);
+    }
+
+    #[test]
+    fn sqlite_takes_what_was_built() {
+        let built =
+            Statement::new("SELECT value || :suffix FROM json_each(:ids) WHERE value <> ':suffix' LIMIT :limit + 0")
+                .bind("limit", 2_u32)
+                .bind("ids", Value::list(["a", ":suffix", "b", "c"]))
+                .bind("suffix", "!")
+                .build()
+                .unwrap();
+        let values = built.parameters.into_iter().map(|value| match value {
+            Value::Null => Stored::Null,
+            Value::Integer(value) => Stored::Integer(value),
+            Value::Real(value) => Stored::Real(value),
+            Value::Text(value) => Stored::Text(value),
+        });
+        let connection = Connection::open_in_memory().unwrap();
+        let mut prepared = connection.prepare(&built.sql).unwrap();
+        let rows = prepared.query_map(params_from_iter(values), |row| row.get::<_, String>(0)).unwrap();
+        assert_eq!(rows.map(Result::unwrap).collect::<Vec<_>>(), ["a!", "b!"]);
+    }
+}

@@ -1,0 +1,134 @@
+//! Lists: one statement reads a page of items, and how many there are.
+
+use farhand_domain::error::Error;
+use farhand_domain::page::Page;
+use farhand_sql::statement::{Parameters, Statement, Value};
+use serde::Deserialize;
+use worker::D1Result;
+
+use super::db;
+
+/// How a page of a list is read.
+#[derive(Clone, Debug)]
+pub struct List {
+    /// For everybody.
+    pub select: Select,
+    /// A shorter statement for callers with full access. For others its `total` is null.
+    pub full_access: Option<Select>,
+    /// The statement for an API token that reads only what its access control list allows.
+    pub narrow: Option<Select>,
+}
+
+/// The SQL of a page. Its parameters are its own and those of the page, `:page_size` and `:page_offset`.
+#[derive(Clone, Debug)]
+pub struct Select {
+    /// Common tables behind the first, each after a comma. One is `total`, with the number of all items.
+    pub tables: String,
+    /// A statement for the page's items, one in a row, as JSON text in the column `body`.
+    pub items: String,
+    /// Its own parameters.
+    pub parameters: Parameters,
+    /// The parameters of a text of `command_list`, from `?7` on. In it `?3` is the time, `?5` and `?6` are the page's size and
+    /// offset.
+    pub numbered: Option<Vec<Value>>,
+}
+
+impl Select {
+    /// The text behind the first common tables. Its first row has `total` and the given `columns`, the others the items.
+    pub fn text(&self, columns: &[&str]) -> String {
+        let Self { tables, items, .. } = self;
+        let names: String = columns.iter().map(|column| format!(", {column}")).collect();
+        let nulls = ", NULL".repeat(columns.len());
+        format!(
+            "{tables} SELECT (SELECT total FROM total) AS total, NULL AS body{names}
+             UNION ALL SELECT NULL, body{nulls} FROM ({items})"
+        )
+    }
+
+    /// Adds the parameters.
+    pub fn bind(&self, statement: Statement, page: Page) -> Statement {
+        bind_page(statement.bind_all(self.parameters.clone()), page)
+    }
+}
+
+/// Adds the parameters of a page.
+pub fn bind_page(statement: Statement, page: Page) -> Statement {
+    statement.bind("page_size", page.size).bind("page_offset", page.offset())
+}
+
+/// Reads the rows of [`Select::text`]: the items as a JSON array, and the number of all.
+pub fn read(result: &D1Result) -> Result<(String, Option<u64>), Error> {
+    #[derive(Deserialize)]
+    struct Row {
+        total: Option<u64>,
+        body: Option<String>,
+    }
+    let mut rows = db::rows::<Row>(result)?.into_iter();
+    let total = rows.next().and_then(|row| row.total);
+    // One row for each item: a single text could grow past what the database takes.
+    let items: Vec<_> = rows.filter_map(|row| row.body).collect();
+    Ok((format!("[{}]", items.join(",")), total))
+}
+
+impl List {
+    /// A list of rows of a `table` under a name, in an order, each shown as `object`. `ways` give those rows, each with its
+    /// FROM and WHERE after the word FROM; of several, all but one give none to a caller. `tables` are further common tables.
+    pub fn new(
+        tables: &str,
+        (table, object): (&str, &str),
+        ways: &[String],
+        order: &str,
+        parameters: Parameters,
+    ) -> Self {
+        let (_, name) = table.split_once(' ').unwrap_or((table, table));
+        let count = ways.iter().map(|way| format!("(SELECT count(*) FROM {way})")).collect::<Vec<_>>().join(" + ");
+        let place = |way: &String| {
+            format!(
+                "SELECT place FROM (SELECT {name}.rowid AS place FROM {way} ORDER BY {order}
+                    LIMIT :page_size + 0 OFFSET :page_offset)"
+            )
+        };
+        let places = ways.iter().map(place).collect::<Vec<_>>().join(" UNION ALL ");
+        // The page's rows first, in the order of an index; then their objects. A page past the end is not read: OFFSET would
+        // walk over all that comes before it.
+        let items = format!(
+            "SELECT {object} AS body
+             FROM me CROSS JOIN json_each(iif(:page_offset = 0 OR (SELECT total FROM total) > :page_offset,
+                (SELECT json_group_array(place) FROM ({places})), '[]')) page
+             CROSS JOIN {table} ON {name}.rowid = page.value
+             ORDER BY page.key"
+        );
+        let tables = format!("{tables}, total AS (SELECT {count} AS total FROM me)");
+        let select = Select { tables, items, parameters, numbered: None };
+        Self { select, full_access: None, narrow: None }
+    }
+}
+
+/// The filters that a request asks for, as conditions that each follow an AND. A filter without a value adds nothing, so that
+/// the others can go by an index.
+#[derive(Default, Debug)]
+pub struct Filters {
+    /// The conditions.
+    pub sql: String,
+    /// Their parameters.
+    pub parameters: Parameters,
+}
+
+impl Filters {
+    /// Adds a condition with a parameter of that name, if there is a value.
+    #[must_use]
+    pub fn with(mut self, condition: &str, name: &'static str, value: Option<impl Into<Value>>) -> Self {
+        if let Some(value) = value {
+            self.sql += &format!(" AND {condition}");
+            self.parameters.add(name, value);
+        }
+        self
+    }
+
+    /// Adds the condition that a text has all words, as `:words`.
+    #[must_use]
+    pub fn with_words(self, text: &str, words: &[String]) -> Self {
+        let condition = format!("NOT EXISTS (SELECT 1 FROM json_each(:words) w WHERE instr({text}, w.value) = 0)");
+        self.with(&condition, "words", (!words.is_empty()).then(|| Value::list(words)))
+    }
+}
