@@ -35,9 +35,14 @@ mod tests {
     fn every_event_has_its_line_in_the_document() {
         let document = include_str!("../../docs/operations.md");
         let mut names = BTreeSet::new();
-        for file in sources("src") {
+        for file in sources("src").into_iter().chain(sources("domain/src/link")) {
             let text = std::fs::read_to_string(&file).unwrap();
-            for call in [concat!("log::", "event("), concat!("log::", "trouble("), concat!("log", "(\"mail")] {
+            for call in [
+                concat!("log::", "event("),
+                concat!("log::", "trouble("),
+                concat!("log", "(\"mail"),
+                concat!("self.", "trouble("),
+            ] {
                 for (at, _) in text.match_indices(call) {
                     let name = text[at..].split_once('"').unwrap().1.split('"').next().unwrap();
                     names.insert(name.to_owned());

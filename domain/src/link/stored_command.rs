@@ -62,6 +62,8 @@ pub struct StoredCommand {
     pub origin: Origin,
     /// Its inputs, encrypted under `SECRET_KEY`, until the command is delivered or ends.
     pub inputs: Option<String>,
+    /// How many of its workspace's stored bytes it takes without its output.
+    pub stored_bytes: u64,
     /// Whether the agent's result was cut.
     pub result_cut: bool,
     /// Bytes of the agent's result before the cut.
@@ -119,13 +121,21 @@ pub struct PendingEvent {
 
 impl StoredCommand {
     /// A new command, which is to be recorded.
-    pub fn new(workspace_id: i64, command: Command, origin: Origin, inputs: Option<String>, life: Lifecycle) -> Self {
+    pub fn new(
+        workspace_id: i64,
+        command: Command,
+        origin: Origin,
+        inputs: Option<String>,
+        stored_bytes: u64,
+        life: Lifecycle,
+    ) -> Self {
         Self {
             workspace_id,
             command,
             life,
             origin,
             inputs,
+            stored_bytes,
             result: None,
             result_cut: false,
             result_bytes: 0,
@@ -318,7 +328,7 @@ mod tests {
         };
         let origin = Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: true };
         let life = Lifecycle::new(at(0), None, None, 60);
-        let new = StoredCommand::new(1, command, origin, Some("sealed".into()), life);
+        let new = StoredCommand::new(1, command, origin, Some("sealed".into()), 9, life);
         StoredCommand { phase: Phase::Accepted, ..new }
     }
 

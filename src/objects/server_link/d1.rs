@@ -1,11 +1,13 @@
-//! What a server's object reads and writes of commands in D1.
+//! What a server's object reads and writes in D1: here of commands, in `d1_server.rs` of the server.
 //!
 //! Its writes can be repeated and can come late: each carries a revision, and an older one changes nothing.
 
 use farhand_domain::acl::Acl;
-use farhand_domain::command::{self, Command, Inputs, Origin};
+use farhand_domain::command::{self, Command, Origin};
 use farhand_domain::command_object::{Output, split_result};
 use farhand_domain::lifecycle::{Denial, Lifecycle};
+use farhand_domain::link::create::bytes_of;
+use farhand_domain::link::event::{FromD1, Lacking, ToD1};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::rights::Rights;
 use farhand_domain::time::Timestamp;
@@ -15,7 +17,8 @@ use uuid::Uuid;
 use worker::{Env, Error, Result};
 
 use super::calls::{Create, Refusal};
-use crate::platform::Config;
+use super::d1_server;
+use crate::platform::{self, Config};
 use crate::store::audit::{self, Insert, of_service};
 use crate::store::db::{self, Failure, Statement};
 use crate::store::servers;
@@ -28,6 +31,54 @@ impl From<Failure> for Error {
 
 pub(super) fn own(error: &farhand_domain::error::Error) -> Error {
     Error::RustError(error.detail.to_string())
+}
+
+/// Asks D1.
+///
+/// # Errors
+/// D1 did not answer: whether it did what it was asked is not known then.
+pub async fn ask(env: &Env, request: &ToD1) -> Result<FromD1> {
+    Ok(match request {
+        ToD1::Find { workspace, server } => FromD1::Server(d1_server::find_server(env, workspace, *server).await?),
+        ToD1::Change(of, change) => FromD1::Server(d1_server::change_server(env, of, change).await?),
+        ToD1::Insert { create, life, goes_at_once } => {
+            FromD1::Inserted(insert_command(env, create, life, *goes_at_once).await?)
+        }
+        ToD1::FindRights(commands) => FromD1::Rights(find_rights(env, commands, platform::now()).await?),
+        ToD1::Tell { lacking, is_one_by_one } => FromD1::Told(tell(env, lacking, *is_one_by_one).await),
+        ToD1::Restore(commands) => {
+            send(env, commands.iter().map(restore_command).collect()).await?;
+            FromD1::Restored
+        }
+        ToD1::Unrestore(commands) => {
+            send(env, commands.iter().map(unrestore_command).collect()).await?;
+            FromD1::Restored
+        }
+    })
+}
+
+/// Writes what D1 lacks, and says what became of each.
+async fn tell(env: &Env, lacking: &[Lacking], is_one_by_one: bool) -> Vec<std::result::Result<(), String>> {
+    let mut told = Vec::new();
+    let at_once = if is_one_by_one { 1 } else { lacking.len().max(1) };
+    for group in lacking.chunks(at_once) {
+        let written = async {
+            let statements: Vec<_> = group.iter().map(update).collect::<Result<_>>()?;
+            send(env, statements.concat()).await
+        };
+        let written = written.await.map_err(|error| error.to_string());
+        told.extend(group.iter().map(|_| written.clone()));
+    }
+    told
+}
+
+/// The statements that write something that D1 lacks.
+fn update(lacking: &Lacking) -> Result<Vec<Statement>> {
+    match lacking {
+        Lacking::Command(stored, output) => Ok(update_command(stored, output)),
+        Lacking::Withdrawal { workspace_id, id, bytes } => delete_command(*workspace_id, *id, *bytes),
+        Lacking::Server { workspace_id, server, facts } => Ok(d1_server::update_server(*workspace_id, *server, facts)),
+    }
 }
 
 /// The characters of a timestamp that are its day.
@@ -64,7 +115,7 @@ fn command_row(sql: String, workspace_id: i64, command: &Command, origin: &Origi
 /// The statement that gives D1 a command that it had and may have lost; one that it has stays as it is. Its latest follows with
 /// [`update_command`]. Its requester may be lost, and the number somebody else's now, who joined later. The bytes of its output are
 /// inserted, so that they do not count as today's.
-pub fn restore_command(stored: &StoredCommand) -> Statement {
+fn restore_command(stored: &StoredCommand) -> Statement {
     let sql = format!(
         "INSERT INTO commands ({COMMAND_COLUMNS}, output_bytes)
          SELECT w.id, ?2, ?3, ?4,
@@ -78,14 +129,14 @@ pub fn restore_command(stored: &StoredCommand) -> Statement {
 }
 
 /// The statement that takes a restored command away again, which nobody has heard of.
-pub fn unrestore_command(stored: &StoredCommand) -> Statement {
+fn unrestore_command(stored: &StoredCommand) -> Statement {
     let sql = "DELETE FROM commands WHERE workspace_id = ?1 AND id = ?2 AND revision = 0 AND handled_at IS NULL";
     Statement::new(sql).bind(stored.workspace_id).bind(stored.command.id)
 }
 
 /// SQL for the condition that a new command is within its quotas of waiting commands (contract 11, Quotas): `?21` for its
-/// requester and `?22` for the workspace. A command that is delivered with its insert does not wait.
-const HAS_ROOM: &str = "(?16 IS NOT NULL OR ?21 > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
+/// requester and `?22` for the workspace. A command that goes out at once, `?26`, does not wait.
+const HAS_ROOM: &str = "(?26 OR ?21 > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
         WHERE c.workspace_id = ?1 AND c.requested_by = ?5 AND c.delivered_at IS NULL AND c.handled_at IS NULL LIMIT ?21 + 0))
     AND ?22 > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
         WHERE c.workspace_id = ?1 AND c.delivered_at IS NULL AND c.handled_at IS NULL LIMIT ?22 + 0)))";
@@ -97,13 +148,8 @@ fn has_bytes_left(bytes: &str, day: &str, most: &str) -> String {
     )
 }
 
-/// What a new command adds to its workspace's stored bytes.
-pub fn bytes_of(command: &Command, inputs: Option<&Inputs>) -> u64 {
-    (command.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
-}
-
 /// Writes a new command, or says why it is not taken: then nothing is written.
-pub async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<Option<Refusal>> {
+async fn insert_command(env: &Env, create: &Create, life: &Lifecycle, goes_at_once: bool) -> Result<Option<Refusal>> {
     let Create { workspace_id, command, origin, key, event, .. } = create;
     let (workspace_id, key, quotas) = (*workspace_id, key.as_ref(), Config::of(env).quotas);
     let requester = command.requested_by.as_ref().map(|requester| requester.id);
@@ -125,7 +171,8 @@ pub async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Res
         .bind(quotas.waiting_of_workspace)
         .bind(bytes)
         .bind(&day)
-        .bind(quotas.bytes_of_day);
+        .bind(quotas.bytes_of_day)
+        .bind(goes_at_once);
     let mut statements = vec![];
     if let Some(key) = key {
         // One that was used long ago is free again.
@@ -181,13 +228,11 @@ async fn why_not(
 ///
 /// # Errors
 /// D1 did not answer.
-pub async fn find_rights(
+async fn find_rights(
     env: &Env,
-    workspace_id: i64,
-    server: Uuid,
     commands: &[StoredCommand],
     now: Timestamp,
-) -> Result<Option<Vec<Result<Rights, Denial>>>> {
+) -> Result<Option<Vec<std::result::Result<Rights, Denial>>>> {
     #[derive(Deserialize)]
     struct Row {
         is_active: bool,
@@ -198,6 +243,9 @@ pub async fn find_rights(
         is_staff: bool,
         acl: Option<Value>,
     }
+    // All are of one server.
+    let Some(first) = commands.first() else { return Ok(Some(vec![])) };
+    let (workspace_id, server) = (first.workspace_id, first.command.server);
     let asked: Vec<_> = commands
         .iter()
         .map(|stored| {
@@ -253,7 +301,7 @@ pub async fn find_rights(
 }
 
 /// The statements that tell the latest of a command, and before that what happened to it that the audit log does not know.
-pub fn update_command(stored: &StoredCommand, output: &Output) -> Vec<Statement> {
+fn update_command(stored: &StoredCommand, output: &Output) -> Vec<Statement> {
     let life = &stored.life;
     let outcome = life.outcome();
     let (head, whole) = split_result(output.result.as_deref());
@@ -282,9 +330,9 @@ pub fn update_command(stored: &StoredCommand, output: &Output) -> Vec<Statement>
     of_command(stored).into_iter().chain([update]).collect()
 }
 
-/// The statements that remove a command that was never delivered, and its `bytes` from those of its day; D1 may have been told that
-/// it would be delivered. If D1 has the command, the audit log is told so.
-pub fn delete_command(workspace_id: i64, id: Uuid, bytes: u64) -> Result<Vec<Statement>> {
+/// The statements that remove a command that was never delivered, and its `bytes` from those of its day. If D1 has the command,
+/// the audit log is told so.
+fn delete_command(workspace_id: i64, id: Uuid, bytes: u64) -> Result<Vec<Statement>> {
     let uncount = "UPDATE stored_bytes SET bytes = max(bytes - ?3, 0) WHERE workspace_id = ?1 AND day = (
         SELECT substr(c.added_at, 1, 10) FROM commands c
         WHERE c.workspace_id = ?1 AND c.id = ?2 AND c.acked_at IS NULL)";
@@ -297,7 +345,7 @@ pub fn delete_command(workspace_id: i64, id: Uuid, bytes: u64) -> Result<Vec<Sta
 }
 
 /// Carries statements out in one round trip.
-pub async fn send(env: &Env, statements: Vec<Statement>) -> Result<()> {
+async fn send(env: &Env, statements: Vec<Statement>) -> Result<()> {
     if !statements.is_empty() {
         db::batch(env, statements).await?;
     }
@@ -306,7 +354,7 @@ pub async fn send(env: &Env, statements: Vec<Statement>) -> Result<()> {
 
 /// The statement for what happened to a command that D1 has not heard of, before it hears of the command: whatever came of a
 /// revision that D1 has is there already, so it can be repeated.
-pub fn of_command(stored: &StoredCommand) -> Option<Statement> {
+fn of_command(stored: &StoredCommand) -> Option<Statement> {
     if stored.events.is_empty() {
         return None;
     }

@@ -1,32 +1,19 @@
 //! What a server's object reads and writes of its server in D1. As in `d1.rs`, writes can be repeated and can come late.
 
 use farhand_domain::audit::Event;
+use farhand_domain::link::event::{Found, ServerChange};
+use farhand_domain::link::server_facts::ServerFacts;
 use farhand_domain::link::stored_command::PendingEvent;
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::HostFacts;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 use worker::{Env, Result};
 
+use super::calls::OfServer;
 use super::d1::own;
 use crate::store::audit::{self, Insert};
 use crate::store::db::{self, Statement};
-
-/// What D1 knows of a server that its object must know.
-#[derive(Debug)]
-pub struct Found {
-    /// The workspace.
-    pub workspace_id: i64,
-    /// The server's name.
-    pub name: String,
-    /// The hash of its agent's key.
-    pub key_hash: String,
-    /// Whether an agent was here before.
-    pub commissioned: bool,
-    /// The last revision of the object's reports.
-    pub revision: i64,
-}
 
 /// Finds a server in a workspace that exists.
 pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Option<Found>> {
@@ -40,7 +27,7 @@ const PERMITTED: &str =
     AND (u.is_superuser = 1 OR u.is_staff = 1 OR s.owner_id = u.id))";
 
 /// The statements that give a server's agent another key, if a user still may.
-pub fn update_key(
+fn update_key(
     workspace_id: i64,
     server: Uuid,
     by: i64,
@@ -60,7 +47,7 @@ pub fn update_key(
 /// The statements that delete a server, if a user still may; without one, for its own agent or for the service. `only_pending`:
 /// only if it is still pending. While there are commands of it,
 /// their output stays in its object, which is noted.
-pub fn delete_server(
+fn delete_server(
     workspace_id: i64,
     server: Uuid,
     (by, only_pending): (Option<i64>, bool),
@@ -87,8 +74,17 @@ pub fn delete_server(
 ///
 /// # Errors
 /// D1 did not answer; whether it did what it was told is not known then.
-pub async fn change_server(env: &Env, workspace: &str, server: Uuid, changes: Vec<Statement>) -> Result<Option<Found>> {
-    change_server_of(env, workspace, server, changes, "w.is_purging = 0").await
+pub async fn change_server(env: &Env, of: &OfServer, change: &ServerChange) -> Result<Option<Found>> {
+    let changes = match change {
+        ServerChange::Nothing => vec![],
+        ServerChange::Key { by, key_hash, fingerprint, at, event } => {
+            update_key(of.workspace_id, of.server, *by, (key_hash, fingerprint, *at), event)?
+        }
+        ServerChange::Delete { by, only_pending, event } => {
+            delete_server(of.workspace_id, of.server, (*by, *only_pending), event)?
+        }
+    };
+    change_server_of(env, &of.workspace, of.server, changes, "w.is_purging = 0").await
 }
 
 /// The same in a workspace for which a condition holds.
@@ -122,105 +118,6 @@ async fn change_server_of(
         commissioned: row.commissioned != 0.0,
         revision: row.link_revision as i64,
     }))
-}
-
-/// How many audit events of a server wait for D1 at most.
-const MAX_EVENTS: usize = 100;
-
-/// What an object knows of its host and connection.
-#[derive(Clone, Default, Debug, Serialize, Deserialize)]
-pub struct ServerFacts {
-    /// An agent was here and told what its host is.
-    pub commissioned: bool,
-    /// A socket is open.
-    pub is_connected: bool,
-    /// Since when.
-    pub connected_at: Option<Timestamp>,
-    /// When the agent last said something.
-    pub last_seen_at: Option<Timestamp>,
-    /// From where it connected.
-    pub remote_ip: Option<String>,
-    agent_version: Option<String>,
-    platform: Option<String>,
-    os_name: Option<String>,
-    os_version: Option<String>,
-    cpu_logical_cores: Option<i64>,
-    physical_memory: Option<i64>,
-    load: Option<f64>,
-    /// The account that its agent reported as the only one that it can use.
-    #[serde(default)]
-    reported_username: Option<String>,
-    /// When a second agent with this server's identity was last refused; `None`: not lately.
-    #[serde(default)]
-    pub identity_conflict_at: Option<Timestamp>,
-    /// Audit events that D1 does not have yet.
-    #[serde(default)]
-    pub events: Vec<PendingEvent>,
-    /// When the agent last sent the load. Absent once that load is dropped.
-    #[serde(default)]
-    pub load_at: Option<Timestamp>,
-    /// The load in D1 is out of date and goes.
-    #[serde(default)]
-    drops_load: bool,
-    /// Counts the changes.
-    pub revision: i64,
-    /// The revision that D1 has.
-    #[serde(default)]
-    pub flushed: i64,
-}
-
-impl ServerFacts {
-    /// What an object knows that has just begun, of a server of which D1 has a revision already.
-    pub fn beginning(commissioned: bool, revision: i64) -> Self {
-        Self { commissioned, revision, flushed: revision, ..Self::default() }
-    }
-
-    /// The version of the agent, as it last reported it.
-    pub fn agent_version(&self) -> Option<&str> {
-        self.agent_version.as_deref()
-    }
-
-    /// Adds an audit event to the change at hand. While D1 does not answer, only the first ones are kept.
-    pub fn note(&mut self, event: Event) {
-        if self.events.len() < MAX_EVENTS {
-            self.events.push(PendingEvent { revision: self.revision + 1, event });
-        }
-    }
-
-    /// What is known of the host, in lower case, a line each: for the search.
-    fn folded(&self) -> String {
-        let texts = [&self.platform, &self.os_name, &self.os_version, &self.agent_version];
-        texts.into_iter().flatten().map(|text| text.to_lowercase()).collect::<Vec<_>>().join("\n")
-    }
-
-    /// Takes what an agent tells of itself and its host. What is missing stays as it was. Once an agent has committed, its
-    /// server is commissioned (agent-protocol 2).
-    pub fn learn(&mut self, told: HostFacts, is_commit: bool, now: Timestamp) {
-        fn set<T>(field: &mut Option<T>, value: Option<T>) {
-            if value.is_some() {
-                *field = value;
-            }
-        }
-        self.commissioned |= is_commit;
-        set(&mut self.platform, told.platform);
-        set(&mut self.os_name, told.os_name);
-        set(&mut self.os_version, told.os_version);
-        set(&mut self.cpu_logical_cores, told.cpu_logical_cores);
-        set(&mut self.physical_memory, told.physical_memory);
-        // A whole report, by commit or sync, has the version. Without an account, the agent can use any.
-        if told.version.is_some() || told.default_username.is_some() {
-            self.reported_username = told.default_username;
-        }
-        set(&mut self.agent_version, told.version);
-        if told.load.is_some() {
-            self.set_load(told.load, now);
-        }
-    }
-
-    /// Takes the host's load, or drops it.
-    pub fn set_load(&mut self, load: Option<f64>, now: Timestamp) {
-        (self.load, self.load_at, self.drops_load) = (load, load.map(|_| now), load.is_none());
-    }
 }
 
 /// The statements that write what is known of a server, and before that its audit events. What its agent did not report stays

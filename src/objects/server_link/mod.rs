@@ -1,81 +1,100 @@
-//! The Durable Object of a server: its agent's connection, and its commands on their way to it and back.
+//! The Durable Object of a server: its agent's connections, its commands on their way and their
+//! output.
 //!
-//! It is the only place with a total order of what happens to one server. Its invariants:
-//! - What matters is in its own SQLite before anything else hears of it; memory holds who is waiting, and a copy of small
-//!   things of which that is the only writer.
-//! - A command goes to a socket at most once: `delivered_at` is durable before the message leaves.
-//! - A socket whose attachment is of another generation than the open one is ignored.
-//! - D1 has every accepted command before the client has its answer, and every change of it shortly after: what D1 does
-//!   not have is told by `flushed < revision` and sent again, by alarm, until it does.
-//! - There is one alarm, for the earliest of all that is due.
+//! It is the only place with a total order of what happens to one server. What it decides is in
+//! `farhand_domain::link`, a state machine without a platform. Here is the shell: it hands the
+//! machine each event, and carries out what the machine wants, in one place (`carry_out`). D1 is
+//! asked in one place, too (`ask`).
+//!
+//! A step's writes to the object's SQLite commit together, as there is no `await` among them, and
+//! the platform lets nothing out before they are durable.
 
-mod alarm;
-mod answers;
 pub mod calls;
-mod commands;
-mod commands_table;
-mod connection;
-mod contest;
 mod d1;
 mod d1_server;
-mod ending;
-mod identity;
-mod object;
-mod outbox;
 mod output_table;
-mod queue;
-mod reports;
-mod resync;
-mod retention;
+mod sockets;
+mod store;
 mod tables;
-mod waiting;
 
 use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
+use std::rc::Rc;
 use std::time::Duration;
 
+use farhand_domain::link::event::{Effect, Event, Kind, RequestId, Ticket, ToD1};
+use farhand_domain::link::machine::{Link, Settings};
+use farhand_domain::time::Timestamp;
 use farhand_domain::wire::FromAgent;
-use serde_json::{Value, json};
-use worker::{DurableObject, Env, Request, Response, State, WebSocket, WebSocketIncomingMessage};
+use futures_channel::oneshot;
+use futures_util::future::{self, Either};
+use serde_json::json;
+use worker::{
+    Delay, DurableObject, Env, Request, Response, State, WebSocket, WebSocketIncomingMessage, durable_object,
+};
 
-use self::calls::{Answer, Ask, IDENTITY_HEADER, Identity, REQUEST_ID_HEADER};
-use self::object::{ServerLink, fact, wake};
+use self::calls::{Answer, Ask, IDENTITY_HEADER, Identity, REQUEST_ID_HEADER, Refusal};
 use self::tables::Tables;
-use self::waiting::Waiting;
-use crate::objects;
+use crate::objects::alarm::Alarm;
+use crate::objects::{self, audit_sealer};
+use crate::platform;
 use crate::platform::cost::{self, Cost};
 use crate::platform::log;
 
-/// When an alarm that failed is tried again, in seconds.
-const AFTER_FAILURE: u64 = 60;
+/// How long D1 may take to answer.
+const D1_WITHIN: Duration = Duration::from_secs(30);
+/// How many commands an agent has at most that it did not end. It has room for 200 beyond those
+/// that run (agent-protocol 4).
+const WINDOW: u64 = 200;
+
+/// The object.
+#[durable_object]
+pub struct ServerLink {
+    shell: Rc<Shell>,
+}
+
+/// What holds the machine, also while a task of it outlives its request.
+struct Shell {
+    state: Rc<State>,
+    env: Env,
+    /// The machine; `None` before the first event.
+    link: RefCell<Option<Link<Tables>>>,
+    alarm: Alarm,
+    last_ticket: Cell<Ticket>,
+    /// Who waits for the outcome of a call.
+    calls: RefCell<HashMap<Ticket, oneshot::Sender<Outcome>>>,
+    /// One timer of a call. What drops its sender stops it.
+    timers: RefCell<HashMap<Ticket, oneshot::Sender<()>>>,
+}
+
+/// What comes of a call.
+enum Outcome {
+    Answer(Answer),
+    /// The agent's end of its connection.
+    Socket(WebSocket),
+}
+
+/// What is left to do after a step, in this order.
+#[derive(Default)]
+struct Rest {
+    alarm: Option<Timestamp>,
+    outcomes: Vec<(Ticket, Outcome)>,
+    requests: Vec<(RequestId, Box<ToD1>)>,
+}
 
 impl DurableObject for ServerLink {
     fn new(state: State, env: Env) -> Self {
-        Self {
-            tables: Tables::new(state.storage().sql()),
-            state,
+        let shell = Shell {
+            state: Rc::new(state),
             env,
-            armed: Cell::new(None),
-            alarms: Cell::new(0),
-            has_tables: Cell::new(false),
-            epoch: Cell::new(0),
-            ended: Waiting::default(),
-            output_came: Waiting::default(),
-            recording: RefCell::default(),
-            recorded: Waiting::default(),
-            allowed: RefCell::default(),
-            checking_since: Cell::new(None),
-            checked: Waiting::default(),
-            answering: RefCell::default(),
-            answered: Waiting::default(),
-            is_wiping: Cell::new(false),
-            changes: Cell::new(0),
-            changing_since: Cell::new(None),
-            changed: Waiting::default(),
-            pongs: Cell::new(0),
-            ponged: Waiting::default(),
-            flushing_since: Cell::new(None),
-            flushed: Waiting::default(),
-        }
+            link: RefCell::default(),
+            alarm: Alarm::default(),
+            last_ticket: Cell::default(),
+            calls: RefCell::default(),
+            timers: RefCell::default(),
+        };
+        Self { shell: Rc::new(shell) }
     }
 
     async fn fetch(&self, request: Request) -> worker::Result<Response> {
@@ -83,125 +102,220 @@ impl DurableObject for ServerLink {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        self.disarmed();
-        let (woken, cost) = cost::of(self.wake_up()).await;
+        self.shell.alarm.went_off();
+        // D1 is asked within, so that the platform repeats an alarm that is cut off.
+        let ((), cost) = cost::of(self.shell.clone().run(Event::Alarm)).await;
         // What the agents' reports cost is seen here only: their requests ask nothing of D1.
         if cost != Cost::default() {
             let Cost { d1_calls, rows_read, rows_written, .. } = cost;
             log::event(
                 "alarm",
                 json!({
-                    "server": self.state.id().name(),
+                    "server": self.shell.state.id().name(),
                     "d1_calls": d1_calls, "rows_read": rows_read, "rows_written": rows_written,
                 }),
             );
-        }
-        // The runtime gives an alarm up that fails again and again; what is due would then wait for somebody to call.
-        if let Err(error) = woken {
-            log::trouble("alarm_failed", json!({"server": self.state.id().name()}), &error);
-            self.state.storage().set_alarm(Duration::from_secs(AFTER_FAILURE)).await?;
-            // That is later than what was armed before it.
-            self.disarmed();
         }
         Response::empty()
     }
 
     async fn websocket_message(&self, socket: WebSocket, message: WebSocketIncomingMessage) -> worker::Result<()> {
         let WebSocketIncomingMessage::String(text) = message else { return Ok(()) };
-        let is_pong = serde_json::from_str::<FromAgent>(&text).is_ok_and(|message| message == FromAgent::Pong);
-        if is_pong && self.is_open(&socket)? {
-            self.pongs.set(self.pongs.get() + 1);
-            self.ponged.tell(&());
-            self.tables().set_wake(wake::PONG, None)?;
-            self.seen()?;
-            self.arm().await?;
+        let is_pong = serde_json::from_str(&text).is_ok_and(|message: FromAgent| message == FromAgent::Pong);
+        if let Some(generation) = sockets::generation(&socket).filter(|_| is_pong) {
+            self.shell.clone().run(Event::Pong(generation)).await;
         }
         Ok(())
     }
 
     async fn websocket_close(&self, socket: WebSocket, _: usize, _: String, _: bool) -> worker::Result<()> {
-        self.socket_ended(&socket).await
+        self.closed(&socket).await;
+        Ok(())
     }
 
     async fn websocket_error(&self, socket: WebSocket, _: worker::Error) -> worker::Result<()> {
-        self.socket_ended(&socket).await
+        self.closed(&socket).await;
+        Ok(())
     }
 }
 
 impl ServerLink {
     /// Answers what the Worker asks, or takes an agent's WebSocket.
-    pub(super) async fn answer(&self, mut request: Request) -> worker::Result<Response> {
+    async fn answer(&self, mut request: Request) -> worker::Result<Response> {
         if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
             let identity: Identity = serde_json::from_str(&identity)?;
             let request_id = request.headers().get(REQUEST_ID_HEADER)?;
-            return self.take_socket(&identity, &request.path(), request_id).await;
+            let is_control = request.path().ends_with(Kind::Control.as_str());
+            let kind = if is_control { Kind::Control } else { Kind::Backhaul };
+            let connects = |ticket| Event::Connect { ticket, identity, kind, request_id };
+            return match self.call(connects).await {
+                Outcome::Socket(client) => Response::from_websocket(client),
+                Outcome::Answer(Answer::Refused(Refusal::InvalidAgent)) => Ok(Response::empty()?.with_status(403)),
+                Outcome::Answer(Answer::Failed(cause)) => Err(worker::Error::RustError(cause)),
+                Outcome::Answer(_) => Ok(Response::empty()?.with_status(503)),
+            };
         }
-        let ask: Ask = serde_json::from_slice(&request.bytes().await?)?;
-        let answer = match ask {
-            Ask::Create(create) => self.create(*create).await,
-            Ask::Replay(key) => self.replay(key).await,
-            Ask::Live(live) => self.live(live).await,
-            Ask::Cancel(by) => self.cancel(by).await,
-            Ask::CancelOf(revoked) => self.cancel_of(&revoked).await,
-            Ask::Kill(by) => self.kill(by).await,
-            Ask::Chunks(asked) => self.chunks(&asked),
-            Ask::Follow(asked) => self.follow(asked).await,
-            Ask::Adopt(server) => self.adopt(server).await,
-            Ask::Rename(rename) => self.rename(rename),
-            Ask::Rotate(rotate) => self.rotate(rotate).await,
-            Ask::Remove(remove) => self.remove(remove).await,
-            Ask::Resync(server) => self.resync(server).await,
-            Ask::Agent(call) => self.agent(call).await,
-            Ask::Forget(forget) => self.forget(forget).await,
-            Ask::Sever => self.sever().await,
-            Ask::Suspend(is_suspended) => self.suspend(is_suspended).await,
-        };
-        Response::from_json(&answer.unwrap_or_else(|error| Answer::Failed(error.to_string())))
+        let ask: Box<Ask> = serde_json::from_slice(&request.bytes().await?)?;
+        match self.call(|ticket| Event::Call { ticket, ask }).await {
+            Outcome::Answer(answer) => Response::from_json(&answer),
+            Outcome::Socket(_) => Err(worker::Error::RustError("a call got a connection".to_owned())),
+        }
     }
 
-    /// Forgets everything: the workspace is gone, or all that there was of the server, and its agent with it.
-    async fn sever(&self) -> worker::Result<Answer> {
-        self.close_sockets("the server was removed");
-        self.wipe().await?;
-        Ok(Answer::Done(Value::Null))
-    }
-
-    /// Disconnects the agent and takes none until the workspace is undeleted. Without an agent nothing is delivered. An object
-    /// that was never used asks D1 about its first agent, and D1 refuses those of a deleted workspace.
-    async fn suspend(&self, is_suspended: bool) -> worker::Result<Answer> {
-        if self.is_used()? {
-            self.tables().set_fact(fact::SUSPENDED, &is_suspended)?;
-            if is_suspended {
-                self.cut_off("the workspace was deleted")?;
+    /// Makes a call, and waits for what comes of it. What else follows from it goes on alone.
+    async fn call(&self, event: impl FnOnce(Ticket) -> Event) -> Outcome {
+        let ticket = self.shell.last_ticket.get() + 1;
+        self.shell.last_ticket.set(ticket);
+        let (sender, outcome) = oneshot::channel();
+        self.shell.calls.borrow_mut().insert(ticket, sender);
+        let work = self.shell.clone().run(event(ticket));
+        let outcome = match future::select(outcome, work).await {
+            Either::Left((outcome, work)) => {
+                self.shell.state.wait_until(work);
+                outcome
             }
-            self.arm().await?;
-        }
-        Ok(Answer::Done(Value::Null))
+            Either::Right(((), outcome)) => outcome.await,
+        };
+        outcome.unwrap_or_else(|_| Outcome::Answer(Answer::Failed("no answer".to_owned())))
     }
 
-    /// Forgets all that is stored, and lets everybody go who waits. Until that is done the object is as if it had never been
-    /// used, and takes nothing in.
-    pub(super) async fn wipe(&self) -> worker::Result<()> {
-        self.epoch.set(self.epoch.get() + 1);
-        self.is_wiping.set(true);
-        let storage = self.state.storage();
-        let forgotten = async {
-            storage.delete_alarm().await?;
-            storage.delete_all().await
+    async fn closed(&self, socket: &WebSocket) {
+        if let Some(generation) = sockets::generation(socket) {
+            self.shell.clone().run(Event::Closed(generation)).await;
         }
-        .await;
-        self.is_wiping.set(false);
-        self.has_tables.set(false);
-        self.tables.drop_copies();
-        self.disarmed();
-        self.ended.clear();
-        self.output_came.clear();
-        self.answered.clear();
-        self.answering.borrow_mut().clear();
-        self.changed.clear();
-        self.ponged.clear();
-        self.flushed.clear();
-        self.allowed.borrow_mut().clear();
-        forgotten
     }
+}
+
+impl Shell {
+    /// Takes an event at once. The future is for what follows from it.
+    fn run(self: Rc<Self>, event: Event) -> Pin<Box<dyn Future<Output = ()>>> {
+        let Rest { alarm, outcomes, requests } = self.step(event);
+        Box::pin(async move {
+            if let Some(at) = alarm {
+                let set = self.alarm.set_by(&self.state.storage(), at, platform::now()).await;
+                if let Err(error) = set {
+                    log::trouble("alarm_not_set", json!({"server": self.state.id().name()}), &error);
+                }
+            }
+            // Nobody hears of what is not sure to go on.
+            for (ticket, outcome) in outcomes {
+                self.timers.borrow_mut().remove(&ticket);
+                if let Some(call) = self.calls.borrow_mut().remove(&ticket) {
+                    // A caller who has gone does not hear it.
+                    call.send(outcome).ok();
+                }
+            }
+            let asked = requests.into_iter().map(|(id, request)| self.clone().ask(id, request));
+            future::join_all(asked).await;
+        })
+    }
+
+    /// The one place where D1 is asked. An answer to what was asked before the object was wiped is
+    /// nothing to the machine.
+    async fn ask(self: Rc<Self>, id: RequestId, request: Box<ToD1>) {
+        let (env, asked) = (self.env.clone(), request.clone());
+        let answer = Box::pin(async move { d1::ask(&env, &asked).await.map_err(|error| error.to_string()) });
+        let answer = match future::select(answer, Delay::from(D1_WITHIN)).await {
+            Either::Left((answer, _)) => answer,
+            Either::Right(((), late)) => {
+                let shell = self.clone();
+                self.state.wait_until(async move {
+                    late.await.ok();
+                    shell.run(Event::Late(request)).await;
+                });
+                Err("D1 did not answer in time".to_owned())
+            }
+        };
+        self.run(Event::Answered { id, answer }).await;
+    }
+
+    /// Has the machine take an event, and does what is done without waiting.
+    fn step(self: &Rc<Self>, event: Event) -> Rest {
+        let mut rest = Rest::default();
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let scene = sockets::scene(&self.state);
+            let mut link = self.link.borrow_mut();
+            let effects = match &mut *link {
+                Some(link) => link.step(event, scene),
+                none => {
+                    let tables = Tables::new(self.state.clone());
+                    let link = Link::new(tables, self.settings(), Box::new(random), scene);
+                    none.insert(link).step(event, scene)
+                }
+            };
+            drop(link);
+            for effect in effects {
+                if let Some(event) = self.carry_out(effect, &mut rest) {
+                    events.push_back(event);
+                }
+            }
+        }
+        rest
+    }
+
+    /// Carries out what the machine wants, or leaves it for when nothing is waited for. Returns
+    /// what happens at that.
+    fn carry_out(self: &Rc<Self>, effect: Effect, rest: &mut Rest) -> Option<Event> {
+        match effect {
+            Effect::Send { kind, generation, message, before } => {
+                let sent = sockets::send(&self.state, kind, generation, &message);
+                return sent.is_err().then_some(Event::NotSent { generation, before });
+            }
+            Effect::Close { kind, code, reason } => sockets::close(&self.state, kind, code, reason),
+            Effect::Accept { ticket, kind, generation, features } => {
+                match sockets::accept(&self.state, kind, generation, features) {
+                    Ok(client) => rest.outcomes.push((ticket, Outcome::Socket(client))),
+                    Err(error) => {
+                        let failed = Answer::Failed(error.to_string());
+                        rest.outcomes.push((ticket, Outcome::Answer(failed)));
+                        return Some(Event::Closed(generation));
+                    }
+                }
+            }
+            Effect::Reply(ticket, answer) => {
+                rest.outcomes.push((ticket, Outcome::Answer(answer)));
+            }
+            Effect::Alarm(at) => rest.alarm = Some(at),
+            Effect::Later(ticket, at) => self.set_timer(ticket, at),
+            Effect::Ask(id, request) => rest.requests.push((id, request)),
+            Effect::Seal(workspace) => {
+                let env = self.env.clone();
+                self.state.wait_until(async move { audit_sealer::tell(&env, workspace).await });
+            }
+            Effect::Log { event, mut about, error } => {
+                about["server"] = json!(self.state.id().name());
+                log::trouble(event, about, &error);
+            }
+        }
+        None
+    }
+
+    fn set_timer(self: &Rc<Self>, ticket: Ticket, at: Timestamp) {
+        let (stop, stopped) = oneshot::channel();
+        self.timers.borrow_mut().insert(ticket, stop);
+        // A timer counts whole milliseconds.
+        let left = at.as_millis().saturating_sub(platform::now().as_millis()) + 1;
+        let shell = self.clone();
+        self.state.wait_until(async move {
+            let delay = Delay::from(Duration::from_millis(left));
+            if let Either::Left(_) = future::select(delay, stopped).await {
+                shell.run(Event::TimeUp(ticket)).await;
+            }
+        });
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            ping_every: platform::ping_seconds(&self.env),
+            heartbeat_every: platform::heartbeat_seconds(&self.env),
+            key: platform::secret_key(&self.env).ok(),
+            window: WINDOW,
+        }
+    }
+}
+
+/// Fills bytes from the platform's source.
+fn random(bytes: &mut [u8]) -> Result<(), String> {
+    platform::fill_random(bytes).map_err(|error| error.detail.into_owned())
 }

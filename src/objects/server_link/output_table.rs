@@ -3,13 +3,13 @@
 use farhand_domain::chunk_row::ChunkRow;
 use farhand_domain::command_object::Output;
 use farhand_domain::lifecycle::End;
+use farhand_domain::link::store::{Most, Result};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::output::{self, OutputHash};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Chunk;
 use serde::Deserialize;
 use uuid::Uuid;
-use worker::Result;
 
 use super::tables::{Tables, integer, text};
 
@@ -41,17 +41,6 @@ fn whole_rows(pieces: impl Iterator<Item = Result<ChunkPiece>>) -> impl Iterator
     })
 }
 
-/// How much output is wanted at once.
-#[derive(Clone, Copy)]
-pub struct Most {
-    /// So many chunks.
-    pub chunks: u64,
-    /// Not many more than so many bytes.
-    pub bytes: usize,
-    /// None after a gap.
-    pub until_gap: bool,
-}
-
 impl Tables {
     /// Removes chunks of a command, the first ones, and tells how many rows that were: at most so many, but for the pieces of
     /// the last.
@@ -71,7 +60,7 @@ impl Tables {
 
     /// Stores a chunk of output, once. Of all the output its beginning is kept: if a chunk comes late, the last ones give way to
     /// it. Of what is not kept, only the length is counted. Returns whether the chunk is new.
-    pub fn add_chunk(&self, stored: &StoredCommand, chunk: &Chunk, now: Timestamp) -> Result<bool> {
+    pub fn add_output(&self, stored: &StoredCommand, chunk: &Chunk, now: Timestamp) -> Result<bool> {
         let (id, seq) = (stored.command.id, u64::from(chunk.seq));
         let before = self.chunk_row(id, "first <= ?2 ORDER BY first DESC", seq)?;
         if before.as_ref().is_some_and(|row| seq < row.end()) {
@@ -173,7 +162,7 @@ impl Tables {
     }
 
     /// How many chunks of a command are kept, from a `seq` on.
-    pub fn count_chunks(&self, stored: &StoredCommand, from: u64) -> Result<u64> {
+    pub fn count_output(&self, stored: &StoredCommand, from: u64) -> Result<u64> {
         if !stored.has_gap() {
             return Ok(stored.kept_end().saturating_sub(from));
         }
@@ -181,7 +170,7 @@ impl Tables {
     }
 
     /// The `seq` of the chunk that is so many after the first one that is kept from a `seq` on.
-    pub fn find_chunk(&self, stored: &StoredCommand, from: u64, offset: u64) -> Result<Option<u64>> {
+    pub fn find_output(&self, stored: &StoredCommand, from: u64, offset: u64) -> Result<Option<u64>> {
         if !stored.has_gap() {
             return Ok(Some(from.saturating_add(offset)).filter(|seq| *seq < stored.kept_end()));
         }
@@ -197,14 +186,13 @@ impl Tables {
 
     /// Chunks of a command that are kept, from a `seq` on, in their order: so many, not many more than so many bytes, and if
     /// that is asked for, none after a gap.
-    pub fn chunks(&self, stored: &StoredCommand, from: u64, most: Most) -> Result<Vec<Chunk>> {
+    pub fn read_output(&self, stored: &StoredCommand, from: u64, most: Most) -> Result<Vec<Chunk>> {
         let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
         let sql = "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first < ?3
             AND first >= coalesce((SELECT max(first) FROM chunks WHERE command = ?1 AND first <= ?2), ?2)
             ORDER BY first, piece";
         let parameters = vec![text(stored.command.id), integer(from), integer(stored.kept_end())];
-        let cursor = self.sql.exec(sql, parameters)?;
-        for row in whole_rows(cursor.next::<ChunkPiece>()) {
+        for row in whole_rows(self.each::<ChunkPiece>(sql, parameters)?) {
             for chunk in row?.chunks(from, stored.kept_end()) {
                 let is_after_gap = chunks.last().is_some_and(|last| last.seq.checked_add(1) != Some(chunk.seq));
                 let is_full = chunks.len() as u64 >= most.chunks || bytes > most.bytes;
@@ -227,7 +215,7 @@ impl Tables {
         }
         let sql = format!("SELECT content FROM chunks WHERE command = ? ORDER BY first {order}, piece {order}");
         let (mut contents, mut length) = (Vec::new(), 0);
-        for row in self.sql.exec(&sql, vec![text(stored.command.id)])?.next::<Row>() {
+        for row in self.each::<Row>(&sql, vec![text(stored.command.id)])? {
             if length > output::MAX_RESULT {
                 return Ok((contents, false));
             }
@@ -240,7 +228,7 @@ impl Tables {
 
     /// The SHA-256 of a command's output, if the output is known to be complete: of the kept chunks, or of the result if there
     /// is no chunk. `is_late`: no further chunk is waited for.
-    pub fn output_hash(&self, stored: &StoredCommand, is_late: bool) -> Result<Option<String>> {
+    pub fn hash_output(&self, stored: &StoredCommand, is_late: bool) -> Result<Option<String>> {
         if !is_late && !stored.has_all_chunks() {
             return Ok(None);
         }
@@ -253,7 +241,7 @@ impl Tables {
         }
         let mut hash = OutputHash::default();
         let sql = "SELECT content FROM chunks WHERE command = ? ORDER BY first, piece";
-        for row in self.sql.exec(sql, vec![text(stored.command.id)])?.next::<Row>() {
+        for row in self.each::<Row>(sql, vec![text(stored.command.id)])? {
             hash.add(&row?.content);
         }
         Ok(Some(hash.finish()))
@@ -272,7 +260,7 @@ impl Tables {
     }
 
     /// What is known of a command's output: the agent's result, or one made of the chunks where it sent none.
-    pub fn output(&self, stored: &StoredCommand) -> Result<Output> {
+    pub fn whole_output(&self, stored: &StoredCommand) -> Result<Output> {
         let bytes = stored.output_bytes();
         if !matches!(stored.life.end, Some(End::Finished(_))) {
             return Ok(Output { result: None, truncated: false, bytes });

@@ -1,20 +1,22 @@
 //! The tables of a server's object, in its own SQLite.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::fmt::Display;
+use std::rc::Rc;
 
-use farhand_domain::time::Timestamp;
+use farhand_domain::link::state::ServerState;
+use farhand_domain::link::store::{Failed, Result};
+use futures_util::{FutureExt, future};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use uuid::Uuid;
-use worker::{Error, Result, SqlStorage, SqlStorageValue};
+use serde_json::json;
+use worker::{SqlStorage, SqlStorageValue, State};
+
+use crate::platform::log;
 
 /// The tables of an object that is used.
-const SCHEMA: [&str; 10] = [
-    // One value by name: who this server is, what is known of its host, and counters.
-    "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    // What is to be done when, though nothing happens; commands have their own `due_at`.
-    "CREATE TABLE wakes (name TEXT PRIMARY KEY, due_at TEXT NOT NULL) WITHOUT ROWID",
+const SCHEMA: [&str; 9] = [
+    // One row: the document of what is stored beside commands (`ServerState`).
+    "CREATE TABLE server (id INTEGER PRIMARY KEY, document TEXT NOT NULL)",
     // Commands: the document (`StoredCommand`) and the agent's result, and beside them what is queried.
     // `revision` counts the changes, `flushed` is the revision that D1 has. `stage` is that of
     // `StoredCommand::stage`, or null.
@@ -59,25 +61,15 @@ const SCHEMA: [&str; 10] = [
     "CREATE INDEX answers_by_command ON answers (command)",
 ];
 
-/// The answer that a request with an Idempotency-Key had, or will have.
-#[derive(Deserialize)]
-pub struct StoredAnswer {
-    /// The hash of its body.
-    pub body: String,
-    /// The command.
-    pub command: Uuid,
-    /// The answer, once there is one.
-    pub answer: Option<String>,
+/// The object's tables. Nobody else writes them.
+pub struct Tables {
+    state: Rc<State>,
+    sql: SqlStorage,
 }
 
-/// The object's tables. Nobody else writes them, and where a write does not become durable the platform ends the object: so
-/// what was read of the facts and wakes is true as long as the object is in memory.
-pub struct Tables {
-    pub(super) sql: SqlStorage,
-    /// Facts that were read or written, as they are stored; `None` where there is none.
-    facts: RefCell<HashMap<String, Option<String>>>,
-    /// All wakes, once they were read.
-    wakes: RefCell<Option<HashMap<String, Timestamp>>>,
+/// The failure of the platform's storage.
+pub(super) fn failed(error: impl Display) -> Failed {
+    Failed(error.to_string())
 }
 
 pub(super) fn text(value: impl ToString) -> SqlStorageValue {
@@ -94,119 +86,27 @@ pub(super) fn integer(value: u64) -> SqlStorageValue {
 
 impl Tables {
     /// Those in an object's database, which may not be there yet.
-    pub fn new(sql: SqlStorage) -> Self {
-        Self { sql, facts: RefCell::default(), wakes: RefCell::default() }
-    }
-
-    /// Everything was deleted.
-    pub fn drop_copies(&self) {
-        self.facts.borrow_mut().clear();
-        *self.wakes.borrow_mut() = None;
+    pub fn new(state: Rc<State>) -> Self {
+        Self { sql: state.storage().sql(), state }
     }
 
     pub(super) fn exec(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<()> {
-        self.sql.exec(sql, parameters)?.to_array::<serde_json::Value>()?;
-        Ok(())
+        self.rows::<serde_json::Value>(sql, parameters).map(drop)
     }
 
     /// As in D1, no parameter stands alone after a LIMIT (`db::Statement::new`).
     pub(super) fn rows<T: DeserializeOwned>(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<Vec<T>> {
-        self.sql.exec(sql, parameters)?.to_array()
+        self.sql.exec(sql, parameters).and_then(|cursor| cursor.to_array()).map_err(failed)
     }
 
-    /// Whether the tables are there: an object that nobody ever used has none.
-    pub fn exist(&self) -> Result<bool> {
-        let found: Vec<serde_json::Value> = self.rows("SELECT name FROM sqlite_master WHERE name = 'facts'", vec![])?;
-        Ok(!found.is_empty())
-    }
-
-    /// Makes the tables.
-    pub fn create(&self) -> Result<()> {
-        SCHEMA.iter().try_for_each(|sql| self.exec(sql, vec![]))
-    }
-
-    /// A value by name.
-    pub fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        #[derive(Deserialize)]
-        struct Row {
-            value: String,
-        }
-        if !self.facts.borrow().contains_key(name) {
-            let rows: Vec<Row> = self.rows("SELECT value FROM facts WHERE name = ?", vec![text(name)])?;
-            let value = rows.into_iter().next().map(|row| row.value);
-            self.facts.borrow_mut().insert(name.to_owned(), value);
-        }
-        let facts = self.facts.borrow();
-        let value = facts.get(name).and_then(Option::as_deref);
-        value.map(serde_json::from_str).transpose().map_err(Error::from)
-    }
-
-    /// Sets a value by name.
-    pub fn set_fact(&self, name: &str, value: &impl Serialize) -> Result<()> {
-        let sql = "INSERT INTO facts (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = ?2";
-        let value = serde_json::to_string(value)?;
-        self.exec(sql, vec![text(name), text(&value)])?;
-        self.facts.borrow_mut().insert(name.to_owned(), Some(value));
-        Ok(())
-    }
-
-    /// Forgets a value by name.
-    pub fn delete_fact(&self, name: &str) -> Result<()> {
-        self.exec("DELETE FROM facts WHERE name = ?", vec![text(name)])?;
-        self.facts.borrow_mut().insert(name.to_owned(), None);
-        Ok(())
-    }
-
-    /// Does something with all wakes.
-    fn with_wakes<T>(&self, work: impl FnOnce(&mut HashMap<String, Timestamp>) -> T) -> Result<T> {
-        #[derive(Deserialize)]
-        struct Row {
-            name: String,
-            due_at: Timestamp,
-        }
-        if self.wakes.borrow().is_none() {
-            let rows: Vec<Row> = self.rows("SELECT name, due_at FROM wakes", vec![])?;
-            *self.wakes.borrow_mut() = Some(rows.into_iter().map(|row| (row.name, row.due_at)).collect());
-        }
-        Ok(work(self.wakes.borrow_mut().get_or_insert_default()))
-    }
-
-    /// When a wake is due.
-    pub fn wake(&self, name: &str) -> Result<Option<Timestamp>> {
-        self.with_wakes(|wakes| wakes.get(name).copied())
-    }
-
-    /// Sets or clears a wake.
-    pub fn set_wake(&self, name: &str, due_at: Option<Timestamp>) -> Result<()> {
-        if self.wake(name)? == due_at {
-            return Ok(());
-        }
-        match due_at {
-            None => self.exec("DELETE FROM wakes WHERE name = ?", vec![text(name)])?,
-            Some(due_at) => {
-                let sql =
-                    "INSERT INTO wakes (name, due_at) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET due_at = ?2";
-                self.exec(sql, vec![text(name), text(due_at)])?;
-            }
-        }
-        self.with_wakes(|wakes| match due_at {
-            None => wakes.remove(name),
-            Some(due_at) => wakes.insert(name.to_owned(), due_at),
-        })?;
-        Ok(())
-    }
-
-    /// When the next thing is due: a wake or a command.
-    pub fn next_due(&self) -> Result<Option<Timestamp>> {
-        #[derive(Deserialize)]
-        struct Row {
-            due_at: Option<Timestamp>,
-        }
-        let rows: Vec<Row> =
-            self.rows("SELECT min(due_at) AS due_at FROM commands WHERE due_at IS NOT NULL", vec![])?;
-        let command = rows.first().and_then(|row| row.due_at);
-        let wake = self.with_wakes(|wakes| wakes.values().min().copied())?;
-        Ok(command.into_iter().chain(wake).min())
+    /// Reads rows one by one.
+    pub(super) fn each<T: DeserializeOwned>(
+        &self,
+        sql: &str,
+        parameters: Vec<SqlStorageValue>,
+    ) -> Result<impl Iterator<Item = Result<T>>> {
+        let cursor = self.sql.exec(sql, parameters).map_err(failed)?;
+        Ok(cursor.next::<T>().map(|row| row.map_err(failed)))
     }
 
     pub(super) fn count(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<u64> {
@@ -218,21 +118,45 @@ impl Tables {
         Ok(rows.first().map_or(0, |row| row.number as u64))
     }
 
-    /// The answer to an Idempotency-Key, if it was used lately.
-    pub fn answer(&self, key: &str, now: Timestamp) -> Result<Option<StoredAnswer>> {
-        self.exec("DELETE FROM answers WHERE expires_at <= ?", vec![text(now)])?;
-        let sql = "SELECT body, command, answer FROM answers WHERE key = ?";
-        Ok(self.rows(sql, vec![text(key)])?.into_iter().next())
+    /// What was stored beside commands. An object that nobody ever used has no tables.
+    pub(super) fn load(&self) -> Result<Option<ServerState>> {
+        #[derive(Deserialize)]
+        struct Row {
+            document: String,
+        }
+        let found: Vec<serde_json::Value> =
+            self.rows("SELECT name FROM sqlite_master WHERE name = 'server'", vec![])?;
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let rows: Vec<Row> = self.rows("SELECT document FROM server", vec![])?;
+        rows.first().map(|row| serde_json::from_str(&row.document)).transpose().map_err(failed)
     }
 
-    /// Notes that a key is used for a command, whose answer is to come.
-    pub fn insert_answer(&self, key: &str, body: &str, command: Uuid, expires_at: Timestamp) -> Result<()> {
-        let sql = "INSERT OR REPLACE INTO answers (key, body, command, expires_at) VALUES (?, ?, ?, ?)";
-        self.exec(sql, vec![text(key), text(body), text(command), text(expires_at)])
+    /// Stores it. `is_first`: the tables are not there yet.
+    pub(super) fn store(&self, server: &ServerState, is_first: bool) -> Result<()> {
+        if is_first {
+            SCHEMA.iter().try_for_each(|sql| self.exec(sql, vec![]))?;
+        }
+        let document = serde_json::to_string(server).map_err(failed)?;
+        let sql = "INSERT INTO server (id, document) VALUES (1, ?1)
+            ON CONFLICT (id) DO UPDATE SET document = ?1";
+        self.exec(sql, vec![text(document)])
     }
 
-    /// Stores the answer to a key.
-    pub fn set_answer(&self, key: &str, answer: &str) -> Result<()> {
-        self.exec("UPDATE answers SET answer = ?2 WHERE key = ?1", vec![text(key), text(answer)])
+    /// Forgets everything. The platform does that in the same turn, and nothing waits for it to
+    /// become durable.
+    pub(super) fn delete_all(&self) {
+        let storage = self.state.storage();
+        let mut forgotten = Box::pin(async move {
+            // Both begin at once.
+            let (alarm, all) = future::join(storage.delete_alarm(), storage.delete_all()).await;
+            if let Err(error) = alarm.and(all) {
+                log::trouble("object_not_wiped", json!({}), &error);
+            }
+        });
+        if (&mut forgotten).now_or_never().is_none() {
+            self.state.wait_until(forgotten);
+        }
     }
 }

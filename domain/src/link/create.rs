@@ -1,0 +1,224 @@
+//! Commands that are taken in: stored here, then in D1, then accepted and handed out.
+
+use serde_json::json;
+use uuid::Uuid;
+
+use super::call::{Answer, Create, Created, Key, Refusal};
+use super::event::{FromD1, Ticket, ToD1};
+use super::machine::Link;
+use super::memory::Asked;
+use super::memory::{Then, What};
+use super::store::{Failed, Result, Store};
+use super::stored_command::{Phase, StoredCommand};
+use crate::command::{Command, Inputs, KEY_LASTS, OnOffline};
+use crate::lifecycle::{Cancellation, Lifecycle, State as Life};
+
+/// How long a command may take to be recorded before it is withdrawn, in seconds. Only a crash
+/// makes it take longer than D1 may take.
+const RECORD_WITHIN: i64 = 60;
+
+/// How many of its workspace's stored bytes a new command takes.
+pub fn bytes_of(command: &Command, inputs: Option<&Inputs>) -> u64 {
+    (command.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
+}
+
+/// Whether a command is to go out at once, or not at all.
+fn must_go(create: &Create, life: &Lifecycle) -> bool {
+    life.scheduled_at == life.added_at && create.on_offline == OnOffline::Reject
+}
+
+impl<S: Store> Link<S> {
+    /// Takes a command, or answers once more what was answered to the same request before.
+    pub(super) fn create(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
+        match create.key.clone() {
+            Some(key) => self.replay(ticket, key, Some(create)),
+            None => self.take_in(ticket, create),
+        }
+    }
+
+    /// Answers what was answered to an Idempotency-Key; if there is nothing, takes the command.
+    pub(super) fn replay(&mut self, ticket: Ticket, key: Key, create: Option<Box<Create>>) -> Result<()> {
+        let stored = match self.server {
+            Some(_) => self.store.answer(&key.hash, self.scene.now)?,
+            None => None,
+        };
+        let Some(stored) = stored else {
+            return match create {
+                Some(create) => self.take_in(ticket, create),
+                None => {
+                    self.refuse(ticket, Refusal::NotFound);
+                    Ok(())
+                }
+            };
+        };
+        if stored.body != key.body {
+            self.refuse(ticket, Refusal::KeyReused);
+            return Ok(());
+        }
+        if let Some(answer) = stored.answer {
+            let command = serde_json::from_str(&answer).map_err(|error| Failed(error.to_string()))?;
+            self.reply(ticket, Answer::done(Created { command, replayed: true }));
+            return Ok(());
+        }
+        if self.is_answering(&key.hash) {
+            self.wait(ticket, None, What::Twin(key, create));
+            return Ok(());
+        }
+        // Its request died before it was answered. What it made, if it came that far, is the answer.
+        self.await_end(ticket, stored.command, None, Then::Made(key))
+    }
+
+    /// Stores a new command and has D1 asked to insert it; or says why it is not taken.
+    fn take_in(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
+        if self.is_gone() {
+            self.refuse(ticket, Refusal::NoServer);
+            return Ok(());
+        }
+        let now = self.scene.now;
+        let backhaul = self.backhaul();
+        let features = backhaul.map(|(_, features)| features);
+        if let Some(feature) = features.and_then(|features| create.command.lacks(create.inputs.as_ref(), features)) {
+            self.refuse(ticket, Refusal::AgentCannot(feature));
+            return Ok(());
+        }
+        let life = Lifecycle::new(now, create.scheduled_at, create.expires_at, create.timeout);
+        if must_go(&create, &life) && backhaul.is_none() {
+            self.refuse(ticket, Refusal::NotConnected);
+            return Ok(());
+        }
+        let inputs = match &create.inputs {
+            Some(inputs) => Some(self.seal(create.command.id, inputs)?),
+            None => None,
+        };
+        self.begin_use()?;
+        let is_immediate = life.scheduled_at == life.added_at;
+        let goes_at_once = is_immediate && backhaul.is_some() && self.has_room()?;
+        let (command, origin) = (create.command.clone(), create.origin.clone());
+        let bytes = bytes_of(&command, create.inputs.as_ref());
+        let new = StoredCommand::new(create.workspace_id, command, origin, inputs, bytes, life.clone());
+        self.store.insert(&new, now.plus_seconds(RECORD_WITHIN))?;
+        if let Some(key) = &create.key {
+            let until = now.plus_seconds(KEY_LASTS);
+            self.store.insert_answer(&key.hash, &key.body, create.command.id, until)?;
+        }
+        let asked = Asked::Insert(ticket, create.command.id);
+        self.ask(asked, ToD1::Insert { create: create.clone(), life, goes_at_once });
+        self.wait(ticket, None, What::Recording(create));
+        Ok(())
+    }
+
+    /// D1 answered to the insertion of a command.
+    pub(super) fn inserted(
+        &mut self,
+        ticket: Ticket,
+        id: Uuid,
+        answer: std::result::Result<FromD1, String>,
+    ) -> Result<()> {
+        let Some(create) = self.take_recording(ticket) else { return Ok(()) };
+        self.touched.insert(id);
+        if let Some(key) = &create.key {
+            self.freed_keys.insert(key.hash.clone());
+        }
+        // Something is written to the audit log with the command.
+        self.seal_soon(create.workspace_id);
+        match answer {
+            Ok(FromD1::Inserted(Some(refusal))) => {
+                self.store.delete(id)?;
+                self.refuse(ticket, refusal);
+                if refusal == Refusal::NoServer { self.wipe_if_unused() } else { Ok(()) }
+            }
+            Err(error) => {
+                self.withdraw(id)?;
+                self.reply(ticket, Answer::Failed(error));
+                Ok(())
+            }
+            // It was deleted meanwhile, with all that waited.
+            Ok(_) if self.is_gone() => {
+                self.withdraw(id)?;
+                self.await_end(ticket, id, None, Then::Refuse(Refusal::NoServer))
+            }
+            Ok(_) => self.accept(ticket, *create),
+        }
+    }
+
+    /// Accepts a command that D1 has, and hands it out if its time has come.
+    fn accept(&mut self, ticket: Ticket, create: Create) -> Result<()> {
+        let id = create.command.id;
+        let now = self.scene.now;
+        let Some(stored) = self.find(id)?.filter(|stored| stored.phase == Phase::Recording) else {
+            self.refuse(ticket, Refusal::NoServer);
+            return Ok(());
+        };
+        let stored = StoredCommand { phase: Phase::Accepted, ..stored };
+        self.store.accept(&stored, now)?;
+        if stored.life.scheduled_at == stored.life.added_at {
+            // Its right was checked with the request.
+            self.hand_out_with(&[id])?;
+        } else {
+            // Its time may have come while it was recorded.
+            self.hand_out_soon()?;
+        }
+        let is_offline = self.backhaul().is_none();
+        if must_go(&create, &stored.life)
+            && is_offline
+            && self.find(id)?.is_some_and(|stored| stored.life.state() == Life::Waiting)
+        {
+            self.withdraw(id)?;
+            return self.await_end(ticket, id, None, Then::Refuse(Refusal::NotConnected));
+        }
+        self.await_end(ticket, id, create.wait, Then::Created(create.key, Box::new(stored)))
+    }
+
+    /// Withdraws a command that was never delivered and that nobody knows of. D1 is told, and then
+    /// nothing of it stays here either.
+    pub(super) fn withdraw(&mut self, id: Uuid) -> Result<()> {
+        let found = self.find(id)?;
+        if let Some(mut stored) = found.filter(|stored| stored.life.state() == Life::Waiting) {
+            stored.phase = Phase::Withdrawing;
+            self.save(&stored)?;
+            self.tell()?;
+        }
+        Ok(())
+    }
+
+    /// D1 inserted a command, or not, long after it was given up: D1 is told of the withdrawal again.
+    pub(super) fn inserted_late(&mut self, create: Create, life: Lifecycle) -> Result<()> {
+        let id = create.command.id;
+        if self.find(id)?.is_none() {
+            self.begin_use()?;
+            let bytes = bytes_of(&create.command, create.inputs.as_ref());
+            let Create { workspace_id, command, origin, .. } = create;
+            let new = StoredCommand::new(workspace_id, command, origin, None, bytes, life);
+            self.store.insert(&new, self.scene.now)?;
+        }
+        self.withdraw(id)
+    }
+
+    /// Stores what changed of a command, has D1 told of it, and has those looked at who wait for it.
+    pub(super) fn save(&mut self, stored: &StoredCommand) -> Result<()> {
+        self.store.save(stored, self.scene.now)?;
+        self.touched.insert(stored.command.id);
+        self.tell_after(stored.life.state());
+        Ok(())
+    }
+
+    /// Encrypts a command's inputs for the time that it waits.
+    fn seal(&mut self, id: Uuid, inputs: &Inputs) -> Result<String> {
+        let nonce = self.random()?;
+        let Some(key) = &self.settings.key else {
+            return Err(Failed("there is no SECRET_KEY".to_owned()));
+        };
+        let text = serde_json::to_string(inputs).map_err(|error| Failed(error.to_string()))?;
+        key.seal_inputs(id, &text, nonce)
+            .map_err(|_| Failed("a command's inputs are too long to be encrypted".to_owned()))
+    }
+
+    /// A waiting command's inputs; `Err` if they cannot be decrypted.
+    pub(super) fn open_inputs(&self, stored: &StoredCommand) -> std::result::Result<Option<Inputs>, Cancellation> {
+        let Some(sealed) = &stored.inputs else { return Ok(None) };
+        let key = self.settings.key.as_ref();
+        let opened = key.and_then(|key| key.open_inputs(stored.command.id, sealed));
+        let inputs = opened.and_then(|text| serde_json::from_str(&text).ok());
+        inputs.map(Some).ok_or(Cancellation::InputsUnreadable)
+    }
+}

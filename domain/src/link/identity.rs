@@ -1,0 +1,317 @@
+//! Who the server is: how its agent is known, and how that changes and ends.
+//!
+//! D1 has the server's row, the object the hash of its agent's key, so that an agent's reports read
+//! nothing from D1. A change of the key and the end of the server go through the object, one after
+//! the other: it notes that it is unsure, has D1 told, and then takes over what D1 says. Until that
+//! is done, also if it is cut off in between, D1 is asked about every call of an agent.
+
+use serde_json::json;
+
+use super::call::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
+use super::event::{Found, FromD1, RequestId, ServerChange, Ticket, ToD1};
+use super::machine::Link;
+use super::memory::{Asked, Change, FromD1Result, Identified, ThenAgent, ThenChanged};
+use super::server_facts::ServerFacts;
+use super::state::Known;
+use super::store::{Result, Store};
+use crate::lifecycle::{Cancellation, Lifecycle};
+
+/// How long D1 may take for a change before it is asked what became of it, in seconds.
+const CHANGE_WITHIN: i64 = 30;
+
+impl<S: Store> Link<S> {
+    fn is_shut(&self) -> bool {
+        self.server.as_ref().is_some_and(|server| server.is_gone || server.is_suspended)
+    }
+
+    /// Who this server is, if D1 is sure to say so too.
+    fn sure(&self) -> Option<Known> {
+        let server = self.server.as_ref()?;
+        if server.unsure.is_some() { None } else { server.known.clone() }
+    }
+
+    /// Goes on with an agent's call if the agent is this server's own. The first time D1 is asked,
+    /// and its answer kept.
+    pub(super) fn identify(&mut self, identified: Identified) -> Result<()> {
+        if self.is_shut() {
+            self.refuse(identified.ticket(), Refusal::InvalidAgent);
+            return Ok(());
+        }
+        match self.sure() {
+            Some(known) => self.admit(identified, &known),
+            None => {
+                let Identity { workspace, server, .. } = &identified.identity;
+                let request = ToD1::Find { workspace: workspace.clone(), server: *server };
+                self.ask(Asked::Find(Box::new(identified)), request);
+                Ok(())
+            }
+        }
+    }
+
+    /// D1 answered who the server is.
+    pub(super) fn found(&mut self, identified: Identified, answer: FromD1Result) -> Result<()> {
+        let ticket = identified.ticket();
+        let found = match answer {
+            Ok(FromD1::Server(found)) => found,
+            Ok(_) => None,
+            Err(error) => {
+                self.reply(ticket, Answer::Failed(error));
+                return Ok(());
+            }
+        };
+        let Some(found) = found.filter(|_| !self.is_shut()) else {
+            self.refuse(ticket, Refusal::InvalidAgent);
+            return Ok(());
+        };
+        // Another call may have been first, and what that told is not to be forgotten.
+        if let Some(known) = self.sure() {
+            return self.admit(identified, &known);
+        }
+        let facts = ServerFacts::beginning(found.commissioned, found.revision);
+        let Identity { workspace, server, .. } = &identified.identity;
+        let known = Known::found(workspace, *server, found);
+        // While a change is under way, this may be what D1 said before it: it is good for this
+        // call and no other.
+        let is_unsure = self.server.as_ref().is_some_and(|server| server.unsure.is_some());
+        if known.is_of(&identified.identity) && !is_unsure {
+            let state = self.state();
+            state.known = Some(known.clone());
+            state.facts = facts;
+            self.begin_use()?;
+        }
+        self.admit(identified, &known)
+    }
+
+    fn admit(&mut self, identified: Identified, known: &Known) -> Result<()> {
+        if !known.is_of(&identified.identity) {
+            self.refuse(identified.ticket(), Refusal::InvalidAgent);
+            return Ok(());
+        }
+        match identified.then {
+            ThenAgent::Reports(ticket, report) => self.report(ticket, known, identified.source, report),
+            ThenAgent::Connects { .. } => self.connect(identified, known),
+        }
+    }
+
+    /// Learns who the server is, which was just made, and may be gone again.
+    pub(super) fn adopt(&mut self, ticket: Ticket, of: OfServer) -> Result<()> {
+        if self.known().is_some() {
+            self.reply(ticket, Answer::NOTHING);
+            return Ok(());
+        }
+        self.change(Change { of, what: ServerChange::Nothing, then: ThenChanged::Done(ticket) })
+    }
+
+    /// Learns that the server has another name.
+    pub(super) fn rename(&mut self, ticket: Ticket, rename: Rename) -> Result<()> {
+        if let Some(known) = self.server.as_mut().and_then(|server| server.known.as_mut())
+            && known.named_at.is_none_or(|at| at <= rename.at)
+        {
+            (known.name, known.named_at) = (rename.name, Some(rename.at));
+        }
+        self.reply(ticket, Answer::NOTHING);
+        Ok(())
+    }
+
+    /// Gives the agent another key. Before this is answered the old key is refused, and whoever is
+    /// connected with it cut off.
+    pub(super) fn rotate(&mut self, ticket: Ticket, rotate: Rotate) -> Result<()> {
+        let Rotate { of, by, key_hash, fingerprint, at, event } = rotate;
+        let then = ThenChanged::HasKey(ticket, key_hash.clone());
+        let event = Box::new(event);
+        self.change(Change { of, what: ServerChange::Key { by, key_hash, fingerprint, at, event }, then })
+    }
+
+    /// Deletes the server. Doing it again does no harm.
+    pub(super) fn remove(&mut self, ticket: Ticket, remove: Remove) -> Result<()> {
+        let Remove { of, by, only_pending, event } = remove;
+        let what = ServerChange::Delete { by, only_pending, event: Box::new(event) };
+        self.change(Change { of, what, then: ThenChanged::IsGone(ticket) })
+    }
+
+    /// Has D1 told of a change when those before it are through.
+    pub(super) fn change(&mut self, change: Change) -> Result<()> {
+        self.changes.push_back(change);
+        if self.changes.len() == 1 { self.begin_change() } else { Ok(()) }
+    }
+
+    fn begin_change(&mut self) -> Result<()> {
+        let Some(Change { of, what, .. }) = self.changes.front() else { return Ok(()) };
+        let (of, what) = (of.clone(), what.clone());
+        if self.is_gone() {
+            // D1 has the server nevertheless if it was taken back to an earlier moment.
+            if !matches!(what, ServerChange::Delete { .. }) {
+                return self.end_change(None);
+            }
+        } else {
+            let look = self.scene.now.plus_seconds(CHANGE_WITHIN);
+            let state = self.state();
+            state.unsure = Some(of.clone());
+            state.timers.look = Some(look);
+        }
+        self.ask(Asked::Change, ToD1::Change(of, what));
+        Ok(())
+    }
+
+    /// D1 answered to the change that is under way.
+    pub(super) fn change_answered(&mut self, answer: FromD1Result) -> Result<()> {
+        let Some(Change { of, .. }) = self.changes.front() else { return Ok(()) };
+        let of = of.clone();
+        self.seal_soon(of.workspace_id);
+        match answer {
+            Ok(FromD1::Server(found)) => {
+                let key = if self.is_gone() { None } else { self.take_over(&of, found)? };
+                self.end_change(key)?;
+                self.identify_again()
+            }
+            // Whether D1 did it is not known. The timer has it looked at.
+            Ok(_) => self.fail_change("D1 gave another answer"),
+            Err(error) => self.fail_change(&error),
+        }
+    }
+
+    /// Identifies agents again about whom D1 is asked: what it says may be of before the change.
+    fn identify_again(&mut self) -> Result<()> {
+        let ids: Vec<RequestId> =
+            self.asked.iter().filter(|(_, asked)| matches!(asked, Asked::Find(_))).map(|(id, _)| *id).collect();
+        for id in ids {
+            if let Some(Asked::Find(identified)) = self.asked.remove(&id) {
+                self.identify(*identified)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fail_change(&mut self, error: &str) -> Result<()> {
+        let Some(Change { then, .. }) = self.changes.pop_front() else { return Ok(()) };
+        match then {
+            ThenChanged::Done(ticket)
+            | ThenChanged::HasKey(ticket, _)
+            | ThenChanged::IsGone(ticket)
+            | ThenChanged::Resync(ticket) => self.reply(ticket, Answer::Failed(error.to_owned())),
+            ThenChanged::Nobody => {
+                self.trouble("change_not_known", json!({}), error);
+            }
+        }
+        self.begin_change()
+    }
+
+    /// Ends the change that is under way: D1 says that the agent's key has this hash, or that there
+    /// is no server.
+    fn end_change(&mut self, key: Option<String>) -> Result<()> {
+        if let Some(change) = self.changes.pop_front() {
+            self.changed(change, key)?;
+        }
+        self.begin_change()
+    }
+
+    /// Answers who asked for a change.
+    pub(super) fn changed(&mut self, change: Change, key: Option<String>) -> Result<()> {
+        match (change.then, key) {
+            (ThenChanged::Done(ticket), _) | (ThenChanged::IsGone(ticket), None) => {
+                self.reply(ticket, Answer::NOTHING);
+            }
+            (ThenChanged::HasKey(ticket, wanted), Some(key)) if key == wanted => {
+                self.reply(ticket, Answer::NOTHING);
+            }
+            (ThenChanged::HasKey(ticket, _), None) => self.refuse(ticket, Refusal::NoServer),
+            (ThenChanged::HasKey(ticket, _) | ThenChanged::IsGone(ticket), Some(_)) => {
+                self.refuse(ticket, Refusal::NotPermitted);
+            }
+            (ThenChanged::Resync(ticket), _) => return self.begin_resync(ticket),
+            (ThenChanged::Nobody, _) => {}
+        }
+        Ok(())
+    }
+
+    /// D1 did, or did not, make a change long after it was given up.
+    pub(super) fn changed_late(&mut self, of: OfServer) {
+        if !self.is_gone()
+            && let Some(server) = &mut self.server
+        {
+            server.unsure = Some(of);
+            server.timers.look = Some(self.scene.now);
+        }
+    }
+
+    /// Looks what became of a change that was cut off.
+    pub(super) fn look_into_d1(&mut self) -> Result<()> {
+        let unsure = self.server.as_ref().and_then(|server| server.unsure.clone());
+        let Some(of) = unsure else {
+            self.state().timers.look = None;
+            return Ok(());
+        };
+        self.state().timers.look = Some(self.scene.now.plus_seconds(CHANGE_WITHIN));
+        if self.changes.is_empty() {
+            let then = ThenChanged::Nobody;
+            return self.change(Change { of, what: ServerChange::Nothing, then });
+        }
+        Ok(())
+    }
+
+    /// Takes over what D1 says of the server.
+    fn take_over(&mut self, of: &OfServer, found: Option<Found>) -> Result<Option<String>> {
+        let state = self.state();
+        state.unsure = None;
+        state.timers.look = None;
+        let Some(found) = found else {
+            self.end_server()?;
+            return Ok(None);
+        };
+        let before = state.known.clone();
+        if before.is_none() {
+            state.facts = ServerFacts::beginning(found.commissioned, found.revision);
+        }
+        let named_at = before.as_ref().and_then(|before| before.named_at);
+        let known = Known { named_at, ..Known::found(&of.workspace, of.server, found) };
+        let key = known.key_hash.clone();
+        state.known = Some(known);
+        if before.is_none_or(|before| before.key_hash != key) {
+            self.cut_off("the key was changed")?;
+        }
+        Ok(Some(key))
+    }
+
+    /// The server is gone: nobody is its agent any more, what waits is cancelled, and what is under
+    /// way is given up soon.
+    fn end_server(&mut self) -> Result<()> {
+        let state = self.state();
+        state.is_gone = true;
+        state.known = None;
+        self.cut_off("the server was removed")?;
+        self.begin_use()?;
+        for stored in self.store.waiting()? {
+            self.cancel_as(stored.command.id, Cancellation::ServerDeleted, None)?;
+        }
+        self.doubt(self.scene.now.plus_millis(1), Lifecycle::server_deleted)?;
+        self.wipe_if_unused()
+    }
+
+    /// Leaves nothing in an object that has no server, or none any more, and nothing of one.
+    pub(super) fn wipe_if_unused(&mut self) -> Result<()> {
+        let has_server = self.server.as_ref().is_none_or(|server| server.known.is_some() || server.unsure.is_some());
+        if has_server || self.store.has_commands()? { Ok(()) } else { self.wipe() }
+    }
+
+    /// Forgets everything and cuts the agent off.
+    pub(super) fn sever(&mut self, ticket: Ticket) -> Result<()> {
+        self.close_all("the server was removed");
+        self.wipe()?;
+        self.reply(ticket, Answer::NOTHING);
+        Ok(())
+    }
+
+    /// Disconnects the agent and takes none until the workspace is undeleted: without an agent
+    /// nothing is delivered. An object that was never used asks D1 about its first agent, and D1
+    /// refuses those of a deleted workspace.
+    pub(super) fn suspend(&mut self, ticket: Ticket, is_suspended: bool) -> Result<()> {
+        if let Some(server) = &mut self.server {
+            server.is_suspended = is_suspended;
+            if is_suspended {
+                self.cut_off("the workspace was deleted")?;
+            }
+        }
+        self.reply(ticket, Answer::NOTHING);
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+//! What happens when D1 was taken back to an earlier moment (docs/operations.md, Restore): the
+//! object takes over what D1 says of the server, and tells D1 of all its commands again. What D1
+//! does not have any more it gets as new.
+
+use serde_json::json;
+
+use super::call::{Answer, OfServer};
+use super::event::{ServerChange, Ticket, ToD1};
+use super::machine::Link;
+use super::memory::{Asked, FromD1Result};
+use super::memory::{Change, ThenChanged};
+use super::outbox::BATCH;
+use super::state::Resync;
+use super::store::{Result, Store};
+use super::stored_command::{Phase, StoredCommand};
+
+/// When what D1 did not take is told again, in seconds.
+const AGAIN: i64 = 5;
+
+impl<S: Store> Link<S> {
+    /// Begins to tell D1 everything again. If that is under way already, it begins anew.
+    pub(super) fn resync(&mut self, ticket: Ticket, of: OfServer) -> Result<()> {
+        if self.server.is_some() && !self.is_gone() {
+            let then = ThenChanged::Resync(ticket);
+            return self.change(Change { of, what: ServerChange::Nothing, then });
+        }
+        self.begin_resync(ticket)
+    }
+
+    /// Begins it when what D1 says of the server was taken over. D1 may have said that there is no
+    /// such server, of which there was nothing.
+    pub(super) fn begin_resync(&mut self, ticket: Ticket) -> Result<()> {
+        let now = self.scene.now;
+        if let Some(server) = &mut self.server {
+            server.resync = Some(Resync { run: now, after: String::new() });
+            server.timers.resync = Some(now);
+        }
+        self.reply(ticket, Answer::NOTHING);
+        Ok(())
+    }
+
+    /// Gives D1 the next commands that it may lack. Their latest follows by the outbox.
+    pub(super) fn resync_some(&mut self) -> Result<()> {
+        // What D1 is being told may be of before it was taken back.
+        if self.is_asking(|asked| matches!(asked, Asked::Tell(_) | Asked::Restore(..))) {
+            return Ok(());
+        }
+        let now = self.scene.now;
+        let state = self.state();
+        state.timers.resync = None;
+        let Some(resync) = state.resync.clone() else { return Ok(()) };
+        if resync.after.is_empty() {
+            state.facts.flushed = 0;
+        }
+        let some = self.store.accepted_after(&resync.after, BATCH)?;
+        if some.is_empty() {
+            let state = self.state();
+            state.resync = None;
+            state.timers.tell = Some(now);
+            return Ok(());
+        }
+        // Before D1 is told: retention does not take what D1 is to be told of.
+        for stored in &some {
+            self.store.mark_unflushed(stored.command.id)?;
+        }
+        // After a crash the timers begin it again.
+        let timers = &mut self.state().timers;
+        (timers.resync, timers.tell) = (Some(now), Some(now));
+        self.ask(Asked::Restore(resync, some.clone()), ToD1::Restore(some));
+        Ok(())
+    }
+
+    /// D1 answered whether it has the commands again.
+    pub(super) fn restored(&mut self, resync: Resync, commands: &[StoredCommand], answer: FromD1Result) -> Result<()> {
+        let now = self.scene.now;
+        if let Err(error) = answer {
+            self.trouble("d1_not_told", json!({}), &error);
+            self.state().timers.resync = Some(now.plus_seconds(AGAIN));
+            return Ok(());
+        }
+        let last = commands.last().map(|stored| stored.command.id.to_string());
+        let state = self.state();
+        if state.resync.as_ref() == Some(&resync) {
+            let after = last.unwrap_or(resync.after);
+            state.resync = Some(Resync { run: resync.run, after });
+        }
+        state.timers.tell = Some(now);
+        state.timers.resync = Some(now);
+        Ok(())
+    }
+
+    /// D1 restored commands long after that was given up, perhaps after it was told of them: then it
+    /// is told again. Those that were forgotten meanwhile are taken away again.
+    pub(super) fn restored_late(&mut self, commands: &[StoredCommand]) -> Result<()> {
+        if self.server.is_some() {
+            let run = self.scene.now;
+            let state = self.state();
+            state.resync = Some(Resync { run, after: String::new() });
+            state.timers.resync = Some(run);
+        }
+        let mut withdrawn = Vec::new();
+        for stored in commands {
+            let is_there = self.find(stored.command.id)?;
+            if is_there.is_none_or(|stored| stored.phase != Phase::Accepted) {
+                withdrawn.push(stored.clone());
+            }
+        }
+        if !withdrawn.is_empty() {
+            self.ask(Asked::Nothing, ToD1::Unrestore(withdrawn));
+        }
+        Ok(())
+    }
+}

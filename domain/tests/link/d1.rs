@@ -1,0 +1,213 @@
+//! D1 as far as a server's object uses it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use farhand_domain::lifecycle::{Denial, Lifecycle};
+use farhand_domain::link::call::{Create, Refusal};
+use farhand_domain::link::event::{Found, FromD1, Lacking, ServerChange, ToD1};
+use farhand_domain::link::server_facts::ServerFacts;
+use farhand_domain::link::stored_command::StoredCommand;
+use farhand_domain::rights::Rights;
+use uuid::Uuid;
+
+/// The workspace of the server.
+pub const WORKSPACE: i64 = 1;
+
+/// A row of `commands`.
+#[derive(Clone, Debug)]
+pub struct CommandRow {
+    pub revision: i64,
+    pub life: Lifecycle,
+    pub output_bytes: u64,
+    pub key: Option<String>,
+}
+
+/// The row of the server.
+#[derive(Clone, Debug)]
+pub struct ServerRow {
+    pub key_hash: String,
+    pub revision: i64,
+    pub facts: ServerFacts,
+}
+
+/// The database.
+#[derive(Clone, Debug)]
+pub struct D1 {
+    pub server: Option<ServerRow>,
+    pub commands: BTreeMap<Uuid, CommandRow>,
+    /// Ids of audit events, and how often each was written.
+    pub events: BTreeMap<Uuid, u32>,
+    pub is_workspace_deleted: bool,
+    /// Refuses the next command for its quota.
+    pub is_full: bool,
+    /// Refuses every change of the server.
+    pub forbids_changes: bool,
+    /// Refuses these commands when their turn comes.
+    pub denied: BTreeSet<Uuid>,
+}
+
+impl D1 {
+    /// A database with the server, whose agent has a key.
+    pub fn new(key_hash: &str) -> Self {
+        let facts = ServerFacts::beginning(false, 0);
+        Self {
+            server: Some(ServerRow { key_hash: key_hash.to_owned(), revision: 0, facts }),
+            commands: BTreeMap::new(),
+            events: BTreeMap::new(),
+            is_workspace_deleted: false,
+            is_full: false,
+            forbids_changes: false,
+            denied: BTreeSet::new(),
+        }
+    }
+
+    fn write_event(&mut self, id: Uuid) {
+        *self.events.entry(id).or_default() += 1;
+    }
+
+    fn found(&self) -> Option<Found> {
+        self.server.as_ref().map(|server| Found {
+            workspace_id: WORKSPACE,
+            name: "web-1".to_owned(),
+            key_hash: server.key_hash.clone(),
+            commissioned: server.facts.commissioned,
+            revision: server.revision,
+        })
+    }
+
+    /// Does what it is asked, as one transaction.
+    pub fn apply(&mut self, request: &ToD1) -> FromD1 {
+        match request {
+            ToD1::Find { .. } => FromD1::Server(self.found().filter(|_| !self.is_workspace_deleted)),
+            ToD1::Change(_, change) => {
+                self.change(change);
+                FromD1::Server(self.found())
+            }
+            ToD1::Insert { create, life, .. } => FromD1::Inserted(self.insert(create, life)),
+            ToD1::FindRights(commands) => FromD1::Rights(self.rights(commands)),
+            ToD1::Tell { lacking, .. } => {
+                lacking.iter().for_each(|lacking| self.tell(lacking));
+                FromD1::Told(lacking.iter().map(|_| Ok(())).collect())
+            }
+            ToD1::Restore(commands) => {
+                commands.iter().for_each(|stored| self.restore(stored));
+                FromD1::Restored
+            }
+            ToD1::Unrestore(commands) => {
+                for stored in commands {
+                    let is_restored = |row: &CommandRow| row.revision == 0 && row.life.handled_at.is_none();
+                    if self.commands.get(&stored.command.id).is_some_and(is_restored) {
+                        self.commands.remove(&stored.command.id);
+                    }
+                }
+                FromD1::Restored
+            }
+        }
+    }
+
+    /// The same for a part of what it is told: the rest fails.
+    pub fn apply_in_part(&mut self, request: &ToD1, parts: u64) -> FromD1 {
+        let ToD1::Tell { lacking, is_one_by_one: true } = request else { return self.apply(request) };
+        let tell = |(place, lacking): (usize, &Lacking)| {
+            if parts >> (place % 64) & 1 == 1 {
+                return Err("refused".to_owned());
+            }
+            self.tell(lacking);
+            Ok(())
+        };
+        FromD1::Told(lacking.iter().enumerate().map(tell).collect())
+    }
+
+    fn change(&mut self, change: &ServerChange) {
+        let is_forbidden = self.forbids_changes;
+        match change {
+            ServerChange::Nothing => {}
+            ServerChange::Key { .. } | ServerChange::Delete { by: Some(_), .. } if is_forbidden => {}
+            ServerChange::Key { key_hash, event, .. } => {
+                if let Some(server) = &mut self.server {
+                    server.key_hash.clone_from(key_hash);
+                    self.write_event(event.id);
+                }
+            }
+            ServerChange::Delete { only_pending, event, .. } => {
+                if self.server.as_ref().is_some_and(|server| !only_pending || !server.facts.commissioned) {
+                    self.server = None;
+                    self.write_event(event.id);
+                }
+            }
+        }
+    }
+
+    fn insert(&mut self, create: &Create, life: &Lifecycle) -> Option<Refusal> {
+        let key = create.key.as_ref().map(|key| key.hash.clone());
+        if self.server.is_none() || self.is_workspace_deleted {
+            return Some(Refusal::NoServer);
+        }
+        if std::mem::take(&mut self.is_full) {
+            return Some(Refusal::TooManyWaiting);
+        }
+        if key.is_some() && self.commands.values().any(|row| row.key == key) {
+            return Some(Refusal::KeyTaken);
+        }
+        let row = CommandRow { revision: 0, life: life.clone(), output_bytes: 0, key };
+        assert!(self.commands.insert(create.command.id, row).is_none(), "an id is used once");
+        self.write_event(create.event.id);
+        None
+    }
+
+    fn rights(&self, commands: &[StoredCommand]) -> Option<Vec<Result<Rights, Denial>>> {
+        if self.is_workspace_deleted {
+            return None;
+        }
+        let rights = |stored: &StoredCommand| {
+            if self.denied.contains(&stored.command.id) {
+                return Err(Denial::Requester);
+            }
+            Ok(Rights { username: stored.command.username.clone(), is_staff: true, any_account: true, acl: None })
+        };
+        Some(commands.iter().map(rights).collect())
+    }
+
+    fn tell(&mut self, lacking: &Lacking) {
+        match lacking {
+            Lacking::Command(stored, output) => {
+                let Some(row) = self.commands.get_mut(&stored.command.id) else { return };
+                let before = row.revision;
+                if before < stored.revision {
+                    row.revision = stored.revision;
+                    row.life = stored.life.clone();
+                    row.output_bytes = output.bytes;
+                }
+                for event in stored.events.iter().filter(|event| before < event.revision) {
+                    self.write_event(event.event.id);
+                }
+            }
+            Lacking::Withdrawal { id, .. } => {
+                if self.commands.get(id).is_some_and(|row| row.life.acked_at.is_none()) {
+                    self.commands.remove(id);
+                }
+            }
+            Lacking::Server { facts, .. } => {
+                let Some(row) = &mut self.server else { return };
+                let before = row.revision;
+                if before < facts.revision {
+                    row.revision = facts.revision;
+                    row.facts = (**facts).clone();
+                }
+                for event in facts.events.iter().filter(|event| before < event.revision) {
+                    self.write_event(event.event.id);
+                }
+            }
+        }
+    }
+
+    fn restore(&mut self, stored: &StoredCommand) {
+        if self.is_workspace_deleted {
+            return;
+        }
+        // Only what never changes, and what is known of the delivery: the rest follows.
+        let life = Lifecycle { acked_at: None, handled_at: None, ..stored.life.clone() };
+        let row = CommandRow { revision: 0, life, output_bytes: stored.output_bytes(), key: None };
+        self.commands.entry(stored.command.id).or_insert(row);
+    }
+}

@@ -1,0 +1,74 @@
+//! Property tests of the server's object as a state machine (`farhand_domain::link`): any order of
+//! calls, reports, connections, alarms and answers of D1, time, and crashes between any two effects.
+//!
+//! `FARHAND_LINK_SEQUENCES` says how many sequences are tried.
+
+// A test says with unwrap that the rest makes no sense without it.
+#![allow(clippy::unwrap_used)]
+
+mod checks;
+mod d1;
+mod ops;
+mod settle;
+mod store;
+mod world;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use ops::Op;
+use world::{Check, World};
+
+/// How many sequences are tried if nothing else is asked for.
+const SEQUENCES: u32 = 100_000;
+/// Among how many tests they are divided, which run at the same time.
+const TESTS: u32 = 4;
+
+/// Does operations one after the other, and lets everything come to its end.
+pub fn play(ops: &[Op]) -> Check {
+    let mut world = World::default();
+    for op in ops {
+        world.run(op)?;
+    }
+    world.settle()
+}
+
+fn sequences(test: u32, prefix: &[Op]) {
+    let asked = std::env::var("FARHAND_LINK_SEQUENCES").ok().and_then(|text| text.parse().ok());
+    let cases = asked.unwrap_or(SEQUENCES).div_ceil(TESTS);
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
+    let op = any::<u64>().prop_map(Op::decode);
+    let mut runner = TestRunner::new(config);
+    let done = runner.run(&prop::collection::vec(op, 1..40), |ops| {
+        let ops = [prefix, &ops].concat();
+        play(&ops).map_err(TestCaseError::fail)
+    });
+    if let Err(error) = done {
+        panic!("test {test}: {error}");
+    }
+}
+
+const ADOPT: [Op; 2] = [Op::Adopt, Op::Answer { place: 0, refused: 0 }];
+const CONNECT: [Op; 3] =
+    [Op::Connect { is_control: false, can_kill: true, age: 0 }, Op::Answer { place: 0, refused: 0 }, Op::Alarm(0)];
+const CREATE: [Op; 2] = [Op::Create { how: 0, key: None, wait: 0 }, Op::Answer { place: 0, refused: 0 }];
+
+#[test]
+fn from_nothing() {
+    sequences(1, &[]);
+}
+
+#[test]
+fn from_a_server_without_an_agent() {
+    sequences(2, &[&ADOPT[..], &CREATE].concat());
+}
+
+#[test]
+fn from_a_connected_agent() {
+    sequences(3, &CONNECT);
+}
+
+#[test]
+fn from_commands_under_way() {
+    sequences(4, &[&CONNECT[..], &CREATE, &CREATE, &CREATE, &CREATE].concat());
+}

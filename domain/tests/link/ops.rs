@@ -1,0 +1,454 @@
+//! What can happen, as a sequence of small operations, and how they are made by chance.
+
+use farhand_domain::audit::{Event as AuditEvent, Source};
+use farhand_domain::command::{Command, Inputs, OnOffline, Origin, Shell};
+use farhand_domain::features::Features;
+use farhand_domain::id;
+use farhand_domain::link::call::{
+    AgentCall, Ask, ByUser, Chunks, Create, Follow, Forget, Identity, Key, Live, OfServer, Remove, Rename, Report,
+    RevokedSessions, Rotate,
+};
+use farhand_domain::link::event::{Event, Kind};
+use farhand_domain::time::Timestamp;
+use farhand_domain::wire::{Chunk, Fin, HostFacts};
+use uuid::Uuid;
+
+use super::d1::WORKSPACE;
+use super::world::{Check, Crash, What, World};
+
+/// Something that happens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Time passes, in milliseconds.
+    Pass(i64),
+    /// A command is created; the bits of `how` say which.
+    Create {
+        how: u16,
+        key: Option<u8>,
+        wait: u8,
+    },
+    Replay {
+        key: u8,
+    },
+    Live {
+        command: u8,
+        wait: u8,
+    },
+    Cancel(u8),
+    CancelOf,
+    Kill(u8),
+    Chunks(u8),
+    Follow {
+        command: u8,
+        from: u8,
+        skips_gap: bool,
+    },
+    Adopt,
+    Rename,
+    Rotate,
+    Remove {
+        only_pending: bool,
+    },
+    Forget {
+        command: u8,
+        days: u8,
+    },
+    Sever,
+    Suspend(bool),
+    /// An agent reports with the present key, or an older one.
+    Ack {
+        command: u8,
+        age: u8,
+    },
+    Chunk {
+        command: u8,
+        seq: u8,
+        age: u8,
+    },
+    Fin {
+        command: u8,
+        chunks: Option<u8>,
+        age: u8,
+    },
+    Report {
+        what: u8,
+        age: u8,
+    },
+    Connect {
+        is_control: bool,
+        can_kill: bool,
+        age: u8,
+    },
+    /// A connection closes, is lost without a word, or cannot be written to.
+    Close(u8),
+    Lose(u8),
+    Break(u8),
+    /// The machine hears that a connection closed.
+    Closed(u8),
+    Pong(u8),
+    /// The alarm goes off, so many milliseconds late.
+    Alarm(i64),
+    /// D1 does a request; its answer arrives; it fails; it takes too long.
+    Apply(u8),
+    Answer {
+        place: u8,
+        refused: u8,
+    },
+    Fail(u8),
+    TimeOut(u8),
+    TimeUp(u8),
+    /// The object dies in the next step, or now.
+    Crash {
+        after: Option<u8>,
+        loss: u8,
+    },
+    Die(u8),
+    /// D1 refuses the right to a command, the next command, or changes.
+    Deny(u8),
+    Fill,
+    Forbid(bool),
+    Snapshot,
+    TakeBack,
+}
+
+impl Op {
+    /// An operation that 64 random bits stand for.
+    pub fn decode(bits: u64) -> Self {
+        let kind = (bits & 0xff) as u8;
+        let (a, b, c) = ((bits >> 8) as u8, (bits >> 16) as u8, (bits >> 24) as u8);
+        // The newest commands and connections are used most.
+        let (near, age) = (a % 4, if b % 8 == 0 { 1 } else { 0 });
+        match kind {
+            0..18 => Self::Pass(
+                [1, 20, 300, 800, 1_000, 2_000, 5_000, 10_000, 30_000, 61_000, 200_000, 3_600_000][usize::from(a) % 12],
+            ),
+            18..48 => Self::Create {
+                how: u16::from(a) | u16::from(c) << 8,
+                key: (b % 2 == 0).then_some(b % 3),
+                wait: if b & 16 == 0 { 0 } else { 20 },
+            },
+            48..50 => Self::Replay { key: a % 3 },
+            50..53 => Self::Live { command: near, wait: b % 2 * 10 },
+            53..57 => Self::Cancel(near),
+            57..58 => Self::CancelOf,
+            58..62 => Self::Kill(near),
+            62..63 => Self::Chunks(near),
+            63..67 => Self::Follow { command: near, from: b % 3, skips_gap: c % 4 == 0 },
+            67..69 => Self::Adopt,
+            69..70 => Self::Rename,
+            70..74 => Self::Rotate,
+            74..76 => Self::Remove { only_pending: a % 4 == 0 },
+            76..78 => Self::Forget { command: near, days: b % 2 * 3 },
+            78..79 if a % 4 == 0 => Self::Sever,
+            78..80 => Self::Suspend(a % 2 == 0),
+            80..92 => Self::Ack { command: near, age },
+            92..98 => Self::Chunk { command: near, seq: c % 4, age },
+            98..110 => Self::Fin { command: near, chunks: (c % 2 == 0).then_some(c % 3), age },
+            110..116 => Self::Report { what: c, age },
+            116..132 => Self::Connect { is_control: c % 8 == 0, can_kill: a % 2 == 0, age },
+            132..134 => Self::Close(a % 2),
+            134..135 => Self::Lose(a % 2),
+            135..137 => Self::Break(a % 2),
+            137..139 => Self::Closed(a % 2),
+            139..142 => Self::Pong(a % 2),
+            142..172 => Self::Alarm([0, 0, 0, 5, 3_000, 70_000][usize::from(a) % 6]),
+            172..178 => Self::Apply(a % 4),
+            178..216 => Self::Answer { place: a % 3, refused: if b % 4 == 0 { c } else { 0 } },
+            216..220 => Self::Fail(a % 3),
+            220..223 => Self::TimeOut(a % 3),
+            223..232 => Self::TimeUp(a % 3),
+            232..238 => Self::Crash { after: (a % 4 != 0).then_some(b % 6), loss: c },
+            238..240 => Self::Die(c),
+            240..242 => Self::Deny(near),
+            242..244 => Self::Fill,
+            244..246 => Self::Forbid(a % 2 == 0),
+            246..249 => Self::Snapshot,
+            249..250 => Self::TakeBack,
+            250.. => Self::Answer { place: 0, refused: 0 },
+        }
+    }
+}
+
+/// The server's id.
+pub fn server() -> Uuid {
+    id::new(Timestamp::from_millis(1_790_000_000_000), [1; 10])
+}
+
+/// The server, for an object that may not know.
+pub fn of_server() -> OfServer {
+    OfServer { workspace: "acme".to_owned(), workspace_id: WORKSPACE, server: server() }
+}
+
+/// An audit event.
+pub fn event(now: Timestamp, number: u64, action: &str) -> AuditEvent {
+    let mut random = [9; 10];
+    random[..8].copy_from_slice(&number.to_be_bytes());
+    AuditEvent::new(id::new(now, random), now, Source::default(), action)
+}
+
+/// An agent with a key.
+pub fn identity(key: &str, features: Features) -> Identity {
+    Identity {
+        workspace: "acme".to_owned(),
+        server: server(),
+        key_hash: key.to_owned(),
+        remote_ip: "192.0.2.7".to_owned(),
+        features,
+    }
+}
+
+impl World {
+    fn command(&self, back: u8) -> Uuid {
+        let place = self.commands.len().checked_sub(1 + usize::from(back));
+        place.map_or(Uuid::max(), |place| self.commands[place])
+    }
+
+    fn key(&self, age: u8) -> String {
+        let current = self.d1.server.as_ref().map_or("key-0".to_owned(), |server| server.key_hash.clone());
+        if age == 0 { current } else { format!("key-{}", self.keys.saturating_sub(u32::from(age))) }
+    }
+
+    fn socket(&mut self, back: u8) -> Option<usize> {
+        self.sockets.len().checked_sub(1 + usize::from(back))
+    }
+
+    /// The call for a new command.
+    pub fn create(&mut self, how: u16, key: Option<u8>, wait: u8) -> (What, Ask) {
+        let number = self.last_ticket + 1;
+        let mut random = [3; 10];
+        random[..8].copy_from_slice(&number.to_be_bytes());
+        let id = id::new(self.now, random);
+        let later = [0, 0, 0, 0, 0, 1, 30, 120][usize::from(how & 7)];
+        let lasts = [0, 0, 0, 0, 0, 2, 40, 100][usize::from(how >> 3 & 7)];
+        let has_inputs = how >> 6 & 7 == 1;
+        let scheduled_at = (later > 0).then(|| self.now.plus_seconds(later));
+        let expires_at = (lasts > 0).then(|| self.now.plus_seconds(later + lasts));
+        let inputs = has_inputs.then(|| Inputs { cwd: Some("/tmp".to_owned()), ..Inputs::default() });
+        let key = key.map(|key| (format!("idempotency-{}", key % 2), format!("body-{}", key / 2)));
+        let create = Create {
+            workspace_id: WORKSPACE,
+            command: Command {
+                id,
+                shell: Shell::System,
+                line: "id".to_owned(),
+                argv: None,
+                username: "alice".to_owned(),
+                groupname: String::new(),
+                server: server(),
+                server_name: "web-1".to_owned(),
+                requested_by: None,
+            },
+            origin: Origin {
+                api_token: None,
+                session: (how >> 9 & 3 == 0).then(Uuid::nil),
+                remote_ip: "192.0.2.1".to_owned(),
+                has_inputs,
+            },
+            inputs,
+            timeout: if how >> 11 & 1 == 0 { 10 } else { 600 },
+            scheduled_at,
+            expires_at,
+            on_offline: if how >> 12 & 1 == 0 { OnOffline::Queue } else { OnOffline::Reject },
+            wait: (wait > 0).then_some(wait.into()),
+            key: key.clone().map(|(hash, body)| Key { hash, body }),
+            event: event(self.now, number, "command.create"),
+        };
+        self.commands.push(id);
+        (What::Create { id, key }, Ask::Create(Box::new(create)))
+    }
+
+    fn by_user(&self, id: Uuid, action: &str) -> ByUser {
+        ByUser { id, username: "bob".to_owned(), event: event(self.now, self.last_ticket + 1, action) }
+    }
+
+    /// An agent's report.
+    pub fn report(&mut self, key: &str, report: Report) -> Check {
+        let identity = identity(key, Features::default());
+        let call = AgentCall { identity, report, request_id: String::new() };
+        self.call(What::Agent { key: key.to_owned() }, Ask::Agent(call)).map(drop)
+    }
+
+    /// An agent connects.
+    pub fn connect(&mut self, key: &str, kind: Kind, can_kill: bool) -> Check {
+        let features = Features { kill: can_kill, cwd: can_kill, ..Features::default() };
+        let ticket = self.ticket(What::Connect { kind, key: key.to_owned(), features });
+        self.step(Event::Connect { ticket, identity: identity(key, features), kind, request_id: None })
+    }
+
+    /// The server gets another key.
+    pub fn rotate(&mut self) -> Check {
+        self.keys += 1;
+        let key_hash = format!("key-{}", self.keys);
+        let event = event(self.now, self.last_ticket + 1, "server.rotate");
+        let what = What::Rotate { key: key_hash.clone() };
+        let rotate = Rotate { of: of_server(), by: 1, key_hash, fingerprint: String::new(), at: self.now, event };
+        self.call(what, Ask::Rotate(rotate)).map(drop)
+    }
+
+    fn fin(chunks: Option<u8>) -> Fin {
+        let result = if chunks.is_none() { Some("abab".to_owned()) } else { None };
+        Fin { success: true, result, chunks: chunks.map(u32::from), exit_code: Some(0), ..Fin::default() }
+    }
+
+    /// D1 is taken back to the snapshot. What it was asked is cut off.
+    pub fn take_back(&mut self) -> Check {
+        let Some(snapshot) = self.snapshot.clone() else { return Ok(()) };
+        let events = std::mem::take(&mut self.d1.events);
+        self.d1 = snapshot;
+        // An event of before that is written again is one nevertheless.
+        self.d1.events.retain(|id, _| events.contains_key(id));
+        self.history.revoked.clear();
+        (self.history.was_taken_back, self.history.needs_resync) = (true, true);
+        self.history.taken_back_at = self.last_ticket;
+        self.flights.retain(|flight| !flight.is_given_up);
+        while !self.flights.is_empty() {
+            self.fail(0)?;
+        }
+        self.resync()
+    }
+
+    /// The object is told that D1 was taken back.
+    pub fn resync(&mut self) -> Check {
+        self.call(What::Resync, Ask::Resync(of_server())).map(drop)
+    }
+
+    /// Does an operation.
+    pub fn run(&mut self, op: &Op) -> Check {
+        self.now = self.now.plus_millis(1);
+        match *op {
+            Op::Pass(millis) => self.now = self.now.plus_millis(millis),
+            Op::Create { how, key, wait } => {
+                let (what, ask) = self.create(how, key, wait);
+                self.call(what, ask)?;
+            }
+            Op::Replay { key } => {
+                let key = (format!("idempotency-{}", key % 2), format!("body-{}", key / 2));
+                let ask = Ask::Replay(Key { hash: key.0.clone(), body: key.1.clone() });
+                self.call(What::Replay { key }, ask)?;
+            }
+            Op::Live { command, wait } => {
+                let live = Live { id: self.command(command), wait: (wait > 0).then_some(wait.into()) };
+                self.call(What::Other, Ask::Live(live))?;
+            }
+            Op::Cancel(command) => {
+                let by = self.by_user(self.command(command), "command.cancel");
+                self.call(What::Other, Ask::Cancel(by))?;
+            }
+            Op::CancelOf => {
+                self.call(What::Other, Ask::CancelOf(RevokedSessions { sessions: vec![Uuid::nil()] }))?;
+            }
+            Op::Kill(command) => {
+                let by = self.by_user(self.command(command), "command.kill");
+                self.call(What::Other, Ask::Kill(by))?;
+            }
+            Op::Chunks(command) => {
+                let asked = Chunks { id: self.command(command), from: 0, offset: 1, limit: 2 };
+                self.call(What::Other, Ask::Chunks(asked))?;
+            }
+            Op::Follow { command, from, skips_gap } => {
+                let id = self.command(command);
+                let follow = Follow { id, from: from.into(), wait_millis: 8_000, skips_gap };
+                self.call(What::Other, Ask::Follow(follow))?;
+            }
+            Op::Adopt => _ = self.call(What::Other, Ask::Adopt(of_server()))?,
+            Op::Rename => {
+                let rename = Rename { name: "web-2".to_owned(), at: self.now };
+                self.call(What::Other, Ask::Rename(rename))?;
+            }
+            Op::Rotate => self.rotate()?,
+            Op::Remove { only_pending } => {
+                let event = event(self.now, self.last_ticket + 1, "server.delete");
+                let remove = Remove { of: of_server(), by: Some(1), only_pending, event };
+                self.call(What::Other, Ask::Remove(remove))?;
+            }
+            Op::Forget { command, days } => {
+                let ids = vec![self.command(command)];
+                let until = self.now.plus_seconds(-i64::from(days) * 24 * 60 * 60);
+                self.call(What::Forget { ids: ids.clone() }, Ask::Forget(Forget { ids, until }))?;
+            }
+            Op::Sever => {
+                // The workspace is purged from D1 before its objects are.
+                (self.d1.server, self.d1.is_workspace_deleted) = (None, true);
+                self.d1.commands.clear();
+                (self.snapshot, self.history.was_severed) = (None, true);
+                self.call(What::Other, Ask::Sever)?;
+            }
+            Op::Suspend(is_suspended) if !self.history.was_severed => {
+                self.d1.is_workspace_deleted = is_suspended;
+                self.call(What::Other, Ask::Suspend(is_suspended))?;
+            }
+            Op::Suspend(_) => {}
+            Op::Ack { command, age } => {
+                let command = self.command(command);
+                self.report(&self.key(age), Report::Ack { command })?;
+            }
+            Op::Chunk { command, seq, age } => {
+                let command = self.command(command);
+                let chunk = Chunk { seq: seq.into(), content: "ab".to_owned() };
+                self.report(&self.key(age), Report::Chunk { command, chunk })?;
+            }
+            Op::Fin { command, chunks, age } => {
+                let command = self.command(command);
+                self.report(&self.key(age), Report::Fin { command, fin: Self::fin(chunks) })?;
+            }
+            Op::Report { what, age } => {
+                let version = Some(format!("2.{}", what / 8 % 2));
+                let facts = HostFacts { version, load: Some(0.5), ..HostFacts::default() };
+                let report = match what % 8 {
+                    0 | 1 => Report::Started,
+                    2 => Report::Whoami,
+                    3 => Report::Heartbeat { load: (what > 128).then_some(0.25) },
+                    4 | 5 => Report::Facts { facts, is_commit: what > 128 },
+                    6 if what > 200 => Report::Unregister,
+                    _ => Report::Seen,
+                };
+                self.report(&self.key(age), report)?;
+            }
+            Op::Connect { is_control, can_kill, age } => {
+                let kind = if is_control { Kind::Control } else { Kind::Backhaul };
+                self.connect(&self.key(age), kind, can_kill)?;
+            }
+            Op::Close(back) => {
+                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_there) {
+                    self.sockets[place].is_there = false;
+                    self.step(Event::Closed(self.sockets[place].generation))?;
+                }
+            }
+            Op::Lose(back) => {
+                if let Some(place) = self.socket(back) {
+                    (self.sockets[place].is_there, self.sockets[place].closes) = (false, false);
+                }
+            }
+            Op::Break(back) => {
+                if let Some(place) = self.socket(back) {
+                    self.sockets[place].is_broken = true;
+                }
+            }
+            Op::Closed(back) => {
+                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].closes) {
+                    self.sockets[place].closes = false;
+                    self.step(Event::Closed(self.sockets[place].generation))?;
+                }
+            }
+            Op::Pong(back) => {
+                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_there) {
+                    self.step(Event::Pong(self.sockets[place].generation))?;
+                }
+            }
+            Op::Alarm(late) => self.alarm_goes_off(late)?,
+            Op::Apply(place) => self.apply(place.into(), 0),
+            Op::Answer { place, refused } => self.answer(place.into(), refused.into())?,
+            Op::Fail(place) => self.fail(place.into())?,
+            Op::TimeOut(place) => self.time_out(place.into())?,
+            Op::TimeUp(place) => self.time_is_up(place.into())?,
+            Op::Crash { after, loss } => self.crash = Some(Crash { after, loss }),
+            Op::Die(loss) => self.die(loss)?,
+            Op::Deny(command) => _ = self.d1.denied.insert(self.command(command)),
+            Op::Fill => self.d1.is_full = true,
+            Op::Forbid(forbids) => self.d1.forbids_changes = forbids,
+            Op::Snapshot => self.snapshot = Some(self.d1.clone()),
+            Op::TakeBack => self.take_back()?,
+        }
+        Ok(())
+    }
+}

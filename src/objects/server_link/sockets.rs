@@ -1,0 +1,64 @@
+//! The WebSockets of a server's object.
+
+use farhand_domain::features::Features;
+use farhand_domain::link::event::{Kind, Scene};
+use farhand_domain::wire::ToAgent;
+use serde::{Deserialize, Serialize};
+use worker::{Result, State, WebSocket, WebSocketPair};
+
+use crate::platform;
+
+/// What a socket carries through hibernation.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Attachment {
+    /// The connection's number.
+    generation: u64,
+    /// What its agent can do.
+    features: Features,
+}
+
+fn attachment(socket: &WebSocket) -> Option<Attachment> {
+    socket.deserialize_attachment().ok().flatten()
+}
+
+/// The number of a socket's connection.
+pub fn generation(socket: &WebSocket) -> Option<u64> {
+    attachment(socket).map(|attachment| attachment.generation)
+}
+
+/// The moment, and the newest socket of each kind.
+pub fn scene(state: &State) -> Scene {
+    let newest = |kind: Kind| {
+        let sockets = state.get_websockets_with_tag(kind.as_str());
+        sockets.iter().filter_map(attachment).max_by_key(|attachment| attachment.generation)
+    };
+    Scene {
+        now: platform::now(),
+        backhaul: newest(Kind::Backhaul).map(|newest| (newest.generation, newest.features)),
+        control: newest(Kind::Control).map(|newest| newest.generation),
+    }
+}
+
+/// Takes a socket, and returns the agent's end of it.
+pub fn accept(state: &State, kind: Kind, generation: u64, features: Features) -> Result<WebSocket> {
+    let WebSocketPair { client, server } = WebSocketPair::new()?;
+    state.accept_websocket_with_tags(&server, &[kind.as_str()]);
+    server.serialize_attachment(Attachment { generation, features })?;
+    Ok(client)
+}
+
+/// Sends a message, or says that it did not leave.
+pub fn send(state: &State, kind: Kind, to: u64, message: &ToAgent) -> Result<()> {
+    let sockets = state.get_websockets_with_tag(kind.as_str());
+    let socket = sockets.iter().find(|socket| generation(socket) == Some(to));
+    let socket = socket.ok_or_else(|| worker::Error::RustError("the connection is gone".to_owned()))?;
+    socket.send_with_str(serde_json::to_string(message)?)
+}
+
+/// Closes all sockets of a kind.
+pub fn close(state: &State, kind: Kind, code: u16, reason: &str) {
+    for socket in state.get_websockets_with_tag(kind.as_str()) {
+        // One that is closing already refuses; that is fine.
+        socket.close(Some(code), Some(reason)).ok();
+    }
+}
