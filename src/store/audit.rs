@@ -98,9 +98,9 @@ pub fn text(event: &Event) -> Result<String, Error> {
 }
 
 /// The statement for an event, if the statement before it changed something.
-pub fn after_change(workspace_id: i64, event: &Event) -> Result<db::Statement, Error> {
+pub fn after_change(workspace_id: i64, event: &Event) -> Result<Statement, Error> {
     let insert = Insert::whole(":workspace_id", ":event", "WHERE changes() > 0");
-    Ok(Statement::new(insert.sql()).bind_all(params! { workspace_id, event: text(event)? }).into())
+    Ok(Statement::new(insert.sql()).bind_all(params! { workspace_id, event: text(event)? }))
 }
 
 /// The same for an event of the caller's, who is still there after the change.

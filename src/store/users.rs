@@ -226,12 +226,7 @@ pub fn update(
 }
 
 /// The statement for the audit event of [`update`]. It lists the servers that lose their owner.
-fn update_event(
-    workspace_id: i64,
-    account: &Account,
-    changes: &Changes,
-    event: &Event,
-) -> Result<db::Statement, Error> {
+fn update_event(workspace_id: i64, account: &Account, changes: &Changes, event: &Event) -> Result<Statement, Error> {
     if !changes.release_servers(account) {
         return audit::after_change(workspace_id, event);
     }
@@ -244,9 +239,7 @@ fn update_event(
          WHERE changes() > 0"
     );
     let insert = Insert { rest: &rest, ..Insert::whole(":workspace_id", "e.event", "") };
-    Ok(Statement::new(insert.sql())
-        .bind_all(params! { workspace_id, event: audit::text(event)?, user_id: account.id })
-        .into())
+    Ok(Statement::new(insert.sql()).bind_all(params! { workspace_id, event: audit::text(event)?, user_id: account.id }))
 }
 
 /// The statement that takes a user's servers from them, directly behind their [`update_event`], if that was written.

@@ -214,7 +214,7 @@ impl Shell {
     /// nothing to the machine.
     async fn ask(self: Rc<Self>, id: RequestId, request: Box<ToD1>) {
         let (env, asked) = (self.env.clone(), request.clone());
-        let answer = Box::pin(async move { d1::ask(&env, &asked).await.map_err(|error| error.to_string()) });
+        let answer = Box::pin(async move { d1::ask(&env, &asked).await.map_err(|error| error.detail.into_owned()) });
         let answer = match future::select(answer, Delay::from(D1_WITHIN)).await {
             Either::Left((answer, _)) => answer,
             Either::Right(((), late)) => {
