@@ -1,14 +1,12 @@
 //! The table of commands, as the Worker reads it. Only the servers' objects write it.
 
 use farhand_domain::command::ServerRef;
-use farhand_domain::command_list::CommandList;
 use farhand_domain::command_object;
 use farhand_domain::time::Timestamp;
 
-use super::command_list::{self, Value, Within};
-use super::db::{Parameter, Selection};
+use super::db::Parameter;
 use super::servers;
-use super::within_acl::{COST, COST_OF_ROW, MOST_COST, line_patterns, within, word_lists};
+use super::within_acl::{line_patterns, within, word_lists};
 
 /// SQL for the command object (spec.md, Command; contract 7) of a row of `commands c`, as JSON, with the given SQL for
 /// its result and for whether that is cut. `?3` is the time.
@@ -101,32 +99,3 @@ pub fn for_creation(server: &ServerRef, key_hash: Option<&String>, since: Timest
 const MADE_WITH_KEY: &str = "(SELECT json_object('id', c.id, 'server', c.server_id, 'body', c.idempotency_body)
     FROM commands c WHERE c.workspace_id = me.workspace_id AND c.requested_by = me.user_id
     AND c.idempotency_key = me.user_id || '/' || ?6 AND c.added_at > ?7)";
-
-impl From<Value> for Parameter {
-    fn from(value: Value) -> Self {
-        match value {
-            Value::Text(text) => text.into(),
-            Value::Integer(number) => number.into(),
-        }
-    }
-}
-
-/// What a page of a list of commands with that offset is read with: those of servers that the caller reaches.
-pub fn list(list: &CommandList, offset: u64) -> Selection {
-    let object = list_object();
-    let within = Within {
-        patterns: &line_patterns("(SELECT me.acl FROM me)"),
-        lists: &word_lists("(SELECT me.acl FROM me)"),
-        cost: COST,
-        cost_of_row: COST_OF_ROW,
-        most_cost: MOST_COST,
-        is_within: &within("me.acl", "patterns", "lists"),
-    };
-    let narrow = selection(command_list::narrow_sql(list, offset, &object, &within));
-    Selection { narrow: Some(Box::new(narrow)), ..selection(command_list::sql(list, offset, &object)) }
-}
-
-fn selection(sql: command_list::Sql) -> Selection {
-    let command_list::Sql { tables, items, of_all, parameters } = sql;
-    Selection { tables, items, of_all, parameters: parameters.into_iter().map(Parameter::from).collect(), narrow: None }
-}

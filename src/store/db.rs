@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::statement::{Built, Value};
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 use wasm_bindgen::JsValue;
@@ -80,11 +81,29 @@ impl<T: Into<Parameter>> From<Option<T>> for Parameter {
     }
 }
 
+impl From<Value> for Parameter {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Null => Self(JsValue::NULL),
+            Value::Integer(value) => value.into(),
+            Value::Real(value) => value.into(),
+            Value::Text(value) => value.into(),
+        }
+    }
+}
+
 /// A statement with its parameters `?1`, `?2` ... in order.
 #[derive(Clone, Debug)]
 pub struct Statement {
     sql: String,
     parameters: Vec<JsValue>,
+}
+
+impl From<Built> for Statement {
+    fn from(built: Built) -> Self {
+        let parameters = built.parameters.into_iter().map(|value| Parameter::from(value).0).collect();
+        Self { sql: built.sql, parameters }
+    }
 }
 
 impl Statement {

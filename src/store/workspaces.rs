@@ -272,7 +272,6 @@ pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
     let rests = [
         "command_counts",
         "command_servers",
-        "command_horizons",
         "command_requesters",
         "departed_users",
         "stored_bytes",
