@@ -666,12 +666,13 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
             // What is not promised to be bounded reads what it matches, for `count` or to sort it.
             let more = match query.as_str() {
                 _ if is_other_order => commands + size,
-                "is_scheduled=true" | "success=false" => *of_all,
+                "is_scheduled=true" | "success=false" | "requested_by_isnull=true" => *of_all,
                 "is_scheduled=false" => commands - of_all,
+                "requested_by_isnull=false" => commands - of_all + size,
                 // Those that are open, and those that failed.
                 "success=true" => commands - of_all + size,
                 // Those that the filter leaves out.
-                "requested_by_isnull=false" | "shell=system" => size,
+                "shell=system" => size,
                 _ => 0,
             };
             assert!(rows <= 3 * size + 20 + more, "{paged} of {commands}: {rows} rows");
