@@ -145,12 +145,9 @@ SELECT workspace_id, 'shell', shell, count(*) FROM commands WHERE workspace_id =
 INSERT INTO command_counts (workspace_id, kind, key, total)
 SELECT workspace_id, 'requester', coalesce(requested_by, ''), count(*) FROM commands
 WHERE workspace_id = ${workspace} GROUP BY requested_by;
-INSERT INTO command_servers (workspace_id, server_id, name, total, internal, nobody)
-SELECT workspace_id, server_id, server_name, count(*), sum(shell = 'internal'), sum(requested_by IS NULL)
+INSERT INTO command_servers (workspace_id, server_id, name, total)
+SELECT workspace_id, server_id, server_name, count(*)
 FROM commands WHERE workspace_id = ${workspace} GROUP BY server_id, server_name ORDER BY min(seq);
-INSERT INTO command_horizons (workspace_id, moment, total)
-SELECT workspace_id, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'), sum(scheduled_at > strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'))
-FROM commands WHERE workspace_id = ${workspace} AND scheduled_at > added_at GROUP BY workspace_id;
 INSERT INTO command_requesters (workspace_id, user_id, server_id)
 SELECT DISTINCT workspace_id, requested_by, server_id FROM commands WHERE workspace_id = ${workspace} AND requested_by IS NOT NULL;
 `;
@@ -187,12 +184,10 @@ export function fill(file, sets) {
 function contents(file) {
   const tables = ["commands", "command_counts", "command_servers", "command_requesters", "departed_users", "servers", "users"];
   const rows = tables.map((table) => [table, select(file, `SELECT * FROM ${table}`)]);
-  // The horizon's moment is when it was made.
-  const horizons = select(file, "SELECT workspace_id, total FROM command_horizons");
   const texts = select(file, `CREATE VIRTUAL TABLE temp.tokens USING fts5vocab(main, command_texts, instance);
     SELECT * FROM temp.tokens`);
   const schema = select(file, "SELECT type, name, tbl_name, sql FROM sqlite_master");
-  return new Map([...rows, ["command_horizons", horizons], ["command_texts", texts], ["the schema", schema]]);
+  return new Map([...rows, ["command_texts", texts], ["the schema", schema]]);
 }
 
 function check() {

@@ -376,7 +376,10 @@ CREATE TABLE commands (
 -- Serves: one command by its id, and the object's reports about it.
 CREATE UNIQUE INDEX commands_by_id ON commands (workspace_id, id);
 
--- Serves: the list in its default order, read from the end.
+-- docs/contributing/cost.md has the price of each index. The lists of commands are read by indexes in their default order; in another
+-- order a list sorts all that it matches.
+
+-- Serves: the list without filters, `is_scheduled`, and filters that match most commands.
 CREATE INDEX commands_by_schedule ON commands (workspace_id, scheduled_at, id);
 
 -- Serves: `server`, and the lists of callers who can access only some servers, one server after the other.
@@ -385,20 +388,17 @@ CREATE INDEX commands_by_server ON commands (workspace_id, server_id, scheduled_
 -- Serves: `requested_by`, `requested_by_isnull=true`, and removing a deleted user from their commands in steps.
 CREATE INDEX commands_by_requester ON commands (workspace_id, requested_by, scheduled_at, id);
 
--- Serves: `shell`.
-CREATE INDEX commands_by_shell ON commands (workspace_id, shell, scheduled_at, id);
+-- Serves: `state` with states before the end. Few commands are in it.
+CREATE INDEX commands_open ON commands (workspace_id, scheduled_at, id) WHERE handled_at IS NULL;
 
--- Serves: `requested_by_isnull=false`.
-CREATE INDEX commands_requested ON commands (workspace_id, scheduled_at, id) WHERE requested_by IS NOT NULL;
+-- Serves: `success=false`.
+CREATE INDEX commands_unsuccessful ON commands (workspace_id, scheduled_at, id) WHERE success = 0;
 
--- Serves: `is_scheduled=true`, and the count in command_horizons.
-CREATE INDEX commands_planned ON commands (workspace_id, scheduled_at, id) WHERE scheduled_at > added_at;
+-- Serves: `shell=internal`.
+CREATE INDEX commands_internal ON commands (workspace_id, scheduled_at, id) WHERE shell = 'internal';
 
--- Serve: `ordering` by each column. (commands_by_schedule serves scheduled_at.)
-CREATE INDEX commands_by_added ON commands (workspace_id, added_at, id);
-CREATE INDEX commands_by_delivered ON commands (workspace_id, delivered_at, id);
-CREATE INDEX commands_by_acked ON commands (workspace_id, acked_at, id);
-CREATE INDEX commands_by_handled ON commands (workspace_id, handled_at, id);
+-- Serves: deleting commands that ended long ago.
+CREATE INDEX commands_by_handled ON commands (workspace_id, handled_at, id) WHERE handled_at IS NOT NULL;
 
 -- Serves: the lookup of an Idempotency-Key, and that each is used once per user.
 CREATE UNIQUE INDEX commands_by_key ON commands (workspace_id, requested_by, idempotency_key)
@@ -467,10 +467,7 @@ CREATE TABLE command_servers (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   server_id TEXT NOT NULL,
   name TEXT NOT NULL,
-  total INTEGER NOT NULL,
-  -- Of these: with the shell `internal`, and without a requester.
-  internal INTEGER NOT NULL,
-  nobody INTEGER NOT NULL
+  total INTEGER NOT NULL
 ) STRICT;
 
 -- Serves: the count of a server's commands, and the search for its name.
@@ -486,21 +483,6 @@ CREATE TABLE command_requesters (
 
 -- Serves: deleting a server's rows, with its last command.
 CREATE INDEX command_requesters_by_server ON command_requesters (workspace_id, server_id, user_id);
-
--- The number of commands that are scheduled later than `moment`. Reads subtract those that came due since; writes that
--- create, deliver or end a scheduled command move `moment` forward.
-CREATE TABLE command_horizons (
-  workspace_id INTEGER PRIMARY KEY REFERENCES workspaces (id),
-  moment TEXT NOT NULL,
-  total INTEGER NOT NULL
-) STRICT;
-
--- Moves a horizon to now, across the commands that came due. Each command is passed once.
-CREATE VIEW command_horizons_now AS
-SELECT h.workspace_id, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now') AS moment,
-  (SELECT count(*) FROM commands c WHERE c.workspace_id = h.workspace_id AND c.scheduled_at > c.added_at
-    AND c.scheduled_at > h.moment AND c.scheduled_at <= strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now')) AS passed
-FROM command_horizons h;
 
 -- The search index. Its rowid is 2^40 times the workspace's id, plus the command's seq: the commands of a workspace are adjacent,
 -- so a search reads no other workspace's part. Server and requester are three characters each that encode a number and form
@@ -529,10 +511,9 @@ CREATE TRIGGER commands_in AFTER INSERT ON commands BEGIN
   VALUES (new.workspace_id, 'shell', new.shell, 1),
     (new.workspace_id, 'requester', coalesce(new.requested_by, ''), 1)
   ON CONFLICT (workspace_id, kind, key) DO UPDATE SET total = total + 1;
-  INSERT INTO command_servers (workspace_id, server_id, name, total, internal, nobody)
-  VALUES (new.workspace_id, new.server_id, new.server_name, 1, new.shell = 'internal', new.requested_by IS NULL)
-  ON CONFLICT (workspace_id, server_id, name) DO UPDATE
-  SET total = total + 1, internal = internal + excluded.internal, nobody = nobody + excluded.nobody;
+  INSERT INTO command_servers (workspace_id, server_id, name, total)
+  VALUES (new.workspace_id, new.server_id, new.server_name, 1)
+  ON CONFLICT (workspace_id, server_id, name) DO UPDATE SET total = total + 1;
   INSERT INTO command_texts (rowid, server, requester, line, wide)
   SELECT place, server, requester, line, wide FROM command_text_rows WHERE seq = new.seq;
   -- The requester may have been deleted before this insert: the janitor then clears requested_by.
@@ -551,8 +532,7 @@ END;
 CREATE TRIGGER commands_out BEFORE DELETE ON commands BEGIN
   UPDATE command_counts SET total = total - 1 WHERE workspace_id = old.workspace_id
     AND ((kind = 'shell' AND key = old.shell) OR (kind = 'requester' AND key = coalesce(old.requested_by, '')));
-  UPDATE command_servers SET total = total - 1, internal = internal - (old.shell = 'internal'),
-    nobody = nobody - (old.requested_by IS NULL)
+  UPDATE command_servers SET total = total - 1
   WHERE workspace_id = old.workspace_id AND server_id = old.server_id AND name = old.server_name;
   INSERT INTO command_texts (command_texts, rowid, server, requester, line, wide)
   SELECT 'delete', place, server, requester, line, wide FROM command_text_rows WHERE seq = old.seq;
@@ -572,32 +552,8 @@ WHEN new.requested_by IS NOT old.requested_by BEGIN
   INSERT INTO command_counts (workspace_id, kind, key, total)
   VALUES (new.workspace_id, 'requester', coalesce(new.requested_by, ''), 1)
   ON CONFLICT (workspace_id, kind, key) DO UPDATE SET total = total + 1;
-  UPDATE command_servers SET nobody = nobody + (new.requested_by IS NULL) - (old.requested_by IS NULL)
-  WHERE workspace_id = new.workspace_id AND server_id = new.server_id AND name = new.server_name;
   INSERT INTO command_texts (rowid, server, requester, line, wide)
   SELECT place, server, requester, line, wide FROM command_text_rows WHERE seq = new.seq;
-END;
-
--- The horizon follows scheduled commands.
-CREATE TRIGGER commands_planned_in AFTER INSERT ON commands WHEN new.scheduled_at > new.added_at BEGIN
-  INSERT INTO command_horizons (workspace_id, moment, total)
-  VALUES (new.workspace_id, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'), 0) ON CONFLICT (workspace_id) DO NOTHING;
-  UPDATE command_horizons SET total = total + 1
-  WHERE workspace_id = new.workspace_id AND moment < new.scheduled_at;
-  UPDATE command_horizons SET moment = n.moment, total = total - n.passed FROM command_horizons_now n
-  WHERE command_horizons.workspace_id = new.workspace_id AND n.workspace_id = new.workspace_id AND n.passed > 0;
-END;
-
-CREATE TRIGGER commands_planned_on AFTER UPDATE OF delivered_at, handled_at ON commands
-WHEN new.scheduled_at > new.added_at
-  AND (new.delivered_at IS NOT old.delivered_at OR new.handled_at IS NOT old.handled_at) BEGIN
-  UPDATE command_horizons SET moment = n.moment, total = total - n.passed FROM command_horizons_now n
-  WHERE command_horizons.workspace_id = new.workspace_id AND n.workspace_id = new.workspace_id AND n.passed > 0;
-END;
-
-CREATE TRIGGER commands_planned_out AFTER DELETE ON commands WHEN old.scheduled_at > old.added_at BEGIN
-  UPDATE command_horizons SET total = total - 1
-  WHERE workspace_id = old.workspace_id AND moment < old.scheduled_at;
 END;
 
 -- ==================== Security: what a change ends ====================

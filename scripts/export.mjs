@@ -11,7 +11,7 @@ import { fail, output, say } from "./lib.mjs";
 import { npmPackages } from "./toolchain.mjs";
 
 /** What the triggers of `commands` keep. */
-const DERIVED = ["command_counts", "command_servers", "command_horizons", "command_requesters", "command_texts"];
+const DERIVED = ["command_counts", "command_servers", "command_requesters", "command_texts"];
 /** The tables that are read after all others. */
 const LAST = ["users", "workspaces"];
 /** Rows of a page at the most, and bytes of texts after which a page ends. */

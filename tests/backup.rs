@@ -30,7 +30,7 @@ const LISTS: &[&str] = &[
 /// What triggers keep, and an export leaves out.
 const DERIVED: &[&str] = &[
     "SELECT * FROM command_counts WHERE total > 0 ORDER BY workspace_id, kind, key",
-    "SELECT workspace_id, server_id, name, total, internal, nobody FROM command_servers WHERE total > 0
+    "SELECT workspace_id, server_id, name, total FROM command_servers WHERE total > 0
      ORDER BY workspace_id, server_id, name",
     "SELECT * FROM command_requesters ORDER BY workspace_id, user_id, server_id",
 ];

@@ -586,7 +586,7 @@ async fn the_operators_requests_ask_d1_twice_at_most() {
 }
 
 /// What a command writes to D1, in rows (docs/scaling.md).
-const COMMAND_WRITES: i64 = 22;
+const COMMAND_WRITES: i64 = 17;
 /// What its end writes, without output.
 const END_WRITES: i64 = 10;
 

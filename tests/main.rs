@@ -34,12 +34,7 @@ mod start;
 mod transport;
 mod unknown_fields;
 
-/// The Worker's own SQL for lists of commands, the very same file.
-#[path = "../src/store/command_list.rs"]
-#[allow(dead_code)]
-mod command_list_sql;
-
-/// The same of what access control lists allow.
+/// The Worker's SQL for what access control lists allow, the very same file.
 #[path = "../src/store/within_acl.rs"]
 #[allow(dead_code)]
 mod within_acl_sql;

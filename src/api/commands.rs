@@ -27,6 +27,7 @@ use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, Ask, ByUser, Create, Created, Key, Live, Refusal};
 use crate::platform;
 use crate::platform::log;
+use crate::store::command_list;
 use crate::store::commands;
 
 /// The longest time that an answer may be waited for, in seconds (contract 7).
@@ -37,7 +38,8 @@ const SETTLES_WITHIN: i64 = 10;
 
 /// `GET /api/events/commands/`: the commands of servers that the caller reaches, the latest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, page| CommandList::of(query).map(|list| commands::list(&list, page.offset()))).await
+    page_of(call, anybody, |query, page| CommandList::of(query).map(|list| command_list::list(&list, page.offset())))
+        .await
 }
 
 /// A server that a new command names, as far as the caller may use it.

@@ -4,13 +4,14 @@
 use std::cell::Cell;
 
 use farhand_domain::error::{Code, Error, Kind};
+use farhand_sql::statement::Statement;
 use serde_json::json;
 use worker::Env;
 
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform;
-use crate::store::db::{self, Statement};
+use crate::store::db;
 
 /// What D1 says of a statement on a table that it does not have.
 const NO_TABLE: &str = "no such table";

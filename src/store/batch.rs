@@ -3,7 +3,7 @@
 //! A store function returns a batch, and `Credential::write` runs it. Each statement is added as a part with a meaning, so that
 //! nobody finds a result, or the place for the audit event, by counting.
 
-use super::db::Statement;
+use farhand_sql::statement::Statement;
 
 /// What a statement of a batch is for, and so what its result is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,22 +1,19 @@
 //! The table of commands, as the Worker reads it. Only the servers' objects write it.
 
 use farhand_domain::command::ServerRef;
-use farhand_domain::command_list::CommandList;
 use farhand_domain::command_object;
 use farhand_domain::time::Timestamp;
 use uuid::Uuid;
 
-use super::command_list::{self, Sql, Value, Within};
 use super::db::params;
-use super::list::{List, Select};
 use super::scope::Query;
 use super::servers;
-use super::within_acl::{COST, COST_OF_ROW, MOST_COST, line_patterns, within, word_lists};
+use super::within_acl::{line_patterns, within, word_lists};
 
 /// SQL for the command object (spec.md, Command; contract 7) of a row of `commands c`, as JSON, with the given SQL for
-/// its result, for whether that is cut, and for the time.
-fn object(result: &str, truncated: &str, now: &str) -> String {
-    let (state, status) = (command_object::state_sql(now), command_object::status_sql(now));
+/// its result and for whether that is cut. `:now` is the time.
+fn object(result: &str, truncated: &str) -> String {
+    let (state, status) = (command_object::state_sql(":now"), command_object::status_sql(":now"));
     let boolean = |column: &str| format!("json(CASE {column} WHEN 1 THEN 'true' WHEN 0 THEN 'false' ELSE 'null' END)");
     let success = boolean("c.success");
     let truncated = boolean(truncated);
@@ -36,12 +33,12 @@ fn object(result: &str, truncated: &str, now: &str) -> String {
 
 /// SQL for the whole command object.
 fn whole_object() -> String {
-    object("coalesce(c.full_result, c.result)", "c.result_truncated", ":now")
+    object("coalesce(c.full_result, c.result)", "c.result_truncated")
 }
 
 /// SQL for the command object of a list, whose result is cut shorter.
-fn list_object() -> String {
-    object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)", "?3")
+pub(super) fn list_object() -> String {
+    object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)")
 }
 
 /// SQL for whether the list of the caller's API token allows a row of `commands c`. Without a list it does.
@@ -102,33 +99,4 @@ pub fn for_creation(server: &ServerRef, key_hash: Option<&String>, since: Timest
                 AND c.idempotency_key = me.user_id || '/' || :key_hash AND c.added_at > :since)))"
     );
     Query::new(sql, params! { server, key_hash, since })
-}
-
-/// A page of a list of commands with that offset: those of servers that the caller can access.
-pub fn list(list: &CommandList, offset: u64) -> List {
-    let object = list_object();
-    let within = Within {
-        patterns: &line_patterns("(SELECT me.acl FROM me)"),
-        lists: &word_lists("(SELECT me.acl FROM me)"),
-        cost: COST,
-        cost_of_row: COST_OF_ROW,
-        most_cost: MOST_COST,
-        is_within: &within("me.acl", "patterns", "lists"),
-    };
-    let Sql { tables, items, of_all, parameters } = command_list::sql(list, offset, &object);
-    let full_access = of_all.map(|(tables, items)| select(tables, items, parameters.clone()));
-    let narrow = command_list::narrow_sql(list, offset, &object, &within);
-    List {
-        select: select(tables, items, parameters),
-        full_access,
-        narrow: Some(select(narrow.tables, narrow.items, narrow.parameters)),
-    }
-}
-
-fn select(tables: String, items: String, parameters: Vec<Value>) -> Select {
-    let numbered = parameters.into_iter().map(|value| match value {
-        Value::Text(text) => text.into(),
-        Value::Integer(number) => number.into(),
-    });
-    Select { tables, items, parameters: params! {}, numbered: Some(numbered.collect()) }
 }

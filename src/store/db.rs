@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use farhand_domain::error::Error;
-use farhand_sql::statement::{self as sql, Built, Value};
+use farhand_sql::statement::{Built, Statement, Value};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use wasm_bindgen::JsValue;
@@ -25,42 +25,9 @@ macro_rules! params {
 }
 pub(crate) use params;
 
-/// A statement as [`batch`] and [`run`] take it.
-#[derive(Clone, Debug)]
-pub enum Statement {
-    /// With names, which are numbered when it runs.
-    Named(sql::Statement),
-    /// With numbers. Only the objects of servers and the list of commands make these.
-    Numbered(Built),
-}
-
-impl From<sql::Statement> for Statement {
-    fn from(statement: sql::Statement) -> Self {
-        Self::Named(statement)
-    }
-}
-
-impl Statement {
-    /// A statement with numbered parameters, which has none yet.
-    pub fn new(sql: impl Into<String>) -> Self {
-        Self::Numbered(Built { sql: sql.into(), parameters: Vec::new() })
-    }
-
-    /// The same with its next parameter.
-    pub fn bind(mut self, value: impl Into<Value>) -> Self {
-        if let Self::Numbered(built) = &mut self {
-            built.parameters.push(value.into());
-        }
-        self
-    }
-
-    fn prepare(self, database: &D1Database) -> Result<D1PreparedStatement, Error> {
-        let Built { sql, parameters } = match self {
-            Self::Named(statement) => statement.build()?,
-            Self::Numbered(built) => built,
-        };
-        Ok(database.prepare(sql).bind(&parameters.into_iter().map(js_value).collect::<Vec<_>>())?)
-    }
+fn prepare(database: &D1Database, statement: Statement) -> Result<D1PreparedStatement, Error> {
+    let Built { sql, parameters } = statement.build()?;
+    Ok(database.prepare(sql).bind(&parameters.into_iter().map(js_value).collect::<Vec<_>>())?)
 }
 
 /// D1 refuses `undefined` and BigInt.
@@ -116,10 +83,10 @@ impl From<worker::Error> for Failure {
 ///
 /// # Errors
 /// D1 did not run them, or a rule refused one.
-pub async fn batch(env: &Env, statements: Vec<impl Into<Statement>>) -> Result<Vec<D1Result>, Failure> {
+pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<D1Result>, Failure> {
     let database = env.d1(platform::DB)?;
     let prepared: Vec<_> =
-        statements.into_iter().map(|statement| statement.into().prepare(&database)).collect::<Result<_, _>>()?;
+        statements.into_iter().map(|statement| prepare(&database, statement)).collect::<Result<_, _>>()?;
     cost::add_d1_call();
     let results = database.batch(prepared).await?;
     cost::add_rows(&results);
@@ -130,8 +97,8 @@ pub async fn batch(env: &Env, statements: Vec<impl Into<Statement>>) -> Result<V
 ///
 /// # Errors
 /// As [`batch`].
-pub async fn run(env: &Env, statement: impl Into<Statement>) -> Result<D1Result, Failure> {
-    let prepared = statement.into().prepare(&env.d1(platform::DB)?)?;
+pub async fn run(env: &Env, statement: Statement) -> Result<D1Result, Failure> {
+    let prepared = prepare(&env.d1(platform::DB)?, statement)?;
     cost::add_d1_call();
     let result = prepared.run().await?;
     cost::add_rows(std::slice::from_ref(&result));
@@ -139,12 +106,12 @@ pub async fn run(env: &Env, statement: impl Into<Statement>) -> Result<D1Result,
 }
 
 /// Runs one statement whose result is not used.
-pub async fn execute(env: &Env, statement: impl Into<Statement>) -> Result<(), Error> {
+pub async fn execute(env: &Env, statement: Statement) -> Result<(), Error> {
     Ok(run(env, statement).await.map(drop)?)
 }
 
 /// Runs statements whose results are not used, as [`batch`].
-pub async fn execute_all(env: &Env, statements: Vec<impl Into<Statement>>) -> Result<(), Error> {
+pub async fn execute_all(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
     Ok(batch(env, statements).await.map(drop)?)
 }
 

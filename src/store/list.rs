@@ -28,9 +28,6 @@ pub struct Select {
     pub items: String,
     /// Its own parameters.
     pub parameters: Parameters,
-    /// The parameters of a text of `command_list`, from `?7` on. In it `?3` is the time, `?5` and `?6` are the page's size and
-    /// offset.
-    pub numbered: Option<Vec<Value>>,
 }
 
 impl Select {
@@ -99,7 +96,7 @@ impl List {
              ORDER BY page.key"
         );
         let tables = format!("{tables}, total AS (SELECT {count} AS total FROM me)");
-        let select = Select { tables, items, parameters, numbered: None };
+        let select = Select { tables, items, parameters };
         Self { select, full_access: None, narrow: None }
     }
 }

@@ -9,7 +9,7 @@ use farhand_domain::time::Timestamp;
 use farhand_sql::statement::{Parameters, Statement};
 use serde::Deserialize;
 
-use super::db::{self, params};
+use super::db::params;
 use super::list::Select;
 
 /// The first common tables. Their parameters are the workspace's `:slug`, the `:token_hash`, `:now`, and `:dead_until`: now less
@@ -136,20 +136,7 @@ impl<'a> Scope<'a> {
 
     /// The statement for a page of a list, whose first row has [`Who`] as well. So who calls, and how many items there are, is
     /// found once.
-    pub fn list(&self, select: &Select, page: Page) -> db::Statement {
-        let text = select.text(&[WORKSPACE, ME]);
-        let Some(values) = &select.numbered else { return select.bind(self.statement(&text), page).into() };
-        let mut text = self.text(&text);
-        for (name, number) in [(":slug", "?1"), (":token_hash", "?2"), (":now", "?3"), (":dead_until", "?4")] {
-            text = text.replace(name, number);
-        }
-        let statement = db::Statement::new(text)
-            .bind(self.workspace)
-            .bind(&self.hash)
-            .bind(self.now)
-            .bind(session::dead_until(self.now))
-            .bind(page.size)
-            .bind(page.offset());
-        values.iter().cloned().fold(statement, db::Statement::bind)
+    pub fn list(&self, select: &Select, page: Page) -> Statement {
+        select.bind(self.statement(&select.text(&[WORKSPACE, ME])), page)
     }
 }

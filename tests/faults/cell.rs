@@ -362,9 +362,6 @@ impl Cell {
             UNION ALL SELECT 'server ' || c.name FROM command_servers c WHERE total <>
                 (SELECT count(*) FROM commands r WHERE r.workspace_id = c.workspace_id AND r.server_id = c.server_id
                     AND r.server_name = c.name)
-            UNION ALL SELECT 'horizon' FROM command_horizons c WHERE total <>
-                (SELECT count(*) FROM commands r WHERE r.workspace_id = c.workspace_id AND r.scheduled_at > r.added_at
-                    AND r.scheduled_at > c.moment)
             UNION ALL SELECT 'all' WHERE (SELECT coalesce(sum(total), 0) FROM command_counts WHERE kind = 'shell')
                 <> (SELECT count(*) FROM commands)",
         );

@@ -8,6 +8,8 @@ use farhand_domain::acl::Acl;
 use farhand_domain::command::{Command, Shell};
 use farhand_domain::command_list::CommandList;
 use farhand_domain::features::Features;
+use farhand_sql::command_list::{ListSql, NARROW_WINDOW, Within, narrow_sql};
+use farhand_sql::statement::{Built, Statement, Value as Parameter};
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::dice::Dice;
 use farhand_tests::events::Events;
@@ -15,7 +17,6 @@ use farhand_tests::{Api, Instance, Person, Workspace, eventually, far_ahead, now
 use serde_json::{Value, json};
 
 use super::commands::{PATH, id_of, path_of};
-use crate::command_list_sql::{NARROW_WINDOW, Sql, Within, narrow_sql};
 use crate::within_acl_sql::{COST, COST_OF_ROW, MOST_COST, line_patterns, within, word_lists};
 
 const NOT_FOUND: Option<&str> = Some("COMMAND_NOT_FOUND");
@@ -365,10 +366,10 @@ fn the_dearest_lists_are_bounded() {
         most_cost: MOST_COST,
         is_within: &is_within,
     };
-    let Sql { tables, items, .. } = narrow_sql(&list, 0, "c.id", &rule);
+    let ListSql { tables, items, .. } = narrow_sql(&list, 0, "c.id", &rule);
     let sql = format!(
         "WITH me AS MATERIALIZED (SELECT 1 AS workspace_id, 1 AS user_id, 1 AS is_staff, 1 AS is_superuser, NULL AS acl_servers,
-            ?1 AS acl, 1 AS reads_narrowly, ?2 AS two, ?3 AS three, ?4 AS four){tables}
+            :acl AS acl, 1 AS reads_narrowly){tables}
          SELECT (SELECT count(*) FROM looked_at WHERE coalesce(spent, 0) < {MOST_COST}), (SELECT total FROM total),
             (SELECT count(*) FROM ({items}))"
     );
@@ -376,10 +377,15 @@ fn the_dearest_lists_are_bounded() {
         Acl::read(&acl).unwrap_or_else(|problems| panic!("{name}: {problems:?}"));
         let database = stored(line, argv);
         let start = Instant::now();
+        let statement = Statement::new(&sql).bind("acl", acl.to_string()).bind("now", "2027");
+        let Built { sql, parameters } = statement.bind("limit", 15).bind("offset", 0).build().unwrap();
+        let parameters = parameters.into_iter().map(|parameter| match parameter {
+            Parameter::Text(text) => rusqlite::types::Value::from(text),
+            Parameter::Integer(number) => number.into(),
+            other => panic!("{other:?}"),
+        });
         let (looked_at, found): (u32, u32) = database
-            .query_row(&sql, rusqlite::params![acl.to_string(), "", "2027", "", 15, 0], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })
+            .query_row(&sql, rusqlite::params_from_iter(parameters), |row| Ok((row.get(0)?, row.get(1)?)))
             .unwrap();
         let took = start.elapsed();
         println!("{name}: {looked_at} looked at, {found} found, {took:?}");

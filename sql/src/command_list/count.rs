@@ -1,0 +1,106 @@
+//! The number of all items: from the counters if they know it, otherwise counted.
+
+use super::access::{HAS_FULL_ACCESS, IS_READABLE};
+use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER, OPEN, UNSUCCESSFUL, index};
+use super::page::{NOBODY, OF_NOBODY};
+use super::search::{self, IS_RARE};
+use super::{Callers, Parts};
+
+/// SQL for the sum of the counters of a kind whose keys fulfil a condition.
+fn counter(kind: &str, keys: &str) -> String {
+    format!(
+        "coalesce((SELECT sum(n.total) FROM command_counts n
+         WHERE n.workspace_id = me.workspace_id AND n.kind = '{kind}' AND {keys}), 0)"
+    )
+}
+
+/// SQL for the sum of the counters of servers. `keys` are tables that stand before `command_servers n`.
+fn servers_counter(keys: &str, server: &str) -> String {
+    format!(
+        "coalesce((SELECT sum(n.total) FROM {keys} command_servers n
+         WHERE n.workspace_id = me.workspace_id AND n.server_id = {server}), 0)"
+    )
+}
+
+/// SQL for the number of commands in an index that fulfil a condition. `keys` are tables that stand before `commands c`.
+fn counted(keys: &str, index: &str, condition: &str) -> String {
+    format!(
+        "(SELECT count(*) FROM {keys} commands c INDEXED BY {index}
+          WHERE c.workspace_id = me.workspace_id AND {condition})"
+    )
+}
+
+impl Parts<'_> {
+    /// SQL for the number of items for some callers, and NULL for others.
+    pub fn total(&self, callers: Callers) -> String {
+        let others = match callers {
+            Callers::All => self.total_without_full_access(),
+            Callers::FullAccess => "NULL".to_owned(),
+        };
+        let total = format!("iif({HAS_FULL_ACCESS}, {}, {others})", self.total_with_full_access());
+        if !self.has_found {
+            return total;
+        }
+        let who = if callers == Callers::All { "true" } else { HAS_FULL_ACCESS };
+        format!("iif({IS_RARE} AND {who}, (SELECT count(*) FROM {}), {total})", self.rare_rows(callers))
+    }
+
+    fn total_with_full_access(&self) -> String {
+        let of_nobody = self.is_of_nobody().then(|| format!("{OF_NOBODY} AND {}", self.filters));
+        self.counter_with_full_access().unwrap_or_else(|| match of_nobody {
+            Some(of_nobody) => counted(NOBODY, BY_REQUESTER, &of_nobody),
+            None => counted("", index(self.list), &self.filters),
+        })
+    }
+
+    /// The number from the counters, if the list has at most one filter, and they help.
+    fn counter_with_full_access(&self) -> Option<String> {
+        let (list, all) = (self.list, counter("shell", "true"));
+        match self.filter_count {
+            0 => return Some(all),
+            1 => {}
+            _ => return None,
+        }
+        if list.server.is_some() {
+            return Some(servers_counter("", ":server"));
+        }
+        if list.requested_by.is_some() {
+            let user = "(SELECT CAST(u.id AS TEXT) FROM users u
+                WHERE u.workspace_id = me.workspace_id AND u.id = :requested_by)";
+            return Some(counter("requester", &format!("n.key = {user}")));
+        }
+        if let Some(shell) = list.shell {
+            return Some(counter("shell", &format!("n.key = '{}'", shell.as_str())));
+        }
+        // Without those that do not match, which are few.
+        let others = match (list.requested_by_isnull, list.is_scheduled, list.success) {
+            (Some(false), ..) => counted(NOBODY, BY_REQUESTER, OF_NOBODY),
+            (_, Some(false), _) => counted("", BY_SCHEDULE, "c.scheduled_at > :now"),
+            (.., Some(true)) => {
+                format!(
+                    "({} + {})",
+                    counted("", UNSUCCESSFUL, "c.success = 0"),
+                    counted("", OPEN, "c.handled_at IS NULL")
+                )
+            }
+            _ if self.has_found && search::is_exact(&list.words) => {
+                return Some("(SELECT count(*) FROM found)".to_owned());
+            }
+            _ => return None,
+        };
+        Some(format!("({all} - {others})"))
+    }
+
+    fn total_without_full_access(&self) -> String {
+        if let Some(index) = self.index_without_full_access() {
+            return counted("", index, &format!("{} AND {IS_READABLE}", self.filters));
+        }
+        let of_server = self.of_server();
+        if self.filter_count > 0 {
+            return counted("reached key CROSS JOIN", BY_SERVER, &format!("{of_server} AND {}", self.filters));
+        }
+        let whole = servers_counter("reached key CROSS JOIN", "key.id AND key.is_whole");
+        let own = counted("reached key CROSS JOIN", BY_SERVER, &format!("NOT key.is_whole AND {of_server}"));
+        format!("({whole} + {own})")
+    }
+}

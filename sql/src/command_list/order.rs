@@ -1,0 +1,42 @@
+//! The list's order, and the index that a list reads.
+
+use farhand_domain::command::Shell;
+use farhand_domain::command_list::{CommandList, Moment};
+
+use super::filters::is_open;
+
+/// SQL for the order. Ties are broken by id, in the direction of the first key. NULL sorts lowest.
+pub fn order_by(list: &CommandList) -> String {
+    let direction = |descending| if descending { "DESC" } else { "ASC" };
+    let keys = list.order.iter().map(|key| format!("c.{} {}", key.moment.as_str(), direction(key.descending)));
+    let first = list.order.first().is_none_or(|key| key.descending);
+    keys.chain([format!("c.id {}", direction(first))]).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether the list is ordered by `scheduled_at` alone, as every index is. Otherwise all that it matches is sorted.
+pub fn is_index_order(list: &CommandList) -> bool {
+    list.order.len() == 1 && list.order.iter().all(|key| key.moment == Moment::Scheduled)
+}
+
+/// The index by server.
+pub const BY_SERVER: &str = "commands_by_server";
+/// The index by requester.
+pub const BY_REQUESTER: &str = "commands_by_requester";
+/// The index of all commands.
+pub const BY_SCHEDULE: &str = "commands_by_schedule";
+/// The index of commands that have not ended.
+pub const OPEN: &str = "commands_open";
+/// The index of commands that ended without success.
+pub const UNSUCCESSFUL: &str = "commands_unsuccessful";
+
+/// The index of the first filter that has one.
+pub fn index(list: &CommandList) -> &'static str {
+    match list {
+        CommandList { server: Some(_), .. } => BY_SERVER,
+        CommandList { requested_by: Some(_), .. } => BY_REQUESTER,
+        _ if is_open(list) => OPEN,
+        CommandList { success: Some(false), .. } => UNSUCCESSFUL,
+        CommandList { shell: Some(Shell::Internal), .. } => "commands_internal",
+        _ => BY_SCHEDULE,
+    }
+}

@@ -1,0 +1,100 @@
+//! Words: the search index `command_texts`, and what it does not find by itself.
+
+use farhand_domain::command_list::{INDEXED_CHARACTERS, INDEXED_WORDS, Word, read_characters};
+use serde_json::json;
+
+use crate::statement::{Parameters, Value};
+
+/// If a search finds fewer commands, these are sorted. Otherwise the list is read like any other, and each command is looked up
+/// among those found: that is cheaper, as the page is soon full.
+const RARE: u32 = 10_000;
+
+/// The condition that a search finds few commands.
+pub const IS_RARE: &str = "(SELECT is_rare FROM rarity)";
+
+/// Whether the search index helps to find one of the words.
+pub fn has_query(words: &[Word]) -> bool {
+    words.iter().take(INDEXED_WORDS).any(|word| word.query().is_some())
+}
+
+/// The condition that a row of `commands c` has all words, unless `found` has just these commands.
+pub fn condition(words: &[Word], has_found: bool, parameters: &mut Parameters) -> Option<&'static str> {
+    if words.is_empty() {
+        return None;
+    }
+    let described = words.iter().enumerate().map(|(at, word)| {
+        json!({
+            "query": word.query().filter(|_| at < INDEXED_WORDS),
+            "name": word.name(),
+            "line": word.in_line(),
+            "glob": word.glob().filter(|_| !word.is_ascii()),
+        })
+    });
+    parameters.add("words", Value::list(described));
+    (!has_found || !is_exact(words)).then_some(HAS_WORDS)
+}
+
+/// Whether `found` has just the commands with all words.
+pub fn is_exact(words: &[Word]) -> bool {
+    words.len() <= INDEXED_WORDS && words.iter().all(Word::is_exact)
+}
+
+/// The condition that a row of `commands c` has each word in its line, or in the name of its server or its requester.
+const HAS_WORDS: &str = "NOT EXISTS (SELECT 1 FROM json_each(:words) w
+    WHERE NOT iif(w.value ->> 'glob' IS NULL, instr(lower(c.line), w.value ->> 'line') > 0, c.line GLOB (w.value ->> 'glob'))
+    AND NOT EXISTS (SELECT 1 FROM command_servers n
+        LEFT JOIN servers s ON s.id = n.server_id AND s.workspace_id = n.workspace_id
+        WHERE n.workspace_id = c.workspace_id AND n.server_id = c.server_id AND n.name = c.server_name
+        AND instr(lower(coalesce(s.name, n.name)), w.value ->> 'name') > 0)
+    AND NOT EXISTS (SELECT 1 FROM users u WHERE u.id = c.requested_by AND u.workspace_id = c.workspace_id
+        AND instr(lower(u.username), w.value ->> 'name') > 0))";
+
+/// SQL for a query for any of some numbers, which the search index has as three characters each (see the migration). Without a
+/// number it finds nothing.
+fn any_of(base: u32, number: &str) -> String {
+    let phrase = |number: &str| {
+        format!(
+            "format('\"%s\"', char({base} + ({number} >> 28 & 16383), {base} + ({number} >> 14 & 16383),
+                {base} + ({number} & 16383)))"
+        )
+    };
+    format!("coalesce(group_concat({}, ' OR '), {})", phrase(number), phrase("0"))
+}
+
+/// Common tables: `found` has the commands that the search index finds, and long lines that it does not have completely;
+/// `rarity` tells whether these are few.
+///
+/// Of the lines that are longer than what the index has, only the newest are read, so that the time is bounded.
+pub fn found(words: &[Word]) -> String {
+    let (servers, requesters) = (any_of(0xF4000, "named.number"), any_of(0xF8000, "u.id"));
+    let characters = read_characters(words);
+    format!(
+        "asked AS MATERIALIZED (SELECT group_concat(format('(%s OR server:(%s) OR requester:(%s))', w.value ->> 'query',
+                (SELECT {servers} FROM (
+                    SELECT n.number FROM servers s INDEXED BY servers_by_name
+                    CROSS JOIN command_servers n ON n.workspace_id = s.workspace_id AND n.server_id = s.id
+                    WHERE s.workspace_id = me.workspace_id AND instr(lower(s.name), w.value ->> 'name') > 0
+                    UNION ALL
+                    SELECT n.number FROM command_servers n INDEXED BY command_servers_by_server
+                    WHERE n.workspace_id = me.workspace_id AND instr(lower(n.name), w.value ->> 'name') > 0
+                    AND NOT EXISTS (SELECT 1 FROM servers s
+                        WHERE s.id = n.server_id AND s.workspace_id = n.workspace_id)) named),
+                (SELECT {requesters} FROM users u
+                 WHERE u.workspace_id = me.workspace_id AND instr(lower(u.username), w.value ->> 'name') > 0)),
+                ' AND ') AS query
+            FROM me CROSS JOIN json_each(:words) w WHERE w.value ->> 'query' IS NOT NULL),
+         indexed AS MATERIALIZED (SELECT t.rowid & (1 << 40) - 1 AS seq FROM command_texts t
+            WHERE t.command_texts MATCH coalesce((SELECT query FROM asked), 'wide:\"none\"')
+            AND t.rowid BETWEEN (SELECT workspace_id << 40 FROM me) AND (SELECT (workspace_id + 1 << 40) - 1 FROM me)),
+         newest AS MATERIALIZED (SELECT seq FROM (
+            SELECT c.seq, sum(length(c.line)) OVER (ORDER BY c.seq DESC ROWS UNBOUNDED PRECEDING) AS characters
+            FROM commands c INDEXED BY commands_long
+            WHERE c.workspace_id = (SELECT workspace_id FROM me) AND length(c.line) > {INDEXED_CHARACTERS}
+            ORDER BY c.seq DESC LIMIT {}) WHERE characters <= {characters}),
+         long AS MATERIALIZED (SELECT c.seq FROM newest n CROSS JOIN commands c ON c.seq = n.seq
+            WHERE {HAS_WORDS} AND c.seq NOT IN (SELECT seq FROM indexed)),
+         found AS (SELECT seq FROM indexed UNION ALL SELECT seq FROM long),
+         rarity AS MATERIALIZED (SELECT count(*) < {RARE} AS is_rare FROM (SELECT 1 FROM found LIMIT {RARE}))",
+        characters / INDEXED_CHARACTERS,
+    )
+}

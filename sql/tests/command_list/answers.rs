@@ -1,0 +1,84 @@
+//! Every list is the one of the naive model.
+
+use crate::data::{Dice, Variant, database, list_of, run, statement};
+use crate::model::{MOMENTS, Model, WORDS};
+
+/// A query of a few random parameters.
+fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
+    let mut query: Vec<(&'static str, String)> = Vec::new();
+    let command = dice.pick(&model.commands).clone();
+    let mut add = |is_there: bool, name: &'static str, value: String| {
+        if is_there {
+            query.push((name, value));
+        }
+    };
+    add(dice.once_in(4), "server", command.server);
+    add(dice.once_in(4), "shell", command.shell.to_owned());
+    add(dice.once_in(4), "requested_by", command.requested_by.unwrap_or(77).to_string());
+    add(dice.once_in(4), "requested_by_isnull", (*dice.pick(&["true", "false"])).to_owned());
+    add(dice.once_in(4), "is_scheduled", (*dice.pick(&["true", "false"])).to_owned());
+    let states = ["scheduled", "queued", "sent", "acked", "success", "failed", "cancelled", "expired", "stuck"];
+    // Often only states of commands that have not ended.
+    let states = if dice.once_in(2) { &states[..4] } else { &states };
+    let some: Vec<&str> = (0..1 + dice.roll(4)).map(|_| *dice.pick(states)).collect();
+    add(dice.once_in(4), "state", some.join(","));
+    add(dice.once_in(6), "success", (*dice.pick(&["true", "false"])).to_owned());
+    add(dice.once_in(8), "exit_code", (*dice.pick(&["-1", "0", "1", "7"])).to_owned());
+    add(dice.once_in(6), "username", (*dice.pick(&["root", "Deploy", "nobody"])).to_owned());
+    for name in ["added_at__gte", "added_at__lt"] {
+        add(dice.once_in(8), name, format!("2026-01-01T00:00:{:02}.000000+00:00", dice.roll(13)));
+    }
+    let words: Vec<&str> = (0..1 + dice.roll(3)).map(|_| *dice.pick(&WORDS)).collect();
+    add(dice.once_in(2), "search", words.join(" "));
+    let mut names = MOMENTS.to_vec();
+    let keys = (0..1 + dice.roll(3)).map(|_| {
+        let name = names.remove(dice.roll(names.len()));
+        format!("{}{name}", dice.pick(&["", "-"]))
+    });
+    let keys: Vec<_> = keys.collect();
+    add(!dice.once_in(3), "ordering", keys.join(","));
+    query
+}
+
+#[test]
+fn every_list_is_that_of_a_naive_model() {
+    let database = database();
+    let mut dice = Dice(20_261_121);
+    let model = Model::fill(&database, 1, &mut dice);
+    // The same in a second workspace, of which nothing may ever show.
+    Model::fill(&database, 2, &mut dice);
+    let (mut filled, mut of_full_access) = (0, 0);
+    for round in 0..1_500 {
+        let caller = dice.pick(&model.callers);
+        let query = match round {
+            0..7 => vec![],
+            7..53 => vec![("search", WORDS[round - 7].to_owned())],
+            _ => random_query(&mut dice, &model),
+        };
+        let all = model.answer(&query, caller);
+        let size = 1 + dice.roll(30);
+        let page = dice.roll(3).min(all.len() / size);
+        // Far pages are read in another way.
+        let offset = if dice.once_in(20) { 10_000 + page * size } else { page * size };
+        let what = format!("round {round}, {}: {query:?}, {size} from {offset}", caller.name);
+        let list = list_of(&query);
+        let expected: Vec<String> = all.iter().skip(offset).take(size).cloned().collect();
+        let found = run(&database, statement(&list, Some(&caller.me), Variant::ForAll, size as u64, offset as u64));
+        assert_eq!((found.total, &found.ids), (Some(all.len() as i64), &expected), "{what}");
+        let found = run(&database, statement(&list, Some(&caller.me), Variant::FullAccess, size as u64, offset as u64));
+        if caller.me.has_full_access() {
+            assert_eq!((found.total, &found.ids), (Some(all.len() as i64), &expected), "full access, {what}");
+            of_full_access += 1;
+        } else {
+            assert_eq!((found.total, found.ids), (None, vec![]), "full access, {what}");
+        }
+        filled += usize::from(!expected.is_empty());
+        if round % 50 == 0 {
+            for variant in [Variant::ForAll, Variant::FullAccess] {
+                let nobody = run(&database, statement(&list, None, variant, size as u64, offset as u64));
+                assert_eq!((nobody.total, nobody.ids), (None, vec![]), "{what}");
+            }
+        }
+    }
+    assert!(filled > 400 && of_full_access > 250, "{filled}, {of_full_access}");
+}

@@ -1,0 +1,159 @@
+//! What lists read: steps of SQLite's virtual machine, with few and with many commands side by side in one database.
+
+use std::time::Instant;
+
+use rusqlite::Connection;
+
+use crate::data::{Me, Variant, database, list_of, run, statement};
+
+const SERVERS: i64 = 20;
+/// The user who owns three servers.
+const OWNER: i64 = 2;
+
+/// Fills a workspace: twenty servers, of which [`OWNER`] has three. Of the commands, one in fifty is internal, one in ten
+/// failed, and five wait for a later time.
+fn fill(database: &Connection, workspace: i64, commands: i64) {
+    let numbers = |most: i64| {
+        format!("(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {most}) SELECT i FROM n)")
+    };
+    let (users, servers, commands) = (numbers(12), numbers(SERVERS), (commands, numbers(commands)));
+    let (number, rows) = commands;
+    let sql = format!(
+        "BEGIN;
+         INSERT INTO workspaces (id, slug, name, added_at) VALUES ({workspace}, '{workspace}', '', '');
+         INSERT INTO users (workspace_id, id, username, email, password, date_joined)
+         SELECT {workspace}, i, 'user' || i, i, '', '' FROM {users};
+         INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at)
+         SELECT format('%08d-0000-7000-8000-%012d', {workspace}, i), {workspace}, 'web-' || i, '', iif(i <= 3, {OWNER}, NULL), '', '' FROM {servers};
+         INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
+            added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success, exit_code,
+            result)
+         SELECT {workspace}, format('{workspace}-%08d', i), format('%08d-0000-7000-8000-%012d', {workspace}, 1 + i % {SERVERS}),
+            'web-' || (1 + i % {SERVERS}), iif(i % 4 = 0, NULL, 1 + i % 10), iif(i % 50 = 0, 'internal', 'system'),
+            'run job ' || i || iif(i > {number} - 5, ' seldom', ' often'), 'root', '', 60,
+            format('2026-01-01T%08d', i), format(iif(i > 5, '2026-01-01T%08d', '2026-12-31T%08d'), i), '2999',
+            format('2026-01-01T%08d', i), format('2026-01-01T%08d', i * 7919 % 100003),
+            iif(i <= 5, NULL, format('2026-01-01T%08d', i * 7919 % 100003)),
+            iif(i <= 5, 'waiting', iif(i % 10 = 1, 'failed', 'success')), '', iif(i <= 5, NULL, i % 10 <> 1),
+            iif(i <= 5, NULL, i % 10 = 1), format('%.*c', 200, 'x') FROM {rows};
+         COMMIT"
+    );
+    database.execute_batch(&sql).unwrap();
+}
+
+fn query(text: &str) -> Vec<(&str, String)> {
+    text.split('&').filter_map(|pair| pair.split_once('=')).map(|(name, value)| (name, value.to_owned())).collect()
+}
+
+/// The lists that are bounded for callers with full access, with their number of all items.
+const BOUNDED: [&str; 11] = [
+    "",
+    "ordering=scheduled_at",
+    "server=00000000-0000-7000-8000-000000000002",
+    "requested_by=3",
+    "state=scheduled",
+    "state=scheduled,queued,sent,acked",
+    "shell=system",
+    "shell=internal",
+    "is_scheduled=true",
+    "search=seldom",
+    "search=seldom&ordering=-handled_at,added_at",
+];
+
+/// The steps for the first page in a small and in a large workspace, by both statements.
+fn steps(database: &Connection, text: &str, me: impl Fn(i64) -> Me) -> [[i32; 2]; 2] {
+    SIZES.map(|(workspace, _)| {
+        let list = list_of(&query(&text.replace("server=00000000", &format!("server={workspace:08}"))));
+        let me = me(workspace);
+        [Variant::ForAll, Variant::FullAccess]
+            .map(|variant| run(database, statement(&list, Some(&me), variant, 15, 0)).steps)
+    })
+}
+
+const SIZES: [(i64, i64); 2] = [(1, 1_000), (2, 30_000)];
+
+fn filled() -> Connection {
+    let database = database();
+    for (workspace, commands) in SIZES {
+        fill(&database, workspace, commands);
+    }
+    database
+}
+
+#[test]
+fn lists_that_are_promised_to_be_bounded_read_the_same_at_any_size() {
+    let database = filled();
+    for text in BOUNDED {
+        let [small, large] = steps(&database, text, Me::superuser);
+        for (few, many) in small.into_iter().zip(large) {
+            assert!(many < few + few / 5 + 50, "{text}: {few} steps, then {many}");
+        }
+    }
+    // The default order of a caller who can access three servers.
+    for text in ["", "ordering=scheduled_at"] {
+        let [[few, _], [many, _]] = steps(&database, text, |workspace| Me::ordinary(workspace, OWNER));
+        assert!(many < few + few / 5 + 50, "{text}: {few} steps, then {many}");
+    }
+}
+
+/// The items of `success` are bounded; the number of all items is counted from the entries of an index for the few.
+#[test]
+fn success_counts_the_entries_of_one_index() {
+    let database = filled();
+    for text in ["success=false", "success=true"] {
+        let [small, large] = steps(&database, text, Me::superuser);
+        for (few, many) in small.into_iter().zip(large) {
+            // Every tenth of 29,000 more failed; an entry is counted in three steps.
+            assert!(many < few + few / 5 + 3 * 2_900 + 50, "{text}: {few} steps, then {many}");
+        }
+    }
+}
+
+/// `cargo test -p farhand-sql --test command_list -- --ignored --nocapture million`: the time of lists of 1,000,000 commands.
+#[test]
+#[ignore = "takes minutes"]
+fn times_at_a_million() {
+    let database = database();
+    fill(&database, 1, 1_000_000);
+    let callers = [("full access", Me::superuser(1)), ("three servers of 20", Me::ordinary(1, OWNER))];
+    for text in BOUNDED.into_iter().chain([
+        "requested_by_isnull=false",
+        "success=false",
+        "success=true",
+        "requested_by_isnull=true",
+        "is_scheduled=false",
+        "state=failed",
+        "exit_code=1",
+        "exit_code=7",
+        "username=nobody",
+        "added_at__gte=2026-01-01T00:00:00Z",
+        "ordering=added_at",
+        "ordering=-added_at",
+        "ordering=-delivered_at",
+        "ordering=handled_at",
+        "ordering=-handled_at",
+        "server=00000000-0000-7000-8000-000000000002&ordering=-handled_at",
+        "search=often",
+        "search=web",
+        "search=often&state=failed",
+        "search=often&ordering=-handled_at",
+        "search=job%20777",
+        "search=x",
+        "search=é",
+    ]) {
+        let list = list_of(&query(&text.replace("server=00000000", "server=00000001")));
+        for (name, me) in &callers {
+            let variant = if me.has_full_access() { Variant::FullAccess } else { Variant::ForAll };
+            let built = statement(&list, Some(me), variant, 15, 0);
+            #[allow(clippy::disallowed_methods, reason = "not for wasm")]
+            let start = Instant::now();
+            let page = run(&database, built);
+            println!(
+                "{text:70} {name:20} {:8.1} ms, {:9} steps, {:?}",
+                start.elapsed().as_secs_f64() * 1e3,
+                page.steps,
+                page.total
+            );
+        }
+    }
+}

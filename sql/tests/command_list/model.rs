@@ -1,0 +1,375 @@
+//! Commands of all kinds, callers of all kinds, and a naive list of them.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use rusqlite::{Connection, params};
+
+use crate::data::{Dice, Me, NOW};
+
+pub const MOMENTS: [&str; 5] = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
+const STATES: [&str; 8] = ["waiting", "sent", "acked", "stuck", "success", "failed", "cancelled", "expired"];
+const USERNAMES: [&str; 3] = ["root", "deploy", "Deploy"];
+const LINES: [&str; 22] = [
+    "uptime",
+    "ls",
+    "w",
+    "é",
+    "ls -l /var",
+    "LS -L",
+    "systemctl restart web-1",
+    "echo ÄRGER ärger",
+    "日本語 テスト",
+    "日本",
+    "100%_* \"done\"",
+    "a_b",
+    "a%b",
+    "[x] ? ^-]",
+    "boss was here",
+    "ПРИВЕТ мир",
+    "printf 'a\nb'",
+    "tail -f /var/log/syslog",
+    "x",
+    "-- ' OR 1=1",
+    "ß STRASSE",
+    "db-2 web-1 anna",
+];
+pub const WORDS: [&str; 46] = [
+    "uptime",
+    "UP",
+    "ls",
+    "LS",
+    "l",
+    "w",
+    "é",
+    "É",
+    "ärger",
+    "ÄRGER",
+    "är",
+    "ä",
+    "日本",
+    "日本語",
+    "スト",
+    "100%_*",
+    "%",
+    "_",
+    "*",
+    "\"done\"",
+    "\"",
+    "[x]",
+    "?",
+    "^-",
+    "]",
+    "web",
+    "web-1",
+    "WEB-10",
+    "db",
+    "-2",
+    "old",
+    "new",
+    "boss",
+    "Anna",
+    "bo",
+    "привет",
+    "и",
+    "1=1",
+    "STRASSE",
+    "zzz",
+    "needle",
+    "NEEDLE",
+    "boundary",
+    "GRÖßE",
+    "ta",
+    "zz",
+];
+
+/// Lines of more than the 1,024 characters that the search index has.
+fn long_lines() -> [String; 5] {
+    let filler = |characters: usize| "run it ".repeat(400)[..characters].to_owned();
+    [
+        // A word in the beginning, one across the end of it, and some after it.
+        format!("needle {}boundary {} web-1 anna Größe zz", filler(1_013), filler(500)),
+        format!("{} needle", filler(1_100)),
+        format!("é{} NEEDLE ÄRGER ta", filler(1_200)),
+        format!("needle {}", filler(1_200)),
+        format!("{} [x] größe 100%_*", filler(2_000)),
+    ]
+}
+
+/// A command as the database has it.
+#[derive(Clone, Debug)]
+pub struct Command {
+    pub id: String,
+    pub server: String,
+    server_name: String,
+    pub requested_by: Option<i64>,
+    pub shell: &'static str,
+    line: String,
+    username: &'static str,
+    state: &'static str,
+    success: Option<bool>,
+    exit_code: Option<i64>,
+    moments: HashMap<&'static str, Option<String>>,
+}
+
+impl Command {
+    /// The state as the API shows it.
+    fn shown_state(&self) -> &'static str {
+        let is_due = self.moments["scheduled_at"].as_deref() <= Some(NOW);
+        match self.state {
+            "waiting" if is_due => "queued",
+            "waiting" => "scheduled",
+            state => state,
+        }
+    }
+
+    fn store(&self, database: &Connection, workspace: i64) {
+        database
+            .prepare_cached(
+                "INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
+                    timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message,
+                    success, exit_code)
+                 VALUES (?, ?, ?, ?, ?, ?, ?, ?, '', 60, ?, ?, '2999', ?, ?, ?, ?, '', ?, ?)",
+            )
+            .unwrap()
+            .execute(params![
+                workspace,
+                self.id,
+                self.server,
+                self.server_name,
+                self.requested_by,
+                self.shell,
+                self.line,
+                self.username,
+                self.moments["added_at"],
+                self.moments["scheduled_at"],
+                self.moments["delivered_at"],
+                self.moments["acked_at"],
+                self.moments["handled_at"],
+                self.state,
+                self.success,
+                self.exit_code
+            ])
+            .unwrap();
+    }
+}
+
+/// A caller, and what they can access.
+pub struct Caller {
+    pub name: &'static str,
+    pub me: Me,
+    /// The servers that they can access, unless they can access all.
+    servers: Option<Vec<String>>,
+}
+
+pub struct Model {
+    pub commands: Vec<Command>,
+    /// Names by id, of servers that exist.
+    servers: HashMap<String, &'static str>,
+    /// Names by id, of users that exist.
+    users: HashMap<i64, &'static str>,
+    pub callers: Vec<Caller>,
+}
+
+fn folded(text: &str) -> String {
+    text.chars().flat_map(char::to_lowercase).collect()
+}
+
+/// Some second of a day, of few, so that ties are common.
+fn moment(day: &str, dice: &mut Dice) -> String {
+    format!("{day}T00:00:{:02}.000000+00:00", dice.roll(12))
+}
+
+const SUPERUSER: i64 = 1;
+const ANNA: i64 = 2;
+const CAROL: i64 = 3;
+const STAFF: i64 = 4;
+const EVE: i64 = 5;
+
+impl Model {
+    /// Fills a workspace with a few hundred commands.
+    pub fn fill(database: &Connection, workspace: i64, dice: &mut Dice) -> Self {
+        let users =
+            HashMap::from([(SUPERUSER, "boss"), (ANNA, "anna"), (CAROL, "carol"), (STAFF, "bob"), (EVE, "eve")]);
+        let sql = |sql: &str, values: &[&dyn rusqlite::ToSql]| {
+            database.prepare_cached(sql).unwrap().execute(values).unwrap();
+        };
+        sql("INSERT INTO workspaces (id, slug, name, added_at) VALUES (?1, ?1, '', '')", &[&workspace]);
+        for (id, name) in &users {
+            sql(
+                "INSERT INTO users (workspace_id, id, username, email, password, date_joined) VALUES (?, ?, ?3, ?3, '', '')",
+                &[&workspace, id, name],
+            );
+        }
+        // The names when the commands are created, and later. An empty one: the server was deleted.
+        let names =
+            [("web-1", "web-1"), ("web-10", "web-10"), ("old-2", "new-2"), ("db-2", ""), ("Üb-3", "x"), ("old-9", "")];
+        let servers: Vec<String> =
+            (0..names.len()).map(|n| format!("{workspace:08x}-0000-7000-8000-{n:012x}")).collect();
+        for (n, server) in servers.iter().enumerate() {
+            let owner = if n % 2 == 0 { ANNA } else { SUPERUSER };
+            sql(
+                "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at)
+                 VALUES (?, ?, ?, '', ?, '', '')",
+                &[&server, &workspace, &names[n].0, &owner],
+            );
+        }
+        let requesters: Vec<Option<i64>> =
+            users.keys().copied().map(Some).chain([None, None, Some(9_000_001), Some(9_000_002)]).collect();
+        let long_lines = long_lines();
+        let mut commands = Vec::new();
+        for number in 0..400 {
+            let server = dice.roll(names.len());
+            let state = *dice.pick(&STATES);
+            let is_over = !matches!(state, "waiting" | "sent" | "acked");
+            let added = moment("2026-01-01", dice);
+            let scheduled = match dice.roll(6) {
+                0 => moment("2026-12-31", dice),
+                1 => moment("2026-01-02", dice),
+                _ => added.clone(),
+            };
+            let delivered = (state != "waiting" && !dice.once_in(4)).then(|| moment("2026-01-03", dice));
+            let acked = delivered.clone().filter(|_| state != "sent").map(|_| moment("2026-01-03", dice));
+            let handled = is_over.then(|| moment("2026-01-03", dice));
+            let success = is_over.then_some(state == "success");
+            // A server that was renamed had another name for some commands; some were created under the later one.
+            let later = !names[server].1.is_empty() && dice.once_in(4);
+            let command = Command {
+                id: format!("{:08x}-0000-7000-8000-{number:012x}", dice.roll(1 << 32)),
+                server: servers[server].clone(),
+                server_name: if later { names[server].1 } else { names[server].0 }.to_owned(),
+                requested_by: *dice.pick(&requesters),
+                shell: if dice.once_in(5) { "internal" } else { "system" },
+                line: if dice.once_in(4) { dice.pick(&long_lines).clone() } else { (*dice.pick(&LINES)).to_owned() },
+                username: dice.pick::<&str>(&USERNAMES),
+                state,
+                success,
+                exit_code: success.filter(|_| !dice.once_in(3)).map(|_| dice.roll(4) as i64 - 1),
+                moments: MOMENTS.into_iter().zip([Some(added), Some(scheduled), delivered, acked, handled]).collect(),
+            };
+            command.store(database, workspace);
+            commands.push(command);
+        }
+        // Retention deletes some, the janitor takes a deleted user off others, and servers change.
+        for command in commands.split_off(380) {
+            sql("DELETE FROM commands WHERE workspace_id = ? AND id = ?", &[&workspace, &command.id]);
+        }
+        for command in commands.iter_mut().filter(|command| command.requested_by == Some(9_000_002)).take(20) {
+            sql(
+                "UPDATE commands SET requested_by = NULL WHERE workspace_id = ? AND id = ?",
+                &[&workspace, &command.id],
+            );
+            command.requested_by = None;
+        }
+        for (server, (_, later)) in servers.iter().zip(names) {
+            if later.is_empty() {
+                sql("DELETE FROM servers WHERE id = ?", &[&server]);
+                sql("INSERT INTO gone_servers (workspace_id, id) VALUES (?, ?)", &[&workspace, &server]);
+            } else {
+                sql("UPDATE servers SET name = ? WHERE id = ?", &[&later, &server]);
+            }
+        }
+        // What both groups have counts once, and a deleted server not at all.
+        for (group, members, of) in [(1, vec![CAROL, ANNA], [0, 1]), (2, vec![CAROL], [1, 4])] {
+            for server in of {
+                sql(
+                    "INSERT INTO server_groups (workspace_id, group_id, server_id) VALUES (?, ?, ?)",
+                    &[&workspace, &group, &servers[server]],
+                );
+            }
+            for user in members {
+                sql(
+                    "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
+                     VALUES (?1 || '-' || ?2 || '-' || ?3, ?1, ?2, ?3, 'member')",
+                    &[&workspace, &group, &user],
+                );
+            }
+        }
+        let these = |numbers: &[usize]| Some(numbers.iter().map(|n| servers[*n].clone()).collect::<Vec<_>>());
+        let superuser = Me::superuser(workspace);
+        let staff = Me { user: STAFF, is_staff: true, is_superuser: false, ..superuser.clone() };
+        let (anna, carol) = (Me::ordinary(workspace, ANNA), Me::ordinary(workspace, CAROL));
+        let limited = Me { named: these(&[1, 3]), ..superuser.clone() };
+        let annas_limited = Me { named: these(&[0, 3, 5]), ..anna.clone() };
+        let annas = these(&[0, 1, 2, 4]);
+        let callers = [
+            ("superuser", superuser, None),
+            ("staff", staff, None),
+            ("owner", anna, annas.clone()),
+            ("member", carol, these(&[0, 1, 4])),
+            ("outsider", Me::ordinary(workspace, EVE), these(&[])),
+            ("superuser's limited token", limited, None),
+            ("owner's limited token", annas_limited, annas),
+        ];
+        Self {
+            commands,
+            servers: servers
+                .into_iter()
+                .zip(names)
+                .map(|(id, (_, name))| (id, name))
+                .filter(|(_, name)| !name.is_empty())
+                .collect(),
+            users,
+            callers: callers.into_iter().map(|(name, me, servers)| Caller { name, me, servers }).collect(),
+        }
+    }
+
+    /// All who access a server can read its commands. If it was deleted, staff and the requester can.
+    fn can_read(&self, caller: &Caller, command: &Command) -> bool {
+        let is_there = self.servers.contains_key(&command.server);
+        let can_access = |servers: &Vec<String>| match is_there {
+            true => servers.contains(&command.server),
+            false => command.requested_by == Some(caller.me.user),
+        };
+        caller.servers.as_ref().is_none_or(can_access)
+            && caller.me.named.as_ref().is_none_or(|servers| servers.contains(&command.server))
+    }
+
+    /// Whether each word is in the server's name, the line or the requester's name, as they are shown.
+    fn matches(&self, command: &Command, search: &str) -> bool {
+        let server = self.servers.get(&command.server).map_or(command.server_name.as_str(), |name| name);
+        let requester = command.requested_by.and_then(|id| self.users.get(&id)).map_or("", |name| name);
+        let texts = [folded(server), folded(&command.line), folded(requester)];
+        search.split_whitespace().all(|word| texts.iter().any(|text| text.contains(&folded(word))))
+    }
+
+    /// The ids of all commands that a query asks for, in order.
+    pub fn answer(&self, query: &[(&str, String)], caller: &Caller) -> Vec<String> {
+        let of = |name: &str| query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
+        let requester = |command: &Command| command.requested_by.filter(|id| self.users.contains_key(id));
+        let mut found: Vec<&Command> = self
+            .commands
+            .iter()
+            .filter(|command| {
+                let moment = |name: &str| command.moments[name].as_deref();
+                self.can_read(caller, command)
+                    && of("server").is_none_or(|id| command.server == id)
+                    && of("shell").is_none_or(|shell| command.shell == shell)
+                    && of("requested_by").is_none_or(|id| requester(command).is_some_and(|own| own.to_string() == id))
+                    && of("requested_by_isnull").is_none_or(|is| requester(command).is_none() == (is == "true"))
+                    && of("is_scheduled").is_none_or(|is| (moment("scheduled_at") > Some(NOW)) == (is == "true"))
+                    && of("state").is_none_or(|states| states.split(',').any(|state| state == command.shown_state()))
+                    && of("success").is_none_or(|success| command.success.is_some_and(|is| is.to_string() == success))
+                    && of("exit_code").is_none_or(|code| command.exit_code.is_some_and(|is| is.to_string() == code))
+                    && of("username").is_none_or(|name| command.username == name)
+                    && of("added_at__gte").is_none_or(|at| moment("added_at") >= Some(at))
+                    && of("added_at__lt").is_none_or(|at| moment("added_at") < Some(at))
+                    && of("search").is_none_or(|search| self.matches(command, search))
+            })
+            .collect();
+        let keys: Vec<(&str, bool)> = of("ordering")
+            .unwrap_or("-scheduled_at")
+            .split(',')
+            .map(|key| (key.trim_start_matches('-'), key.starts_with('-')))
+            .collect();
+        let turned = |order: Ordering, descending| if descending { order.reverse() } else { order };
+        found.sort_by(|a, b| {
+            let by_keys = keys
+                .iter()
+                .map(|(name, descending)| turned(a.moments[name].cmp(&b.moments[name]), *descending))
+                .find(|order| order.is_ne());
+            by_keys.unwrap_or_else(|| turned(a.id.cmp(&b.id), keys[0].1))
+        });
+        found.into_iter().map(|command| command.id.clone()).collect()
+    }
+}
