@@ -122,9 +122,9 @@ async fn secrets_are_rotated_and_every_credential_goes_on() {
 
     // What is stored is the plain SHA-256 of the contract, in D1 and as the key of KV alike.
     let hash = credential_hash(Purpose::Token, &Secret::new(&workspace.login_token));
-    let entries = instance.kv_entries(&workspace.slug).await;
+    let entries = instance.kv_entries(&workspace.slug);
     assert!(entries.iter().any(|entry| entry["name"] == format!("{}/{hash}", workspace.slug)), "{entries:?}");
-    let rows = instance.d1(&format!("SELECT count(*) AS n FROM sessions WHERE token_hash = '{hash}'")).await;
+    let rows = instance.d1(&format!("SELECT count(*) AS n FROM sessions WHERE token_hash = '{hash}'"));
     assert_eq!(rows[0]["n"], 1);
 
     // During the rotation both secrets of each kind are accepted.

@@ -478,7 +478,7 @@ async fn its_reports_cost_no_read_of_d1() {
     let registered = Alpamon::register(&workspace, token["key"].as_str().unwrap(), "registered").await.expect(201);
     let created = workspace.server("created").await;
     // Who asks D1 for the key of an agent is misled.
-    instance.d1("UPDATE servers SET agent_key_hash = 'another'").await;
+    instance.d1("UPDATE servers SET agent_key_hash = 'another'");
     for server in [&created, &registered] {
         let agent = Alpamon::connect(&workspace, server, hasty()).await;
         let id = create(&workspace, &json!({"server": server["id"], "line": "work"})).await;

@@ -633,7 +633,7 @@ async fn an_idle_fleet_costs_next_to_nothing() {
     .await;
     let rows =
         "SELECT id, link_revision, is_connected, connected_at, last_seen_at, updated_at FROM servers ORDER BY id";
-    let before = instance.d1(rows).await;
+    let before = instance.d1(rows);
     assert_eq!(before.as_array().unwrap().len(), FLEET);
     // But for what asks whether the service is alive, and for the clock, which has old commands looked for.
     let log = || {
@@ -652,7 +652,7 @@ async fn an_idle_fleet_costs_next_to_nothing() {
             .await;
     }
 
-    assert_eq!(instance.d1(rows).await, before, "a pong is no news for D1");
+    assert_eq!(instance.d1(rows), before, "a pong is no news for D1");
     // A ping that is not answered yet has a wake of its own.
     eventually("pings to be all that is due", || async {
         let wakes = instance.read_objects("ServerLink", "SELECT name FROM wakes");

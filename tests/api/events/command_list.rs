@@ -29,7 +29,7 @@ fn moment(seconds: &str) -> String {
 }
 
 async fn workspace_id(instance: &Instance, workspace: &Workspace) -> i64 {
-    let rows = instance.d1(&format!("SELECT id FROM workspaces WHERE slug = '{}'", workspace.slug)).await;
+    let rows = instance.d1(&format!("SELECT id FROM workspaces WHERE slug = '{}'", workspace.slug));
     rows[0]["id"].as_i64().unwrap()
 }
 
@@ -437,7 +437,7 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
             later => format!("UPDATE servers SET name = '{later}' WHERE id = '{server}';\n"),
         };
     }
-    instance.d1_file(&sql).await;
+    instance.tamper_with_d1(&sql);
     // Two groups with carol in them; what both have, and what is gone, counts once or not at all.
     for (name, members, of) in [("one", [carol_id, anna_id], [0, 1]), ("two", [carol_id, carol_id], [1, 4])] {
         let of = of.map(|n| &servers[n]);
@@ -602,8 +602,7 @@ async fn fill(instance: &Instance, id: i64, owner: i64, commands: u32) {
                 iif(i % 100 = 7, 'ls', 'run') || ' job ' || i || iif(i % 200 = 9, ' seldom', ' often'), 'root', '', 60,
                 {added}, iif(i % 5 = 0, {later}, {added}), '{LATER}', iif(i % 3 = 0, NULL, {delivered}),
                 iif(i % 3 = 0, NULL, {acked}), iif(i % 7 = 0, NULL, {handled}), 'success', 'x' FROM n"
-        ))
-        .await;
+        ));
 }
 
 #[tokio::test]
@@ -770,10 +769,9 @@ fn statements(query: &str, offset: u64) -> (String, Option<String>) {
     (explained(tables, items), of_all.map(|(tables, items)| explained(tables, items)))
 }
 
-/// The steps of a statement's plan: each with its number, the one that it is part of, and what it does. Nothing large is gone
+/// The steps of a plan: each with its number, the one that it is part of, and what it does. Nothing large is gone
 /// through from end to end.
-async fn plan_of(instance: &Instance, query: &str, statement: &str) -> Vec<(i64, i64, String)> {
-    let rows = instance.d1(statement).await;
+fn plan_of(query: &str, rows: &Value) -> Vec<(i64, i64, String)> {
     let plan: Vec<(i64, i64, String)> = rows
         .as_array()
         .unwrap()
@@ -850,12 +848,23 @@ async fn every_list_goes_by_an_index() {
     let near = asked.into_iter().map(|(query, is_ordered)| (query, 0, is_ordered));
     let deep = ["", "shell=system", "ordering=-handled_at", "requested_by_isnull=true", "is_scheduled=false"]
         .map(|query| (query.to_owned(), 20_000, true));
-    for (query, offset, is_ordered) in near.chain(deep) {
-        let (of_any, of_all) = statements(&query, offset);
-        if let Some(of_all) = of_all {
-            plan_of(&instance, &query, &of_all).await;
+    let asked: Vec<_> = near
+        .chain(deep)
+        .map(|(query, offset, is_ordered)| {
+            let (of_any, of_all) = statements(&query, offset);
+            (query, is_ordered, of_any, of_all)
+        })
+        .collect();
+    let all: Vec<&str> =
+        asked.iter().flat_map(|(_, _, of_any, of_all)| of_all.iter().chain([of_any])).map(String::as_str).collect();
+    let explained = instance.d1_file(&all.join(";\n")).await;
+    assert_eq!(explained.len(), all.len());
+    let mut explained = explained.iter();
+    for (query, is_ordered, _, of_all) in asked {
+        if of_all.is_some() {
+            plan_of(&query, explained.next().unwrap());
         }
-        let plan = plan_of(&instance, &query, &of_any).await;
+        let plan = plan_of(&query, explained.next().unwrap());
         let long = plan.iter().any(|(_, _, step)| step.starts_with("SEARCH c USING INDEX commands_long"));
         assert_eq!(long, query.starts_with("search=abc"), "{query}: {plan:#?}");
         // The way of those who reach all servers comes first, and of theirs the usual one.
@@ -924,20 +933,18 @@ async fn long_lines_are_searched_within_bounds() {
     };
     let before = search("nothing").await.1;
     // 200 lines of 16,384 characters; the first and the last have a word of their own at their end, all have some others.
-    instance
-        .d1(&format!(
-            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
+    instance.d1(&format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
              INSERT INTO commands (workspace_id, id, server_id, server_name, shell, line, username, groupname, timeout,
                 added_at, scheduled_at, expires_at, state, status_message)
              SELECT {id}, printf('ffffffff-0000-7000-8000-%012x', i), {}, 'web-1', 'system',
                 substr(replace(printf('%.*c', 600, 'x'), 'x', 'abcdefgh ijklmnop qrstuvwx yz '), 1, 16370)
                     || iif(i = 1, ' earliest', iif(i = 200, ' latest', '')),
                 'root', '', 60, {}, {}, '{LATER}', 'success', 'x' FROM n",
-            server_id(id, "2"),
-            moment("i"),
-            moment("i"),
-        ))
-        .await;
+        server_id(id, "2"),
+        moment("i"),
+        moment("i"),
+    ));
     let (found, rows) = search("nothing").await;
     assert_eq!(found, 0);
     // For each: its length (thrice, as the sum goes by), itself, and whether its server or requester has the word.

@@ -164,12 +164,10 @@ async fn nothing_of_a_revoked_session_is_delivered_whoever_dies() {
     let kept = post(&other, "web-1", at_its_time).await;
     let id = own_session(&session).await;
     let id = id.trim_end_matches('/').rsplit('/').next().unwrap().to_owned();
-    instance
-        .d1(&format!(
-            "INSERT INTO revoked_sessions (workspace_id, id, user_id, revoked_at, is_settled)
+    instance.d1(&format!(
+        "INSERT INTO revoked_sessions (workspace_id, id, user_id, revoked_at, is_settled)
              SELECT workspace_id, id, user_id, added_at, 1 FROM sessions WHERE id = '{id}'"
-        ))
-        .await;
+    ));
     assert_eq!(status(&workspace, &queued).await["text"], "Queued", "no object knows of it");
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], kept["id"], "the only one that is delivered");
