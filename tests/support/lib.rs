@@ -4,6 +4,7 @@ pub mod agents;
 pub mod alpamon;
 pub mod browser;
 pub mod client;
+pub mod commands;
 pub mod dice;
 pub mod events;
 pub mod instance;
@@ -57,7 +58,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, ask: impl 
     eventually_within(PATIENCE, what, ask).await
 }
 
-/// Asks again until there is an answer, of what takes its time.
+/// Asks again until there is an answer, of what takes its time: less and less often, as each question costs the service some.
 ///
 /// # Panics
 /// When there is none within `patience`.
@@ -66,13 +67,14 @@ pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut ask: impl FnMut() -> F,
 ) -> T {
-    let until = Instant::now() + patience;
+    let began = Instant::now();
     loop {
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(Instant::now() < until, "waited {patience:?} for {what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let waited = began.elapsed();
+        assert!(waited < patience, "waited {patience:?} for {what}");
+        tokio::time::sleep((waited / 10).clamp(Duration::from_millis(50), Duration::from_millis(500))).await;
     }
 }
 

@@ -2,9 +2,10 @@
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
+use farhand_tests::commands::has_become;
 use farhand_tests::mail::reset_link;
 use farhand_tests::people::{COMMANDS, NO_UUID, at};
-use farhand_tests::{Api, Instance, Workspace, eventually, now};
+use farhand_tests::{Api, Instance, Workspace, now};
 use serde_json::{Value, json};
 
 const SESSIONS: &str = "/api/auth/sessions/";
@@ -34,11 +35,7 @@ async fn status(workspace: &Workspace, command: &Value) -> Value {
 
 /// Waits until a command is cancelled, by the revocation.
 async fn is_cancelled(workspace: &Workspace, what: &str, command: &Value) {
-    let ended = eventually(what, || async {
-        let command = workspace.admin.get(&at(COMMANDS, command)).await.expect(200);
-        (command["status"]["text"] == "Cancelled").then_some(command)
-    })
-    .await;
+    let ended = has_become(&workspace.admin, command["id"].as_str().unwrap(), "Cancelled").await;
     assert!(ended["status"]["message"].as_str().unwrap().contains(REASON), "{what}: {ended}");
     assert_eq!((&ended["delivered_at"], &ended["success"]), (&Value::Null, &json!(false)), "{what}");
 }
