@@ -14,8 +14,8 @@ import { npmPackages } from "./toolchain.mjs";
 const DERIVED = ["command_counts", "command_servers", "command_requesters", "command_texts"];
 /** The tables that are read after all others. */
 const LAST = ["users", "workspaces"];
-/** Rows of a page at the most, and bytes of texts after which a page ends. */
-const [ROWS, BYTES] = [2000, 4_000_000];
+/** Rows of a page at the most, and bytes of texts after which a page ends; the first pages are read together. */
+const [ROWS, BYTES, FIRST_BYTES] = [2000, 4_000_000, 100_000];
 /** D1 takes statements of 100 KB; a character may take four bytes, and each of them two as a hexadecimal number. */
 const PIECE = 10_000;
 
@@ -25,13 +25,15 @@ const options = given.includes("--local") || given.includes("--remote") ? given 
 await npmPackages();
 const environment = { ...process.env, ...QUIET, WRANGLER_LOG_PATH: "/dev/null" };
 
-/** The rows that a statement reads. */
-function read(sql) {
+/** The rows that each of some statements reads. wrangler takes a second or two to start, so it is asked for many at once. */
+function readAll(statements) {
+  const sql = statements.join(";\n");
   const args = ["d1", "execute", "DB", ...options, "--json", "--command", sql];
   const text = output(wrangler, args, { env: environment, maxBuffer: 1 << 30 });
   if (text === null) fail(`wrangler could not read ${sql}; try: wrangler ${args.join(" ")}`);
-  return JSON.parse(text.slice(text.indexOf("[")))[0].results;
+  return JSON.parse(text.slice(text.indexOf("["))).map(({ results }) => results);
 }
+const read = (sql) => readAll([sql])[0];
 
 /** A value as SQL has it. A NUL cannot stand in a literal. */
 function value(of) {
@@ -59,18 +61,21 @@ function* statements(table, keys, row) {
   }
 }
 
-/** A table's rows, page by page in the order of its primary key. */
-function* rows(table, keys, columns) {
+/** The statement that reads a page of a table, after a row or from the beginning, in the order of the primary key. */
+function pageOf({ table, keys, columns }, bytes, last) {
+  const [order, after] = [keys.join(", "), last && `WHERE (${keys.join(", ")}) > (${keys.map((key) => value(last[key])).join(", ")})`];
   const size = columns.map((name) => `coalesce(length(CAST(${name} AS BLOB)), 0)`).join(" + ");
-  let after = "";
-  for (;;) {
-    const page = `SELECT *, sum(${size}) OVER (ORDER BY ${keys} ROWS UNBOUNDED PRECEDING) - (${size}) AS before__
-      FROM (SELECT * FROM ${table} ${after} ORDER BY ${keys} LIMIT ${ROWS})`;
-    const found = read(`SELECT * FROM (${page}) WHERE before__ < ${BYTES} ORDER BY ${keys}`);
-    if (found.length === 0) return;
-    for (const { before__, ...row } of found) yield row;
-    const last = found.at(-1);
-    after = `WHERE (${keys}) > (${keys.map((key) => value(last[key])).join(", ")})`;
+  const page = `SELECT *, sum(${size}) OVER (ORDER BY ${order} ROWS UNBOUNDED PRECEDING) - (${size}) AS before__, count(*) OVER () AS of__
+    FROM (SELECT * FROM ${table} ${after ?? ""} ORDER BY ${order} LIMIT ${ROWS})`;
+  return `SELECT * FROM (${page}) WHERE before__ < ${bytes} ORDER BY ${order}`;
+}
+
+/** A table's rows, of which the first page was read. */
+function* rows(table, firstPage) {
+  for (let found = firstPage; found.length > 0; found = read(pageOf(table, BYTES, found.at(-1)))) {
+    for (const { before__, of__, ...row } of found) yield row;
+    // Neither limit cut it off.
+    if (found.length < ROWS && found.length === found[0].of__) return;
   }
 }
 
@@ -89,12 +94,17 @@ const target = openSync(partial, "wx", 0o600);
 // The triggers of `commands` look for their users: in the file those come first. Which workspace a row is of is looked at in the end.
 const commands = openSync(`${partial}.commands`, "wx+", 0o600);
 writeSync(target, "PRAGMA defer_foreign_keys = true;\n");
+const columnsOf = readAll(tables.map((table) => `SELECT name, pk FROM pragma_table_info('${table}')`));
+const described = tables.map((table, at) => {
+  const keys = columnsOf[at].filter(({ pk }) => pk > 0).sort((one, other) => one.pk - other.pk).map(({ name }) => name);
+  return { table, keys, columns: columnsOf[at].map(({ name }) => name) };
+});
+const firstPages = readAll(described.filter(({ table }) => !LAST.includes(table)).map((of) => pageOf(of, FIRST_BYTES)));
 let total = 0;
-for (const table of tables) {
-  const columns = read(`SELECT name, pk FROM pragma_table_info('${table}')`);
-  const keys = columns.filter(({ pk }) => pk > 0).sort((one, other) => one.pk - other.pk).map(({ name }) => name);
+for (const [at, of] of described.entries()) {
+  const { table, keys } = of;
   let count = 0;
-  for (const row of rows(table, keys, columns.map(({ name }) => name))) {
+  for (const row of rows(of, firstPages[at] ?? read(pageOf(of, BYTES)))) {
     for (const statement of statements(table, keys, row)) writeSync(table === "commands" ? commands : target, statement);
     count += 1;
   }

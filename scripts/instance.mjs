@@ -1,10 +1,10 @@
 // An instance of the service on this machine: workerd (serve.mjs), with D1, KV and Durable Objects in a state folder of its
 // own. `npm start` and the tests start it in the same way.
 import { randomBytes } from "node:crypto";
-import { chmodSync, closeSync, existsSync, mkdirSync, openSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
+import { chmodSync, closeSync, cpSync, existsSync, mkdirSync, openSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join, resolve } from "node:path";
-import { commit, digest, endGroup, fail, once, root, run, say, startGroup } from "./lib.mjs";
+import { commit, digest, endGroup, locked, once, root, run, say, startGroup, tools } from "./lib.mjs";
 
 /** The program. */
 export const wrangler = join(root, "node_modules", ".bin", "wrangler");
@@ -88,13 +88,34 @@ async function writeVariables(stateDir, port, environment) {
   return { file, values };
 }
 
-/** Brings the local D1 up to date, unless these migrations were applied here before. */
+/** Applies the migrations that a state folder's D1 does not have yet. */
+function applyMigrations(stateDir) {
+  say("D1: applying migrations");
+  const args = ["d1", "migrations", "apply", "DB", "--local", "--persist-to", stateDir];
+  const umask = process.umask(0o077);
+  run(wrangler, args, { env: wranglerEnvironment(stateDir) });
+  process.umask(umask);
+}
+
+/** Where a state folder has its D1. */
+const d1Of = (stateDir) => join(stateDir, "v3", "d1");
+
+/**
+ * Brings the local D1 up to date, unless these migrations were applied here before. wrangler takes seconds for that, so an empty
+ * D1 with all tables is kept, and a new state folder gets a copy of it.
+ */
 async function migrate(stateDir) {
-  await once(join(stateDir, "migrated"), digest(["migrations"]), () => {
-    say("D1: applying migrations");
-    const args = ["d1", "migrations", "apply", "DB", "--local", "--persist-to", stateDir];
+  const wanted = digest(["migrations", "wrangler.toml"]);
+  await once(join(stateDir, "migrated"), wanted, async () => {
+    if (existsSync(d1Of(stateDir))) return applyMigrations(stateDir);
+    const template = join(tools, "migrated");
+    await locked(`${template}.lock`, () => once(join(template, "of"), wanted, () => {
+      rmSync(template, { recursive: true, force: true });
+      mkdirSync(template, { recursive: true, mode: 0o700 });
+      applyMigrations(template);
+    }));
     const umask = process.umask(0o077);
-    run(wrangler, args, { env: wranglerEnvironment(stateDir) });
+    cpSync(d1Of(template), d1Of(stateDir), { recursive: true });
     process.umask(umask);
   });
 }

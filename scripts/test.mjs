@@ -33,11 +33,13 @@ const filter = rest.filter((argument) => argument !== "--keep");
 const names = filter.filter((argument) => !argument.startsWith("-"));
 /** Many end-to-end tests wait for a minute of the contract's to pass. */
 const THREADS = `--test-threads=${2 * availableParallelism()}`;
+/** workerd uses one core. A run of a few tests needs no second one. */
+const INSTANCES = names.length === 0 ? Math.min(availableParallelism(), 4) : 1;
 const SLOWEST = 20;
 const PROGRESS_EVERY_MS = 30_000;
 
 /**
- * The variables of the tests' instance.
+ * The variables of the tests' instances.
  *
  * The tests log in hundreds of times, so the Worker hashes with its minimum of rounds. The tests are a trusted proxy, so that a
  * test can choose its address. Hosts other than this machine's can be asked for over plain HTTP, too.
@@ -47,7 +49,7 @@ const VARIABLES = { PBKDF2_ITERATIONS: "100000", TRUSTED_PROXIES: "127.0.0.1", A
 const counts = { passed: 0, failed: 0 };
 /** The name and the seconds of each stage, in order. */
 const stages = [];
-let instance = null;
+const instances = [];
 let child = null;
 
 const secondsSince = (began) => (Date.now() - began) / 1000;
@@ -190,25 +192,29 @@ function testPrograms(tests) {
 
 let isInterrupted = false;
 
-/** Stops the tests and their instance. */
+const stopInstances = () => Promise.all(instances.map((instance) => instance.stop()));
+
+/** Stops the tests and their instances. */
 async function interrupted() {
   isInterrupted = true;
   child?.kill();
-  await instance.stop();
+  await stopInstances();
   process.exit(1);
 }
 
-/** Starts the tests' instance in a folder of this run. Returns variables for the tests. */
-async function startTestInstance(folder) {
-  const stateDir = join(folder, "state");
+/** Starts the tests' instances in a folder of this run. Returns variables for the tests, which pick one by their names. */
+async function startTestInstances(folder) {
   const onExit = (how) => say(`error: the service ended with ${how}`);
-  instance = await startInstance({ stateDir, port: await freePort(), environment: VARIABLES, onExit });
-  // The instance is in a process group of its own: a signal to ours does not reach it.
+  // The instances are in process groups of their own: a signal to ours does not reach them.
   for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void interrupted());
+  const stateDirs = Array.from({ length: INSTANCES }, (_, number) => join(folder, `state-${number}`));
+  for (const stateDir of stateDirs) {
+    instances.push(await startInstance({ stateDir, port: await freePort(), environment: VARIABLES, onExit }));
+  }
   return {
-    FARHAND_URL: instance.url,
-    FARHAND_OPERATOR_TOKEN: instance.operatorToken,
-    FARHAND_STATE_DIR: stateDir,
+    FARHAND_URL: instances.map(({ url }) => url).join(),
+    FARHAND_OPERATOR_TOKEN: instances.map(({ operatorToken }) => operatorToken).join(),
+    FARHAND_STATE_DIR: stateDirs.join(),
     FARHAND_INSTANCES: mkdtempSync(join(folder, "instances-")),
     FARHAND_SECRETS_SEEN: join(folder, "secrets-seen"),
   };
@@ -223,17 +229,17 @@ async function endToEnd() {
   const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-test-")) : null;
   let isThrough = false;
   try {
-    if (isOwn) Object.assign(environment, await stage("e2e: start of the service", () => startTestInstance(folder)));
+    if (isOwn) Object.assign(environment, await stage("e2e: start of the service", () => startTestInstances(folder)));
     else if (isKept) Object.assign(environment, await stage("e2e: the kept service", () => keptInstance(VARIABLES)));
     await stage("e2e: tests", () => cargoTestWithTimes(tests.length, environment));
     if (isOwn && names.length === 0 && !isInterrupted) {
-      await instance.stop();
+      await stopInstances();
       const args = ["-p", "farhand-tests", "--test", "leaks"];
       await stage("e2e: search for credentials", () => cargoTest(args, { ...environment, FARHAND_SEARCHED: folder }));
     }
     isThrough = true;
   } finally {
-    await instance?.stop();
+    await stopInstances();
     if (folder && isThrough && counts.failed === 0) rmSync(folder, { recursive: true, force: true });
     else if (folder) say(`the services' states and logs are in ${folder}`);
   }

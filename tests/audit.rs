@@ -1282,7 +1282,7 @@ async fn anonymous_events_are_written_once_a_minute_with_their_count() {
     };
     let boss = workspace.admin.get("/api/iam/users/-/").await.expect(200)["id"].to_string();
     eventually("all to be counted", || async {
-        let rows = instance.d1("SELECT sum(pending) AS n FROM anonymous_events").await;
+        let rows = instance.d1("SELECT sum(pending) AS n FROM anonymous_events");
         (rows[0]["n"] == 2 + 5 + 2).then_some(())
     })
     .await;
@@ -1293,7 +1293,7 @@ async fn anonymous_events_are_written_once_a_minute_with_their_count() {
     assert_eq!(first, [known, event("session.login", Value::Null, 1), event("user.request_reset", Value::Null, 1)]);
 
     // A minute later the next one says how many there were since.
-    instance.d1("UPDATE anonymous_events SET written_at = '2020-01-01T00:00:00.000000+00:00'").await;
+    instance.d1("UPDATE anonymous_events SET written_at = '2020-01-01T00:00:00.000000+00:00'");
     workspace.anonymous.log_in("boss", "not the password").await.expect(403);
     eventually("its event", || async {
         written(&workspace.admin).await.contains(&event("session.login", json!(boss), 3)).then_some(())

@@ -68,14 +68,14 @@ async fn lists(api: &Api) -> Vec<Value> {
 async fn derived(instance: &Instance) -> Vec<Value> {
     let mut all = Vec::new();
     for sql in DERIVED {
-        all.push(instance.d1(sql).await);
+        all.push(instance.d1(sql));
     }
     all
 }
 
 /// The bytes that the instance's workspaces stored today.
 async fn stored_bytes(instance: &Instance) -> i64 {
-    instance.d1("SELECT coalesce(sum(bytes), 0) AS n FROM stored_bytes").await[0]["n"].as_i64().unwrap()
+    instance.d1("SELECT coalesce(sum(bytes), 0) AS n FROM stored_bytes")[0]["n"].as_i64().unwrap()
 }
 
 /// Replaces a folder by a copy of another one.
@@ -145,7 +145,7 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     let planned = run(&alice.api, "backup of what is planned", json!({"scheduled_at": next_year()})).await;
     drop(agent);
     eventually("the end of the connection, and of who left", || async {
-        let gone = instance.d1("SELECT count(*) AS n FROM departed_users").await[0]["n"] == 0;
+        let gone = instance.d1("SELECT count(*) AS n FROM departed_users")[0]["n"] == 0;
         let server = workspace.admin.get("/api/servers/").await.expect(200);
         (gone && server["results"][0]["is_connected"] == false).then_some(())
     })

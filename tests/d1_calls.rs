@@ -9,7 +9,7 @@ use farhand_domain::endpoints::Access;
 use farhand_tests::agents::{dial, wait_until_connected};
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, USERS, at, group_path};
-use farhand_tests::{Api, Instance, ScriptedAgent, Workspace, eventually, far_ahead, setting};
+use farhand_tests::{Api, Instance, ScriptedAgent, Workspace, eventually, far_ahead, setting_of_instance};
 use futures_util::future;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ const TOKENS: &str = "/api/auth/tokens/";
 const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";
 
 fn shared_log() -> PathBuf {
-    Path::new(&setting("FARHAND_STATE_DIR")).join("worker.log")
+    Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log")
 }
 
 /// The lines of a log that are JSON.

@@ -120,14 +120,12 @@ async fn dead_tokens(instance: &Instance, here: &Workspace, elsewhere: &Workspac
     logged_out.call("POST", "/api/auth/logout/").await.expect(200);
     let aged = session_of(&forgotten).await;
     let then = now().plus_seconds(-15 * 24 * 3600);
-    instance
-        .d1_file(&format!(
-            "UPDATE sessions SET expires_at = '{then}' WHERE id = {};
+    instance.tamper_with_d1(&format!(
+        "UPDATE sessions SET expires_at = '{then}' WHERE id = {};
              UPDATE api_tokens SET expires_at = '{then}' WHERE id = {};",
-            aged["id"].to_string().replace('"', "'"),
-            expired["id"].to_string().replace('"', "'"),
-        ))
-        .await;
+        aged["id"].to_string().replace('"', "'"),
+        expired["id"].to_string().replace('"', "'"),
+    ));
     let (off, gone) = (Person::new(here, "off").await, Person::new(here, "gone").await);
     let (off_token, gone_token) = (new_token(&off.api, &json!({})).await, new_token(&gone.api, &json!({})).await);
     off.set(here, json!({"is_active": false})).await;
@@ -189,7 +187,7 @@ async fn dead_registrations(
     let expired = make(&here.admin, json!({"expires_at": soon})).await;
     let then: Timestamp = now().plus_seconds(-3600);
     let id = expired["id"].to_string().replace('"', "'");
-    instance.d1_file(&format!("UPDATE registration_tokens SET expires_at = '{then}' WHERE id = {id};")).await;
+    instance.tamper_with_d1(&format!("UPDATE registration_tokens SET expires_at = '{then}' WHERE id = {id};"));
     let (used, deleted) = (make(&here.admin, json!({"uses": 1})).await, make(&here.admin, json!({})).await);
     let body = json!({"name": "registered", "platform": "debian"});
     here.anonymous.with(&quoted(&used)).post(REGISTER, &body).await.expect(201);

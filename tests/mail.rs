@@ -6,7 +6,7 @@ use std::time::Duration;
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::mail::{Mail, mail_to};
 use farhand_tests::smtp::{self, SmtpServer, mail_of};
-use farhand_tests::{Api, Instance, setting};
+use farhand_tests::{Api, Instance, setting_of_instance};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -73,7 +73,7 @@ fn answers(events: &[Value]) -> Vec<&Value> {
 async fn without_an_smtp_server_cloudflare_sends_it() {
     let address = format!("{}@example.com", unique("boss"));
     let link = cause_mail(&Api::operator(), &address).await;
-    let log = Path::new(&setting("FARHAND_STATE_DIR")).join("worker.log");
+    let log = Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log");
     check(&mail_to(&log, &address).await, &address, &link);
 }
 

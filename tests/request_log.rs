@@ -4,14 +4,14 @@ use std::path::Path;
 
 use farhand_tests::client::unique;
 use farhand_tests::people::Person;
-use farhand_tests::{Api, Workspace, eventually, setting};
+use farhand_tests::{Api, Workspace, eventually, setting_of_instance};
 use serde_json::{Value, json};
 
 /// Sends a request; returns all that the log has with its id, and its one line at the end.
 async fn logged(api: &Api, method: &str, path: &str) -> (String, Value) {
     let id = unique("log");
     let status = api.send(api.request(method, path).header("X-Request-Id", &id)).await.status;
-    let log = Path::new(&setting("FARHAND_STATE_DIR")).join("worker.log");
+    let log = Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log");
     let lines = eventually("the log's line", || async {
         let text = std::fs::read_to_string(&log).unwrap();
         let lines: Vec<String> = text.lines().filter(|line| line.contains(&id)).map(str::to_owned).collect();
@@ -46,7 +46,7 @@ async fn each_request_has_one_line_that_tells_what_it_cost_and_no_secret() {
     let open = api.request("GET", "/api/auth/is-authenticated/").header("X-Request-Id", &id);
     api.send(open).await.expect(200);
     logged(api, "GET", "/api/status/").await;
-    let log = Path::new(&setting("FARHAND_STATE_DIR")).join("worker.log");
+    let log = Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log");
     assert!(!std::fs::read_to_string(log).unwrap().contains(&id));
     let (_, line) = logged(&workspace.anonymous, "GET", "/api/nothing-here/").await;
     assert_eq!((&line["route"], &line["status"]), (&json!(null), &json!(404)));

@@ -112,7 +112,7 @@ async fn is_consistent(instance: &Instance) {
         (SELECT count(*) FROM command_texts WHERE command_texts MATCH 'line:\"old\"') - (SELECT count(*) FROM commands
             WHERE line LIKE '%old%') AS found,
         (SELECT json_group_array(id) FROM commands) AS ids";
-    let row = instance.d1(sql).await[0].clone();
+    let row = instance.d1(sql)[0].clone();
     for (name, value) in row.as_object().unwrap().iter().filter(|(name, _)| *name != "ids") {
         assert!(value.is_null() || *value == json!(0), "{name}: {row}");
     }
@@ -192,7 +192,7 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     is_consistent(&instance).await;
     // Of the five servers of commands one is gone with all that there was of it.
     assert_eq!(used_objects(&instance), 4);
-    let gone = instance.d1("SELECT id FROM gone_servers").await;
+    let gone = instance.d1("SELECT id FROM gone_servers");
     assert_eq!(gone, json!([{"id": half["id"]}]));
     // Filters and the search tell of the others what they told before.
     let mut shown = Vec::new();
@@ -265,7 +265,7 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     let (instance, deleted) = looked(&state, "30").await;
     assert_eq!(deleted, 1);
     assert_eq!(used_objects(&instance), 3);
-    assert_eq!(instance.d1("SELECT id FROM gone_servers").await, json!([]));
+    assert_eq!(instance.d1("SELECT id FROM gone_servers"), json!([]));
     is_consistent(&instance).await;
 }
 
@@ -466,7 +466,7 @@ async fn revoked_sessions_are_forgotten_after_a_day() {
         insert("young", "anna", now().plus_seconds(-23 * 3_600)),
         insert("needed", "bob", days_ago(100)),
     ] {
-        instance.d1(&sql).await;
+        instance.d1(&sql);
     }
     instance.stop().await;
     let (instance, _) = looked(&state, "0").await;

@@ -4,9 +4,10 @@
 use farhand_domain::secret::{Purpose, Secret, credential_hash};
 use farhand_tests::agents::{ScriptedAgent, credential, own_account};
 use farhand_tests::client::{PASSWORD, unique};
+use farhand_tests::commands::ended_within;
 use farhand_tests::mail::{key_of, mail_to};
 use farhand_tests::people::{COMMANDS, SERVERS, at};
-use farhand_tests::{Api, Instance, RealAgent, Reply, Workspace, eventually, eventually_within, secrets};
+use farhand_tests::{Api, Instance, RealAgent, Reply, Workspace, eventually, secrets};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -60,12 +61,7 @@ const DIALS_WITHIN: Duration = Duration::from_secs(180);
 async fn run_for_real(workspace: &Workspace, server: &Value) {
     let body = json!({"server": server["id"], "line": "echo here", "username": own_account(), "on_offline": "queue"});
     let made = workspace.admin.post(COMMANDS, &body).await.expect(201);
-    let path = format!("{}?wait=10", at(COMMANDS, &made));
-    let done = eventually_within(DIALS_WITHIN, "the agent", || async {
-        let command = workspace.admin.get(&path).await.expect(200);
-        command["handled_at"].is_string().then_some(command)
-    })
-    .await;
+    let done = ended_within(DIALS_WITHIN, &workspace.admin, made["id"].as_str().unwrap()).await;
     assert_eq!(done["result"], "here\n", "{done}");
 }
 
@@ -122,9 +118,9 @@ async fn secrets_are_rotated_and_every_credential_goes_on() {
 
     // What is stored is the plain SHA-256 of the contract, in D1 and as the key of KV alike.
     let hash = credential_hash(Purpose::Token, &Secret::new(&workspace.login_token));
-    let entries = instance.kv_entries(&workspace.slug).await;
+    let entries = instance.kv_entries(&workspace.slug);
     assert!(entries.iter().any(|entry| entry["name"] == format!("{}/{hash}", workspace.slug)), "{entries:?}");
-    let rows = instance.d1(&format!("SELECT count(*) AS n FROM sessions WHERE token_hash = '{hash}'")).await;
+    let rows = instance.d1(&format!("SELECT count(*) AS n FROM sessions WHERE token_hash = '{hash}'"));
     assert_eq!(rows[0]["n"], 1);
 
     // During the rotation both secrets of each kind are accepted.

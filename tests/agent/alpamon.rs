@@ -7,7 +7,8 @@ use std::time::Duration;
 use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
 use farhand_tests::alpamon::{Alpamon, BACKHAUL, CONTROL, End, Habits, Host, Run};
-use farhand_tests::{Instance, Workspace, eventually, eventually_within};
+use farhand_tests::commands::{command_when_within, ended_within};
+use farhand_tests::{Instance, Workspace, eventually};
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 
@@ -32,16 +33,7 @@ async fn create(workspace: &Workspace, body: &Value) -> String {
 
 /// A command once it has ended.
 async fn ended(workspace: &Workspace, id: &str) -> Value {
-    let mut done = Value::Null;
-    // A request waits for a minute at most.
-    for _ in 0..4 {
-        done = workspace.admin.get(&format!("{PATH}{id}/?wait=60")).await.expect(200);
-        if done["handled_at"].is_string() {
-            break;
-        }
-    }
-    assert!(done["handled_at"].is_string(), "{done}");
-    done
+    ended_within(LONG, &workspace.admin, id).await
 }
 
 /// Waits until a server shows a host's facts.
@@ -183,10 +175,8 @@ async fn a_days_work() {
         let workspace = &workspace;
         async move {
             // An acknowledgement behind much output may come late: then the command is stuck until its end comes.
-            let done = eventually_within(LONG, "the result", || async {
-                Some(ended(workspace, id).await).filter(|done| done["state"] != "stuck")
-            })
-            .await;
+            let has_result = |done: &Value| done["handled_at"].is_string() && done["state"] != "stuck";
+            let done = command_when_within(LONG, &workspace.admin, id, "the result", has_result).await;
             let run = work(*number);
             let result = run.pieces.concat();
             assert!(done["result"] == json!(result), "{number}: {done}");
@@ -478,7 +468,7 @@ async fn its_reports_cost_no_read_of_d1() {
     let registered = Alpamon::register(&workspace, token["key"].as_str().unwrap(), "registered").await.expect(201);
     let created = workspace.server("created").await;
     // Who asks D1 for the key of an agent is misled.
-    instance.d1("UPDATE servers SET agent_key_hash = 'another'").await;
+    instance.d1("UPDATE servers SET agent_key_hash = 'another'");
     for server in [&created, &registered] {
         let agent = Alpamon::connect(&workspace, server, hasty()).await;
         let id = create(&workspace, &json!({"server": server["id"], "line": "work"})).await;

@@ -7,6 +7,7 @@ use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential, dial, own_account, wait_until_connected};
 use farhand_tests::alpamon::{Alpamon, BACKHAUL, CONTROL, End, Habits, Ledger, Run};
 use farhand_tests::client::unique;
+use farhand_tests::commands::{ended_within, has_become};
 use farhand_tests::processes::Process;
 use farhand_tests::{Instance, RealAgent, Workspace, eventually, eventually_within};
 use futures_util::future::join_all;
@@ -99,7 +100,7 @@ async fn a_killed_agent_is_gone_and_its_command_stays_acked() {
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     let path = format!("{PATH}{}/", made["id"].as_str().unwrap());
     let status = || async { workspace.admin.get(&path).await.expect(200)["status"]["text"].clone() };
-    eventually("the command to begin", || async { (status().await == "Acked").then_some(()) }).await;
+    has_become(&workspace.admin, made["id"].as_str().unwrap(), "Acked").await;
     agent.process.signal(Signal::SIGKILL);
     agent.process.ended(LONG).await;
     connection_is(&workspace, &server, false).await;
@@ -283,7 +284,7 @@ async fn a_cut_network_is_noticed_and_survived() {
         let workspace = &workspace;
         async move { workspace.admin.get(&path).await.expect(200)["status"]["text"].clone() }
     };
-    eventually("the command to begin", || async { (status(&running).await == "Acked").then_some(()) }).await;
+    has_become(&workspace.admin, &running, "Acked").await;
 
     way.set_cut(true);
     // Nobody was told. What finds it is a ping that is not answered.
@@ -296,11 +297,7 @@ async fn a_cut_network_is_noticed_and_survived() {
 
     way.set_cut(false);
     for (id, result) in [(&running, "begun\ndone\n"), (&queued, "after\n")] {
-        let done = eventually_within(LONG, "the command's end", || async {
-            let done = workspace.admin.get(&format!("{PATH}{id}/?wait=5")).await.expect(200);
-            done["handled_at"].is_string().then_some(done)
-        })
-        .await;
+        let done = ended_within(LONG, &workspace.admin, id).await;
         assert_eq!((&done["status"]["text"], &done["result"]), (&json!("Success"), &json!(result)));
     }
     let back = connection_is(&workspace, &server, true).await;
@@ -531,11 +528,7 @@ async fn of_two_agents_with_one_key_the_older_stays() {
     });
     let ids: Vec<String> = stream::iter(creations).buffered(4).collect().await;
     for (number, id) in ids.iter().enumerate() {
-        let done = eventually_within(LONG, "the command's end", || async {
-            let done = workspace.admin.get(&format!("{PATH}{id}/?wait=10")).await.expect(200);
-            done["handled_at"].is_string().then_some(done)
-        })
-        .await;
+        let done = ended_within(LONG, &workspace.admin, id).await;
         let expected = (&json!("Success"), &json!(format!("{number}\n")));
         assert_eq!((&done["status"]["text"], &done["result"]), expected, "{done}");
     }
@@ -633,7 +626,7 @@ async fn an_idle_fleet_costs_next_to_nothing() {
     .await;
     let rows =
         "SELECT id, link_revision, is_connected, connected_at, last_seen_at, updated_at FROM servers ORDER BY id";
-    let before = instance.d1(rows).await;
+    let before = instance.d1(rows);
     assert_eq!(before.as_array().unwrap().len(), FLEET);
     // But for what asks whether the service is alive, and for the clock, which has old commands looked for.
     let log = || {
@@ -652,7 +645,7 @@ async fn an_idle_fleet_costs_next_to_nothing() {
             .await;
     }
 
-    assert_eq!(instance.d1(rows).await, before, "a pong is no news for D1");
+    assert_eq!(instance.d1(rows), before, "a pong is no news for D1");
     // A ping that is not answered yet has a wake of its own.
     eventually("pings to be all that is due", || async {
         let wakes = instance.read_objects("ServerLink", "SELECT name FROM wakes");

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use farhand_tests::agents::{own_account, wait_until_connected};
+use farhand_tests::commands::command_when;
 use farhand_tests::processes::Process;
 use farhand_tests::{PATIENCE, Workspace, eventually, secrets, setting};
 use serde_json::{Value, json};
@@ -145,10 +146,8 @@ async fn a_restart_loses_nothing_and_runs_nothing_twice() {
     let body = json!({"server": "here", "line": line, "username": own_account(), "on_offline": "queue"});
     let made = workspace.admin.post(COMMANDS, &body).await.expect(201);
     let path = format!("{COMMANDS}{}/", made["id"].as_str().unwrap());
-    eventually("the command to begin", || async {
-        (workspace.admin.get(&path).await.expect(200)["acked_at"].is_string()).then_some(())
-    })
-    .await;
+    let acked = |command: &Value| command["acked_at"].is_string();
+    command_when(&workspace.admin, made["id"].as_str().unwrap(), "the command to begin", acked).await;
     check(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
     // It takes no more commands; the one that came meanwhile is for the agent as it is afterwards.
     wait_until_connected(&workspace, id, false).await;

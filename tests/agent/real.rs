@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use farhand_tests::agents::{own_account, wait_until_connected};
+use farhand_tests::commands::has_become;
 use farhand_tests::processes::Process;
 use farhand_tests::{RealAgent, Workspace};
 use nix::sys::signal::Signal;
@@ -168,10 +169,7 @@ async fn sigterm_drains() {
     let body = json!({"server": "here", "line": "echo begun; sleep 2; echo done", "username": own_account()});
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     let path = format!("{PATH}{}/", made["id"].as_str().unwrap());
-    farhand_tests::eventually("the command to begin", || async {
-        (workspace.admin.get(&path).await.expect(200)["status"]["text"] == "Acked").then_some(())
-    })
-    .await;
+    has_become(&workspace.admin, made["id"].as_str().unwrap(), "Acked").await;
     agent.process.signal(Signal::SIGTERM);
     let ended = agent.process.ended(Duration::from_secs(30)).await;
     assert!(ended.success(), "{ended}");

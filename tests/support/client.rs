@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::openapi::Exchange;
-use crate::{secrets, setting};
+use crate::{secrets, setting_of_instance};
 
 /// The password of every user that the tests make.
 pub const PASSWORD: &str = "correct horse battery";
@@ -148,12 +148,12 @@ impl Api {
 
     /// A client of the service under test, under another Host header.
     pub fn at(host: &str) -> Self {
-        Self::new(&setting("FARHAND_URL"), host)
+        Self::new(&setting_of_instance("FARHAND_URL"), host)
     }
 
     /// A client of the operator API.
     pub fn operator() -> Self {
-        Self::at("127.0.0.1").with(&format!("Bearer {}", setting("FARHAND_OPERATOR_TOKEN")))
+        Self::at("127.0.0.1").with(&format!("Bearer {}", setting_of_instance("FARHAND_OPERATOR_TOKEN")))
     }
 
     /// The same with an Authorization header.

@@ -1,5 +1,5 @@
-//! Instances of a test's own, started with `npm start`: for tests of starting, and for those that look into the state
-//! from outside. Another process that opens the database of the shared instance could lock out the tests beside it.
+//! Instances of a test's own: for tests of `npm start`, and for those that look into the state from outside. Another process
+//! that opens the database of the shared instance could lock out the tests beside it.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgid};
-use rusqlite::{Connection, OpenFlags};
-use serde_json::Value;
+use rusqlite::fallible_iterator::FallibleIterator;
+use rusqlite::{Batch, Connection, OpenFlags, Row};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
@@ -24,6 +25,8 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const OPERATOR_TOKEN: &str = "operator-of-this-instance-of-a-test";
 /// Where the platform keeps D1, in a state folder.
 const D1: &str = "v3/d1/miniflare-D1DatabaseObject";
+/// Where it keeps KV.
+const KV: &str = "v3/kv/miniflare-KVNamespaceObject";
 /// How long `npm start` may take when everything is built.
 const SERVES_WITHIN: Duration = Duration::from_secs(180);
 /// How long it may take to end, the agent's draining included.
@@ -68,13 +71,14 @@ fn free_port() -> u16 {
 impl Instance {
     /// Runs `npm start` with a state folder and further variables, until it serves.
     pub async fn start(state: &Path, variables: &[(&str, &str)]) -> Self {
-        Self::start_at(free_port(), state, variables).await
+        let mut command = Command::new("npm");
+        command.args(["start", "--silent"]);
+        Self::run(command, free_port(), state, variables).await
     }
 
-    async fn start_at(port: u16, state: &Path, variables: &[(&str, &str)]) -> Self {
-        let mut command = Command::new("npm");
+    /// Runs a program that serves a state folder with further variables, until it does.
+    async fn run(mut command: Command, port: u16, state: &Path, variables: &[(&str, &str)]) -> Self {
         command
-            .args(["start", "--silent"])
             .current_dir(ROOT)
             .env("PORT", port.to_string())
             .env("STATE_DIR", state)
@@ -95,8 +99,8 @@ impl Instance {
             }
             false
         };
-        let served = tokio::time::timeout(SERVES_WITHIN, read).await.expect("npm start did not serve");
-        assert!(served, "npm start ended: {printed}");
+        let served = tokio::time::timeout(SERVES_WITHIN, read).await.expect("the instance did not serve");
+        assert!(served, "the instance ended: {printed}");
         Self { url: format!("http://127.0.0.1:{port}"), printed, state: state.to_owned(), port, process }
     }
 
@@ -129,13 +133,14 @@ impl Instance {
     async fn without_demo(port: u16, state: &Path, more: &[(&str, &str)]) -> Self {
         // Tests put commands into it that ended at any time, and only those of retention want them to go.
         let variables = [
-            ("DEMO", "0"),
             ("OPERATOR_TOKEN", OPERATOR_TOKEN),
             ("PBKDF2_ITERATIONS", "100000"),
             ("COMMAND_RETENTION_DAYS", "0"),
             ("TRUSTED_PROXIES", "127.0.0.1"),
         ];
-        Self::start_at(port, state, &[&variables[..], more].concat()).await
+        let mut command = Command::new("node");
+        command.arg("tests/support/instance.mjs");
+        Self::run(command, port, state, &[&variables[..], more].concat()).await
     }
 
     /// Runs `npm start` with a state folder and further variables that it must refuse. Returns what it wrote to stderr.
@@ -212,7 +217,7 @@ impl Instance {
     /// Sends SIGTERM, and waits until nothing is left of what it started.
     pub async fn stop(mut self) {
         let groups = groups_of(&self.state);
-        assert!(in_groups(&groups).len() > 2, "npm start runs several programs");
+        assert!(in_groups(&groups).len() > 2, "an instance is several programs");
         self.process.signal(Signal::SIGTERM);
         self.process.ended(ENDS_WITHIN).await;
         eventually("everything to end", || async {
@@ -271,31 +276,67 @@ impl Instance {
         .await
     }
 
-    /// The rows that a statement gives on the instance's D1.
-    pub async fn d1(&self, sql: &str) -> Value {
-        let text = self.wrangler(&["d1", "execute", "DB", "--json", "--command", sql]).await;
-        let answer: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
-        answer[0]["results"].clone()
-    }
-
-    /// Runs statements on the instance's D1 that are too many for a command line.
-    pub async fn d1_file(&self, sql: &str) {
+    /// The rows that statements give on the instance's D1, each as wrangler prints it. For what must be the platform's own
+    /// SQLite: [`Instance::d1`] needs no seconds.
+    pub async fn d1_file(&self, sql: &str) -> Vec<Value> {
         let file = tempfile::Builder::new().suffix(".sql").tempfile_in(&self.state).unwrap();
         std::fs::write(file.path(), sql).unwrap();
-        self.wrangler(&["d1", "execute", "DB", "--json", "--yes", "--file", file.path().to_str().unwrap()]).await;
+        let arguments = ["d1", "execute", "DB", "--json", "--yes", "--file", file.path().to_str().unwrap()];
+        let text = self.wrangler(&arguments).await;
+        let answer: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        answer.as_array().unwrap().iter().map(|of_one| of_one["results"].clone()).collect()
+    }
+
+    /// The rows that the first of some statements gives on the instance's D1.
+    pub fn d1(&self, sql: &str) -> Value {
+        let connection = open(&self.state.join(D1), OpenFlags::default());
+        let mut first = None;
+        let mut batch = Batch::new(&connection, sql);
+        while let Some(mut statement) = FallibleIterator::next(&mut batch).unwrap() {
+            let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
+            let row = |row: &Row<'_>| {
+                names.iter().enumerate().map(|(at, name)| Ok((name.clone(), value(row, at)?))).collect()
+            };
+            let rows: Vec<Value> =
+                statement.query_map((), row).unwrap().map(Result::unwrap).map(Value::Object).collect();
+            first.get_or_insert(rows);
+        }
+        first.unwrap_or_default().into()
     }
 
     /// The names and expiries of a workspace's entries in KV.
-    pub async fn kv_entries(&self, workspace: &str) -> Vec<Value> {
-        let prefix = format!("{workspace}/");
-        let text = self.wrangler(&["kv", "key", "list", "--binding", "LOGIN_TOKENS", "--prefix", &prefix]).await;
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    pub fn kv_entries(&self, workspace: &str) -> Vec<Value> {
+        let connection = open(&self.state.join(KV), OpenFlags::SQLITE_OPEN_READ_ONLY);
+        let sql = "SELECT key, expiration / 1000 FROM _mf_entries WHERE key LIKE ?1 || '/%'
+            AND (expiration IS NULL OR expiration > unixepoch() * 1000) ORDER BY key";
+        let mut statement = connection.prepare(sql).unwrap();
+        let entry = |row: &Row<'_>| Ok(json!({"name": value(row, 0)?, "expiration": value(row, 1)?}));
+        statement.query_map([workspace], entry).unwrap().map(Result::unwrap).collect()
     }
 
     /// Removes an entry of KV behind the instance's back.
-    pub async fn kv_delete(&self, name: &str) {
-        self.wrangler(&["kv", "key", "delete", name, "--binding", "LOGIN_TOKENS"]).await;
+    pub fn kv_delete(&self, name: &str) {
+        let connection = open(&self.state.join(KV), OpenFlags::default());
+        assert_eq!(connection.execute("DELETE FROM _mf_entries WHERE key = ?1", [name]), Ok(1));
     }
+}
+
+/// Opens the only database of what the platform keeps in a folder.
+fn open(folder: &Path, flags: OpenFlags) -> Connection {
+    let connection = Connection::open_with_flags(databases(folder).next().unwrap(), flags).unwrap();
+    connection.busy_timeout(PATIENCE).unwrap();
+    connection
+}
+
+/// A column of a row.
+fn value(row: &Row<'_>, at: usize) -> rusqlite::Result<Value> {
+    Ok(match row.get(at)? {
+        rusqlite::types::Value::Null => Value::Null,
+        rusqlite::types::Value::Integer(number) => number.into(),
+        rusqlite::types::Value::Real(number) => number.into(),
+        rusqlite::types::Value::Text(text) => text.into(),
+        rusqlite::types::Value::Blob(bytes) => bytes.into(),
+    })
 }
 
 /// The database of an instance as its service sees it when another process writes: nothing can be written until this is
@@ -315,16 +356,22 @@ impl Instance {
 impl Instance {
     /// Changes what D1 stores behind the running service's back, as whoever gets at the database could.
     pub fn tamper_with_d1(&self, sql: &str) {
-        let connection = Connection::open(databases(&self.state.join(D1)).next().unwrap()).unwrap();
-        connection.busy_timeout(PATIENCE).unwrap();
-        connection.execute_batch(sql).unwrap();
+        let connection = open(&self.state.join(D1), OpenFlags::default());
+        connection.execute_batch(&format!("BEGIN IMMEDIATE; {sql}; COMMIT")).unwrap();
+    }
+
+    /// Changes what all objects of a class store behind the running service's back.
+    pub fn tamper_with_objects(&self, class: &str, sql: &str) {
+        for file in databases(&self.objects(class)) {
+            let connection = Connection::open(file).unwrap();
+            connection.busy_timeout(PATIENCE).unwrap();
+            connection.execute_batch(sql).unwrap();
+        }
     }
 
     /// Reads a column of text of D1, as it is now.
     pub fn read_d1(&self, sql: &str) -> Vec<String> {
-        let file = databases(&self.state.join(D1)).next().unwrap();
-        let connection = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
-        connection.busy_timeout(PATIENCE).unwrap();
+        let connection = open(&self.state.join(D1), OpenFlags::SQLITE_OPEN_READ_ONLY);
         let mut statement = connection.prepare(sql).unwrap();
         statement.query_map((), |row| row.get(0)).unwrap().map(Result::unwrap).collect()
     }

@@ -4,6 +4,7 @@ pub mod agents;
 pub mod alpamon;
 pub mod browser;
 pub mod client;
+pub mod commands;
 pub mod dice;
 pub mod events;
 pub mod instance;
@@ -43,6 +44,12 @@ pub fn far_ahead() -> Timestamp {
     now().plus_seconds(300 * 24 * 3_600)
 }
 
+/// A time until which this machine, slow as it may be, can do as much as it did since `began`, with ten seconds to spare.
+pub fn time_for_as_much_as_since(began: Timestamp) -> Timestamp {
+    let now = now();
+    now.plus_seconds(now.seconds_since(began).ceil() as i64 + 10)
+}
+
 /// Asks again until there is an answer.
 ///
 /// # Panics
@@ -51,7 +58,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, ask: impl 
     eventually_within(PATIENCE, what, ask).await
 }
 
-/// Asks again until there is an answer, of what takes its time.
+/// Asks again until there is an answer, of what takes its time: less and less often, as each question costs the service some.
 ///
 /// # Panics
 /// When there is none within `patience`.
@@ -60,14 +67,28 @@ pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut ask: impl FnMut() -> F,
 ) -> T {
-    let until = Instant::now() + patience;
+    let began = Instant::now();
     loop {
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(Instant::now() < until, "waited {patience:?} for {what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let waited = began.elapsed();
+        assert!(waited < patience, "waited {patience:?} for {what}");
+        tokio::time::sleep((waited / 10).clamp(Duration::from_millis(50), Duration::from_millis(500))).await;
     }
+}
+
+/// Reads a variable that has a value for each of the instances that `npm test` starts, separated by commas: the one for the test
+/// at hand, by its name. The runtime of an instance uses one core only.
+///
+/// # Panics
+/// Without it.
+pub fn setting_of_instance(name: &str) -> String {
+    let values = setting(name);
+    let values: Vec<&str> = values.split(',').collect();
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    let sum = test.bytes().fold(0, |sum: usize, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    values[sum % values.len()].to_owned()
 }
 
 /// Reads a variable that `npm test` sets.

@@ -5,7 +5,7 @@ use std::path::Path;
 use quoted_printable::ParseMode;
 use serde_json::Value;
 
-use crate::{Reply, Workspace, eventually, secrets, setting};
+use crate::{Reply, Workspace, eventually, secrets, setting_of_instance};
 
 /// What the local sink of the `send_email` binding says in the log before a mail's headers.
 const CALLED: &str = "send_email binding called with MessageBuilder:";
@@ -69,7 +69,7 @@ pub fn key_of(link: &str) -> &str {
 /// The path of the link in the mail for a reset that is asked for now, for the address of a user of a workspace on the
 /// instance under test.
 pub async fn reset_link(workspace: &Workspace, email: &str, ask: impl Future<Output = Reply>) -> String {
-    let log = Path::new(&setting("FARHAND_STATE_DIR")).join("worker.log");
+    let log = Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log");
     let base = format!("://{}.", workspace.slug);
     let mine = || -> Vec<Mail> { mails_to(&log, email).into_iter().filter(|mail| mail.text.contains(&base)).collect() };
     let before = mine().len();

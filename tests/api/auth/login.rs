@@ -52,14 +52,13 @@ async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let session = workspace.session();
-    let entries = instance.kv_entries(&workspace.slug).await;
+    let entries = instance.kv_entries(&workspace.slug);
     assert_eq!(entries.len(), 1, "an API token has no entry: {entries:?}");
     let name = entries[0]["name"].as_str().unwrap();
     let hash = name.split('/').nth(1).unwrap();
     assert!(hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit()), "{name}");
-    let rows = instance
-        .d1(&format!("SELECT expires_at, user_agent, remote_ip FROM sessions WHERE token_hash = '{hash}'"))
-        .await;
+    let rows =
+        instance.d1(&format!("SELECT expires_at, user_agent, remote_ip FROM sessions WHERE token_hash = '{hash}'"));
     let expires_at = Timestamp::parse(rows[0]["expires_at"].as_str().unwrap()).unwrap();
     assert_eq!(rows[0]["remote_ip"], "127.0.0.1");
     // 14 days and some slack: KV's own expiry only clears away.
@@ -67,19 +66,16 @@ async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
     assert!((60.0..=24.0 * 3600.0).contains(&slack), "{slack}");
 
     // KV does not decide: without its entry the token is as good, and the entry comes back.
-    instance.kv_delete(name).await;
-    assert!(instance.kv_entries(&workspace.slug).await.is_empty());
+    instance.kv_delete(name);
+    assert!(instance.kv_entries(&workspace.slug).is_empty());
     session.get("/api/status/").await.expect(200);
-    eventually("the entry's repair", || async {
-        (instance.kv_entries(&workspace.slug).await == entries).then_some(())
-    })
-    .await;
+    eventually("the entry's repair", || async { (instance.kv_entries(&workspace.slug) == entries).then_some(()) })
+        .await;
 
     session.call("POST", "/api/auth/logout/").await.expect(200);
-    let left = instance.d1(&format!("SELECT id FROM sessions WHERE token_hash = '{hash}'")).await;
+    let left = instance.d1(&format!("SELECT id FROM sessions WHERE token_hash = '{hash}'"));
     assert_eq!(left, json!([]));
-    eventually("the entry's end", || async { instance.kv_entries(&workspace.slug).await.is_empty().then_some(()) })
-        .await;
+    eventually("the entry's end", || async { instance.kv_entries(&workspace.slug).is_empty().then_some(()) }).await;
 }
 
 #[tokio::test]
@@ -91,9 +87,9 @@ async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
     let age = async |seconds: u32| {
         let aged =
             |column: &str| format!("{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')");
-        instance.d1(&format!("UPDATE sessions SET {}, {}", aged("expires_at"), aged("refreshed_at"))).await;
+        instance.d1(&format!("UPDATE sessions SET {}, {}", aged("expires_at"), aged("refreshed_at")));
     };
-    let expires_at = async || instance.d1("SELECT expires_at FROM sessions").await[0]["expires_at"].clone();
+    let expires_at = async || instance.d1("SELECT expires_at FROM sessions")[0]["expires_at"].clone();
     let before = expires_at().await;
     session.get("/api/status/").await.expect(200);
     assert_eq!(expires_at().await, before, "moved at most every ten minutes");
@@ -105,7 +101,7 @@ async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
     // The same in KV.
     let expiry = Timestamp::parse(expires_at().await.as_str().unwrap()).unwrap().as_millis() as f64 / 1000.0;
     eventually("KV to follow", || async {
-        let kept = instance.kv_entries(&workspace.slug).await[0]["expiration"].as_f64().unwrap();
+        let kept = instance.kv_entries(&workspace.slug)[0]["expiration"].as_f64().unwrap();
         (kept > expiry).then_some(())
     })
     .await;
@@ -128,7 +124,7 @@ async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
 async fn a_raised_count_makes_the_hash_again_at_the_next_login() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let stored = async |instance: &Instance| instance.d1("SELECT password FROM users").await[0]["password"].clone();
+    let stored = async |instance: &Instance| instance.d1("SELECT password FROM users")[0]["password"].clone();
     let before = stored(&instance).await;
     assert!(before.as_str().unwrap().starts_with("$pbkdf2-sha256$i=100000,l=32$"), "{before}");
     workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::mail::{key_of, mail_to, mails_to, reset_link};
-use farhand_tests::{Api, Instance, Reply, Workspace, eventually, setting};
+use farhand_tests::{Api, Instance, Reply, Workspace, eventually, setting_of_instance};
 use reqwest::multipart::Form;
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ const PATH: &str = "/api/auth/reset-password/";
 const NEW: &str = "an entirely other one";
 
 fn log() -> PathBuf {
-    Path::new(&setting("FARHAND_STATE_DIR")).join("worker.log")
+    Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log")
 }
 
 /// Asserts that an answer has no body but `null`.
@@ -288,7 +288,7 @@ async fn a_request_is_good_for_24_hours() {
     let age = async |seconds: u32| {
         let aged =
             |column: &str| format!("{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')");
-        instance.d1(&format!("UPDATE reset_requests SET {}", aged("expires_at"))).await;
+        instance.d1(&format!("UPDATE reset_requests SET {}", aged("expires_at")));
     };
     age(23 * 3600).await;
     assert!(workspace.anonymous.get(&path).await.header("Location").contains("?key="));
@@ -298,7 +298,7 @@ async fn a_request_is_good_for_24_hours() {
     confirm(&workspace, &path, NEW).await.expect_detail(404, None);
     ask(&workspace.anonymous, "boss@example.com", 200).await;
     // What expired is cleared away, and no address is stored in clear.
-    let rows = instance.d1("SELECT * FROM reset_requests").await;
+    let rows = instance.d1("SELECT * FROM reset_requests");
     assert_eq!(rows.as_array().unwrap().len(), 1, "{rows}");
     assert!(!rows.to_string().contains("boss"), "{rows}");
     let key = key_of(&path);
@@ -322,7 +322,7 @@ async fn the_link_is_made_of_the_configuration() {
     assert_eq!(opened.header("Location"), format!("https://console.example/app/reset-password/?key={}", key_of(path)));
     let bad = workspace.anonymous.get(&format!("{PATH}confirm/x/")).await;
     assert_eq!(bad.header("Location"), "https://console.example/app/reset-password/?error=invalid");
-    let left: Value = instance.d1("SELECT count(*) AS n FROM reset_requests WHERE user_id IS NOT NULL").await;
+    let left: Value = instance.d1("SELECT count(*) AS n FROM reset_requests WHERE user_id IS NOT NULL");
     assert_eq!(left[0]["n"], 1);
 }
 
@@ -344,10 +344,10 @@ async fn requests_of_a_network_and_of_a_workspace_have_ceilings() {
     // The same for addresses that are registered and those that are not, and nothing is stored.
     from("192.0.2.2", "boss@example.com", 429).await;
     from("192.0.2.3", "y@example.com", 429).await;
-    let rows = instance.d1("SELECT count(*) AS n FROM reset_requests").await;
+    let rows = instance.d1("SELECT count(*) AS n FROM reset_requests");
     assert_eq!(rows[0]["n"], 5);
     let events = "SELECT count(*) AS n FROM audit_events WHERE action = 'user.request_reset'";
-    assert!(instance.d1(events).await[0]["n"].as_i64().unwrap() <= 5);
+    assert!(instance.d1(events)[0]["n"].as_i64().unwrap() <= 5);
     let other = Workspace::made_by(&instance.operator(), "other").await;
     ask(&other.anonymous.from_address("192.0.2.2"), "boss@example.com", 200).await;
 }

@@ -127,7 +127,7 @@ async fn every_end_of_a_session_holds_while_its_refresh_is_under_way() {
         let path = path_of(&session.get(PATH).await.expect(200)["results"][0]);
         // Every request of an aged session moves its expiry, in D1 and in KV.
         let aged = |column: &str| format!("{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-1 hours')");
-        instance.d1(&format!("UPDATE sessions SET {}, {}", aged("expires_at"), aged("refreshed_at"))).await;
+        instance.d1(&format!("UPDATE sessions SET {}, {}", aged("expires_at"), aged("refreshed_at")));
         let requests: Vec<_> = (0..12)
             .map(|_| {
                 let session = session.clone();
@@ -161,11 +161,11 @@ async fn every_end_of_a_session_holds_while_its_refresh_is_under_way() {
         // When all that was under way is through, it is as dead; and what it left in KV goes.
         session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
         let sessions = "SELECT s.id FROM sessions s JOIN users u ON u.id = s.user_id WHERE u.username = 'alice'";
-        assert_eq!(instance.d1(sessions).await, json!([]), "{how}");
+        assert_eq!(instance.d1(sessions), json!([]), "{how}");
         eventually("KV to forget it", || async {
             session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
             // The superuser's own is the one that is left.
-            (instance.kv_entries(&workspace.slug).await.len() == 1).then_some(())
+            (instance.kv_entries(&workspace.slug).len() == 1).then_some(())
         })
         .await;
         if how != "deletion" {
@@ -180,11 +180,11 @@ async fn expired_sessions_are_not_listed_and_go_at_the_next_login() {
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let id = workspace.session().get(PATH).await.expect(200)["results"][0]["id"].as_str().unwrap().to_owned();
     let old = "strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now', '-601 seconds')";
-    instance.d1(&format!("UPDATE sessions SET expires_at = {old}")).await;
+    instance.d1(&format!("UPDATE sessions SET expires_at = {old}"));
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 0);
     for method in ["GET", "DELETE"] {
         workspace.admin.call(method, &format!("{PATH}{id}/")).await.expect_detail(404, None);
     }
     workspace.anonymous.logged_in("boss", PASSWORD).await;
-    assert_eq!(instance.d1(&format!("SELECT id FROM sessions WHERE id = '{id}'")).await, json!([]));
+    assert_eq!(instance.d1(&format!("SELECT id FROM sessions WHERE id = '{id}'")), json!([]));
 }

@@ -1,7 +1,8 @@
 //! Commands without a shell, standard input and a directory (contract 11, Running; agent-protocol 7).
 
 use farhand_tests::agents::{ScriptedAgent, own_account};
-use farhand_tests::{Api, RealAgent, Reply, Workspace, eventually, far_ahead};
+use farhand_tests::commands::ended;
+use farhand_tests::{Api, RealAgent, Reply, Workspace, far_ahead};
 use serde_json::{Value, json};
 
 use super::commands::{PATH, has_status, id_of, path_of};
@@ -113,11 +114,7 @@ async fn an_agent_without_the_features() {
     assert_eq!(agent.next_command().await["id"], last["id"], "only what it can run is delivered");
     for command in &waiting {
         let path = path_of(command);
-        let ended = eventually("the command to fail", || async {
-            let read = admin.get(&path).await.expect(200);
-            read["handled_at"].is_string().then_some(read)
-        })
-        .await;
+        let ended = ended(admin, id_of(command)).await;
         has_status(&ended, "Failed", "danger", false);
         assert!(ended["status"]["message"].as_str().unwrap().contains("its agent cannot "), "{ended}");
         assert_eq!((&ended["success"], &ended["delivered_at"]), (&json!(false), &json!(null)));

@@ -25,7 +25,7 @@ fn moment(seconds: &str) -> String {
 }
 
 async fn workspace_id(instance: &Instance, workspace: &Workspace) -> i64 {
-    let rows = instance.d1(&format!("SELECT id FROM workspaces WHERE slug = '{}'", workspace.slug)).await;
+    let rows = instance.d1(&format!("SELECT id FROM workspaces WHERE slug = '{}'", workspace.slug));
     rows[0]["id"].as_i64().unwrap()
 }
 
@@ -438,7 +438,7 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
             later => format!("UPDATE servers SET name = '{later}' WHERE id = '{server}';\n"),
         };
     }
-    instance.d1_file(&sql).await;
+    instance.tamper_with_d1(&sql);
     // Two groups with carol in them; what both have, and what is gone, counts once or not at all.
     for (name, members, of) in [("one", [carol_id, anna_id], [0, 1]), ("two", [carol_id, carol_id], [1, 4])] {
         let of = of.map(|n| &servers[n]);
@@ -604,8 +604,7 @@ async fn fill(instance: &Instance, id: i64, owner: i64, commands: u32) {
                 {added}, iif(i % 5 = 0, {later}, {added}), '{LATER}', iif(i % 3 = 0, NULL, {delivered}),
                 iif(i % 3 = 0, NULL, {acked}), iif(i % 7 = 0, NULL, {handled}),
                 iif(i % 7 = 0, 'sent', iif(i % 10 = 1, 'failed', 'success')), 'x', iif(i % 7 = 0, NULL, i % 10 <> 1) FROM n"
-        ))
-        .await;
+        ));
 }
 
 #[tokio::test]
@@ -805,20 +804,18 @@ async fn long_lines_are_searched_within_bounds() {
     };
     let before = search("nothing").await.1;
     // 200 lines of 16,384 characters; the first and the last have a word of their own at their end, all have some others.
-    instance
-        .d1(&format!(
-            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
+    instance.d1(&format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
              INSERT INTO commands (workspace_id, id, server_id, server_name, shell, line, username, groupname, timeout,
                 added_at, scheduled_at, expires_at, state, status_message)
              SELECT {id}, printf('ffffffff-0000-7000-8000-%012x', i), {}, 'web-1', 'system',
                 substr(replace(printf('%.*c', 600, 'x'), 'x', 'abcdefgh ijklmnop qrstuvwx yz '), 1, 16370)
                     || iif(i = 1, ' earliest', iif(i = 200, ' latest', '')),
                 'root', '', 60, {}, {}, '{LATER}', 'success', 'x' FROM n",
-            server_id(id, "2"),
-            moment("i"),
-            moment("i"),
-        ))
-        .await;
+        server_id(id, "2"),
+        moment("i"),
+        moment("i"),
+    ));
     let (found, rows) = search("nothing").await;
     assert_eq!(found, 0);
     // For each: its length (thrice, as the sum goes by), itself, and whether its server or requester has the word.

@@ -5,8 +5,9 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use farhand_tests::agents::ScriptedAgent;
+use farhand_tests::commands::ended;
 use farhand_tests::people::{MEMBERSHIPS, SERVERS, at, group_path};
-use farhand_tests::{Person, Workspace, eventually, eventually_within, now};
+use farhand_tests::{Person, Workspace, eventually_within, now, time_for_as_much_as_since};
 use serde_json::{Value, json};
 
 use super::commands::{PATH, has_status, id_of, moment, path_of};
@@ -214,11 +215,7 @@ async fn settle(workspace: &Workspace, agent: &mut ScriptedAgent, cases: &[Case]
             assert_eq!(sent["status"]["text"], "Sent", "{}", case.name);
             continue;
         };
-        let ended = eventually("the command's end", || async {
-            let command = workspace.admin.get(&path_of(made)).await.expect(200);
-            (!command["handled_at"].is_null()).then_some(command)
-        })
-        .await;
+        let ended = ended(&workspace.admin, id_of(made)).await;
         has_status(&ended, "Cancelled", "secondary", false);
         let message = ended["status"]["message"].as_str().unwrap();
         assert!(message.contains(reason), "{}: {message}", case.name);
@@ -250,9 +247,10 @@ async fn a_scheduled_command_goes_out_if_its_requester_still_may() {
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let cases = cases();
+    let began = now();
     let waiting = gather(&workspace, &server, &cases).await;
-    // Time enough for all that happens meanwhile, on a slow machine too.
-    let scheduled_at = now().plus_seconds(120);
+    // Time enough for all that happens meanwhile, which is less than what was done so far.
+    let scheduled_at = time_for_as_much_as_since(began);
     let posted = post_all(&server, &cases, waiting, &json!({"scheduled_at": scheduled_at})).await;
     for (case, (waiting, _)) in cases.iter().zip(&posted) {
         (case.meanwhile)(waiting).await;

@@ -245,7 +245,7 @@ async fn a_key_is_free_again_after_a_day() {
         aged(more, "added_at"),
         aged(less, "added_at")
     );
-    assert_eq!(instance.d1(&change).await.as_array().unwrap().len(), 2);
+    assert_eq!(instance.d1(&change).as_array().unwrap().len(), 2);
     instance.stop().await;
     let change = format!(
         "UPDATE answers SET expires_at = iif(command = '{id}', {}, {})",

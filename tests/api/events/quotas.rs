@@ -19,7 +19,7 @@ fn queued(line: &str) -> Value {
 }
 
 async fn stored_commands(instance: &Instance) -> Value {
-    instance.d1("SELECT count(*) AS n FROM commands").await[0]["n"].clone()
+    instance.d1("SELECT count(*) AS n FROM commands")[0]["n"].clone()
 }
 
 #[tokio::test]
@@ -81,7 +81,7 @@ async fn bytes_of_lines_environments_and_output() {
     agent.next_command().await;
     agent.fin(id_of(&made), 0, &"o".repeat(6_000)).await;
     eventually("D1 to have the output", || async {
-        let rows = instance.d1("SELECT bytes FROM stored_bytes").await;
+        let rows = instance.d1("SELECT bytes FROM stored_bytes");
         (rows[0]["bytes"].as_i64()? > 9_000).then_some(())
     })
     .await;
@@ -89,9 +89,9 @@ async fn bytes_of_lines_environments_and_output() {
     run("id".to_owned(), json!({})).await.expect(201);
     assert_eq!(stored_commands(&instance).await, 3);
     // Another day is counted on its own, and yesterday's row goes.
-    instance.d1("UPDATE stored_bytes SET day = '2020-01-01'").await;
+    instance.d1("UPDATE stored_bytes SET day = '2020-01-01'");
     run("l".repeat(7_000), json!({})).await.expect(201);
-    let rows = instance.d1("SELECT bytes FROM stored_bytes").await;
+    let rows = instance.d1("SELECT bytes FROM stored_bytes");
     let bytes = rows[0]["bytes"].as_i64().unwrap();
     // The line, and the empty environment in its stored form.
     assert!(rows.as_array().unwrap().len() == 1 && (7_000..7_050).contains(&bytes), "{rows}");

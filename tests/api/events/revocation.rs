@@ -2,9 +2,10 @@
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
+use farhand_tests::commands::has_become;
 use farhand_tests::mail::reset_link;
 use farhand_tests::people::{COMMANDS, NO_UUID, at};
-use farhand_tests::{Api, Instance, Workspace, eventually, now};
+use farhand_tests::{Api, Instance, Workspace, now};
 use serde_json::{Value, json};
 
 const SESSIONS: &str = "/api/auth/sessions/";
@@ -34,11 +35,7 @@ async fn status(workspace: &Workspace, command: &Value) -> Value {
 
 /// Waits until a command is cancelled, by the revocation.
 async fn is_cancelled(workspace: &Workspace, what: &str, command: &Value) {
-    let ended = eventually(what, || async {
-        let command = workspace.admin.get(&at(COMMANDS, command)).await.expect(200);
-        (command["status"]["text"] == "Cancelled").then_some(command)
-    })
-    .await;
+    let ended = has_become(&workspace.admin, command["id"].as_str().unwrap(), "Cancelled").await;
     assert!(ended["status"]["message"].as_str().unwrap().contains(REASON), "{what}: {ended}");
     assert_eq!((&ended["delivered_at"], &ended["success"]), (&Value::Null, &json!(false)), "{what}");
 }
@@ -164,12 +161,10 @@ async fn nothing_of_a_revoked_session_is_delivered_whoever_dies() {
     let kept = post(&other, "web-1", at_its_time).await;
     let id = own_session(&session).await;
     let id = id.trim_end_matches('/').rsplit('/').next().unwrap().to_owned();
-    instance
-        .d1(&format!(
-            "INSERT INTO revoked_sessions (workspace_id, id, user_id, revoked_at, is_settled)
+    instance.d1(&format!(
+        "INSERT INTO revoked_sessions (workspace_id, id, user_id, revoked_at, is_settled)
              SELECT workspace_id, id, user_id, added_at, 1 FROM sessions WHERE id = '{id}'"
-        ))
-        .await;
+    ));
     assert_eq!(status(&workspace, &queued).await["text"], "Queued", "no object knows of it");
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], kept["id"], "the only one that is delivered");

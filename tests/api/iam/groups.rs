@@ -493,12 +493,10 @@ async fn a_group_of_five_thousand_servers() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     workspace.server("first").await;
-    instance
-        .d1("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)
+    instance.d1("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)
              INSERT INTO servers (id, workspace_id, name, agent_key_hash, added_at, updated_at)
              SELECT printf('%08x-0000-7000-8000-%012x', i, i), workspace_id, 'web-' || i, '', added_at, added_at
-             FROM n, (SELECT * FROM servers LIMIT 1)")
-        .await;
+             FROM n, (SELECT * FROM servers LIMIT 1)");
     let ids = |range: std::ops::RangeInclusive<u32>| -> Vec<String> {
         range.map(|i| format!("{i:08x}-0000-7000-8000-{i:012x}")).collect()
     };

@@ -327,8 +327,7 @@ async fn a_deleted_users_credentials_are_gone_and_their_commands_stay() {
              WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 450)
              SELECT printf('%s%s%03d', substr(c.id, 1, 32), iif(substr(c.id, 33, 1) = 'f', 'e', 'f'), n.i), workspace_id,
                 server_id, server_name, requested_by, shell, line, username, groupname, timeout, added_at, scheduled_at, expires_at, state, status_message
-             FROM n, (SELECT * FROM commands LIMIT 1) c")
-        .await;
+             FROM n, (SELECT * FROM commands LIMIT 1) c");
     let deleted = workspace.admin.delete(&format!("{PATH}{id}/")).await;
     assert_eq!((deleted.status, deleted.text.as_str()), (204, ""));
     for dead in [&alice, &token] {
@@ -352,13 +351,11 @@ async fn a_deleted_users_credentials_are_gone_and_their_commands_stay() {
     assert_eq!((&server["name"], &server["owner"]), (&json!("web-1"), &Value::Null));
     // Nothing of the user is left, in the background, to the last command.
     eventually("the last command to be done", || async {
-        let left = instance
-            .d1(&format!(
-                "SELECT (SELECT count(*) FROM commands WHERE requested_by = {id})
+        let left = instance.d1(&format!(
+            "SELECT (SELECT count(*) FROM commands WHERE requested_by = {id})
                     + (SELECT count(*) FROM departed_users) + (SELECT count(*) FROM sessions WHERE user_id = {id})
                     + (SELECT count(*) FROM api_tokens WHERE user_id = {id}) AS n"
-            ))
-            .await;
+        ));
         (left[0]["n"] == 0).then_some(())
     })
     .await;

@@ -187,13 +187,13 @@ async fn a_pending_server_gets_no_name_that_another_had() {
     assert_eq!(register(&plain, "renamed").await.expect(201)["name"], "renamed");
     // After 30 days it is free.
     let days_ago = |days: i64| now().plus_seconds(-days * 24 * 3600);
-    instance.d1(&format!("UPDATE server_names SET freed_at = '{}' WHERE name = 'deleted'", days_ago(29))).await;
+    instance.d1(&format!("UPDATE server_names SET freed_at = '{}' WHERE name = 'deleted'", days_ago(29)));
     assert_eq!(register(&approving, "deleted").await.expect(201)["name"], "deleted-3");
-    instance.d1(&format!("UPDATE server_names SET freed_at = '{}' WHERE name = 'deleted'", days_ago(31))).await;
+    instance.d1(&format!("UPDATE server_names SET freed_at = '{}' WHERE name = 'deleted'", days_ago(31)));
     assert_eq!(register(&approving, "deleted").await.expect(201)["name"], "deleted");
     // And is forgotten with the next one.
     workspace.admin.delete(&at(SERVERS, renamed)).await.expect(204);
-    let names = instance.d1("SELECT name FROM server_names ORDER BY name").await;
+    let names = instance.d1("SELECT name FROM server_names ORDER BY name");
     assert_eq!(names, json!([{"name": "another"}, {"name": "renamed"}]));
 }
 
@@ -211,7 +211,7 @@ async fn what_nobody_approves_is_deleted_after_a_day() {
     workspace.admin.post(&approve_path(approved), &body).await.expect(200);
     for (name, seconds) in [("old", 24 * 3600 + 1), ("young", 24 * 3600 - 600), ("approved", 48 * 3600)] {
         let added_at = now().plus_seconds(-seconds);
-        instance.d1(&format!("UPDATE servers SET added_at = '{added_at}' WHERE name = '{name}'")).await;
+        instance.d1(&format!("UPDATE servers SET added_at = '{added_at}' WHERE name = '{name}'"));
     }
     // The clock ticks when an instance starts.
     instance.stop_when_d1_knows().await;

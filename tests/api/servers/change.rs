@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
 use farhand_tests::client::PASSWORD;
+use farhand_tests::commands::{ended, ended_within};
 use farhand_tests::events::Block;
 use farhand_tests::people::{COMMANDS, GROUPS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys};
-use farhand_tests::{Api, Cast, Events, Person, Reply, Workspace, eventually, eventually_within, far_ahead, now};
+use farhand_tests::{Api, Cast, Events, Person, Reply, Workspace, eventually, far_ahead, now};
 use futures_util::future;
 use serde_json::{Value, json};
+
+use crate::api::events::commands::id_of;
 
 const DENIED: Option<&str> = Some("PERMISSION_DENIED");
 const INVALID: Option<&str> = Some("INVALID_TOKEN");
@@ -35,19 +38,6 @@ fn command(server: &Value, more: Value) -> Value {
     let mut body = json!({"server": server["id"], "line": "id"});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
-}
-
-/// Waits for a command's end.
-async fn ended(api: &Api, command: &Value) -> Value {
-    ended_within(api, command, farhand_tests::PATIENCE).await
-}
-
-async fn ended_within(api: &Api, command: &Value, patience: Duration) -> Value {
-    eventually_within(patience, "the command's end", || async {
-        let now = api.get(&at(COMMANDS, command)).await.expect(200);
-        (!now["handled_at"].is_null()).then_some(now)
-    })
-    .await
 }
 
 /// Waits until the service closes a socket. An agent that was told to quit would never come back.
@@ -382,7 +372,7 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
     is_closed(&mut control).await;
 
     for waited in [&later, &soon] {
-        let cancelled = ended(&workspace.admin, waited).await;
+        let cancelled = ended(&workspace.admin, id_of(waited)).await;
         let status = &cancelled["status"];
         assert_eq!((&status["text"], &status["cancellable"]), (&json!("Cancelled"), &json!(false)), "{cancelled}");
         assert!(status["message"].as_str().is_some_and(|message| !message.is_empty()));
@@ -391,7 +381,7 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
     let told = waiting.await.unwrap().expect(200);
     assert_eq!(told["status"]["text"], "Cancelled", "who waits is told");
     for delivered in [&sent, &acked] {
-        let stuck = ended_within(&workspace.admin, delivered, STUCK_WITHIN).await;
+        let stuck = ended_within(STUCK_WITHIN, &workspace.admin, id_of(delivered)).await;
         assert_eq!((&stuck["status"]["text"], &stuck["success"]), (&json!("Stuck"), &json!(false)), "{stuck}");
     }
     let finished = workspace.admin.get(&at(COMMANDS, &done)).await.expect(200);
@@ -439,7 +429,7 @@ async fn what_waited_on_a_deleted_server_without_an_agent_is_cancelled() {
     workspace.admin.delete(&at(SERVERS, &server)).await.expect(204);
     assert_eq!(workspace.admin.get(&at(COMMANDS, &made[0])).await.expect(200), before);
     for one in &made {
-        let cancelled = ended(&workspace.admin, one).await;
+        let cancelled = ended(&workspace.admin, id_of(one)).await;
         assert_eq!(cancelled["status"]["text"], "Cancelled", "{cancelled}");
         // Cancelling it again is as good as ever.
         let again = workspace.admin.call("POST", &format!("{}cancel/", at(COMMANDS, one))).await.expect(200);
@@ -676,7 +666,7 @@ async fn delete_while_posting(is_connected: bool) {
     }
     assert!(taken.len() > 10);
     for made in &taken {
-        let over = ended_within(&workspace.admin, made, STUCK_WITHIN).await;
+        let over = ended_within(STUCK_WITHIN, &workspace.admin, id_of(made)).await;
         let text = over["status"]["text"].as_str().unwrap();
         let expected = if over["delivered_at"].is_null() { "Cancelled" } else { "Stuck" };
         assert_eq!((text, &over["success"]), (expected, &json!(false)), "{over}");

@@ -105,7 +105,7 @@ async fn crash_amid_changes() -> usize {
 
     let instance = Instance::restart(state.path()).await;
     let (admin, anonymous) = (workspace.admin.on(&instance.url), workspace.anonymous.on(&instance.url));
-    let hashes = instance.d1("SELECT id, agent_key_hash FROM servers").await;
+    let hashes = instance.d1("SELECT id, agent_key_hash FROM servers");
     let mut cut_off = 0;
     for (n, (server, answer)) in servers.iter().zip(&answers).enumerate() {
         let is_there = admin.get(&path_of(server)).await.status == 200;

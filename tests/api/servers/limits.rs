@@ -21,7 +21,7 @@ fn numbers(most: u32) -> String {
 }
 
 async fn workspace_id(instance: &Instance) -> i64 {
-    instance.d1("SELECT id FROM workspaces WHERE slug = 'acme'").await[0]["id"].as_i64().unwrap()
+    instance.d1("SELECT id FROM workspaces WHERE slug = 'acme'")[0]["id"].as_i64().unwrap()
 }
 
 /// A client that registers servers with a new registration token.
@@ -38,14 +38,12 @@ async fn a_group_that_is_full_takes_no_more_from_any_side() {
     let (group_path, id) = (format!("{GROUPS}{}/", group["id"]), workspace_id(&instance).await);
     let agent = registrar(&workspace, &json!([group["id"]])).await;
     let one = agent.post(REGISTER, &json!({"name": "first"})).await.expect(201);
-    instance
-        .d1_file(&format!(
-            "{} INSERT INTO server_groups (workspace_id, group_id, server_id)
+    instance.tamper_with_d1(&format!(
+        "{} INSERT INTO server_groups (workspace_id, group_id, server_id)
              SELECT {id}, {}, printf('00000000-0000-7000-8000-%012x', n) FROM numbers;",
-            numbers(4_999),
-            group["id"]
-        ))
-        .await;
+        numbers(4_999),
+        group["id"]
+    ));
     assert_eq!(workspace.admin.get(&group_path).await.expect(200)["servers"].as_array().unwrap().len(), 5_000);
     let body = json!({"name": "late", "groups": [group["id"]]});
     workspace.admin.post(SERVERS, &body).await.expect_fields(400, &["groups"]);
@@ -67,14 +65,12 @@ async fn a_name_without_a_number_left_is_no_dead_token() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let (agent, id) = (registrar(&workspace, &json!([])).await, workspace_id(&instance).await);
-    instance
-        .d1_file(&format!(
-            "{} INSERT INTO servers (id, workspace_id, name, agent_key_hash, added_at, updated_at)
+    instance.tamper_with_d1(&format!(
+        "{} INSERT INTO servers (id, workspace_id, name, agent_key_hash, added_at, updated_at)
              SELECT printf('00000000-0000-7000-8000-%012x', n), {id}, iif(n = 1, 'web', 'web-' || n), '',
                 '{LONG_AGO}', '{LONG_AGO}' FROM numbers;",
-            numbers(10_000)
-        ))
-        .await;
+        numbers(10_000)
+    ));
     agent.post(REGISTER, &json!({"name": "web"})).await.expect_fields(400, &["name"]);
     assert_eq!(agent.post(REGISTER, &json!({"name": "web-x"})).await.expect(201)["name"], "web-x");
 }
@@ -120,7 +116,7 @@ async fn lists_read_what_they_show() {
     workspace.admin.post(MEMBERSHIPS, &body).await.expect(201);
     // A thousand of each beside them, of which nobody asks for more than a few.
     instance
-        .d1_file(&format!(
+        .tamper_with_d1(&format!(
             "{numbers} INSERT INTO groups (workspace_id, id, name, display_name, description, folded_display_name,
                 folded_description, added_at, updated_at)
                 SELECT {id}, 1000 + n, 'group-' || n, '', '', '', '', '{LONG_AGO}', '{LONG_AGO}' FROM numbers;
@@ -129,8 +125,7 @@ async fn lists_read_what_they_show() {
              {numbers} INSERT INTO servers (id, workspace_id, name, agent_key_hash, added_at, updated_at)
                 SELECT printf('00000000-0000-7000-8000-%012x', n), {id}, 'web-' || n, '', '{LONG_AGO}', '{LONG_AGO}' FROM numbers;",
             numbers = numbers(1_000)
-        ))
-        .await;
+        ));
     let reads = async |api: &Api, path: &str, items: usize| {
         let request = unique("reads");
         let reply = api.send(api.request("GET", path).header("X-Request-Id", &request)).await.expect(200);

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
 use farhand_tests::client::PASSWORD;
+use farhand_tests::commands::ended;
 use farhand_tests::people::{COMMANDS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys};
 use farhand_tests::{Api, Person, Reply, Workspace, eventually, now};
 use futures_util::future;
@@ -540,11 +541,7 @@ async fn an_agent_unregisters_its_own_server() {
         assert_eq!(dial(&agent.api, "/ws/servers/backhaul/").await.err(), Some(403));
         assert!(agent.next().await.is_err(), "its socket is closed");
         workspace.admin.get(&at(SERVERS, &server)).await.expect_detail(404, None);
-        let ended = eventually("the command's end", || async {
-            let command = workspace.admin.get(&at(COMMANDS, &waiting)).await.expect(200);
-            (!command["handled_at"].is_null()).then_some(command)
-        })
-        .await;
+        let ended = ended(&workspace.admin, waiting["id"].as_str().unwrap()).await;
         assert_eq!((&ended["status"]["text"], &ended["server_name"]), (&json!("Cancelled"), &json!("web")));
     }
     assert_eq!(count(&workspace).await, 1);

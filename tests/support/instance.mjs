@@ -1,0 +1,16 @@
+// The Worker that is built, with STATE_DIR, PORT and the variables of the environment, until SIGTERM. That is
+// `npm start` without the demo, its checks and its builds: tests start many instances.
+import { startInstance } from "../../scripts/instance.mjs";
+
+const { STATE_DIR: stateDir, PORT: port } = process.env;
+let instance = null;
+let isEnding = false;
+const end = async (status) => {
+  if (isEnding) return;
+  isEnding = true;
+  await instance?.stop();
+  process.exit(status);
+};
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => void end(0));
+instance = await startInstance({ stateDir, port: Number(port), onExit: () => void end(1) });
+console.log("Ctrl-C ends it.");
