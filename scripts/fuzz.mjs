@@ -1,5 +1,5 @@
 // `npm run fuzz [SECONDS]`: every target of domain/fuzz under libFuzzer for so long (60), then requests made by chance from the
-// OpenAPI document for ten times that. The figures go into docs/fuzzing.md. `npm run fuzz SECONDS TARGET` runs one target, and
+// OpenAPI document for ten times that, and 10^7 sequences of events for the server's object (`link`). The figures go into docs/fuzzing.md. `npm run fuzz SECONDS TARGET` runs one target, and
 // writes nothing down.
 //
 // libFuzzer needs no nightly compiler without a sanitizer: the parsers are safe Rust, where a bad access is a panic.
@@ -14,7 +14,20 @@ const [seconds = "60", only] = process.argv.slice(2);
 if (!/^[1-9][0-9]*$/.test(seconds)) fail("usage: npm run fuzz [SECONDS [TARGET]]");
 const folder = join(root, "domain", "fuzz");
 const targets = readdirSync(join(folder, "checks")).map((name) => name.replace(/\.rs$/, "")).sort();
-if (only !== undefined && !targets.includes(only)) fail(`there is no target ${only}; there are ${targets.join(", ")}`);
+const LINK = "link";
+const LINK_SEQUENCES = 10_000_000;
+if (only !== undefined && ![...targets, LINK].includes(only)) fail(`there is no target ${only}; there are ${[...targets, LINK].join(", ")}`);
+
+/** Plays sequences of events to the machine of the server's object: the property tests of `npm test`, more of them. */
+function link() {
+  const sequences = process.env.FARHAND_LINK_SEQUENCES ?? `${LINK_SEQUENCES}`;
+  say(`fuzz: ${LINK}, ${Number(sequences).toLocaleString("en")} sequences`);
+  const test = ["test", "--release", "-p", "farhand-domain", "--test", LINK, "from_"];
+  const linkEnvironment = { ...process.env, FARHAND_LINK_SEQUENCES: sequences };
+  return spawnSync("cargo", test, { cwd: root, env: linkEnvironment, stdio: "inherit" }).status === 0;
+}
+
+if (only === LINK) process.exit(link() ? 0 : 1);
 
 const env = await cargoFuzz();
 const options = ["--sanitizer", "none", "--fuzz-dir", folder];
@@ -46,10 +59,11 @@ const figures = table(
 console.log(figures);
 let areAnswersGood = true;
 if (only === undefined) {
+  areAnswersGood = link();
   say(`fuzz: requests from the OpenAPI document, ${10 * seconds} s`);
   const environment = { ...process.env, FARHAND_PROPERTIES_SECONDS: `${10 * seconds}` };
   const test = ["scripts/test.mjs", "e2e", "whatever_is_sent"];
-  areAnswersGood = spawnSync(process.execPath, test, { cwd: root, env: environment, stdio: "inherit" }).status === 0;
+  areAnswersGood = spawnSync(process.execPath, test, { cwd: root, env: environment, stdio: "inherit" }).status === 0 && areAnswersGood;
   const commit = output("git", ["rev-parse", "--short", "HEAD"]) ?? "?";
   const day = new Date().toISOString().slice(0, 10);
   const how = `${seconds} s for each target, on ${day}, at ${commit}, with ${output("rustc", ["--version"])}.`;

@@ -224,14 +224,13 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// D1 did, or did not, make a change long after it was given up.
-    pub(super) fn changed_late(&mut self, of: OfServer) {
-        if !self.is_gone()
-            && let Some(server) = &mut self.server
-        {
-            server.unsure = Some(of);
-            server.timers.look = Some(self.scene.now);
+    /// D1 did, or did not, make a change long after it was given up. It is asked when it is through
+    /// with what is under way: the answer to that may be of before the change.
+    pub(super) fn changed_late(&mut self, of: OfServer) -> Result<()> {
+        if self.server.is_none() || self.is_gone() {
+            return Ok(());
         }
+        self.change(Change { of, what: ServerChange::Nothing, then: ThenChanged::Nobody })
     }
 
     /// Looks what became of a change that was cut off.

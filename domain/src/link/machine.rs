@@ -176,7 +176,7 @@ impl<S: Store> Link<S> {
     fn late(&mut self, request: ToD1) -> Result<()> {
         match request {
             ToD1::Insert { create, life, .. } => self.inserted_late(*create, life)?,
-            ToD1::Change(of, _) => self.changed_late(of),
+            ToD1::Change(of, _) => self.changed_late(of)?,
             ToD1::Restore(commands) => self.restored_late(&commands)?,
             // What these change is of an older revision, or nothing.
             ToD1::Find { .. } | ToD1::FindRights(_) | ToD1::Tell { .. } | ToD1::Unrestore(_) => {}

@@ -116,6 +116,8 @@ impl<S: Store> Link<S> {
             && let Some(stored) = self.find(before.command.id)?
         {
             self.save(&StoredCommand { revision: stored.revision, ..*before })?;
+            // Another connection may be open already.
+            self.hand_out_soon()?;
         }
         if self.server.as_ref().is_some_and(|server| server.backhaul.open == Some(generation)) {
             self.disconnected()?;

@@ -132,7 +132,7 @@ impl World {
                 }
             }
             What::Connect { .. } => return Err("a connection is answered, and not accepted".to_owned()),
-            What::Other => {}
+            What::Sever | What::Other => {}
         }
         Ok(())
     }
@@ -146,7 +146,8 @@ impl World {
         if let Some(key) = key {
             let now = self.now;
             let (made, at) = *self.history.made.entry(key.clone()).or_insert((id, now));
-            let is_over = at.plus_seconds(23 * 60 * 60) <= now || self.history.was_severed;
+            let is_forgotten = self.history.forgotten.contains(&made) || self.history.was_severed;
+            let is_over = at.plus_seconds(23 * 60 * 60) <= now || is_forgotten;
             ensure!(made == id || is_over, "an Idempotency-Key made two commands");
         }
         Ok(())
@@ -192,6 +193,10 @@ impl World {
             }
             let told = self.d1.commands.get(id).map_or(0, |told| told.revision);
             ensure!(told <= row.command.revision, "D1 has a revision that there is not");
+        }
+        for id in &self.history.given_back {
+            let is_back = store.rows.get(id).is_none_or(|row| row.command.life.delivered_at.is_none());
+            ensure!(is_back, "a command that was not sent is lost");
         }
         for (key, (answer, _)) in &store.answers {
             let is_there = store.rows.contains_key(&answer.command);

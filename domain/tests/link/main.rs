@@ -8,7 +8,9 @@
 
 mod checks;
 mod d1;
+mod examples;
 mod ops;
+mod regressions;
 mod settle;
 mod store;
 mod world;

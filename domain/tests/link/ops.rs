@@ -13,7 +13,7 @@ use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Chunk, Fin, HostFacts};
 use uuid::Uuid;
 
-use super::d1::WORKSPACE;
+use super::d1::{D1, WORKSPACE};
 use super::world::{Check, Crash, What, World};
 
 /// Something that happens.
@@ -265,7 +265,10 @@ impl World {
     pub fn report(&mut self, key: &str, report: Report) -> Check {
         let identity = identity(key, Features::default());
         let call = AgentCall { identity, report, request_id: String::new() };
-        self.call(What::Agent { key: key.to_owned() }, Ask::Agent(call)).map(drop)
+        // The end of the server waits for its turn, and then the key may be another one.
+        let is_end = matches!(call.report, Report::Unregister);
+        let what = if is_end { What::Other } else { What::Agent { key: key.to_owned() } };
+        self.call(what, Ask::Agent(call)).map(drop)
     }
 
     /// An agent connects.
@@ -292,7 +295,11 @@ impl World {
 
     /// D1 is taken back to the snapshot. What it was asked is cut off.
     pub fn take_back(&mut self) -> Check {
-        let Some(snapshot) = self.snapshot.clone() else { return Ok(()) };
+        let is_good = |d1: &D1| !d1.is_workspace_deleted;
+        let Some(snapshot) = self.snapshot.clone().filter(is_good) else { return Ok(()) };
+        if !is_good(&self.d1) {
+            return Ok(());
+        }
         let events = std::mem::take(&mut self.d1.events);
         self.d1 = snapshot;
         // An event of before that is written again is one nevertheless.
@@ -371,8 +378,10 @@ impl World {
                 (self.d1.server, self.d1.is_workspace_deleted) = (None, true);
                 self.d1.commands.clear();
                 (self.snapshot, self.history.was_severed) = (None, true);
-                self.call(What::Other, Ask::Sever)?;
+                self.call(What::Sever, Ask::Sever)?;
             }
+            // What D1 lost of a deleted workspace it does not get back.
+            Op::Suspend(true) if self.history.was_taken_back => {}
             Op::Suspend(is_suspended) if !self.history.was_severed => {
                 self.d1.is_workspace_deleted = is_suspended;
                 self.call(What::Other, Ask::Suspend(is_suspended))?;

@@ -9,7 +9,7 @@ use farhand_domain::features::Features;
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::call::{Answer, Ask};
 use farhand_domain::link::event::{Effect, Event, FromD1, Kind, RequestId, Scene, Ticket, ToD1};
-use farhand_domain::link::machine::{Link, Settings};
+use farhand_domain::link::machine::{Link, Random, Settings};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::ToAgent;
@@ -83,6 +83,7 @@ pub enum What {
     Connect { kind: Kind, key: String, features: Features },
     Rotate { key: String },
     Resync,
+    Sever,
     Forget { ids: Vec<Uuid> },
     Other,
 }
@@ -150,7 +151,7 @@ fn settings() -> Settings {
     Settings { ping_every: 200, heartbeat_every: 30, key, window: WINDOW }
 }
 
-fn random(seed: u64) -> Box<dyn FnMut(&mut [u8]) -> Result<(), String>> {
+fn random(seed: u64) -> Random {
     let mut state = seed;
     Box::new(move |bytes| {
         for byte in bytes {
@@ -391,7 +392,12 @@ impl World {
     fn crash_now(&mut self, store: MemoryStore, crash: Option<Crash>) -> Check {
         let loss = crash.map_or(0, |crash| crash.loss);
         for (place, mut flight) in std::mem::take(&mut self.flights).into_iter().enumerate() {
-            // What was given up before is not known to be under way.
+            // What D1 did after it was given up is heard of nevertheless: that both a request takes so
+            // long and the object dies in that moment is not covered.
+            if flight.is_given_up && flight.answer.is_some() {
+                self.flights.push(flight);
+                continue;
+            }
             if flight.answer.is_none() && !flight.is_given_up && loss >> (place % 4) & 1 == 1 {
                 flight.answer = Some(self.d1.apply(&flight.request));
             }
@@ -448,11 +454,14 @@ impl World {
         }
         self.apply(place, parts);
         let flight = self.flights.remove(place);
-        let Some(answer) = flight.answer else { return Ok(()) };
+        let Some(answer) = flight.answer.clone() else { return Ok(()) };
         let event = match flight.is_given_up {
             true => Event::Late(flight.request.clone()),
             false => Event::Answered { id: flight.id, answer: Ok(answer.clone()) },
         };
+        if flight.is_given_up && self.crash.is_some_and(|crash| crash.after.is_none()) {
+            self.flights.push(flight.clone());
+        }
         self.answered = Some((flight.sent_at, flight.request, answer));
         let checked = self.step_of(event, flight.is_of_alarm);
         self.answered = None;

@@ -1,0 +1,245 @@
+//! Examples of what depends on an order of events.
+
+use farhand_domain::lifecycle::State;
+use farhand_domain::link::call::{Answer, Ask, Created, Follow, Followed, Live, Refusal, Report};
+use farhand_domain::link::event::{Event, Kind, Ticket, ToD1};
+use farhand_domain::wire::{Chunk, Fin};
+use uuid::Uuid;
+
+use super::ops::Op;
+use super::world::{What, World};
+
+/// A world in which the agent is connected.
+fn connected() -> World {
+    let mut world = World::default();
+    world.connect("key-0", Kind::Backhaul, true).unwrap();
+    world.answer(0, 0).unwrap();
+    world
+}
+
+impl World {
+    /// Creates a command, which D1 takes at once.
+    fn created(&mut self) -> Uuid {
+        let (what, ask) = self.create(0, None, 0);
+        self.call(what, ask).unwrap();
+        self.answer_all();
+        *self.commands.last().unwrap()
+    }
+
+    fn answer_all(&mut self) {
+        while !self.flights.is_empty() {
+            self.answer(0, 0).unwrap();
+        }
+    }
+
+    fn place_of(&self, is_wanted: impl Fn(&ToD1) -> bool) -> usize {
+        self.flights.iter().position(|flight| is_wanted(&flight.request)).unwrap()
+    }
+
+    fn replied(&self, ticket: Ticket) -> Option<&Answer> {
+        self.calls[&ticket].answer.as_ref()
+    }
+
+    fn command_of(&self, ticket: Ticket) -> (Uuid, bool) {
+        let Some(Answer::Done(told)) = self.replied(ticket) else { panic!("{:?}", self.replied(ticket)) };
+        let created: Created = serde_json::from_value(told.clone()).unwrap();
+        (created.id().unwrap(), created.replayed)
+    }
+
+    fn follow(&mut self, id: Uuid, from: u64, skips_gap: bool) -> Ticket {
+        let follow = Follow { id, from, wait_millis: 5_000, skips_gap };
+        self.call(What::Other, Ask::Follow(follow)).unwrap()
+    }
+
+    fn followed(&self, ticket: Ticket) -> Followed {
+        let Some(Answer::Done(told)) = self.replied(ticket) else { panic!("{:?}", self.replied(ticket)) };
+        serde_json::from_value(told.clone()).unwrap()
+    }
+
+    fn chunk(&mut self, command: Uuid, seq: u32) {
+        let chunk = Chunk { seq, content: format!("{seq};") };
+        self.report("key-0", Report::Chunk { command, chunk }).unwrap();
+    }
+}
+
+/// A world in which three agents with one identity replaced each other, and a fourth one asks.
+fn contested() -> (World, Ticket) {
+    let mut world = connected();
+    for _ in 0..4 {
+        world.run(&Op::Pass(1_000)).unwrap();
+        world.connect("key-0", Kind::Backhaul, true).unwrap();
+    }
+    let ticket = world.last_ticket;
+    assert_eq!(world.sockets.len(), 4, "the last one has no answer yet");
+    assert!(world.replied(ticket).is_none());
+    (world, ticket)
+}
+
+#[test]
+fn the_older_of_two_agents_stays_if_it_is_alive() {
+    let (mut world, ticket) = contested();
+    world.step(Event::Pong(4)).unwrap();
+    assert!(matches!(world.replied(ticket), Some(Answer::Refused(Refusal::IdentityInUse))));
+    assert!(world.store().state.as_ref().unwrap().facts.identity_conflict_at.is_some());
+    world.settle().unwrap();
+}
+
+#[test]
+fn the_newer_of_two_agents_wins_if_the_older_one_is_silent() {
+    let (mut world, ticket) = contested();
+    let at = world.laters[&ticket];
+    assert_eq!(at.seconds_since(world.now), 5.0);
+    world.time_is_up(0).unwrap();
+    assert!(world.replied(ticket).is_some());
+    assert!(world.sockets[4].is_there && !world.sockets[3].is_there);
+    world.settle().unwrap();
+}
+
+#[test]
+fn the_newer_of_two_agents_wins_when_the_older_one_goes() {
+    let (mut world, ticket) = contested();
+    world.sockets[3].is_there = false;
+    world.step(Event::Closed(4)).unwrap();
+    assert!(world.replied(ticket).is_some() && world.sockets[4].is_there);
+    world.settle().unwrap();
+}
+
+/// Creates a command with a key, and the object dies before it is answered.
+fn died(after: Option<u8>) -> (World, Uuid) {
+    let mut world = connected();
+    let (what, ask) = world.create(0, Some(0), 0);
+    world.call(what, ask).unwrap();
+    world.run(&Op::Crash { after, loss: 1 }).unwrap();
+    let place = world.place_of(|request| matches!(request, ToD1::Insert { .. }));
+    world.answer(place, 0).unwrap();
+    let id = *world.commands.last().unwrap();
+    (world, id)
+}
+
+#[test]
+fn a_key_whose_request_died_replays_the_command_that_it_made() {
+    let (mut world, id) = died(Some(0));
+    let (what, ask) = world.create(0, Some(0), 0);
+    let ticket = world.call(what, ask).unwrap();
+    assert_eq!(world.command_of(ticket), (id, true));
+    world.settle().unwrap();
+    assert!(world.store().rows.contains_key(&id));
+}
+
+#[test]
+fn a_key_whose_request_died_too_early_is_free_later() {
+    let (mut world, id) = died(None);
+    let (what, ask) = world.create(0, Some(0), 0);
+    let ticket = world.call(what, ask).unwrap();
+    world.answer_all();
+    assert!(matches!(world.replied(ticket), Some(Answer::Refused(Refusal::KeyTaken))));
+    world.run(&Op::Pass(61_000)).unwrap();
+    world.settle().unwrap();
+    assert!(!world.store().rows.contains_key(&id) && !world.d1.commands.contains_key(&id));
+    let (what, ask) = world.create(0, Some(0), 0);
+    let ticket = world.call(what, ask).unwrap();
+    world.answer_all();
+    assert!(!world.command_of(ticket).1, "it is another command");
+}
+
+#[test]
+fn callers_with_one_key_get_one_command() {
+    let mut world = connected();
+    let mut tickets = vec![];
+    for _ in 0..3 {
+        let (what, ask) = world.create(0, Some(0), 0);
+        tickets.push(world.call(what, ask).unwrap());
+    }
+    world.answer_all();
+    let commands: Vec<_> = tickets.iter().map(|ticket| world.command_of(*ticket)).collect();
+    let id = world.commands[0];
+    assert_eq!(commands, [(id, false), (id, true), (id, true)]);
+    world.settle().unwrap();
+}
+
+#[test]
+fn what_d1_inserts_late_is_withdrawn() {
+    let mut world = connected();
+    let (what, ask) = world.create(0, None, 0);
+    let ticket = world.call(what, ask).unwrap();
+    let place = world.place_of(|request| matches!(request, ToD1::Insert { .. }));
+    world.time_out(place).unwrap();
+    assert!(matches!(world.replied(ticket), Some(Answer::Failed(_))));
+    let place = world.place_of(|request| matches!(request, ToD1::Tell { .. }));
+    world.answer(place, 0).unwrap();
+    let id = world.commands[0];
+    assert!(!world.store().rows.contains_key(&id));
+    let place = world.place_of(|request| matches!(request, ToD1::Insert { .. }));
+    world.apply(place, 0);
+    assert!(world.d1.commands.contains_key(&id));
+    world.settle().unwrap();
+    assert!(!world.d1.commands.contains_key(&id) && !world.sent.contains_key(&id));
+}
+
+#[test]
+fn a_follower_waits_for_what_fills_a_gap() {
+    let mut world = connected();
+    let id = world.created();
+    world.chunk(id, 0);
+    let ticket = world.follow(id, 0, false);
+    assert_eq!(world.followed(ticket).chunks.len(), 1);
+    let ticket = world.follow(id, 1, false);
+    world.chunk(id, 2);
+    assert!(world.replied(ticket).is_none(), "1 is missing");
+    world.chunk(id, 1);
+    let seqs: Vec<_> = world.followed(ticket).chunks.iter().map(|chunk| chunk.seq).collect();
+    assert_eq!(seqs, [1, 2]);
+    world.chunk(id, 4);
+    let ticket = world.follow(id, 3, true);
+    assert_eq!(world.followed(ticket).chunks[0].seq, 4);
+    let ticket = world.follow(id, 3, false);
+    let fin = Fin { success: true, chunks: Some(5), ..Fin::default() };
+    world.report("key-0", Report::Fin { command: id, fin }).unwrap();
+    assert!(world.replied(ticket).is_none());
+    world.run(&Op::TimeUp(0)).unwrap();
+    let followed = world.followed(ticket);
+    assert!(followed.chunks.is_empty() && followed.has_more && followed.end.is_none(), "3 may still come");
+    world.run(&Op::Pass(10_000)).unwrap();
+    let ticket = world.follow(id, 3, false);
+    world.settle().unwrap();
+    let followed = world.followed(ticket);
+    assert_eq!(followed.chunks[0].seq, 4);
+    assert_eq!(followed.end.unwrap()["output_truncated"], true);
+}
+
+#[test]
+fn an_agent_that_restarts_puts_what_it_had_in_doubt() {
+    let mut world = connected();
+    let id = world.created();
+    world.run(&Op::Pass(61_000)).unwrap();
+    world.step(Event::Pong(1)).unwrap();
+    world.report("key-0", Report::Ack { command: id }).unwrap();
+    world.run(&Op::Pass(1)).unwrap();
+    world.report("key-0", Report::Started).unwrap();
+    world.connect("key-0", Kind::Backhaul, true).unwrap();
+    let newer = world.created();
+    let life = |world: &World, id| world.store().rows[&id].command.life.clone();
+    assert!(life(&world, id).restarted_at.is_some());
+    assert!(life(&world, newer).restarted_at.is_none(), "it went to the new process");
+    world.run(&Op::Pass(60_000)).unwrap();
+    world.run(&Op::Alarm(0)).unwrap();
+    assert_eq!(life(&world, id).state(), State::Stuck);
+    let live = Live { id, wait: Some(10) };
+    let ticket = world.call(What::Other, Ask::Live(live)).unwrap();
+    world.answer_all();
+    assert!(matches!(world.replied(ticket), Some(Answer::Done(live)) if live["state"] == "stuck"));
+}
+
+#[test]
+fn a_message_that_does_not_leave_gives_the_command_back() {
+    let mut world = connected();
+    world.sockets[0].is_broken = true;
+    let id = world.created();
+    assert_eq!(world.store().rows[&id].command.life.state(), State::Waiting);
+    assert!(!world.sent.contains_key(&id));
+    world.connect("key-0", Kind::Backhaul, true).unwrap();
+    world.run(&Op::Alarm(0)).unwrap();
+    world.answer_all();
+    assert_eq!(world.sent[&id], 1);
+    world.settle().unwrap();
+}
