@@ -1,7 +1,6 @@
 //! Lists of commands. Their SQL is built and tested in the crate `farhand-sql`.
 
 use farhand_domain::command_list::CommandList;
-pub use farhand_sql::command_list::{HAS_FULL_ACCESS as REACHES_ALL, REACHED};
 use farhand_sql::command_list::{ListSql, Within, narrow_sql, sql};
 
 use super::commands::list_object;

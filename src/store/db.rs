@@ -165,10 +165,13 @@ mod tests {
         let mut limits = 0;
         for file in sources("src") {
             let text = fs::read_to_string(&file).unwrap();
-            for (at, name) in text.match_indices(concat!("LIMIT", " ?")) {
-                let rest = text[at + name.len()..].trim_start_matches(|c: char| c.is_ascii_digit());
-                assert!(rest.starts_with(" + "), "{}, before {:?}", file.display(), rest.lines().next());
-                limits += 1;
+            for parameter in [concat!("LIMIT", " ?"), concat!("LIMIT", " :")] {
+                for (at, _) in text.match_indices(parameter) {
+                    let rest = text[at + parameter.len()..]
+                        .trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
+                    assert!(rest.starts_with(" + "), "{}, before {:?}", file.display(), rest.lines().next());
+                    limits += 1;
+                }
             }
         }
         assert!(limits > 10, "{limits}");

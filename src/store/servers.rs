@@ -6,6 +6,7 @@ use farhand_domain::error::Error;
 use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::server::{Key, ServerChanges, ServerList};
 use farhand_domain::time::Timestamp;
+use farhand_sql::command_list::{HAS_FULL_ACCESS, REACHED};
 use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -14,7 +15,6 @@ use worker::Env;
 
 use super::audit::after_change_by;
 use super::batch::Batch;
-use super::command_list::{REACHED, REACHES_ALL};
 use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
@@ -292,10 +292,10 @@ pub fn list(list: &ServerList) -> List {
         .with("s.platform = :platform", "platform", list.platform.as_ref())
         .with("s.agent_version = :agent_version", "agent_version", list.agent_version.as_ref())
         .with_words(text, &list.words);
-    let all = format!("servers s WHERE {REACHES_ALL} AND s.workspace_id = me.workspace_id{filters}");
+    let all = format!("servers s WHERE {HAS_FULL_ACCESS} AND s.workspace_id = me.workspace_id{filters}");
     let some = format!(
         "reached r CROSS JOIN servers s ON s.id = r.id AND s.workspace_id = me.workspace_id
-         WHERE NOT {REACHES_ALL} AND r.is_whole{filters}"
+         WHERE NOT {HAS_FULL_ACCESS} AND r.is_whole{filters}"
     );
     let direction = |descending: bool| if descending { "DESC" } else { "ASC" };
     // Servers have ids in the order in which they were added.

@@ -158,15 +158,25 @@ impl<S: Store> Link<S> {
             // Its time may have come while it was recorded.
             self.hand_out_soon()?;
         }
-        let is_offline = self.backhaul().is_none();
-        if must_go(&create, &stored.life)
-            && is_offline
-            && self.find(id)?.is_some_and(|stored| stored.life.state() == Life::Waiting)
-        {
+        if must_go(&create, &stored.life) {
+            // Its message may turn out not to have left.
+            let what = What::Sent(Box::new(create), Box::new(stored));
+            self.wait(ticket, Some(now), what);
+            return Ok(());
+        }
+        self.await_end(ticket, id, create.wait, Then::Created(create.key, Box::new(stored)))
+    }
+
+    /// Goes on with a command that must go at once or not at all, when that is known.
+    pub(super) fn sent(&mut self, ticket: Ticket, create: Create, stored: Box<StoredCommand>) -> Result<()> {
+        let id = create.command.id;
+        let waits = self.find(id)?.is_some_and(|stored| stored.life.state() == Life::Waiting);
+        if waits && self.backhaul().is_none() {
+            self.freed_keys.extend(create.key.map(|key| key.hash));
             self.withdraw(id)?;
             return self.await_end(ticket, id, None, Then::Refuse(Refusal::NotConnected));
         }
-        self.await_end(ticket, id, create.wait, Then::Created(create.key, Box::new(stored)))
+        self.await_end(ticket, id, create.wait, Then::Created(create.key, stored))
     }
 
     /// Withdraws a command that was never delivered and that nobody knows of. D1 is told, and then

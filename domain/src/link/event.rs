@@ -140,7 +140,8 @@ pub enum Effect {
     Reply(Ticket, Answer),
     /// Have the alarm go off at that time at the latest.
     Alarm(Timestamp),
-    /// [`Event::TimeUp`] at a time, in place of an earlier one of this call.
+    /// [`Event::TimeUp`] at a time, in place of an earlier one of this call. If that time has come,
+    /// the event follows in this turn, behind [`Event::NotSent`].
     Later(Ticket, Timestamp),
     /// Ask D1.
     Ask(RequestId, Box<ToD1>),

@@ -23,6 +23,8 @@ pub(super) struct Wait {
 pub(super) enum What {
     /// D1, which has its command inserted.
     Recording(Box<Create>),
+    /// Whether its command left, which must go at once or not at all.
+    Sent(Box<Create>, Box<StoredCommand>),
     /// The answer of another call with the same Idempotency-Key, or else its own turn.
     Twin(Key, Option<Box<Create>>),
     /// The end of a recording.
@@ -59,7 +61,8 @@ impl Wait {
     /// The answer to a call when the object is wiped.
     pub(super) fn refusal(&self) -> Refusal {
         match &self.what {
-            What::Recording(_) | What::Twin(..) => Refusal::NoServer,
+            What::Twin(_, None) => Refusal::NotFound,
+            What::Recording(_) | What::Sent(..) | What::Twin(..) => Refusal::NoServer,
             What::Pong(..) => Refusal::InvalidAgent,
             What::End(_, then) | What::Output(_, then) | What::D1(_, then) => match then {
                 Then::Created(..) => Refusal::NoServer,
@@ -77,14 +80,14 @@ impl Wait {
             | What::Output(id, _)
             | What::D1(id, _)
             | What::Follow(Follow { id, .. }, _) => Some(*id),
-            What::Recording(_) | What::Twin(..) | What::Pong(..) => None,
+            What::Recording(_) | What::Sent(..) | What::Twin(..) | What::Pong(..) => None,
         }
     }
 
     /// The Idempotency-Key that the call will answer to.
     pub(super) fn answers_to(&self) -> Option<&str> {
         let key = match &self.what {
-            What::Recording(create) => create.key.as_ref(),
+            What::Recording(create) | What::Sent(create, _) => create.key.as_ref(),
             What::End(_, then) | What::Output(_, then) | What::D1(_, then) => match then {
                 Then::Created(key, _) => key.as_ref(),
                 Then::Made(key) => Some(key),

@@ -93,6 +93,7 @@ impl<S: Store> Link<S> {
         let is_over = wait.until.is_some_and(|until| until <= self.scene.now);
         match wait.what {
             What::Recorded(live) if is_over || !self.is_recording(live.id) => self.show(ticket, live),
+            What::Sent(create, stored) => self.sent(ticket, *create, stored),
             What::Twin(key, create) => self.replay(ticket, key, create),
             What::End(id, then) => match self.find(id)? {
                 Some(stored) if !is_over && !stored.life.state().is_final() => {

@@ -164,7 +164,8 @@ impl World {
                 |change: &ServerChange| matches!(change, ServerChange::Key { key_hash, .. } if key_hash == hash);
             self.flights.iter().any(|flight| matches!(&*flight.request, ToD1::Change(_, change) if is_of(change)))
         };
-        let is_coming = |hash: &str| is_waiting(hash) || is_under_way(hash);
+        let is_late = |hash: &str| self.history.late_keys.contains(hash);
+        let is_coming = |hash: &str| is_waiting(hash) || is_under_way(hash) || is_late(hash);
         let others = (0..=self.keys).map(|number| format!("key-{number}"));
         let revoked: Vec<_> = others.filter(|other| other != key && !is_coming(other)).collect();
         self.history.revoked.extend(revoked);

@@ -231,6 +231,18 @@ fn an_agent_that_restarts_puts_what_it_had_in_doubt() {
 }
 
 #[test]
+fn a_command_that_must_go_at_once_and_does_not_leave_is_refused() {
+    let mut world = connected();
+    world.sockets[0].is_broken = true;
+    let (what, ask) = world.create(1 << 12, None, 0);
+    let ticket = world.call(what, ask).unwrap();
+    world.answer_all();
+    world.settle().unwrap();
+    assert!(matches!(world.replied(ticket), Some(Answer::Refused(Refusal::NotConnected))));
+    assert!(world.store().rows.is_empty());
+}
+
+#[test]
 fn a_message_that_does_not_leave_gives_the_command_back() {
     let mut world = connected();
     world.sockets[0].is_broken = true;

@@ -1,6 +1,5 @@
-//! A simulated world around the machine: a clock, D1, sockets, the alarm, callers and crashes.
-//!
-//! It carries a step's effects out as the shell does: messages and closed connections in the turn
+//! A simulated world around the machine: a clock, D1, sockets, the alarm, callers and crashes. It
+//! carries a step's effects out as the shell does: messages and closed connections in the turn
 //! of the step, and after that the alarm, the answers and the requests to D1.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -8,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use farhand_domain::features::Features;
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::call::{Answer, Ask};
-use farhand_domain::link::event::{Effect, Event, FromD1, Kind, RequestId, Scene, Ticket, ToD1};
+use farhand_domain::link::event::{Effect, Event, FromD1, Kind, RequestId, Scene, ServerChange, Ticket, ToD1};
 use farhand_domain::link::machine::{Link, Random, Settings};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
@@ -88,7 +87,7 @@ pub enum What {
     Other,
 }
 
-/// A crash that is to come in the next step.
+/// A crash in the next step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Crash {
     /// After how many effects; `None`: before the step's writes are durable.
@@ -118,7 +117,7 @@ pub struct World {
     pub commands: Vec<Uuid>,
     /// How often each command was sent.
     pub sent: BTreeMap<Uuid, u32>,
-    /// The request that is just answered: when it was sent, and the answer.
+    /// What is just answered: when it was sent, and the answer.
     pub answered: Option<(Timestamp, Box<ToD1>, FromD1)>,
     /// How many keys the agent had.
     pub keys: u32,
@@ -133,6 +132,8 @@ pub struct History {
     pub given_back: BTreeSet<Uuid>,
     pub noted: BTreeSet<Uuid>,
     pub revoked: BTreeSet<String>,
+    /// Keys that D1 may take after any other.
+    pub late_keys: BTreeSet<String>,
     /// The command that each Idempotency-Key made, and when.
     pub made: BTreeMap<(String, String), (Uuid, Timestamp)>,
     pub forgotten: BTreeSet<Uuid>,
@@ -308,8 +309,7 @@ impl World {
         }
         self.is_alarm_at_work = self.flights.iter().any(|flight| flight.is_of_alarm);
         if crash.is_some() {
-            let store = self.store().clone();
-            self.crash_now(store, crash)?;
+            self.crash_now(self.store().clone(), crash)?;
         }
         self.check()
     }
@@ -328,7 +328,6 @@ impl World {
                 let socket = self.sockets.iter_mut().find(|socket| socket.generation == generation && socket.is_there);
                 let leaves = socket.as_ref().is_some_and(|socket| !socket.is_broken);
                 if let Some(socket) = socket.filter(|socket| socket.is_broken) {
-                    // The runtime finds it out, now or later.
                     socket.is_there = generation % 2 == 0;
                 }
                 if !leaves {
@@ -350,6 +349,7 @@ impl World {
             Effect::Accept { ticket, kind, generation, features } => self.accept(ticket, kind, generation, features)?,
             Effect::Reply(ticket, answer) => rest.replies.push((ticket, answer)),
             Effect::Alarm(at) => rest.alarm = Some(at),
+            Effect::Later(ticket, at) if at <= self.now => return Ok(Some(Event::TimeUp(ticket))),
             Effect::Later(ticket, at) => _ = self.laters.insert(ticket, at),
             Effect::Ask(id, request) => {
                 self.check_ask(&request, &rest.requests)?;
@@ -392,8 +392,7 @@ impl World {
     fn crash_now(&mut self, store: MemoryStore, crash: Option<Crash>) -> Check {
         let loss = crash.map_or(0, |crash| crash.loss);
         for (place, mut flight) in std::mem::take(&mut self.flights).into_iter().enumerate() {
-            // What D1 did after it was given up is heard of nevertheless: that both a request takes so
-            // long and the object dies in that moment is not covered.
+            // Not covered: D1 does what was given up, and the object dies before it hears of that.
             if flight.is_given_up && flight.answer.is_some() {
                 self.flights.push(flight);
                 continue;
@@ -420,8 +419,7 @@ impl World {
 
     /// The object dies between two events.
     pub fn die(&mut self, loss: u8) -> Check {
-        let store = self.store().clone();
-        self.crash_now(store, Some(Crash { after: None, loss }))
+        self.crash_now(self.store().clone(), Some(Crash { after: None, loss }))
     }
 
     /// The alarm goes off, if it is set and its handler is not at work.
@@ -483,6 +481,9 @@ impl World {
         let Some(flight) = self.flights.get_mut(place).filter(|flight| !flight.is_given_up) else { return Ok(()) };
         self.now = self.now.max(flight.sent_at.plus_seconds(30));
         flight.is_given_up = true;
+        if let ToD1::Change(_, ServerChange::Key { key_hash, .. }) = &*flight.request {
+            self.history.late_keys.insert(key_hash.clone());
+        }
         let is_of_alarm = std::mem::take(&mut flight.is_of_alarm);
         let event = Event::Answered { id: flight.id, answer: Err("D1 did not answer in time".to_owned()) };
         self.step_of(event, is_of_alarm)

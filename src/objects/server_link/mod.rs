@@ -277,6 +277,7 @@ impl Shell {
                 rest.outcomes.push((ticket, Outcome::Answer(answer)));
             }
             Effect::Alarm(at) => rest.alarm = Some(at),
+            Effect::Later(ticket, at) if at <= platform::now() => return Some(Event::TimeUp(ticket)),
             Effect::Later(ticket, at) => self.set_timer(ticket, at),
             Effect::Ask(id, request) => rest.requests.push((id, request)),
             Effect::Seal(workspace) => {
