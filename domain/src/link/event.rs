@@ -1,4 +1,4 @@
-//! What the machine hears, and what it has done.
+//! The machine's input (events) and output (effects), and its requests to D1.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,19 +15,19 @@ use crate::rights::Rights;
 use crate::time::Timestamp;
 use crate::wire::ToAgent;
 
-/// The number of a call that is to be answered.
+/// Identifies a call, from the event to the answer.
 pub type Ticket = u64;
 
-/// The number of a request to D1.
+/// Identifies a request to D1, from the effect to the answer.
 pub type RequestId = u64;
 
 /// The kinds of an agent's connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Commands go out over it.
+    /// Commands are sent over it.
     Backhaul,
-    /// The agent asks for it, and nothing but pings goes over it.
+    /// Opened by agents that expect it. Only pings are sent over it.
     Control,
 }
 
@@ -44,32 +44,32 @@ impl Kind {
     }
 }
 
-/// The moment of a step, and the sockets that the runtime has then.
+/// The time of a step, and the sockets that the runtime has at that time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scene {
     /// The time.
     pub now: Timestamp,
-    /// The number of the newest backhaul connection, and what its agent can do.
+    /// The number of the newest backhaul connection, and its agent's features.
     pub backhaul: Option<(u64, Features)>,
     /// The number of the newest control connection.
     pub control: Option<u64>,
 }
 
-/// What happens to a server.
+/// An input of the machine.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The Worker asks something.
+    /// The Worker calls.
     Call {
-        /// To be answered by [`Effect::Reply`].
+        /// Answered by [`Effect::Reply`].
         ticket: Ticket,
-        /// What it asks.
+        /// The request.
         ask: Box<Ask>,
     },
     /// An agent connects.
     Connect {
-        /// To be answered by [`Effect::Accept`] or [`Effect::Reply`].
+        /// Answered by [`Effect::Accept`] or [`Effect::Reply`].
         ticket: Ticket,
-        /// Who it says that it is.
+        /// The identity that the agent claims.
         identity: Identity,
         /// The kind of connection.
         kind: Kind,
@@ -80,32 +80,36 @@ pub enum Event {
     Closed(u64),
     /// The agent at a connection answered a ping.
     Pong(u64),
-    /// A message did not leave, as its connection is gone. In the turn of the step that sent it.
+    /// An [`Effect::Send`] failed, as the connection is gone. Follows in the turn of the step that
+    /// sent the message.
     NotSent {
         /// The connection.
         generation: u64,
-        /// The command as it was before, if the message was one.
+        /// The command in the message, as it was before the step; `None` for other messages.
         before: Option<Box<StoredCommand>>,
     },
     /// The alarm went off.
     Alarm,
-    /// D1 answered, or failed: then whether it did what it was asked is not known.
+    /// D1 answered, or the request failed: then it is unknown whether D1 carried it out.
     Answered {
         /// The request.
         id: RequestId,
         /// The answer, or why there is none.
         answer: Result<FromD1, String>,
     },
-    /// D1 answered after [`Event::Answered`] said that it had failed.
+    /// A request to D1 ended after [`Event::Answered`] had reported it as failed. D1 may have
+    /// carried it out.
     Late(Box<ToD1>),
-    /// The time of an [`Effect::Later`] has come.
+    /// The timer of an [`Effect::Later`] ran out.
     TimeUp(Ticket),
 }
 
-/// What is to be done, in this order, after what the step stored.
+/// An output of the machine. The shell carries effects out after the step's writes: what needs no
+/// waiting in the order of the effects, then the alarm, the answers to calls, and the requests to
+/// D1.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// Send a message; if it does not leave, [`Event::NotSent`] follows at once.
+    /// Send a message. If that fails, [`Event::NotSent`] follows immediately.
     Send {
         /// The kind of connection.
         kind: Kind,
@@ -113,7 +117,7 @@ pub enum Effect {
         generation: u64,
         /// The message.
         message: ToAgent,
-        /// The command in it as it was before.
+        /// The command in the message, as it was before the step.
         before: Option<Box<StoredCommand>>,
     },
     /// Close all connections of a kind.
@@ -125,33 +129,34 @@ pub enum Effect {
         /// Why.
         reason: &'static str,
     },
-    /// Take the connection of an [`Event::Connect`].
+    /// Accept the connection of an [`Event::Connect`].
     Accept {
-        /// Which.
+        /// The call that connects.
         ticket: Ticket,
         /// The kind of connection.
         kind: Kind,
         /// Its number.
         generation: u64,
-        /// What its agent can do.
+        /// Its agent's features.
         features: Features,
     },
-    /// Answer a call, once.
+    /// Answer a call. Each call gets one answer.
     Reply(Ticket, Answer),
-    /// Have the alarm go off at that time at the latest.
+    /// Set the alarm for this time, unless it goes off earlier.
     Alarm(Timestamp),
-    /// [`Event::TimeUp`] at a time, in place of an earlier one of this call. If that time has come,
-    /// the event follows in this turn, behind [`Event::NotSent`].
+    /// Start the timer of a call, which ends with [`Event::TimeUp`]. It replaces the call's earlier
+    /// timer. If its time has already come, the event follows in this turn, after any
+    /// [`Event::NotSent`].
     Later(Ticket, Timestamp),
-    /// Ask D1.
+    /// Send a request to D1.
     Ask(RequestId, Box<ToD1>),
-    /// Have a workspace's audit events sealed.
+    /// Ask a workspace's sealer to seal its audit events.
     Seal(i64),
-    /// Tell the operator of trouble.
+    /// Write a line to the log.
     Log {
-        /// The name of the line.
+        /// The line's `event` (docs/operations.md).
         event: &'static str,
-        /// What it is about, beside the server: an object.
+        /// Further fields: a JSON object. The shell adds the server.
         about: Value,
         /// What went wrong.
         error: String,
@@ -168,24 +173,25 @@ pub enum ToD1 {
         /// The server.
         server: Uuid,
     },
-    /// Change a server, and find it after that.
+    /// Change a server, then find it.
     Change(OfServer, ServerChange),
     /// Insert a command.
     Insert {
-        /// What was asked for.
+        /// The request.
         create: Box<Create>,
         /// Its life so far.
         life: Lifecycle,
-        /// Whether it can go out at once: then it does not count as waiting.
+        /// Whether it can be delivered immediately: then the quotas of waiting commands do not
+        /// apply.
         goes_at_once: bool,
     },
-    /// Find what the requesters of commands may do.
+    /// Find the present rights of the commands' requesters.
     FindRights(Vec<StoredCommand>),
     /// Write what D1 lacks.
     Tell {
-        /// What it lacks.
+        /// The entries.
         lacking: Vec<Lacking>,
-        /// Whether each is written alone, so that one that D1 refuses holds up no other.
+        /// Whether each entry is written alone, so that one that D1 refuses holds up no other.
         is_one_by_one: bool,
     },
     /// Insert commands that D1 may have lost.
@@ -194,31 +200,31 @@ pub enum ToD1 {
     Unrestore(Vec<StoredCommand>),
 }
 
-/// What is changed of a server.
+/// A change of a server.
 #[derive(Clone, Debug)]
 pub enum ServerChange {
-    /// Nothing: it is looked at.
+    /// None: the server is only read.
     Nothing,
     /// Its agent gets another key.
     Key {
-        /// The user who wants it.
+        /// The user who asked for it.
         by: i64,
         /// The key's hash.
         key_hash: String,
         /// The key's fingerprint.
         fingerprint: String,
-        /// When that was asked for.
+        /// When it was asked for.
         at: Timestamp,
-        /// What the audit log tells of it.
+        /// Its audit event.
         event: Box<AuditEvent>,
     },
     /// It is deleted.
     Delete {
-        /// The user who wants it; `None`: its own agent, or the service.
+        /// The user who asked for it; `None`: the server's own agent, or the service.
         by: Option<i64>,
         /// Whether it is deleted only if it is still pending.
         only_pending: bool,
-        /// What the audit log tells of it.
+        /// Its audit event.
         event: Box<AuditEvent>,
     },
 }
@@ -226,29 +232,29 @@ pub enum ServerChange {
 /// Something that D1 lacks.
 #[derive(Clone, Debug)]
 pub enum Lacking {
-    /// The latest of a command.
+    /// The latest state of a command.
     Command(Box<StoredCommand>, Output),
-    /// That a command was withdrawn, and how many stored bytes are not counted any more.
+    /// The withdrawal of a command.
     Withdrawal {
         /// The workspace.
         workspace_id: i64,
         /// The command.
         id: Uuid,
-        /// Bytes.
+        /// The bytes that no longer count for the workspace's quota.
         bytes: u64,
     },
-    /// What is known of the server.
+    /// The latest facts of the server.
     Server {
         /// The workspace.
         workspace_id: i64,
         /// The server.
         server: Uuid,
-        /// What is known of it.
+        /// The facts.
         facts: Box<ServerFacts>,
     },
 }
 
-/// What D1 says of a server.
+/// A server as D1 has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
     /// The workspace.
@@ -259,21 +265,21 @@ pub struct Found {
     pub key_hash: String,
     /// Whether an agent was here before.
     pub commissioned: bool,
-    /// The last revision of the object's reports.
+    /// The revision of the object's facts that D1 has.
     pub revision: i64,
 }
 
-/// What D1 answers.
+/// An answer of D1.
 #[derive(Clone, Debug)]
 pub enum FromD1 {
     /// To [`ToD1::Find`] and [`ToD1::Change`]: the server as it is now; `None`: there is none.
     Server(Option<Found>),
-    /// To [`ToD1::Insert`]: why nothing was inserted, if so.
+    /// To [`ToD1::Insert`]: `None` if the command was inserted, otherwise why not.
     Inserted(Option<Refusal>),
     /// To [`ToD1::FindRights`]: the rights in the order of the commands. `None`: the workspace is
-    /// deleted, and nothing may go out unless it is undeleted.
+    /// deleted, and nothing may be delivered until it is undeleted.
     Rights(Option<Vec<Result<Rights, Denial>>>),
-    /// To [`ToD1::Tell`]: what became of each.
+    /// To [`ToD1::Tell`]: the result for each entry, in their order.
     Told(Vec<Result<(), String>>),
     /// To [`ToD1::Restore`] and [`ToD1::Unrestore`]: it is done.
     Restored,

@@ -1,4 +1,4 @@
-//! The machine: its memory, and where its events come in.
+//! The machine: its memory, and the dispatch of events and calls.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -18,20 +18,19 @@ use crate::features::Features;
 use crate::id;
 use crate::secret::SecretKey;
 
-/// When what failed is tried again, in seconds.
+/// How long after a failed step the alarm tries again, in seconds.
 const AFTER_FAILURE: i64 = 60;
 
-/// What the deployment decides.
+/// Settings of the deployment.
 #[derive(Clone)]
 pub struct Settings {
     /// Seconds between two pings.
     pub ping_every: i64,
     /// Seconds between two heartbeats of the agent.
     pub heartbeat_every: i64,
-    /// The key that inputs are encrypted under; `None`: there is none, and commands with inputs
-    /// cannot be taken.
+    /// The key that encrypts inputs; `None`: there is none, and commands with inputs fail.
     pub key: Option<SecretKey>,
-    /// How many commands an agent has at most that it did not end. Further ones wait here, where
+    /// How many unfinished commands an agent has at most. Further ones wait in the object, where
     /// they can be cancelled.
     pub window: u64,
 }
@@ -44,18 +43,19 @@ pub struct Link<S> {
     pub(super) store: S,
     pub(super) settings: Settings,
     random: Random,
-    /// What is stored beside commands; `None`: this object was never used, or was wiped.
+    /// The state beside the commands; `None`: this object was never used, or was wiped.
     pub(super) server: Option<ServerState>,
     stored: Option<ServerState>,
     is_loaded: bool,
     pub(super) scene: Scene,
     pub(super) effects: Vec<Effect>,
-    /// Calls that wait for something.
+    /// The waiting calls.
     pub(super) waits: BTreeMap<Ticket, Wait>,
-    /// Commands and Idempotency-Keys whose waits are to be looked at.
+    /// Commands and Idempotency-Keys that this step changed. At its end it looks at the calls that
+    /// wait for them.
     pub(super) touched: BTreeSet<Uuid>,
     pub(super) freed_keys: BTreeSet<String>,
-    /// What D1 was asked and has not answered.
+    /// Requests to D1 without an answer yet.
     pub(super) asked: BTreeMap<RequestId, Asked>,
     last_request: RequestId,
     /// Changes of the server: the first one is under way, the others follow one by one.
@@ -69,7 +69,7 @@ impl<S> fmt::Debug for Link<S> {
 }
 
 impl<S: Store> Link<S> {
-    /// The machine of what a storage holds. The first step reads it.
+    /// A machine on a storage, which the first step reads.
     pub fn new(store: S, settings: Settings, random: Random, scene: Scene) -> Self {
         Self {
             store,
@@ -94,7 +94,7 @@ impl<S: Store> Link<S> {
         &self.store
     }
 
-    /// Takes an event, stores what follows from it, and returns what is to be done.
+    /// Takes an event, writes to the storage, and returns the effects.
     pub fn step(&mut self, event: Event, scene: Scene) -> Vec<Effect> {
         self.scene = scene;
         let ticket = match &event {
@@ -103,9 +103,9 @@ impl<S: Store> Link<S> {
         };
         if let Err(failed) = self.take(event) {
             self.trouble("step_failed", json!({}), &failed.0);
-            // What is due is not lost sight of.
+            // The alarm tries again what is due.
             self.effects.push(Effect::Alarm(scene.now.plus_seconds(AFTER_FAILURE)));
-            // A call that failed waits for nothing more.
+            // A failed call does not wait any more.
             if let Some(ticket) = ticket {
                 self.waits.remove(&ticket);
                 self.reply(ticket, Answer::Failed(failed.0));
@@ -172,13 +172,13 @@ impl<S: Store> Link<S> {
         taken
     }
 
-    /// D1 answered to something that was given up before.
+    /// A request to D1 that was given up has ended after all.
     fn late(&mut self, request: ToD1) -> Result<()> {
         match request {
             ToD1::Insert { create, life, .. } => self.inserted_late(*create, life)?,
             ToD1::Change(of, _) => self.changed_late(of)?,
             ToD1::Restore(commands) => self.restored_late(&commands)?,
-            // What these change is of an older revision, or nothing.
+            // These change nothing, or D1 ignores them because of their older revision.
             ToD1::Find { .. } | ToD1::FindRights(_) | ToD1::Tell { .. } | ToD1::Unrestore(_) => {}
         }
         Ok(())
@@ -224,7 +224,7 @@ impl<S: Store> Link<S> {
         self.effects.push(Effect::Ask(self.last_request, Box::new(request)));
     }
 
-    /// Whether D1 is at a request of a kind.
+    /// Whether a request of a kind is under way.
     pub(super) fn is_asking(&self, is_of_kind: impl Fn(&Asked) -> bool) -> bool {
         self.asked.values().any(is_of_kind)
     }
@@ -233,12 +233,12 @@ impl<S: Store> Link<S> {
         self.effects.push(Effect::Log { event, about, error: error.to_owned() });
     }
 
-    /// What is stored beside commands, of an object that is used from now on.
+    /// The state beside the commands. From now on the object is in use.
     pub(super) fn state(&mut self) -> &mut ServerState {
         self.server.get_or_insert_default()
     }
 
-    /// Who the server is, if that was ever learnt.
+    /// The server's identity, if the object knows it.
     pub(super) fn known(&self) -> Option<&Known> {
         self.server.as_ref()?.known.as_ref()
     }
@@ -251,7 +251,7 @@ impl<S: Store> Link<S> {
         if self.server.is_some() { self.store.command(id) } else { Ok(None) }
     }
 
-    /// Changes what is known of the host and the connection, and has D1 told.
+    /// Changes the facts of host and connection, and schedules a flush.
     pub(super) fn change_facts(&mut self, change: impl FnOnce(&mut ServerFacts)) {
         let facts = &mut self.state().facts;
         change(facts);
@@ -259,7 +259,7 @@ impl<S: Store> Link<S> {
         self.tell_soon();
     }
 
-    /// The open backhaul connection, and what its agent can do.
+    /// The open backhaul connection, and its agent's features.
     pub(super) fn backhaul(&self) -> Option<(u64, Features)> {
         let open = self.server.as_ref()?.backhaul.open?;
         self.scene.backhaul.filter(|(generation, _)| *generation == open)
@@ -282,7 +282,7 @@ impl<S: Store> Link<S> {
         Ok(bytes)
     }
 
-    /// An audit event that no request is the cause of.
+    /// An audit event of the service itself.
     pub(super) fn service_event(&mut self, action: &str) -> Result<AuditEvent> {
         let id = id::new(self.scene.now, self.random()?);
         let event = AuditEvent::new(id, self.scene.now, Source::default(), action);
@@ -299,14 +299,14 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Has the storage set up, before anything else is stored in it.
+    /// Creates the tables. To be called before anything else is stored.
     pub(super) fn begin_use(&mut self) -> Result<()> {
         self.state();
         self.save_server()
     }
 
-    /// Forgets everything, and lets everybody go who waits. Answers of D1 to what was asked before
-    /// are ignored.
+    /// Deletes everything, and answers all waiting calls. Answers of D1 to earlier requests are
+    /// ignored.
     pub(super) fn wipe(&mut self) -> Result<()> {
         self.store.wipe()?;
         (self.server, self.stored) = (None, None);

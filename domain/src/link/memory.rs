@@ -1,5 +1,5 @@
-//! What the machine remembers of what is under way: calls that wait, changes of the server, requests
-//! to D1. A crash loses it.
+//! What the machine remembers of work under way: waiting calls, changes of the server, requests to
+//! D1. A crash loses it.
 
 use uuid::Uuid;
 
@@ -10,10 +10,10 @@ use super::stored_command::StoredCommand;
 use crate::audit::Source;
 use crate::time::Timestamp;
 
-/// A call that is not answered yet.
+/// A waiting call.
 #[derive(Debug)]
 pub(super) struct Wait {
-    /// Until when it waits at most; `None`: until it is answered.
+    /// When it stops waiting; `None`: not by time.
     pub until: Option<Timestamp>,
     pub what: What,
 }
@@ -21,39 +21,40 @@ pub(super) struct Wait {
 /// What a call waits for.
 #[derive(Debug)]
 pub(super) enum What {
-    /// D1, which has its command inserted.
+    /// D1's answer to the insertion of its command.
     Recording(Box<Create>),
-    /// Whether its command left, which must go at once or not at all.
+    /// The outcome of sending its command, which must be delivered immediately or not at all.
     Sent(Box<Create>, Box<StoredCommand>),
-    /// The answer of another call with the same Idempotency-Key, or else its own turn.
+    /// The answer of an earlier call with the same Idempotency-Key, or this call's turn if that
+    /// call gets none.
     Twin(Key, Option<Box<Create>>),
-    /// The end of a recording.
+    /// The end of the recording of a command by another call.
     Recorded(Live),
     /// A command's end.
     End(Uuid, Then),
-    /// Output that a command's end has overtaken (agent-protocol 4).
+    /// Output that its command's end has overtaken (agent-protocol 4).
     Output(Uuid, Then),
-    /// D1 to have a command's end, or not to have the command any more.
+    /// D1's copy: until it has a command's end, or a withdrawn command is deleted from it.
     D1(Uuid, Then),
-    /// Output behind what a follower has.
+    /// The next output for a follower, who is answered by this time.
     Follow(Follow, Timestamp),
-    /// A sign of life of the older connection, which has this number.
+    /// A pong of the older connection, which has this number.
     Pong(u64, Box<Identified>),
 }
 
-/// What follows when a call need not wait any more.
+/// How a call goes on after its wait.
 #[derive(Debug)]
 pub(super) enum Then {
-    /// The new command is shown, also to others with its key.
+    /// Answers with the new command, also to other calls with its Idempotency-Key.
     Created(Option<Key>, Box<StoredCommand>),
-    /// The live fields are shown.
+    /// Answers with the live fields.
     Live,
-    /// The call is refused.
+    /// Refuses the call.
     Refuse(Refusal),
-    /// A command that was made by a request that died is the answer to its key; or else this
-    /// request's turn has come.
+    /// Answers with the command that a lost request with this key created. If there is none,
+    /// refuses the call with `KeyTaken`.
     Made(Key),
-    /// The follower is told the end.
+    /// Answers a follower with the end.
     Followed(Follow),
 }
 
@@ -84,7 +85,7 @@ impl Wait {
         }
     }
 
-    /// The Idempotency-Key that the call will answer to.
+    /// The Idempotency-Key whose answer this call will store.
     pub(super) fn answers_to(&self) -> Option<&str> {
         let key = match &self.what {
             What::Recording(create) | What::Sent(create, _) => create.key.as_ref(),
@@ -106,7 +107,7 @@ impl Wait {
         }
     }
 
-    /// The number of the connection whose sign of life it waits for.
+    /// The number of the connection whose pong it waits for.
     pub(super) fn connection(&self) -> Option<u64> {
         match self.what {
             What::Pong(generation, _) => Some(generation),
@@ -115,7 +116,7 @@ impl Wait {
     }
 }
 
-/// An agent's call, and what follows when the agent is known to be this server's own.
+/// An agent's call, and how it goes on when the agent's identity is verified.
 #[derive(Debug)]
 pub(super) struct Identified {
     pub identity: Identity,
@@ -125,19 +126,19 @@ pub(super) struct Identified {
 
 #[derive(Debug)]
 pub(super) enum ThenAgent {
-    /// Its report is taken.
+    /// Takes its report.
     Reports(Ticket, Report),
-    /// Its connection is taken.
+    /// Accepts its connection.
     Connects {
         ticket: Ticket,
         kind: Kind,
-        /// Whether the older connection was asked whether it is alive.
+        /// Whether the older connection was already pinged.
         was_asked: bool,
     },
 }
 
 impl Identified {
-    /// The call that is to be answered.
+    /// The call.
     pub(super) fn ticket(&self) -> Ticket {
         match &self.then {
             ThenAgent::Reports(ticket, _) | ThenAgent::Connects { ticket, .. } => *ticket,
@@ -145,7 +146,7 @@ impl Identified {
     }
 }
 
-/// A change of the server, and what follows when it is through.
+/// A change of the server, and what follows when D1 has answered.
 #[derive(Debug)]
 pub(super) struct Change {
     pub of: OfServer,
@@ -155,47 +156,47 @@ pub(super) struct Change {
 
 #[derive(Debug)]
 pub(super) enum ThenChanged {
-    /// Nothing.
+    /// The call is answered.
     Done(Ticket),
-    /// The agent's key should have this hash.
+    /// The call is answered: done if the agent's key has this hash.
     HasKey(Ticket, String),
-    /// The server should be gone.
+    /// The call is answered: done if the server is gone.
     IsGone(Ticket),
-    /// D1 is told everything again.
+    /// A resync begins, and the call is answered.
     Resync(Ticket),
-    /// Nobody waits for it.
+    /// No call waits for it.
     Nobody,
 }
 
-/// What D1 answered, or why it did not.
+/// D1's answer, or why there is none.
 pub(super) type FromD1Result = std::result::Result<FromD1, String>;
 
 /// What a request to D1 is for.
 #[derive(Debug)]
 pub(super) enum Asked {
-    /// A command is inserted for this call.
+    /// Inserts a command for this call.
     Insert(Ticket, Uuid),
-    /// The rights to these commands are checked.
+    /// Checks the permission for these commands.
     Rights(Vec<StoredCommand>),
-    /// D1 is told what it lacks.
+    /// Writes these entries, which D1 lacks.
     Tell(Vec<Told>),
-    /// The first of the changes is under way.
+    /// Makes the first of the changes.
     Change,
-    /// Somebody is to be identified.
+    /// Verifies an agent's identity.
     Find(Box<Identified>),
-    /// These commands are restored.
+    /// Restores these commands.
     Restore(Resync, Vec<StoredCommand>),
-    /// Nothing depends on it.
+    /// Nothing depends on the answer.
     Nothing,
 }
 
-/// What D1 was told.
+/// An entry of a flush.
 #[derive(Debug)]
 pub(super) enum Told {
-    /// The latest of a command.
+    /// The latest state of a command.
     Command(Box<StoredCommand>),
-    /// That a command was withdrawn, as it is stored.
+    /// The withdrawal of a command, as it is stored.
     Withdrawal(Box<StoredCommand>),
-    /// What is known of the server, by its revision.
+    /// The facts of the server, by their revision.
     Server(i64),
 }

@@ -1,16 +1,19 @@
 //! The server's object as a state machine: no platform, no clock, no randomness, no I/O.
 //!
-//! [`machine::Link::step`] takes one [`event::Event`] and returns [`event::Effect`]s. What it stores
-//! ([`store::Store`]) becomes durable together, before any effect is carried out. In memory it holds
-//! only who waits for an answer and what D1 was asked; a crash loses that and nothing else.
+//! [`machine::Link::step`] takes one [`event::Event`] and returns [`event::Effect`]s. What a step
+//! writes to its [`store::Store`] becomes durable together, before any effect is carried out. In
+//! memory the machine holds the waiting calls, the requests to D1 and a copy of the stored state. A
+//! crash loses the calls and the requests, and nothing else.
+//!
+//! `docs/contributing/server-object.md` shows how to change it.
 //!
 //! Invariants, which the property tests check after every step:
-//! - A command goes to a connection at most once, and `delivered_at` is stored before it does.
+//! - A command is sent to a connection at most once, and `delivered_at` is stored before that.
 //! - The fields of a command's life only move forward.
-//! - A command is answered with 201 when D1 has it. One that is refused is in neither place in the
-//!   end.
-//! - What D1 lacks is told again until D1 has it: `flushed < revision`.
-//! - A call is answered exactly once.
+//! - A 201 is answered when D1 has the command. A refused command is in the end neither in the
+//!   object nor in D1.
+//! - What D1 lacks is written again until D1 has it: `flushed < revision`.
+//! - A call is answered exactly once, unless the object crashes.
 //! - While anything is due, the alarm is set.
 
 mod answers;

@@ -9,8 +9,8 @@ use super::server_facts::ServerFacts;
 use crate::contest::Contest;
 use crate::time::Timestamp;
 
-/// Who a server is, and the hash of its agent's key: with it every call of an agent is checked
-/// without a look into D1.
+/// A server's identity, and the hash of its agent's key. With it every call of the agent is checked
+/// without D1.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Known {
     /// The workspace's slug.
@@ -21,14 +21,14 @@ pub struct Known {
     pub server: Uuid,
     /// Its name.
     pub name: String,
-    /// Since when it has that name; `None` if that was not told.
+    /// When it got that name; `None`: unknown.
     pub named_at: Option<Timestamp>,
     /// The hash of its agent's key.
     pub key_hash: String,
 }
 
 impl Known {
-    /// What is known of a server that D1 has in a workspace, by its slug.
+    /// The identity of a server as D1 has it. `workspace` is a slug.
     pub fn found(workspace: &str, server: Uuid, found: Found) -> Self {
         Self {
             workspace: workspace.to_owned(),
@@ -40,7 +40,7 @@ impl Known {
         }
     }
 
-    /// Whether an agent is this server's own.
+    /// Whether an agent has this server's key.
     pub fn is_of(&self, identity: &Identity) -> bool {
         self.workspace == identity.workspace && self.key_hash == identity.key_hash
     }
@@ -51,64 +51,64 @@ impl Known {
 pub struct Connection {
     /// The number of the open connection.
     pub open: Option<u64>,
-    /// How often connections replaced each other lately.
+    /// How often connections replaced each other recently.
     pub contest: Contest,
 }
 
-/// How far D1 was given the commands again.
+/// How far a resync has come.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Resync {
-    /// When that was asked for. A later request begins anew.
+    /// When it was asked for. A later request starts again from the beginning.
     pub run: Timestamp,
-    /// The id of the last command that it was given.
+    /// The id of the last command that D1 was given; empty at the start.
     pub after: String,
 }
 
-/// What is to be done when, though nothing happens. Commands have times of their own.
+/// When the alarm has something to do; `None`: nothing. Commands have their own times.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Timers {
-    /// D1 is told what it lacks.
+    /// Write to D1 what it lacks.
     pub tell: Option<Timestamp>,
-    /// The agent is pinged.
+    /// Ping the agent.
     pub ping: Option<Timestamp>,
-    /// The agent has not answered.
+    /// Close the connection: the agent did not answer a ping.
     pub pong: Option<Timestamp>,
-    /// The queue is looked at.
+    /// Look at the queue.
     pub hand_out: Option<Timestamp>,
-    /// D1 is asked what became of a change that was cut off.
+    /// Ask D1 what became of a change that was cut off.
     pub look: Option<Timestamp>,
-    /// D1 is given the next commands again.
+    /// Give D1 the next commands of a resync.
     pub resync: Option<Timestamp>,
 }
 
 /// What the object stores beside commands, output and answers.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct ServerState {
-    /// Who the server is; `None` before that is learnt, and after its end.
+    /// The server's identity; `None` before the object learns it, and after the server was deleted.
     pub known: Option<Known>,
-    /// The server about which D1 may say something else than `known`: a change of it is under way,
-    /// or was cut off.
+    /// The server, while D1 may differ from `known`: a change is under way, or was cut off. Then D1
+    /// is asked about every call of an agent.
     pub unsure: Option<OfServer>,
-    /// Whether the server was deleted. What went out to it stays.
+    /// Whether the server was deleted. Delivered commands stay.
     pub is_gone: bool,
     /// Whether its workspace is deleted, and may be undeleted.
     pub is_suspended: bool,
-    /// What D1 is told of the server.
+    /// The facts of the server that D1 gets.
     pub facts: ServerFacts,
     /// The number of the last connection.
     pub last_generation: u64,
-    /// The connection over which commands go out.
+    /// The connection over which commands are sent.
     pub backhaul: Connection,
     /// The control connection.
     pub control: Connection,
-    /// When the agent last reported that its process began, while it is not known whether the open
-    /// connection is of that process.
+    /// When the agent last reported a new process, while it is unknown whether the open connection
+    /// is of that process.
     pub agent_started_at: Option<Timestamp>,
-    /// How often telling D1 failed in a row.
+    /// How many flushes failed in a row.
     pub failures: u32,
-    /// How far D1 was given the commands again, while there are more.
+    /// The resync under way.
     pub resync: Option<Resync>,
-    /// What is due when.
+    /// The timers.
     pub timers: Timers,
 }
 

@@ -1,4 +1,4 @@
-//! What is due though nothing happens, and the one alarm for it.
+//! The timers, and the one alarm that serves all of them.
 
 use super::event::Effect;
 use super::machine::Link;
@@ -9,13 +9,13 @@ use super::stored_command::Phase;
 use crate::lifecycle::State as Life;
 use crate::time::Timestamp;
 
-/// When a command that a call is recording is looked at again, in seconds.
+/// How long the alarm leaves a command alone that is being recorded, in seconds.
 const LOOK_AGAIN: i64 = 30;
 /// How long D1 may take to answer, in seconds.
 const D1_WITHIN: i64 = 30;
 
 impl<S: Store> Link<S> {
-    /// Does everything that is due.
+    /// Serves all timers that are due.
     pub(super) fn alarm(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
         let timers = server.timers.clone();
@@ -54,7 +54,7 @@ impl<S: Store> Link<S> {
                     self.store.postpone(id, Some(now.plus_seconds(LOOK_AGAIN)))?;
                     continue;
                 }
-                // Its request died before it was answered.
+                // A crash lost the request that created it.
                 Phase::Recording => stored.phase = Phase::Withdrawing,
                 Phase::Withdrawing => {}
                 Phase::Accepted if stored.lacks_hash && stored.life.outcome().is_some() => {
@@ -67,7 +67,7 @@ impl<S: Store> Link<S> {
                 Phase::Accepted => {
                     is_silent |= stored.life.state() == Life::Sent;
                     if !stored.life.give_up_if_overdue(now) {
-                        // Its time has come: it goes out now, or waits for the agent.
+                        // Its time has come: it is delivered now, or waits for the agent.
                         self.store.postpone(id, stored.life.deadline(now))?;
                         continue;
                     }
@@ -76,15 +76,15 @@ impl<S: Store> Link<S> {
             }
             self.save(&stored)?;
         }
-        // An agent that took a command and says nothing may be gone.
+        // The agent of a command that was sent and not acknowledged may be gone.
         if is_silent && self.state().timers.pong.is_none() {
             self.ping();
         }
         Ok(())
     }
 
-    /// Has the alarm set for the earliest of all that is due. What D1 is being asked about is due
-    /// when it has had its time: after a crash, no answer comes.
+    /// Sets the alarm for the earliest timer. While D1 is asked about a timer's work, that timer
+    /// waits until D1's time is up: usually the answer comes first, but after a crash none comes.
     pub(super) fn set_alarm(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
         let timers = server.timers.clone();
