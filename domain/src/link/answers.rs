@@ -1,4 +1,4 @@
-//! What callers are told of commands: the command object, its output, and a stream of it.
+//! Answers about commands: the command object, its output, and a stream of it.
 
 use serde_json::{Map, Value};
 use uuid::Uuid;
@@ -12,9 +12,9 @@ use super::stored_command::{Phase, StoredCommand};
 use crate::command_object;
 use crate::time::Timestamp;
 
-/// How much output a follower is told at once: chunks, and about as many bytes.
+/// How much output one answer to a follower has at most: chunks, and about as many bytes.
 const TOLD_AT_ONCE: (u64, usize) = (1_000, 256 * 1024);
-/// How much is forgotten in one go, in rows and in pages of 4 KiB together.
+/// How much one call deletes at most, in rows and in pages of 4 KiB together.
 const FORGOTTEN_AT_ONCE: u64 = 8_000;
 
 impl<S: Store> Link<S> {
@@ -36,7 +36,7 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Tells a page of a command's output.
+    /// Answers with a page of a command's output.
     pub(super) fn tell_chunks(&mut self, ticket: Ticket, asked: &Chunks) -> Result<()> {
         let Some(stored) = self.find(asked.id)? else {
             self.refuse(ticket, Refusal::NotFound);
@@ -52,13 +52,14 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Tells the next of a command's output, when there is some, or that there is no more.
+    /// Answers with the next output of a command as soon as there is some, or with its end.
     pub(super) fn follow(&mut self, ticket: Ticket, asked: Follow) -> Result<()> {
         let until = self.scene.now.plus_millis(asked.wait_millis);
         self.follow_until(ticket, asked, until, false)
     }
 
-    /// The same until a moment. `is_told`: D1 has the command's end, or was waited for.
+    /// The same, with the latest time of the answer. `is_told`: D1 has the command's end, or was
+    /// waited for long enough.
     pub(super) fn follow_until(
         &mut self,
         ticket: Ticket,
@@ -75,7 +76,7 @@ impl<S: Store> Link<S> {
         let is_settled = settles_at.is_some_and(|at| at <= now);
         let most = Most { chunks: TOLD_AT_ONCE.0, bytes: TOLD_AT_ONCE.1, until_gap: !is_settled };
         let first = self.store.find_chunk(&stored, asked.from, 0)?;
-        // What comes after a gap waits until the gap is filled.
+        // Output after a gap waits until the gap is filled.
         let chunks = match first {
             Some(first) if first == asked.from || is_settled || asked.skips_gap => {
                 self.store.chunks(&stored, first, most)?
@@ -101,22 +102,22 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// What a stream tells at its end: the live fields, and whether it lacks some of the output.
+    /// The end of a stream: the live fields, and whether some of the output is missing.
     fn end(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
         let mut end = self.live_fields(stored)?;
         end.insert("output_truncated".to_owned(), stored.lacks_output().into());
         Ok(end)
     }
 
-    /// Forgets commands that are over for long, with their output. One that is not over here, or of
-    /// which D1 does not have the latest, stays. Doing it again does no harm.
+    /// Deletes commands that ended long ago, with their output. A command stays if it has not ended
+    /// here or if D1 does not have its latest revision. Repeating the call is harmless.
     pub(super) fn forget(&mut self, ticket: Ticket, forget: Forget) -> Result<()> {
         let Forget { ids, until } = forget;
         let forgotten = match self.server {
             None => Forgotten { ids, is_all: true },
             Some(_) => {
                 let (ids, is_all) = self.store.forget(&ids, until, FORGOTTEN_AT_ONCE)?;
-                // Who still follows one hears that there is nothing more.
+                // Calls that still follow one of them get an answer.
                 self.touched.extend(&ids);
                 Forgotten { ids, is_all }
             }

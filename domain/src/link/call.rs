@@ -1,4 +1,4 @@
-//! Every call into a server's object, typed, in one place. The platform carries it as JSON.
+//! The calls into a server's object, typed: requests, answers and refusals. They travel as JSON.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -11,55 +11,58 @@ use crate::features::{Feature, Features};
 use crate::time::Timestamp;
 use crate::wire::{Chunk, Fin, HostFacts};
 
-/// What a server's object can be asked.
+/// A request to a server's object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// Take a command, record it and hand it to the agent, now or when its time has come. Answers with [`Created`].
+    /// Create a command and deliver it, now or when it is due. Answers with [`Created`].
     Create(Box<Create>),
-    /// Tell the first answer to a request with an Idempotency-Key, when there is one. Answers with [`Created`].
+    /// Repeat the first answer to a request with an Idempotency-Key, and wait for it if that
+    /// request is under way. Answers with [`Created`].
     Replay(Key),
-    /// Tell the live fields of a command.
+    /// Answer with the live fields of a command.
     Live(Live),
-    /// Take a command back. Answers with its live fields.
+    /// Cancel a command. Answers with its live fields.
     Cancel(ByUser),
     /// Cancel the waiting commands that revoked login sessions created.
     CancelOf(RevokedSessions),
     /// Kill a command. Answers with its live fields.
     Kill(ByUser),
-    /// Tell a page of a command's output. Answers with [`ChunkPage`].
+    /// Answer with a page of a command's output: [`ChunkPage`].
     Chunks(Chunks),
-    /// Tell the next of a command's output, when there is some. Answers with [`Followed`].
+    /// Wait for the next output of a command. Answers with [`Followed`].
     Follow(Follow),
-    /// Learn who the server is, which was just made.
+    /// Learn the identity of the server, which was just created.
     Adopt(OfServer),
-    /// Learn that the server has another name.
+    /// Learn the new name of the server.
     Rename(Rename),
-    /// Give the server's agent another key, and refuse the old one.
+    /// Replace the key of the server's agent, and refuse the old one.
     Rotate(Rotate),
-    /// Delete the server: cut its agent off, and take back what waits. What went out and its output stay.
+    /// Delete the server: disconnect its agent and cancel waiting commands. Delivered commands and
+    /// their output stay.
     Remove(Remove),
-    /// Tell D1 everything again: it was taken back to an earlier moment.
+    /// Write everything to D1 again: D1 was restored to an earlier time.
     Resync(OfServer),
-    /// Take an agent's report. Answers with what the agent is to be told.
+    /// Take an agent's report. The answer is for the agent.
     Agent(AgentCall),
-    /// Forget commands that are over for long. Answers with [`Forgotten`].
+    /// Delete commands that ended long ago. Answers with [`Forgotten`].
     Forget(Forget),
-    /// Forget everything and cut the agent off: the server is gone.
+    /// Disconnect the agent and wipe the object: the server is gone.
     Sever,
-    /// Disconnect the agent and take none, or take agents again: the workspace is deleted or undeleted. Nothing is forgotten.
+    /// Disconnect the agent and refuse agents, or accept them again: the workspace was deleted or
+    /// undeleted. Nothing is deleted.
     Suspend(bool),
 }
 
-/// Another name.
+/// A new name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Rename {
     /// The name.
     pub name: String,
-    /// Since when: of two, the later one stands.
+    /// When it was set. Of two names the later one counts.
     pub at: Timestamp,
 }
 
-/// Which server is meant, for an object that may not know.
+/// The server's identity, for an object that may not know it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OfServer {
     /// The workspace's slug.
@@ -70,7 +73,7 @@ pub struct OfServer {
     pub server: Uuid,
 }
 
-/// Another key for an agent.
+/// A new key for an agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Rotate {
     /// The server.
@@ -81,13 +84,13 @@ pub struct Rotate {
     pub key_hash: String,
     /// The key's fingerprint.
     pub fingerprint: String,
-    /// When that was asked for.
+    /// When it was asked for.
     pub at: Timestamp,
-    /// What the audit log tells of it.
+    /// Its audit event.
     pub event: Event,
 }
 
-/// The end of a server.
+/// The deletion of a server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Remove {
     /// The server.
@@ -96,20 +99,20 @@ pub struct Remove {
     pub by: Option<i64>,
     /// Whether the server is deleted only if it is still pending.
     pub only_pending: bool,
-    /// What the audit log tells of it.
+    /// Its audit event.
     pub event: Event,
 }
 
-/// A command to be run.
+/// A new command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Create {
     /// The workspace.
     pub workspace_id: i64,
     /// The command.
     pub command: Command,
-    /// What it is asked for with.
+    /// The credential of the request, and whether the command has inputs.
     pub origin: Origin,
-    /// What it is given beside what it runs.
+    /// Its environment, standard input and working directory.
     pub inputs: Option<Inputs>,
     /// Seconds that it may run.
     pub timeout: i64,
@@ -117,13 +120,13 @@ pub struct Create {
     pub scheduled_at: Option<Timestamp>,
     /// When to deliver it at the latest.
     pub expires_at: Option<Timestamp>,
-    /// What becomes of it where the agent is not connected.
+    /// What to do if the agent is not connected.
     pub on_offline: OnOffline,
     /// Seconds to wait for its end.
     pub wait: Option<u32>,
     /// The Idempotency-Key.
     pub key: Option<Key>,
-    /// What the audit log tells of it.
+    /// Its audit event.
     pub event: Event,
 }
 
@@ -136,12 +139,12 @@ pub struct Key {
     pub body: String,
 }
 
-/// A command that was taken.
+/// The answer for a new command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Created {
     /// The command object.
     pub command: Map<String, Value>,
-    /// It is the first answer to the same request, again.
+    /// Whether this is the first answer to the same request, repeated.
     pub replayed: bool,
 }
 
@@ -156,7 +159,7 @@ impl Created {
     }
 }
 
-/// A question for a command's live fields.
+/// A request for a command's live fields.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Live {
     /// The command.
@@ -165,14 +168,14 @@ pub struct Live {
     pub wait: Option<u32>,
 }
 
-/// What a user does to a command.
+/// A user cancels or kills a command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ByUser {
     /// The command.
     pub id: Uuid,
     /// The user's name.
     pub username: String,
-    /// What the audit log tells of it.
+    /// Its audit event.
     pub event: Event,
 }
 
@@ -183,7 +186,7 @@ pub struct RevokedSessions {
     pub sessions: Vec<Uuid>,
 }
 
-/// A question for a page of a command's output.
+/// A request for a page of a command's output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Chunks {
     /// The command.
@@ -192,65 +195,65 @@ pub struct Chunks {
     pub from: u64,
     /// How many of them to skip.
     pub offset: u64,
-    /// How many to tell.
+    /// How many to return.
     pub limit: u64,
 }
 
 /// A page of a command's output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChunkPage {
-    /// How many there are in all.
+    /// How many chunks there are in all, from the lowest `seq` on.
     pub count: u64,
-    /// The page's own.
+    /// The chunks of the page.
     pub chunks: Vec<Chunk>,
 }
 
-/// A question for a command's next output.
+/// A request for a command's next output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Follow {
     /// The command.
     pub id: Uuid,
     /// The lowest `seq`.
     pub from: u64,
-    /// Milliseconds to wait for some.
+    /// Milliseconds to wait for output.
     pub wait_millis: i64,
-    /// Whether to go on behind a gap that was not filled.
+    /// Whether to return output behind a gap that was not filled.
     pub skips_gap: bool,
 }
 
-/// The next of a command's output.
+/// The next output of a command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Followed {
-    /// The chunks, without a gap where more is to come.
+    /// The chunks. They have no gap while more output is expected.
     pub chunks: Vec<Chunk>,
-    /// Whether more of them is there already. Where none is told, that is behind a gap.
+    /// Whether more chunks are stored. If `chunks` is empty, they are behind a gap.
     pub has_more: bool,
-    /// The live fields of the command, once that was all, and whether it lacks some of the output.
+    /// After the last chunk: the command's live fields and `output_truncated`.
     pub end: Option<Map<String, Value>>,
 }
 
-/// Commands to be forgotten.
+/// A request to delete commands that ended long ago.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Forget {
     /// The commands.
     pub ids: Vec<Uuid>,
-    /// Until when they must have been over.
+    /// They must have ended by this time.
     pub until: Timestamp,
 }
 
-/// What became of commands that were to be forgotten.
+/// The outcome of [`Forget`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Forgotten {
-    /// Those of which nothing is there.
+    /// The commands of which the object has nothing left.
     pub ids: Vec<Uuid>,
-    /// Whether the others are to stay; false: there is more than goes at once, and it is to be asked again.
+    /// Whether the others stay. False: there is more to delete than one call does; repeat it.
     pub is_all: bool,
 }
 
-/// Who an agent says that it is.
+/// The identity that an agent claims.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Identity {
-    /// The workspace that its request belongs to.
+    /// The slug of the workspace in the request's host name.
     pub workspace: String,
     /// The server.
     pub server: Uuid,
@@ -258,7 +261,7 @@ pub struct Identity {
     pub key_hash: String,
     /// Its address.
     pub remote_ip: String,
-    /// What it announced that it can do (agent-protocol 6 and 7).
+    /// The features that it announced (agent-protocol 6 and 7).
     #[serde(default)]
     pub features: Features,
 }
@@ -271,12 +274,12 @@ impl Identity {
     }
 }
 
-/// A report of an agent's.
+/// An agent's report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AgentCall {
-    /// Who it says that it is.
+    /// The identity that the agent claims.
     pub identity: Identity,
-    /// What it says.
+    /// The report.
     pub report: Report,
     /// The request's id.
     #[serde(default)]
@@ -288,11 +291,11 @@ pub struct AgentCall {
 pub enum Report {
     /// Asks for its own server.
     Whoami,
-    /// It is there.
+    /// It is alive.
     Seen,
-    /// Its process began.
+    /// Its process started.
     Started,
-    /// It took a command.
+    /// It acknowledged a command.
     Ack {
         /// The command.
         command: Uuid,
@@ -311,45 +314,45 @@ pub enum Report {
         /// How.
         fin: Fin,
     },
-    /// What it and its host are.
+    /// Facts about it and its host.
     Facts {
-        /// As far as they are of use.
+        /// The facts.
         facts: HostFacts,
-        /// Whether that is all of it, for the first time.
+        /// Whether this is its first complete report.
         is_commit: bool,
     },
-    /// It is still there.
+    /// A heartbeat.
     Heartbeat {
         /// The host's load, if the agent sends it.
         load: Option<f64>,
     },
-    /// It goes for good, and the server with it.
+    /// It unregisters: the server is to be deleted.
     Unregister,
 }
 
-/// What the object answers.
+/// An answer of the object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// Done; with what there is to tell.
+    /// Done, with a result.
     Done(Value),
-    /// It will not do it.
+    /// The object refuses.
     Refused(Refusal),
-    /// It could not be done. A command that was not handed over yet is withdrawn.
+    /// The call failed. A command that was not accepted yet is withdrawn.
     Failed(String),
 }
 
 impl Answer {
-    /// Done, with nothing to tell.
+    /// Done, without a result.
     pub const NOTHING: Self = Self::Done(Value::Null);
 
-    /// Done, with this to tell.
+    /// Done, with a result.
     pub fn done(told: impl Serialize) -> Self {
-        // All that is told has text for keys, so that it is JSON.
+        // All results have texts as keys, so this does not fail.
         serde_json::to_value(told).map_or_else(|error| Self::Failed(error.to_string()), Self::Done)
     }
 }
 
-/// Why an object does not do what it is asked.
+/// Why the object refuses a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Refusal {
     /// The agent's id or key is wrong.
@@ -362,23 +365,25 @@ pub enum Refusal {
     NotConnected,
     /// The server was deleted, and nothing was stored.
     NoServer,
-    /// When its turn came, the user had no right to it any more.
+    /// The user lost the permission before the change's turn came.
     NotPermitted,
     /// The command was delivered.
     AlreadySent,
     /// The command has ended.
     AlreadyHandled,
-    /// The command's agent kills nothing, or is not there.
+    /// The command's agent is not connected, or cannot kill.
     CannotKill,
     /// The connected agent lacks a feature that the command needs, and nothing was stored.
     AgentCannot(Feature),
     /// The Idempotency-Key was used with another body.
     KeyReused,
-    /// The Idempotency-Key was used for a command of another server, or just now; nothing was stored.
+    /// The Idempotency-Key was used for a command of another server, or its first request was cut
+    /// off just now; nothing was stored.
     KeyTaken,
-    /// As many commands of the user or the workspace wait as may; nothing was stored.
+    /// The user or the workspace has as many waiting commands as the quota allows; nothing was
+    /// stored.
     TooManyWaiting,
-    /// The workspace stored as many bytes today as it may; nothing was stored.
+    /// The workspace stored as many bytes today as its quota allows; nothing was stored.
     TooManyBytes,
 }
 

@@ -62,14 +62,14 @@ impl<S: Store> Link<S> {
         Ok(Some(self.agent_event("server.connect", known, source)?.details(details)))
     }
 
-    /// Notices a connection that the runtime lost without a word.
+    /// Notices a connection that the runtime lost without an event.
     pub(super) fn notice_lost_sockets(&mut self) -> Result<()> {
         let has_one = self.server.as_ref().is_some_and(|server| server.backhaul.open.is_some());
         if has_one && self.backhaul().is_none() { self.disconnected() } else { Ok(()) }
     }
 
-    /// Takes an agent's connection. A newer backhaul wins, unless two hosts with one identity
-    /// replace each other.
+    /// Accepts an agent's connection. It replaces an older one, unless two hosts with one identity
+    /// keep replacing each other.
     pub(super) fn connect(&mut self, identified: Identified, known: &Known) -> Result<()> {
         let ThenAgent::Connects { ticket, kind, was_asked } = identified.then else { return Ok(()) };
         let now = self.scene.now;
@@ -118,8 +118,8 @@ impl<S: Store> Link<S> {
         self.settle_start()
     }
 
-    /// Asks the older agent whether it is alive. Nothing comes back on a control connection, so the
-    /// backhaul is asked for both.
+    /// Pings the older agent. Nothing comes back on a control connection, so the ping goes to the
+    /// backhaul for both kinds.
     fn ask_older(&mut self, identified: Identified) -> Result<()> {
         let Some(generation) = self.open_of(Kind::Backhaul) else {
             return self.older_answered(0, identified, false);
@@ -131,7 +131,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// The older agent answered, or did not in time, or its connection ended.
+    /// The older agent answered the ping, or did not in time, or its connection ended.
     pub(super) fn older_answered(&mut self, generation: u64, identified: Identified, is_answer: bool) -> Result<()> {
         let ThenAgent::Connects { ticket, kind, .. } = identified.then else { return Ok(()) };
         let is_alive = is_answer && self.open_of(Kind::Backhaul) == Some(generation);
@@ -146,7 +146,7 @@ impl<S: Store> Link<S> {
             state.backhaul.contest = Contest::default();
             state.control.contest = Contest::default();
         }
-        // The key may have been changed meanwhile.
+        // The key may have been replaced in the meantime.
         let then = ThenAgent::Connects { ticket, kind, was_asked: true };
         self.identify(Identified { then, ..identified })
     }
@@ -171,7 +171,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Takes a conflict off the server that was not seen for long.
+    /// Clears a conflict that has not occurred for long.
     fn clear_old_conflict(&mut self) {
         let at = self.state().facts.identity_conflict_at;
         if at.is_some_and(|at| at.plus_seconds(SHOWN_FOR) <= self.scene.now) {

@@ -1,4 +1,4 @@
-//! Commands that are taken in: stored here, then in D1, then accepted and handed out.
+//! New commands: stored here, inserted into D1, then accepted and delivered.
 
 use serde_json::json;
 use uuid::Uuid;
@@ -13,22 +13,22 @@ use super::stored_command::{Phase, StoredCommand};
 use crate::command::{Command, Inputs, KEY_LASTS, OnOffline};
 use crate::lifecycle::{Cancellation, Lifecycle, State as Life};
 
-/// How long a command may take to be recorded before it is withdrawn, in seconds. Only a crash
-/// makes it take longer than D1 may take.
+/// After this time, in seconds, a command that is still being recorded is withdrawn. Only a crash
+/// makes recording take that long.
 const RECORD_WITHIN: i64 = 60;
 
-/// How many of its workspace's stored bytes a new command takes.
+/// How many bytes a new command adds to its workspace's quota.
 pub fn bytes_of(command: &Command, inputs: Option<&Inputs>) -> u64 {
     (command.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
 }
 
-/// Whether a command is to go out at once, or not at all.
+/// Whether a command must be delivered immediately or not at all.
 fn must_go(create: &Create, life: &Lifecycle) -> bool {
     life.scheduled_at == life.added_at && create.on_offline == OnOffline::Reject
 }
 
 impl<S: Store> Link<S> {
-    /// Takes a command, or answers once more what was answered to the same request before.
+    /// Creates a command, or repeats the answer to the same request.
     pub(super) fn create(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
         match create.key.clone() {
             Some(key) => self.replay(ticket, key, Some(create)),
@@ -36,7 +36,7 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Answers what was answered to an Idempotency-Key; if there is nothing, takes the command.
+    /// Repeats the answer to an Idempotency-Key. Without one, creates the command or refuses.
     pub(super) fn replay(&mut self, ticket: Ticket, key: Key, create: Option<Box<Create>>) -> Result<()> {
         let stored = match self.server {
             Some(_) => self.store.answer(&key.hash, self.scene.now)?,
@@ -64,11 +64,11 @@ impl<S: Store> Link<S> {
             self.wait(ticket, None, What::Twin(key, create));
             return Ok(());
         }
-        // Its request died before it was answered. What it made, if it came that far, is the answer.
+        // A crash lost the request. Its command, if it came that far, is the answer.
         self.await_end(ticket, stored.command, None, Then::Made(key))
     }
 
-    /// Stores a new command and has D1 asked to insert it; or says why it is not taken.
+    /// Stores a new command and asks D1 to insert it, or refuses it.
     fn take_in(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
         if self.is_gone() {
             self.refuse(ticket, Refusal::NoServer);
@@ -107,7 +107,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// D1 answered to the insertion of a command.
+    /// Takes D1's answer to the insertion of a command.
     pub(super) fn inserted(
         &mut self,
         ticket: Ticket,
@@ -119,7 +119,7 @@ impl<S: Store> Link<S> {
         if let Some(key) = &create.key {
             self.freed_keys.insert(key.hash.clone());
         }
-        // Something is written to the audit log with the command.
+        // D1 stores an audit event with the command.
         self.seal_soon(create.workspace_id);
         match answer {
             Ok(FromD1::Inserted(Some(refusal))) => {
@@ -132,7 +132,7 @@ impl<S: Store> Link<S> {
                 self.reply(ticket, Answer::Failed(error));
                 Ok(())
             }
-            // It was deleted meanwhile, with all that waited.
+            // The server was deleted in the meantime, and its waiting commands were cancelled.
             Ok(_) if self.is_gone() => {
                 self.withdraw(id)?;
                 self.await_end(ticket, id, None, Then::Refuse(Refusal::NoServer))
@@ -141,7 +141,7 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Accepts a command that D1 has, and hands it out if its time has come.
+    /// Accepts a command that D1 has, and delivers it if it is due.
     fn accept(&mut self, ticket: Ticket, create: Create) -> Result<()> {
         let id = create.command.id;
         let now = self.scene.now;
@@ -152,14 +152,14 @@ impl<S: Store> Link<S> {
         let stored = StoredCommand { phase: Phase::Accepted, ..stored };
         self.store.accept(&stored, now)?;
         if stored.life.scheduled_at == stored.life.added_at {
-            // Its right was checked with the request.
+            // The permission was checked with the request.
             self.hand_out_with(&[id])?;
         } else {
-            // Its time may have come while it was recorded.
+            // It may have come due while it was recorded.
             self.hand_out_soon()?;
         }
         if must_go(&create, &stored.life) {
-            // Its message may turn out not to have left.
+            // The shell reports if the message could not be sent: wait for that.
             let what = What::Sent(Box::new(create), Box::new(stored));
             self.wait(ticket, Some(now), what);
             return Ok(());
@@ -167,7 +167,8 @@ impl<S: Store> Link<S> {
         self.await_end(ticket, id, create.wait, Then::Created(create.key, Box::new(stored)))
     }
 
-    /// Goes on with a command that must go at once or not at all, when that is known.
+    /// Goes on with a command that must be delivered immediately or not at all, when the outcome of
+    /// sending it is known.
     pub(super) fn sent(&mut self, ticket: Ticket, create: Create, stored: Box<StoredCommand>) -> Result<()> {
         let id = create.command.id;
         let waits = self.find(id)?.is_some_and(|stored| stored.life.state() == Life::Waiting);
@@ -179,8 +180,8 @@ impl<S: Store> Link<S> {
         self.await_end(ticket, id, create.wait, Then::Created(create.key, stored))
     }
 
-    /// Withdraws a command that was never delivered and that nobody knows of. D1 is told, and then
-    /// nothing of it stays here either.
+    /// Withdraws a command that was neither delivered nor answered with 201. D1 deletes it, and
+    /// then the object does.
     pub(super) fn withdraw(&mut self, id: Uuid) -> Result<()> {
         let found = self.find(id)?;
         if let Some(mut stored) = found.filter(|stored| stored.life.state() == Life::Waiting) {
@@ -191,7 +192,8 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// D1 inserted a command, or not, long after it was given up: D1 is told of the withdrawal again.
+    /// The insertion of a command ended after it was given up. D1 may have the command now, so its
+    /// withdrawal is written again.
     pub(super) fn inserted_late(&mut self, create: Create, life: Lifecycle) -> Result<()> {
         let id = create.command.id;
         if self.find(id)?.is_none() {
@@ -204,7 +206,7 @@ impl<S: Store> Link<S> {
         self.withdraw(id)
     }
 
-    /// Stores what changed of a command, has D1 told of it, and has those looked at who wait for it.
+    /// Stores a changed command, schedules a flush, and has the calls looked at that wait for it.
     pub(super) fn save(&mut self, stored: &StoredCommand) -> Result<()> {
         self.store.save(stored, self.scene.now)?;
         self.touched.insert(stored.command.id);
@@ -212,7 +214,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Encrypts a command's inputs for the time that it waits.
+    /// Encrypts a command's inputs while it waits.
     fn seal(&mut self, id: Uuid, inputs: &Inputs) -> Result<String> {
         let nonce = self.random()?;
         let Some(key) = &self.settings.key else {

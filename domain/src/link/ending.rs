@@ -1,4 +1,4 @@
-//! Commands that are cancelled and killed, and what the audit log has of their end.
+//! Cancelling and killing commands, and the audit events of their end.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -15,15 +15,15 @@ use crate::lifecycle::{Cancellation, Denial, Lifecycle, State as Life};
 use crate::time::Timestamp;
 use crate::wire::ToAgent;
 
-/// The audit log's name for a command that is cancelled.
+/// The audit action of a cancelled command.
 const CANCEL: &str = "command.cancel";
-/// Its name for a command that ended in another way.
+/// The audit action of a command that ended in another way.
 const FINISH: &str = "command.finish";
-/// Its name for output that came after the end.
+/// The audit action of output that came after the end.
 const OUTPUT: &str = "command.output";
 
-/// What an audit event says about a command's end, with the hash of its output if that is known to
-/// be all.
+/// The details of an audit event about a command's end. They have the hash of the output if it is
+/// known to be complete.
 fn told_of_end(stored: &StoredCommand, hash: Option<String>) -> Value {
     let mut told = json!({
         "state": stored.life.state().as_str(),
@@ -38,13 +38,13 @@ fn told_of_end(stored: &StoredCommand, hash: Option<String>) -> Value {
 }
 
 impl<S: Store> Link<S> {
-    /// An audit event of a command that no request is the cause of.
+    /// An audit event of the service about a command.
     fn command_event(&mut self, stored: &StoredCommand, action: &str) -> Result<Event> {
         let event = self.service_event(action)?;
         Ok(event.on(Some(stored.command.id.to_string()), None))
     }
 
-    /// Notes for the audit log how a command ended that timed out or was not delivered.
+    /// Adds the audit event for the end of a command that timed out or was not delivered.
     pub(super) fn note_end(&mut self, stored: &mut StoredCommand) -> Result<()> {
         let hash = match stored.life.delivered_at {
             Some(_) => self.store.output_hash(stored, true)?,
@@ -55,8 +55,8 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Notes for the audit log how a command ended by its agent's report. If output is on its way
-    /// still, its hash follows.
+    /// Adds the audit event for the end of a command that its agent reported. If output is still on
+    /// its way, an event with its hash follows.
     pub(super) fn note_end_by_agent(
         &mut self,
         stored: &mut StoredCommand,
@@ -71,7 +71,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Notes the output of a command whose end the audit log has already.
+    /// Adds the audit event with the output's hash, for a command whose end has its event already.
     pub(super) fn note_output(&mut self, stored: &mut StoredCommand) -> Result<()> {
         stored.lacks_hash = false;
         let details = told_of_end(stored, self.store.output_hash(stored, true)?);
@@ -80,7 +80,8 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Cancels a command that waits. `event` is that of the user who does.
+    /// Cancels a waiting command. `event` is the audit event of the user who cancels it, if one
+    /// does.
     pub(super) fn cancel_as(&mut self, id: Uuid, why: Cancellation, event: Option<Event>) -> Result<()> {
         if let Some(mut stored) = self.find(id)?
             && stored.phase == Phase::Accepted
@@ -114,14 +115,14 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Cancels a command that did not go out.
+    /// Cancels a command that was not delivered.
     pub(super) fn cancel(&mut self, ticket: Ticket, by: ByUser) -> Result<()> {
         let Some(stored) = self.find(by.id)? else {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());
         };
         let refusal = match (stored.phase, stored.life.state()) {
-            // It goes out, or is withdrawn, at this moment.
+            // It is about to be delivered or withdrawn.
             (Phase::Recording, _) => Some(Refusal::AlreadySent),
             (Phase::Withdrawing, _) => Some(Refusal::NotFound),
             (Phase::Accepted, Life::Waiting | Life::Cancelled) => None,
@@ -137,7 +138,7 @@ impl<S: Store> Link<S> {
         self.await_end(ticket, by.id, None, Then::Live)
     }
 
-    /// Kills a command that went out. One that did not is cancelled (contract 7, Kill).
+    /// Kills a delivered command. A waiting one is cancelled (contract 7, Kill).
     pub(super) fn kill(&mut self, ticket: Ticket, by: ByUser) -> Result<()> {
         let Some(mut stored) = self.find(by.id)? else {
             self.refuse(ticket, Refusal::NotFound);
@@ -162,13 +163,13 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// If it does not arrive, the beginning of the next connection sends it again.
+    /// If it does not arrive, it is sent again when the agent connects.
     fn send_kill(&mut self, generation: u64, id: Uuid) {
         let message = ToAgent::Kill { id };
         self.effects.push(Effect::Send { kind: Kind::Backhaul, generation, message, before: None });
     }
 
-    /// Asks an agent that comes back once more to kill what it was asked to.
+    /// Repeats pending kills to an agent that has connected.
     pub(super) fn send_kills(&mut self, generation: u64) -> Result<()> {
         for stored in self.store.open()? {
             if stored.life.killed_by.is_some() {

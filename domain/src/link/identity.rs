@@ -1,9 +1,9 @@
-//! Who the server is: how its agent is known, and how that changes and ends.
+//! The server's identity: how its agent is verified, and how the key changes and the server ends.
 //!
-//! D1 has the server's row, the object the hash of its agent's key, so that an agent's reports read
-//! nothing from D1. A change of the key and the end of the server go through the object, one after
-//! the other: it notes that it is unsure, has D1 told, and then takes over what D1 says. Until that
-//! is done, also if it is cut off in between, D1 is asked about every call of an agent.
+//! D1 has the server's row, the object the hash of its agent's key, so that reports read nothing
+//! from D1. A new key and the deletion of the server go through the object, one after the other: it
+//! sets `unsure`, sends the change to D1, and then takes over what D1 has. Until then, also after a
+//! cut-off in between, D1 is asked about every call of an agent.
 
 use serde_json::json;
 
@@ -16,7 +16,7 @@ use super::state::Known;
 use super::store::{Result, Store};
 use crate::lifecycle::{Cancellation, Lifecycle};
 
-/// How long D1 may take for a change before it is asked what became of it, in seconds.
+/// How long D1 may take for a change before it is asked for the outcome, in seconds.
 const CHANGE_WITHIN: i64 = 30;
 
 impl<S: Store> Link<S> {
@@ -24,14 +24,14 @@ impl<S: Store> Link<S> {
         self.server.as_ref().is_some_and(|server| server.is_gone || server.is_suspended)
     }
 
-    /// Who this server is, if D1 is sure to say so too.
+    /// The server's identity, if D1 certainly has the same.
     fn sure(&self) -> Option<Known> {
         let server = self.server.as_ref()?;
         if server.unsure.is_some() { None } else { server.known.clone() }
     }
 
-    /// Goes on with an agent's call if the agent is this server's own. The first time D1 is asked,
-    /// and its answer kept.
+    /// Verifies an agent and goes on with its call. The first time D1 is asked, and its answer is
+    /// kept.
     pub(super) fn identify(&mut self, identified: Identified) -> Result<()> {
         if self.is_shut() {
             self.refuse(identified.ticket(), Refusal::InvalidAgent);
@@ -48,7 +48,7 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// D1 answered who the server is.
+    /// Takes D1's answer about the server.
     pub(super) fn found(&mut self, identified: Identified, answer: FromD1Result) -> Result<()> {
         let ticket = identified.ticket();
         let found = match answer {
@@ -63,15 +63,15 @@ impl<S: Store> Link<S> {
             self.refuse(ticket, Refusal::InvalidAgent);
             return Ok(());
         };
-        // Another call may have been first, and what that told is not to be forgotten.
+        // Another call may have loaded the identity while D1 was asked; keep its result.
         if let Some(known) = self.sure() {
             return self.admit(identified, &known);
         }
         let facts = ServerFacts::beginning(found.commissioned, found.revision);
         let Identity { workspace, server, .. } = &identified.identity;
         let known = Known::found(workspace, *server, found);
-        // While a change is under way, this may be what D1 said before it: it is good for this
-        // call and no other.
+        // While a change is under way, this answer may be from before it: it counts for this call
+        // only.
         let is_unsure = self.server.as_ref().is_some_and(|server| server.unsure.is_some());
         if known.is_of(&identified.identity) && !is_unsure {
             let state = self.state();
@@ -93,7 +93,7 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Learns who the server is, which was just made, and may be gone again.
+    /// Learns the identity of the server, which was just created and may be deleted already.
     pub(super) fn adopt(&mut self, ticket: Ticket, of: OfServer) -> Result<()> {
         if self.known().is_some() {
             self.reply(ticket, Answer::NOTHING);
@@ -102,7 +102,7 @@ impl<S: Store> Link<S> {
         self.change(Change { of, what: ServerChange::Nothing, then: ThenChanged::Done(ticket) })
     }
 
-    /// Learns that the server has another name.
+    /// Learns the new name of the server.
     pub(super) fn rename(&mut self, ticket: Ticket, rename: Rename) -> Result<()> {
         if let Some(known) = self.server.as_mut().and_then(|server| server.known.as_mut())
             && known.named_at.is_none_or(|at| at <= rename.at)
@@ -113,8 +113,8 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Gives the agent another key. Before this is answered the old key is refused, and whoever is
-    /// connected with it cut off.
+    /// Replaces the agent's key. Before the call is answered, the old key is refused and
+    /// connections that were made with it are closed.
     pub(super) fn rotate(&mut self, ticket: Ticket, rotate: Rotate) -> Result<()> {
         let Rotate { of, by, key_hash, fingerprint, at, event } = rotate;
         let then = ThenChanged::HasKey(ticket, key_hash.clone());
@@ -122,14 +122,14 @@ impl<S: Store> Link<S> {
         self.change(Change { of, what: ServerChange::Key { by, key_hash, fingerprint, at, event }, then })
     }
 
-    /// Deletes the server. Doing it again does no harm.
+    /// Deletes the server. Repeating the call is harmless.
     pub(super) fn remove(&mut self, ticket: Ticket, remove: Remove) -> Result<()> {
         let Remove { of, by, only_pending, event } = remove;
         let what = ServerChange::Delete { by, only_pending, event: Box::new(event) };
         self.change(Change { of, what, then: ThenChanged::IsGone(ticket) })
     }
 
-    /// Has D1 told of a change when those before it are through.
+    /// Sends a change to D1 when the changes before it are done.
     pub(super) fn change(&mut self, change: Change) -> Result<()> {
         self.changes.push_back(change);
         if self.changes.len() == 1 { self.begin_change() } else { Ok(()) }
@@ -139,7 +139,7 @@ impl<S: Store> Link<S> {
         let Some(Change { of, what, .. }) = self.changes.front() else { return Ok(()) };
         let (of, what) = (of.clone(), what.clone());
         if self.is_gone() {
-            // D1 has the server nevertheless if it was taken back to an earlier moment.
+            // D1 has the server all the same if it was restored to an earlier time.
             if !matches!(what, ServerChange::Delete { .. }) {
                 return self.end_change(None);
             }
@@ -153,7 +153,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// D1 answered to the change that is under way.
+    /// Takes D1's answer to the change under way.
     pub(super) fn change_answered(&mut self, answer: FromD1Result) -> Result<()> {
         let Some(Change { of, .. }) = self.changes.front() else { return Ok(()) };
         let of = of.clone();
@@ -164,13 +164,14 @@ impl<S: Store> Link<S> {
                 self.end_change(key)?;
                 self.identify_again()
             }
-            // Whether D1 did it is not known. The timer has it looked at.
+            // It is unknown whether D1 made the change. The timer has it read again.
             Ok(_) => self.fail_change("D1 gave another answer"),
             Err(error) => self.fail_change(&error),
         }
     }
 
-    /// Identifies agents again about whom D1 is asked: what it says may be of before the change.
+    /// Verifies agents again about whom D1 is being asked: its answer may be from before the
+    /// change.
     fn identify_again(&mut self) -> Result<()> {
         let ids: Vec<RequestId> =
             self.asked.iter().filter(|(_, asked)| matches!(asked, Asked::Find(_))).map(|(id, _)| *id).collect();
@@ -196,8 +197,8 @@ impl<S: Store> Link<S> {
         self.begin_change()
     }
 
-    /// Ends the change that is under way: D1 says that the agent's key has this hash, or that there
-    /// is no server.
+    /// Ends the change under way. `key` is the hash of the agent's key in D1; `None`: D1 has no
+    /// such server.
     fn end_change(&mut self, key: Option<String>) -> Result<()> {
         if let Some(change) = self.changes.pop_front() {
             self.changed(change, key)?;
@@ -205,7 +206,7 @@ impl<S: Store> Link<S> {
         self.begin_change()
     }
 
-    /// Answers who asked for a change.
+    /// Answers the call that asked for a change. `key` as in `end_change`.
     pub(super) fn changed(&mut self, change: Change, key: Option<String>) -> Result<()> {
         match (change.then, key) {
             (ThenChanged::Done(ticket), _) | (ThenChanged::IsGone(ticket), None) => {
@@ -224,8 +225,8 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// D1 did, or did not, make a change long after it was given up. It is asked when it is through
-    /// with what is under way: the answer to that may be of before the change.
+    /// A change ended after it was given up. D1 is read after the changes under way, whose answers
+    /// may be from before that.
     pub(super) fn changed_late(&mut self, of: OfServer) -> Result<()> {
         if self.server.is_none() || self.is_gone() {
             return Ok(());
@@ -233,7 +234,7 @@ impl<S: Store> Link<S> {
         self.change(Change { of, what: ServerChange::Nothing, then: ThenChanged::Nobody })
     }
 
-    /// Looks what became of a change that was cut off.
+    /// Asks D1 what became of a change that was cut off.
     pub(super) fn look_into_d1(&mut self) -> Result<()> {
         let unsure = self.server.as_ref().and_then(|server| server.unsure.clone());
         let Some(of) = unsure else {
@@ -248,7 +249,8 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Takes over what D1 says of the server.
+    /// Takes over what D1 has of the server. Returns the hash of its agent's key, if D1 has the
+    /// server.
     fn take_over(&mut self, of: &OfServer, found: Option<Found>) -> Result<Option<String>> {
         let state = self.state();
         state.unsure = None;
@@ -271,8 +273,8 @@ impl<S: Store> Link<S> {
         Ok(Some(key))
     }
 
-    /// The server is gone: nobody is its agent any more, what waits is cancelled, and what is under
-    /// way is given up soon.
+    /// The server was deleted: its agent is refused, waiting commands are cancelled, and commands
+    /// under way are given up soon.
     fn end_server(&mut self) -> Result<()> {
         let state = self.state();
         state.is_gone = true;
@@ -286,13 +288,13 @@ impl<S: Store> Link<S> {
         self.wipe_if_unused()
     }
 
-    /// Leaves nothing in an object that has no server, or none any more, and nothing of one.
+    /// Wipes an object without server and commands.
     pub(super) fn wipe_if_unused(&mut self) -> Result<()> {
         let has_server = self.server.as_ref().is_none_or(|server| server.known.is_some() || server.unsure.is_some());
         if has_server || self.store.has_commands()? { Ok(()) } else { self.wipe() }
     }
 
-    /// Forgets everything and cuts the agent off.
+    /// Disconnects the agent and deletes everything.
     pub(super) fn sever(&mut self, ticket: Ticket) -> Result<()> {
         self.close_all("the server was removed");
         self.wipe()?;
@@ -300,9 +302,9 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Disconnects the agent and takes none until the workspace is undeleted: without an agent
-    /// nothing is delivered. An object that was never used asks D1 about its first agent, and D1
-    /// refuses those of a deleted workspace.
+    /// Disconnects the agent and refuses agents until the workspace is undeleted: without an agent
+    /// nothing is delivered. An unused object asks D1 about its first agent, and D1 finds no server
+    /// in a deleted workspace.
     pub(super) fn suspend(&mut self, ticket: Ticket, is_suspended: bool) -> Result<()> {
         if let Some(server) = &mut self.server {
             server.is_suspended = is_suspended;

@@ -1,5 +1,5 @@
-//! What D1 is told of a server and its commands: all that it lacks in one request, and again until
-//! it has it.
+//! The outbox: writes to D1 what it lacks of the server and its commands, all in one request, and
+//! again until D1 has it.
 
 use serde_json::json;
 
@@ -11,35 +11,34 @@ use super::stored_command::Phase;
 use crate::lifecycle::State as Life;
 use crate::time::Timestamp;
 
-/// How many commands D1 is told of in one request.
+/// How many commands one request to D1 has at most.
 pub(super) const BATCH: u32 = 50;
-/// How long changes gather before D1 is told of them together, in milliseconds. Lists follow within
-/// a second (contract 8).
+/// How long changes are collected before a flush, in milliseconds. Lists follow within a second
+/// (contract 8).
 const GATHER: i64 = 300;
-/// How long a command that is under way waits for its next report, to be told together with it, in
-/// milliseconds: most are over within a moment. What remains of the second is for the way there.
+/// How long a command under way waits for its next report, to be written together with it, in
+/// milliseconds: most end within a moment. The rest of the second is for the way to D1.
 const GATHER_REPORTS: i64 = 800;
-/// After how many failures in a row D1 is told of each thing alone, so that one that it refuses
-/// holds no other up.
+/// After so many failures in a row each entry is written alone, so that one that D1 refuses holds
+/// up no other.
 const TOGETHER: u32 = 3;
-/// The slowest that D1 is told again what it did not take, in seconds.
+/// The longest delay before a failed flush is repeated, in seconds.
 const SLOWEST_RETRY: i64 = 60;
 
 impl<S: Store> Link<S> {
-    /// Notes that D1 lacks something. What comes within the next moments goes along.
+    /// Schedules a flush. Changes of the next moments go along.
     pub(super) fn tell_soon(&mut self) {
         self.tell_by(self.scene.now.plus_millis(GATHER));
     }
 
-    /// The same for a command that is in this state now.
+    /// Schedules a flush for a command in this state.
     pub(super) fn tell_after(&mut self, state: Life) {
-        // What may end at any moment is told with its end.
+        // A command under way is written with its next report.
         let gather = if matches!(state, Life::Sent | Life::Acked) { GATHER_REPORTS } else { GATHER };
         self.tell_by(self.scene.now.plus_millis(gather));
     }
 
-    /// Has D1 told by a time at the latest, unless it was told in vain and is to be left alone for
-    /// longer.
+    /// Schedules a flush no later than `at`, unless a longer retry delay is in force.
     fn tell_by(&mut self, at: Timestamp) {
         let farthest = self.scene.now.plus_millis(GATHER_REPORTS);
         let planned = &mut self.state().timers.tell;
@@ -48,8 +47,8 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Tells D1 what it lacks, one request after the other. While commands are restored, D1 may not
-    /// have them yet, and would take nothing in.
+    /// Flushes, with one request at a time. While commands are restored, D1 may not have them yet,
+    /// and an update would be lost.
     pub(super) fn tell(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
         if self.is_asking(|asked| matches!(asked, Asked::Tell(_) | Asked::Restore(..))) {
@@ -85,8 +84,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// D1 answered what became of what it was told. A failure is tried again later, slower each
-    /// time.
+    /// Takes D1's answer to a flush. What failed is written again, with a longer delay each time.
     pub(super) fn told(&mut self, told: &[Told], answer: FromD1Result) -> Result<()> {
         let outcomes = match answer {
             Ok(FromD1::Told(outcomes)) => outcomes,
@@ -100,7 +98,7 @@ impl<S: Store> Link<S> {
                 Err(error) => failure = Some(error),
             }
         }
-        // Those who wait for D1 may go, or have it told again.
+        // Calls that wait for D1 go on, or have it written again.
         self.touched.extend(self.awaited_in_d1());
         let now = self.scene.now;
         let state = self.state();
@@ -117,7 +115,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Plans when D1 is told next.
+    /// Schedules the next flush, if D1 lacks something.
     fn plan_telling(&mut self) -> Result<()> {
         let now = self.scene.now;
         let unflushed = self.store.next_unflushed()?;
@@ -137,7 +135,7 @@ impl<S: Store> Link<S> {
             Told::Command(stored) => self.store.mark_flushed(stored),
             Told::Withdrawal(told) => {
                 let id = told.command.id;
-                // D1 may have inserted it late, after it was told of the withdrawal.
+                // A late insertion may have made another withdrawal necessary.
                 let is_latest = self.find(id)?.is_some_and(|stored| stored.revision == told.revision);
                 if is_latest { self.store.delete(id) } else { Ok(()) }
             }
@@ -150,7 +148,7 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Has audit events sealed that D1 is told of.
+    /// Has audit events sealed that a flush writes.
     fn seal_for(&mut self, lacking: &[Lacking]) {
         for lacking in lacking {
             let workspace = match lacking {
@@ -168,7 +166,7 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Has audit events sealed that D1 has, or has soon. Nothing waits for that.
+    /// Has the workspace's audit events sealed that D1 has, or gets soon. Nothing waits for that.
     pub(super) fn seal_soon(&mut self, workspace: i64) {
         self.effects.push(Effect::Seal(workspace));
     }

@@ -1,4 +1,4 @@
-//! The queue: which of the waiting commands go out to the agent, and when.
+//! The queue: which of the waiting commands are delivered to the agent, and when.
 
 use std::result::Result as Answered;
 
@@ -14,19 +14,20 @@ use crate::features::Features;
 use crate::lifecycle::Cancellation;
 use crate::wire::ToAgent;
 
-/// How many commands have their rights checked in one go.
+/// How many commands one permission check covers at most.
 const CHECKED_TOGETHER: u64 = 50;
-/// When rights that could not be checked are looked at again, in seconds.
+/// When a failed permission check is repeated, in seconds.
 const CHECK_AGAIN: i64 = 2;
 
 impl<S: Store> Link<S> {
-    /// Hands out what is due, in its order (contract 8, 5), once its right was checked.
+    /// Delivers what is due, in order (contract 8, 5), after a permission check.
     pub(super) fn hand_out(&mut self) -> Result<()> {
         self.hand_out_with(&[])
     }
 
-    /// Hands out due commands from the front of the queue while they are among those that are
-    /// known to be allowed. The rights to those at the front that are not are checked first.
+    /// Delivers due commands from the front of the queue, up to the first one that is not among the
+    /// `allowed`. If there is none before that, D1 is asked for the permission of those at the
+    /// front.
     pub(super) fn hand_out_with(&mut self, allowed: &[Uuid]) -> Result<()> {
         loop {
             let Some((generation, features)) = self.backhaul() else { return Ok(()) };
@@ -38,7 +39,7 @@ impl<S: Store> Link<S> {
             if ready == 0 {
                 let unchecked: Vec<_> = due.into_iter().take_while(|stored| !is_allowed(&stored)).collect();
                 if !unchecked.is_empty() {
-                    // After a crash the timer has them checked again.
+                    // After a crash the timer repeats the check.
                     self.state().timers.hand_out = Some(self.scene.now);
                     if !self.is_asking(|asked| matches!(asked, Asked::Rights(_))) {
                         self.ask(Asked::Rights(unchecked.clone()), ToD1::FindRights(unchecked));
@@ -52,11 +53,11 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// D1 answered what the requesters of commands may do.
+    /// Takes D1's answer to a permission check.
     pub(super) fn checked(&mut self, commands: &[StoredCommand], answer: Answered<FromD1, String>) -> Result<()> {
         let verdicts = match answer {
             Ok(FromD1::Rights(Some(verdicts))) => verdicts,
-            // A deleted workspace's objects are suspended soon. Until then nothing goes out.
+            // A deleted workspace's objects are suspended soon. Until then nothing is delivered.
             other => {
                 if let Err(error) = other {
                     self.trouble("rights_not_checked", json!({}), &error);
@@ -77,7 +78,7 @@ impl<S: Store> Link<S> {
         self.hand_out_with(&allowed)
     }
 
-    /// Hands a command to the agent, or ends it here if that cannot be.
+    /// Delivers a command to the agent, or ends it if that is impossible.
     fn hand_over(&mut self, generation: u64, features: Features, mut stored: StoredCommand) -> Result<()> {
         let id = stored.command.id;
         let inputs = match self.open_inputs(&stored) {
@@ -96,7 +97,7 @@ impl<S: Store> Link<S> {
             return Ok(());
         }
         let before = stored.clone();
-        // At most once: that it went out is durable before it does.
+        // At most once: `delivered_at` is durable before the message leaves.
         if stored.life.deliver(self.scene.now) {
             let order = stored.command.order(inputs.as_ref(), stored.life.timeout, features);
             self.save(&stored)?;
@@ -125,7 +126,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Has the queue looked at by the alarm as soon as can be, if something in it is due.
+    /// Has the alarm look at the queue immediately, if something in it is due.
     pub(super) fn hand_out_soon(&mut self) -> Result<()> {
         let now = self.scene.now;
         if !self.store.due_waiting(now, 1)?.is_empty() {
@@ -134,8 +135,8 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Whether a new command would go out at once: nothing that is due waits, and the agent has
-    /// room for it.
+    /// Whether a new command would be delivered immediately: no due command waits, and the agent
+    /// has room for it.
     pub(super) fn has_room(&self) -> Result<bool> {
         let is_first = self.store.due_waiting(self.scene.now, 1)?.is_empty();
         Ok(is_first && self.store.count_open()? < self.settings.window)

@@ -1,4 +1,4 @@
-//! What an agent reports.
+//! Reports of the agent.
 
 use serde_json::json;
 use uuid::Uuid;
@@ -14,7 +14,7 @@ use crate::lifecycle::Lifecycle;
 use crate::retention;
 use crate::wire::Chunk;
 
-/// How long after it connected an agent may still report that its process began, in seconds.
+/// How long after it connected an agent may still report the start of its process, in seconds.
 const START_IS_TOLD_WITHIN: i64 = 60;
 
 impl<S: Store> Link<S> {
@@ -37,7 +37,7 @@ impl<S: Store> Link<S> {
             Report::Chunk { command, chunk } => self.take_chunk(known, command, &chunk)?,
             Report::Fin { command, fin } => {
                 let answer = self.report_on(known, command, source, |stored| stored.finish(fin, now))?;
-                // There may be room for another one now.
+                // The agent may have room for another command now.
                 self.hand_out_soon()?;
                 answer
             }
@@ -65,8 +65,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Changes a command by a report. One that changes nothing, being late or repeated, is as good
-    /// as any.
+    /// Changes a command by a report. A late or repeated report changes nothing, and succeeds.
     fn report_on(
         &mut self,
         known: &Known,
@@ -91,8 +90,7 @@ impl<S: Store> Link<S> {
         let now = self.scene.now;
         if stored.takes_chunk(chunk.seq.into(), now) && self.store.add_chunk(&stored, chunk, now)? {
             self.touched.insert(id);
-            // Until the end D1 need not know how much output there is: who reads the command asks
-            // here.
+            // Before the end D1 needs no size of the output: readers of the command ask the object.
             if stored.life.outcome().is_some() {
                 self.tell_soon();
             }
@@ -100,7 +98,7 @@ impl<S: Store> Link<S> {
         Ok(Answer::NOTHING)
     }
 
-    /// The answer to a report of a command that is not here.
+    /// The answer to a report about a command that is not here.
     fn unknown(&self, known: &Known, command: Uuid) -> Answer {
         if retention::may_be_taken(command, known.server, self.scene.now) {
             return Answer::NOTHING;
@@ -108,8 +106,8 @@ impl<S: Store> Link<S> {
         Answer::Refused(Refusal::NotFound)
     }
 
-    /// The agent reports that its process began. It does so before it connects, and its report may
-    /// be late: a connection that was just opened may be of that process already, or of the one
+    /// The agent reports the start of its process. It does so before it connects, but the report
+    /// may be late: a connection that was just opened may be of the new process or of the one
     /// before it.
     fn started(&mut self) -> Result<()> {
         let now = self.scene.now;
@@ -120,8 +118,8 @@ impl<S: Store> Link<S> {
         self.doubt(opened.unwrap_or(now), Lifecycle::agent_restarted)
     }
 
-    /// The agent connects. Had its process begun shortly before, then whatever went out before that
-    /// was to another one.
+    /// The agent connected. If it reported a new process shortly before, commands that were
+    /// delivered before that report went to another process.
     pub(super) fn settle_start(&mut self) -> Result<()> {
         match self.state().agent_started_at.take() {
             Some(started) if started.plus_seconds(START_IS_TOLD_WITHIN) > self.scene.now => {
@@ -131,7 +129,7 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Notes that the agent is there. D1 hears of it now and then.
+    /// Notes that the agent is alive. D1 gets that once in a while (`seen_every`).
     pub(super) fn seen(&mut self) {
         let (now, every) = (self.scene.now, self.seen_every());
         let is_told = |seen: crate::time::Timestamp| seen.plus_seconds(every) > now;

@@ -1,6 +1,6 @@
-//! What happens when D1 was taken back to an earlier moment (docs/operations.md, Restore): the
-//! object takes over what D1 says of the server, and tells D1 of all its commands again. What D1
-//! does not have any more it gets as new.
+//! Resync, after D1 was restored to an earlier time (docs/operations.md, Restore): the object takes
+//! over what D1 has of the server, and writes all its commands to D1 again. Commands that D1 does
+//! not have any more are inserted.
 
 use serde_json::json;
 
@@ -14,11 +14,11 @@ use super::state::Resync;
 use super::store::{Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 
-/// When what D1 did not take is told again, in seconds.
+/// When D1 is given commands again that it did not take, in seconds.
 const AGAIN: i64 = 5;
 
 impl<S: Store> Link<S> {
-    /// Begins to tell D1 everything again. If that is under way already, it begins anew.
+    /// Begins a resync. One that is under way starts again from the beginning.
     pub(super) fn resync(&mut self, ticket: Ticket, of: OfServer) -> Result<()> {
         if self.server.is_some() && !self.is_gone() {
             let then = ThenChanged::Resync(ticket);
@@ -27,8 +27,8 @@ impl<S: Store> Link<S> {
         self.begin_resync(ticket)
     }
 
-    /// Begins it when what D1 says of the server was taken over. D1 may have said that there is no
-    /// such server, of which there was nothing.
+    /// Begins with the commands, when the server was taken over from D1. If D1 had no server and
+    /// the object no commands, the object was wiped.
     pub(super) fn begin_resync(&mut self, ticket: Ticket) -> Result<()> {
         let now = self.scene.now;
         if let Some(server) = &mut self.server {
@@ -39,9 +39,9 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Gives D1 the next commands that it may lack. Their latest follows by the outbox.
+    /// Gives D1 the next commands that it may lack. Their latest state follows by the outbox.
     pub(super) fn resync_some(&mut self) -> Result<()> {
-        // What D1 is being told may be of before it was taken back.
+        // A flush under way may be from before D1 was restored.
         if self.is_asking(|asked| matches!(asked, Asked::Tell(_) | Asked::Restore(..))) {
             return Ok(());
         }
@@ -59,18 +59,18 @@ impl<S: Store> Link<S> {
             state.timers.tell = Some(now);
             return Ok(());
         }
-        // Before D1 is told: retention does not take what D1 is to be told of.
+        // Before the request: retention leaves a command alone that D1 does not have.
         for stored in &some {
             self.store.mark_unflushed(stored.command.id)?;
         }
-        // After a crash the timers begin it again.
+        // After a crash the timers repeat it.
         let timers = &mut self.state().timers;
         (timers.resync, timers.tell) = (Some(now), Some(now));
         self.ask(Asked::Restore(resync, some.clone()), ToD1::Restore(some));
         Ok(())
     }
 
-    /// D1 answered whether it has the commands again.
+    /// Takes D1's answer to the restoring of commands.
     pub(super) fn restored(&mut self, resync: Resync, commands: &[StoredCommand], answer: FromD1Result) -> Result<()> {
         let now = self.scene.now;
         if let Err(error) = answer {
@@ -89,8 +89,9 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// D1 restored commands long after that was given up, perhaps after it was told of them: then it
-    /// is told again. Those that were forgotten meanwhile are taken away again.
+    /// Commands were restored after that was given up, perhaps after a flush that found none of
+    /// them: the resync starts again. Commands that were deleted here in the meantime are deleted
+    /// from D1 again.
     pub(super) fn restored_late(&mut self, commands: &[StoredCommand]) -> Result<()> {
         if self.server.is_some() {
             let run = self.scene.now;

@@ -1,4 +1,4 @@
-//! What the object of a server knows of its host and its connection, and tells D1.
+//! The facts of a server: what its object knows of the host and the connection, and writes to D1.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,18 +10,18 @@ use crate::wire::HostFacts;
 /// How many audit events of a server wait for D1 at most.
 const MAX_EVENTS: usize = 100;
 
-/// What an object knows of its host and connection.
+/// The facts of a server.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct ServerFacts {
-    /// An agent was here and told what its host is.
+    /// Whether an agent has committed: it reported its host completely.
     pub commissioned: bool,
-    /// A socket is open.
+    /// Whether the backhaul is open.
     pub is_connected: bool,
     /// Since when.
     pub connected_at: Option<Timestamp>,
-    /// When the agent last said something.
+    /// When the agent was last seen.
     pub last_seen_at: Option<Timestamp>,
-    /// From where it connected.
+    /// The address that it connected from.
     pub remote_ip: Option<String>,
     /// The version of the agent, as it last reported it.
     pub agent_version: Option<String>,
@@ -35,17 +35,17 @@ pub struct ServerFacts {
     pub cpu_logical_cores: Option<i64>,
     /// Bytes.
     pub physical_memory: Option<i64>,
-    /// The load that it last sent, or none.
+    /// The load that the agent last sent.
     pub load: Option<f64>,
     /// The account that its agent reported as the only one that it can use.
     pub reported_username: Option<String>,
-    /// When a second agent with this server's identity was last refused; `None`: not lately.
+    /// When a second agent with this server's identity was last refused; `None`: not recently.
     pub identity_conflict_at: Option<Timestamp>,
     /// Audit events that D1 does not have yet.
     pub events: Vec<PendingEvent>,
     /// When the agent last sent the load. Absent once that load is dropped.
     pub load_at: Option<Timestamp>,
-    /// The load in D1 is out of date and goes.
+    /// Whether the load in D1 is out of date and is cleared.
     pub drops_load: bool,
     /// Counts the changes.
     pub revision: i64,
@@ -54,26 +54,27 @@ pub struct ServerFacts {
 }
 
 impl ServerFacts {
-    /// What an object knows that has just begun, of a server of which D1 has a revision already.
+    /// The facts of a new object, whose server has a revision in D1 already.
     pub fn beginning(commissioned: bool, revision: i64) -> Self {
         Self { commissioned, revision, flushed: revision, ..Self::default() }
     }
 
-    /// Adds an audit event to the change at hand. While D1 does not answer, only the first ones are kept.
+    /// Adds an audit event to the current change. While D1 does not answer, only the first 100 are
+    /// kept.
     pub fn note(&mut self, event: Event) {
         if self.events.len() < MAX_EVENTS {
             self.events.push(PendingEvent { revision: self.revision + 1, event });
         }
     }
 
-    /// What is known of the host, in lower case, a line each: for the search.
+    /// The texts about the host for the search: in lower case, one on each line.
     pub fn folded(&self) -> String {
         let texts = [&self.platform, &self.os_name, &self.os_version, &self.agent_version];
         texts.into_iter().flatten().map(|text| text.to_lowercase()).collect::<Vec<_>>().join("\n")
     }
 
-    /// Takes what an agent tells of itself and its host. What is missing stays as it was. Once an agent has committed, its
-    /// server is commissioned (agent-protocol 2).
+    /// Takes an agent's facts about itself and its host. Missing ones stay as they were. Once an
+    /// agent has committed, its server is commissioned (agent-protocol 2).
     pub fn learn(&mut self, told: HostFacts, is_commit: bool, now: Timestamp) {
         fn set<T>(field: &mut Option<T>, value: Option<T>) {
             if value.is_some() {
@@ -86,7 +87,8 @@ impl ServerFacts {
         set(&mut self.os_version, told.os_version);
         set(&mut self.cpu_logical_cores, told.cpu_logical_cores);
         set(&mut self.physical_memory, told.physical_memory);
-        // A whole report, by commit or sync, has the version. Without an account, the agent can use any.
+        // A complete report (commit or sync) has the version. If it names no account, the agent can
+        // use any.
         if told.version.is_some() || told.default_username.is_some() {
             self.reported_username = told.default_username;
         }

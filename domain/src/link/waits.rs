@@ -14,7 +14,7 @@ use crate::time::Timestamp;
 const OUTPUT_FOLLOWS_WITHIN: i64 = 1_000;
 /// How long an answer waits for D1 to have the end that it shows, in milliseconds.
 const D1_HAS_END_WITHIN: i64 = 1_000;
-/// How long a question for a command that is just being recorded waits for that, in seconds.
+/// How long a request for a command that is being recorded waits for that, in seconds.
 const RECORDED_WITHIN: i64 = 10;
 
 impl<S: Store> Link<S> {
@@ -26,7 +26,7 @@ impl<S: Store> Link<S> {
         self.waits.insert(ticket, Wait { until, what });
     }
 
-    /// Whether a call will answer to an Idempotency-Key.
+    /// Whether a waiting call will store the answer to an Idempotency-Key.
     pub(super) fn is_answering(&self, key: &str) -> bool {
         self.waits.values().any(|wait| wait.answers_to() == Some(key))
     }
@@ -45,7 +45,7 @@ impl<S: Store> Link<S> {
         self.waits.values().any(is_of)
     }
 
-    /// Has those looked at who wait for a connection.
+    /// Looks at the calls that wait for a pong of a connection.
     pub(super) fn look_at_connection(&mut self, generation: u64) -> Result<()> {
         let waits = |wait: &&Wait| wait.connection() == Some(generation);
         let tickets: Vec<Ticket> =
@@ -53,7 +53,7 @@ impl<S: Store> Link<S> {
         tickets.into_iter().try_for_each(|ticket| self.look(ticket, false))
     }
 
-    /// The commands whose end, or withdrawal, D1 is waited for to have.
+    /// The commands for whose end or withdrawal calls wait until D1 has it.
     pub(super) fn awaited_in_d1(&self) -> Vec<Uuid> {
         let awaited = |wait: &Wait| match wait.what {
             What::D1(id, _) => Some(id),
@@ -62,7 +62,8 @@ impl<S: Store> Link<S> {
         self.waits.values().filter_map(awaited).collect()
     }
 
-    /// Looks at the calls that wait for what was touched, until there is nothing left to look at.
+    /// Looks at the calls that wait for what this step changed, until none is left. A call that
+    /// goes on may change something in turn.
     pub(super) fn look_at_waits(&mut self) -> Result<()> {
         while !self.touched.is_empty() || !self.freed_keys.is_empty() {
             let commands = std::mem::take(&mut self.touched);
@@ -82,7 +83,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Looks at a call that waits. `is_timer`: because its time may be up.
+    /// Looks at a waiting call: it goes on, or waits again. `is_timer`: its timer ran out.
     pub(super) fn look(&mut self, ticket: Ticket, is_timer: bool) -> Result<()> {
         let Some(wait) = self.waits.remove(&ticket) else { return Ok(()) };
         if is_timer && let Some(until) = wait.until.filter(|until| *until > self.scene.now) {
@@ -126,7 +127,7 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Shows a command's live fields; first of all waits until it is recorded.
+    /// Answers with a command's live fields, as soon as it is recorded.
     pub(super) fn live(&mut self, ticket: Ticket, live: Live) -> Result<()> {
         if self.is_recording(live.id) {
             let until = self.scene.now.plus_seconds(RECORDED_WITHIN);
@@ -151,7 +152,7 @@ impl<S: Store> Link<S> {
                 self.wait(ticket, Some(until), What::End(id, then));
                 Ok(())
             }
-            // Who did not wait for the end need not wait for what follows it.
+            // A call that did not wait for the end does not wait for output after it.
             _ => self.await_d1(ticket, id, now.plus_millis(D1_HAS_END_WITHIN), then),
         }
     }
@@ -212,7 +213,7 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Answers with a command, and notes that for its Idempotency-Key.
+    /// Answers with a command, and stores the answer for its Idempotency-Key.
     pub(super) fn answer_created(
         &mut self,
         ticket: Ticket,
