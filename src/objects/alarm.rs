@@ -1,5 +1,5 @@
-//! The one alarm of an object. The platform may run it late: an object that is called meanwhile does
-//! not wait for one that is overdue.
+//! The one alarm of an object. The platform may run it late: if an object is called while its alarm
+//! is overdue, it sets the alarm again.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use worker::{ScheduledTime, Storage, js_sys};
 
 /// How late an alarm that this object set may be before it is set again.
 const MAX_DELAY: Duration = Duration::from_secs(5);
-/// The farthest that an alarm is set: the platform takes none past the year 2189.
+/// The latest time that an alarm is set for: the platform takes none after the year 2189.
 const MAX_AHEAD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The alarm of an object, as the object knows it.
 #[derive(Default)]
 pub struct Alarm {
-    /// When it goes off at the latest; `None` if that is not known.
+    /// When it goes off at the latest; `None`: unknown.
     armed: Cell<Option<Timestamp>>,
 }
 
@@ -25,8 +25,8 @@ impl Alarm {
         self.armed.set(None);
     }
 
-    /// Sets the alarm, unless it goes off earlier anyway. A time that is far away is reached in
-    /// several alarms: the one that goes off on the way sets the next.
+    /// Sets the alarm, unless it goes off earlier. A time that is far ahead is reached in several
+    /// alarms: each sets the next one.
     ///
     /// # Errors
     /// The storage failed.
@@ -47,7 +47,7 @@ impl Alarm {
         self.tried(storage.set_alarm(ScheduledTime::new(date)).await)
     }
 
-    /// Takes the alarm back.
+    /// Deletes the alarm.
     ///
     /// # Errors
     /// The storage failed.
@@ -67,15 +67,15 @@ impl Alarm {
         Some(at)
     }
 
-    /// Whether to set the alarm that is set for `found`. One of the past that this object did not
-    /// set itself is not waited for: if the runtime died, it may come late.
+    /// Whether to set the alarm, which the storage has at `found`. An overdue one that this object
+    /// did not set itself is set again: after the runtime died, it may come late.
     fn is_needed(&self, at: Timestamp, found: Option<Timestamp>, now: Timestamp) -> bool {
         // While the storage was asked, another task may have begun to set an earlier one.
         let is_earliest = self.armed.get().is_none_or(|armed| armed >= at);
         is_earliest && found.is_none_or(|found| found <= now || found > at)
     }
 
-    /// Passes on what the storage answered. After a failure it is not known what the alarm is set for.
+    /// Passes on the storage's answer. After a failure the time of the alarm is unknown.
     fn tried<T>(&self, answer: worker::Result<T>) -> worker::Result<T> {
         answer.inspect_err(|_| self.armed.set(None))
     }

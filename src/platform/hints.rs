@@ -1,4 +1,5 @@
-//! What an isolate remembers for a while. Only a hint: other isolates do not have it.
+//! What an isolate remembers for a limited time. These are hints: other isolates do not have them,
+//! and nothing may depend on them.
 
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use farhand_domain::time::Timestamp;
 
-/// How many entries are remembered at most.
+/// How many entries a map has at most.
 const MAX_ENTRIES: usize = 10_000;
 
 /// A bounded map whose entries expire.
@@ -24,7 +25,7 @@ impl<K: Eq + Hash, V: Clone> Hints<K, V> {
         Self { time_to_live, entries: RefCell::default() }
     }
 
-    /// The value of a key. One of the future was put there by a clock that was wrong, and has expired.
+    /// The value of a key. A value from the future has expired: a wrong clock set its time.
     pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q, now: Timestamp) -> Option<V>
     where
         K: Borrow<Q>,
@@ -34,7 +35,7 @@ impl<K: Eq + Hash, V: Clone> Hints<K, V> {
         self.entries.borrow().get(key).filter(|(_, at)| is_alive(*at)).map(|(value, _)| value.clone())
     }
 
-    /// Remembers a value from now on.
+    /// Remembers a value from now on. A full map is emptied first.
     pub fn put(&self, key: K, value: V, now: Timestamp) {
         let mut entries = self.entries.borrow_mut();
         if entries.len() >= MAX_ENTRIES && !entries.contains_key(&key) {
@@ -53,7 +54,7 @@ impl<K: Eq + Hash, V: Clone> Hints<K, V> {
 }
 
 impl<K: Eq + Hash> Hints<K> {
-    /// Whether the key is not remembered; from now on it is.
+    /// Whether the key is not remembered. It is from now on.
     pub fn is_new(&self, key: K, now: Timestamp) -> bool {
         let is_new = self.get(&key, now).is_none();
         if is_new {

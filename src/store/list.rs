@@ -11,27 +11,30 @@ use super::db;
 /// How a page of a list is read.
 #[derive(Clone, Debug)]
 pub struct List {
-    /// For everybody.
+    /// The statement for all callers.
     pub select: Select,
-    /// A shorter statement for callers with full access. For others its `total` is null.
+    /// A cheaper statement for callers with full access. For others its `total` is null.
     pub full_access: Option<Select>,
     /// The statement for an API token that reads only what its access control list allows.
     pub narrow: Option<Select>,
 }
 
-/// The SQL of a page. Its parameters are its own and those of the page, `:page_size` and `:page_offset`.
+/// The SQL of a page. Its parameters are its own and those of the page: `:page_size` and
+/// `:page_offset`.
 #[derive(Clone, Debug)]
 pub struct Select {
-    /// Common tables behind the first, each after a comma. One is `total`, with the number of all items.
+    /// Common tables that follow `me`, each after a comma. One is `total`, with the number of all
+    /// items.
     pub tables: String,
-    /// A statement for the page's items, one in a row, as JSON text in the column `body`.
+    /// The statement for the page's items: a row for each, as JSON text in the column `body`.
     pub items: String,
     /// Its own parameters.
     pub parameters: Parameters,
 }
 
 impl Select {
-    /// The text behind the first common tables. Its first row has `total` and the given `columns`, the others the items.
+    /// The statement's text after the table `me`. Its first row has `total` and the given
+    /// `columns`, the other rows have the items.
     pub fn text(&self, columns: &[&str]) -> String {
         let Self { tables, items, .. } = self;
         let names: String = columns.iter().map(|column| format!(", {column}")).collect();
@@ -42,7 +45,7 @@ impl Select {
         )
     }
 
-    /// Adds the parameters.
+    /// Adds its own parameters and those of the page.
     pub fn bind(&self, statement: Statement, page: Page) -> Statement {
         bind_page(statement.bind_all(self.parameters.clone()), page)
     }
@@ -53,7 +56,7 @@ pub fn bind_page(statement: Statement, page: Page) -> Statement {
     statement.bind("page_size", page.size).bind("page_offset", page.offset())
 }
 
-/// Reads the rows of [`Select::text`]: the items as a JSON array, and the number of all.
+/// Reads the rows of [`Select::text`]: the items as a JSON array, and the number of all items.
 pub fn read(result: &D1Result) -> Result<(String, Option<u64>), Error> {
     #[derive(Deserialize)]
     struct Row {
@@ -62,14 +65,15 @@ pub fn read(result: &D1Result) -> Result<(String, Option<u64>), Error> {
     }
     let mut rows = db::rows::<Row>(result)?.into_iter();
     let total = rows.next().and_then(|row| row.total);
-    // One row for each item: a single text could grow past what the database takes.
+    // One row for each item: one text of all could exceed what D1 takes.
     let items: Vec<_> = rows.filter_map(|row| row.body).collect();
     Ok((format!("[{}]", items.join(",")), total))
 }
 
 impl List {
-    /// A list of rows of a `table` under a name, in an order, each shown as `object`. `ways` give those rows, each with its
-    /// FROM and WHERE after the word FROM; of several, all but one give none to a caller. `tables` are further common tables.
+    /// A list of rows. `table` is a table with its alias, and `object` is SQL for one of its rows
+    /// as JSON. `ways` are the text after FROM of statements that read these rows; if there are
+    /// several, all but one read nothing for a caller. `tables` are further common tables.
     pub fn new(
         tables: &str,
         (table, object): (&str, &str),
@@ -86,8 +90,8 @@ impl List {
             )
         };
         let places = ways.iter().map(place).collect::<Vec<_>>().join(" UNION ALL ");
-        // The page's rows first, in the order of an index; then their objects. A page past the end is not read: OFFSET would
-        // walk over all that comes before it.
+        // First the rowids of the page, in the order of an index, then their objects. A page past
+        // the end is not read: OFFSET would walk over everything before it.
         let items = format!(
             "SELECT {object} AS body
              FROM me CROSS JOIN json_each(iif(:page_offset = 0 OR (SELECT total FROM total) > :page_offset,
@@ -101,8 +105,8 @@ impl List {
     }
 }
 
-/// The filters that a request asks for, as conditions that each follow an AND. A filter without a value adds nothing, so that
-/// the others can go by an index.
+/// The filters that a client sent, as conditions that each follow an AND. A filter without a value
+/// adds nothing, so that the others can be read by an index.
 #[derive(Default, Debug)]
 pub struct Filters {
     /// The conditions.

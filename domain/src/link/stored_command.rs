@@ -1,5 +1,5 @@
-//! A command as the object of its server stores it, and what follows from that: whether its output is complete, when the object
-//! looks at it again.
+//! A command as the object of its server stores it, and what follows from that: whether its output
+//! is complete, and when the alarm looks at it.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,19 +10,21 @@ use crate::output;
 use crate::time::Timestamp;
 use crate::wire::Fin;
 
-/// How long after its end a command's last output may still come, in seconds, if it is not known to be complete.
+/// How long after its end a command's last output may come, in seconds, if the output is not known
+/// to be complete.
 const SETTLES_WITHIN: i64 = 2;
-/// The same if some is known to be missing.
+/// The same if some output is known to be missing.
 const COMPLETES_WITHIN: i64 = 10;
 /// How long after its end a command's output is in the audit log, in seconds.
 const HASHED_WITHIN: i64 = 60;
 /// How long after its end a command's output is accepted, in seconds.
 const OUTPUT_WITHIN: i64 = 24 * 60 * 60;
-/// How far beyond the highest `seq` a chunk is accepted after the end, if the agent did not report how many there are.
+/// How far beyond the highest `seq` a chunk is accepted after the end, if the agent did not report
+/// how many there are.
 const LATE_CHUNKS: u64 = 256;
-/// From how many bytes on a result may be cut by its agent: agents cut it to about 1 MiB.
+/// From this size on an agent may have cut a result: agents cut it to about 1 MiB.
 const AGENT_CUT: u64 = 1_000_000;
-/// The largest number of bytes that an agent is believed: as far as JSON counts.
+/// The largest number of bytes that is accepted from an agent: JSON is exact up to here.
 const MAX_COUNT: u64 = 1 << 53;
 
 /// Where a command is between the client's request and the agent.
@@ -34,7 +36,7 @@ pub enum Phase {
     Recording,
     /// Accepted.
     Accepted,
-    /// Not accepted after all, and perhaps still in D1.
+    /// Withdrawn, and perhaps still in D1.
     Withdrawing,
 }
 
@@ -49,34 +51,35 @@ impl Phase {
     }
 }
 
-/// A command as the object of its server stores it: one JSON document, beside the columns that are queried.
+/// A command as the object of its server stores it: one JSON document, beside the columns that are
+/// queried.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StoredCommand {
     /// The workspace.
     pub workspace_id: i64,
-    /// What it is.
+    /// The command.
     pub command: Command,
-    /// Where it is in its life.
+    /// Its life so far.
     pub life: Lifecycle,
-    /// What it was asked for with.
+    /// The credential of its request, and whether it has inputs.
     pub origin: Origin,
     /// Its inputs, encrypted under `SECRET_KEY`, until the command is delivered or ends.
     pub inputs: Option<String>,
-    /// How many of its workspace's stored bytes it takes without its output.
+    /// How many bytes it adds to its workspace's quota, without its output.
     pub stored_bytes: u64,
     /// Whether the agent's result was cut.
     pub result_cut: bool,
     /// Bytes of the agent's result before the cut.
     pub result_bytes: u64,
-    /// How many chunks there are in all, where the agent told it.
+    /// How many chunks there are in all, if the agent reported it.
     pub chunk_total: Option<u64>,
-    /// The lowest `seq` of a chunk that is not kept, as what comes before is all that is.
+    /// The lowest `seq` of a chunk that was not kept, because the chunks before it fill the space.
     pub cut_at: Option<u64>,
-    /// When output last came after its end, the end included.
+    /// When output last came at or after its end.
     pub output_at: Option<Timestamp>,
-    /// Whether the audit log has its end, and not its output yet.
+    /// Whether the audit log has its end, but not the hash of its output.
     pub lacks_hash: bool,
-    /// What happened to it that D1 has no audit event of.
+    /// Its audit events that D1 does not have yet.
     pub events: Vec<PendingEvent>,
     /// The agent's result, cut: a column of its own. In JSON it could be six times as long.
     #[serde(skip)]
@@ -87,7 +90,7 @@ pub struct StoredCommand {
     /// Counts its changes: a column of its own.
     #[serde(skip)]
     pub revision: i64,
-    /// Whether D1 has its latest.
+    /// Whether D1 has its latest revision.
     #[serde(skip)]
     pub is_flushed: bool,
     /// The sums of its chunks, which have rows of their own.
@@ -113,7 +116,8 @@ pub struct ChunkSums {
 /// An audit event that D1 may not have yet.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PendingEvent {
-    /// The revision of the command or the server that it belongs to. D1 has the event if it has that revision.
+    /// The revision of the command or the server that it belongs to. D1 has the event if it has
+    /// that revision.
     pub revision: i64,
     /// The event.
     pub event: Event,
@@ -151,7 +155,7 @@ impl StoredCommand {
         }
     }
 
-    /// The JSON document. When the command was delivered, or never will be, nobody needs its inputs any more.
+    /// The JSON document. It has the inputs only while the command may still be delivered.
     ///
     /// # Errors
     /// Never, as every field is JSON.
@@ -162,7 +166,7 @@ impl StoredCommand {
         serde_json::to_string(self)
     }
 
-    /// The length of its whole output, as far as it is known.
+    /// The length of its whole output in bytes, as far as it is known.
     pub fn output_bytes(&self) -> u64 {
         self.chunks.bytes.max(self.result_bytes)
     }
@@ -172,7 +176,8 @@ impl StoredCommand {
         self.chunks.count < self.chunks.top
     }
 
-    /// Whether a chunk that comes now is part of its output (contract 11, Running). Later ones could rewrite history.
+    /// Whether a chunk that comes now is part of its output (contract 11, Running). Later chunks
+    /// could change history.
     pub fn takes_chunk(&self, seq: u64, now: Timestamp) -> bool {
         if self.life.delivered_at.is_none() {
             return false;
@@ -182,10 +187,11 @@ impl StoredCommand {
         handled_at.plus_seconds(OUTPUT_WITHIN) > now && seq < end
     }
 
-    /// From when on no more of its output is waited for; `None` while it may run.
+    /// From when on no more output is waited for; `None` while it may run.
     ///
-    /// An agent's reports can overtake each other: its fin may come before its last chunks (agent-protocol 4). If it reports how
-    /// many there are, or what came is as long as its result, that is all. Else what comes shortly after still counts.
+    /// An agent's reports can overtake each other: its fin may come before its last chunks
+    /// (agent-protocol 4). The output is complete if the agent reported the number of chunks, or if
+    /// the chunks are as long as its result. Otherwise chunks that come shortly after still count.
     pub fn settles_at(&self) -> Option<Timestamp> {
         let handled_at = self.life.handled_at?;
         let ended = self.output_at.unwrap_or(handled_at).max(handled_at);
@@ -215,7 +221,7 @@ impl StoredCommand {
         self.settles_at().map(|at| at.min(latest)).filter(|_| self.lacks_hash)
     }
 
-    /// Whether output of a command that ended is known, or likely, to be on its way still.
+    /// Whether more output of an ended command is known or likely to be on its way.
     pub fn awaits_output(&self) -> bool {
         let Some(_) = self.life.outcome() else { return false };
         match self.chunk_total {
@@ -234,17 +240,17 @@ impl StoredCommand {
         self.cut_at.is_some() || self.has_gap() || are_missing
     }
 
-    /// The `seq` at which the chunks that came and are kept end.
+    /// The `seq` after the last chunk that is kept.
     pub fn kept_end(&self) -> u64 {
         self.cut_at.map_or(self.chunks.top, |cut_at| cut_at.min(self.chunks.top))
     }
 
-    /// Notes something for the audit log that happened to it, and is saved with it.
+    /// Adds an audit event, which is saved with the command.
     pub fn note(&mut self, event: Event) {
         self.events.push(PendingEvent { revision: self.revision + 1, event });
     }
 
-    /// The queue that it is in; `None`: it goes to no agent any more, or not yet.
+    /// The queue that it is in; `None`: it is not accepted yet, or goes to no agent any more.
     pub fn stage(&self) -> Option<Stage> {
         match self.life.state() {
             State::Waiting if self.phase == Phase::Accepted => Some(Stage::Waiting),
@@ -253,12 +259,12 @@ impl StoredCommand {
         }
     }
 
-    /// When it is to be looked at again though nothing happens.
+    /// When the alarm is to look at it; `None`: never.
     pub fn due_at(&self, now: Timestamp) -> Option<Timestamp> {
         self.life.deadline(now).or_else(|| self.hash_due_at()).filter(|_| self.phase == Phase::Accepted)
     }
 
-    /// Ends it by its agent's report. A report that changes nothing, being repeated, returns false.
+    /// Ends it by its agent's report. Returns false for a repeated report, which changes nothing.
     pub fn finish(&mut self, fin: Fin, now: Timestamp) -> bool {
         let safe = |code: &i64| i32::try_from(*code).is_ok();
         let outcome = Outcome {
@@ -287,7 +293,7 @@ impl StoredCommand {
 pub enum Stage {
     /// Accepted and not delivered.
     Waiting,
-    /// Delivered and not over.
+    /// Delivered, and not ended.
     Open,
 }
 

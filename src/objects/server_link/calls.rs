@@ -1,4 +1,4 @@
-//! How a server's object is called. What it can be asked is in `farhand_domain::link::call`.
+//! Calls to a server's object. `farhand_domain::link::call` has their types.
 
 use farhand_domain::error::Error;
 pub use farhand_domain::link::call::*;
@@ -10,16 +10,16 @@ use crate::http::request::Call;
 use crate::objects;
 use crate::platform::{self, internal};
 
-/// The header in which [`connect`] tells the object who connects.
+/// The header in which [`connect`] passes the agent's identity to the object.
 pub const IDENTITY_HEADER: &str = "X-Farhand-Agent";
 
-/// The header in which [`connect`] passes the request's id on.
+/// The header in which [`connect`] passes the request's id to the object.
 pub const REQUEST_ID_HEADER: &str = "X-Request-Id";
 
-/// Asks the object of a server. The inner error is what it will not do.
+/// Calls the object of a server. The inner error is the object's refusal.
 ///
 /// # Errors
-/// It could not be reached, or could not do it.
+/// The object was not reached, or failed.
 pub async fn try_ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) -> Result<Result<T, Refusal>, Error> {
     let answer: Answer = objects::ask(env, platform::SERVER_LINK, &server.to_string(), ask).await?;
     match answer {
@@ -29,18 +29,18 @@ pub async fn try_ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) ->
     }
 }
 
-/// The same where what it will not do is told to the client.
+/// The same, with a refusal as the error for the client.
 ///
 /// # Errors
-/// What the object refuses, as the client is to see it.
+/// As [`try_ask`], and the object's refusal.
 pub async fn ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) -> Result<T, Error> {
     Ok(try_ask(env, server, ask).await??)
 }
 
-/// Hands an agent's WebSocket to the object of its server.
+/// Passes an agent's WebSocket request to the object of its server.
 ///
 /// # Errors
-/// The object could not be reached. A refusal is a response without a WebSocket.
+/// The object was not reached. A refusal is a response without a WebSocket.
 pub async fn connect(call: &Call, identity: &Identity, path: &str) -> Result<Response, Error> {
     let headers = Headers::new();
     headers.set("Upgrade", "websocket").map_err(internal)?;

@@ -1,6 +1,7 @@
-//! What a server's object reads and writes in D1: here of commands, in `d1_server.rs` of the server.
+//! What a server's object reads and writes in D1: commands here, the server in `d1_server.rs`.
 //!
-//! Its writes can be repeated and can come late: each carries a revision, and an older one changes nothing.
+//! Its writes can be repeated and can come late: each carries a revision, and D1 ignores an older
+//! one.
 
 use farhand_domain::acl::Acl;
 use farhand_domain::command::{self, Command, Origin};
@@ -25,10 +26,10 @@ use crate::store::audit::{self, Insert, of_service};
 use crate::store::db::{self, Failure, params};
 use crate::store::servers;
 
-/// Asks D1.
+/// Sends a request to D1.
 ///
 /// # Errors
-/// D1 did not answer: whether it did what it was asked is not known then.
+/// D1 did not answer. It is unknown whether it carried the request out.
 pub async fn ask(env: &Env, request: &ToD1) -> Result<FromD1, Error> {
     Ok(match request {
         ToD1::Find { workspace, server } => FromD1::Server(d1_server::find_server(env, workspace, *server).await?),
@@ -49,7 +50,7 @@ pub async fn ask(env: &Env, request: &ToD1) -> Result<FromD1, Error> {
     })
 }
 
-/// Writes what D1 lacks, and says what became of each.
+/// Writes what D1 lacks, and returns the result for each entry.
 async fn tell(env: &Env, lacking: &[Lacking], is_one_by_one: bool) -> Vec<Result<(), String>> {
     let mut told = Vec::new();
     let at_once = if is_one_by_one { 1 } else { lacking.len().max(1) };
@@ -65,7 +66,7 @@ async fn tell(env: &Env, lacking: &[Lacking], is_one_by_one: bool) -> Vec<Result
     told
 }
 
-/// The statements that write something that D1 lacks.
+/// The statements for an entry that D1 lacks.
 fn update(lacking: &Lacking) -> Result<Vec<Statement>, Error> {
     match lacking {
         Lacking::Command(stored, output) => Ok(update_command(stored, output)),
@@ -110,9 +111,10 @@ fn command_row(workspace_id: i64, command: &Command, origin: &Origin, life: &Lif
     }
 }
 
-/// The statement that gives D1 a command that it had and may have lost; one that it has stays as it is. Its latest follows with
-/// [`update_command`]. Its requester may be lost, and the number somebody else's now, who joined later. The bytes of its output are
-/// inserted, so that they do not count as today's.
+/// The statement that inserts a command that D1 may have lost; one that D1 has stays as it is. Its
+/// latest state follows with [`update_command`]. The user's number may belong to another user now,
+/// who joined later: then the command gets no requester. The output's bytes are inserted with the
+/// command, so that they do not count as today's.
 fn restore_command(stored: &StoredCommand) -> Statement {
     let sql = format!(
         "INSERT INTO commands ({COMMAND_COLUMNS}, output_bytes)
@@ -128,15 +130,15 @@ fn restore_command(stored: &StoredCommand) -> Statement {
     Statement::new(sql).bind_all(row).bind("output_bytes", stored.output_bytes())
 }
 
-/// The statement that takes a restored command away again, which nobody has heard of.
+/// The statement that deletes a restored command that no update followed.
 fn unrestore_command(stored: &StoredCommand) -> Statement {
     let sql = "DELETE FROM commands
         WHERE workspace_id = :workspace_id AND id = :id AND revision = 0 AND handled_at IS NULL";
     Statement::new(sql).bind_all(params! { workspace_id: stored.workspace_id, id: stored.command.id })
 }
 
-/// SQL for the condition that a new command is within the quotas of waiting commands of its requester
-/// and its workspace (contract 11, Quotas). One that goes out at once does not wait.
+/// SQL for the condition that a new command is within the quotas of waiting commands of its
+/// requester and its workspace (contract 11, Quotas). One that goes out at once does not wait.
 const HAS_ROOM: &str = "(:goes_at_once
     OR :waiting_of_user > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
         WHERE c.workspace_id = :workspace_id AND c.requested_by = :requested_by
@@ -148,7 +150,7 @@ const HAS_ROOM: &str = "(:goes_at_once
 const HAS_BYTES_LEFT: &str = ":bytes + coalesce((SELECT b.bytes FROM stored_bytes b
     WHERE b.workspace_id = :workspace_id AND b.day = :day), 0) <= :bytes_of_day";
 
-/// Writes a new command, or says why it is not taken: then nothing is written.
+/// Inserts a new command, or returns why not: then nothing is written.
 async fn insert_command(
     env: &Env,
     create: &Create,
@@ -176,7 +178,7 @@ async fn insert_command(
         day: &day,
         bytes_of_day: quotas.bytes_of_day,
     });
-    // A key that was used long ago is free again.
+    // An expired key is free again.
     let release = key.map(|key| {
         let sql = "UPDATE commands SET idempotency_key = NULL, idempotency_body = NULL
             WHERE workspace_id = :workspace_id AND requested_by = :requested_by AND idempotency_key = :key
@@ -210,7 +212,7 @@ async fn insert_command(
     }
 }
 
-/// Why a command was not written.
+/// Why a command was not inserted.
 async fn why_not(
     env: &Env,
     (workspace_id, server_id): (i64, Uuid),
@@ -231,8 +233,9 @@ async fn why_not(
     })
 }
 
-/// What commands are allowed that are about to go out, in their order: the rights of each one's requester, as they are
-/// now, or why there are none. `None`: the workspace is deleted, and nothing may go out unless it is undeleted.
+/// The present rights of each command's requester, in the order of the commands, or why the
+/// requester has none. `None`: the workspace is deleted, and nothing may be delivered until it is
+/// undeleted.
 ///
 /// # Errors
 /// D1 did not answer.
@@ -251,7 +254,7 @@ async fn find_rights(
         is_staff: bool,
         acl: Option<Value>,
     }
-    // All are of one server.
+    // All commands are of one server.
     let Some(first) = commands.first() else { return Ok(Some(vec![])) };
     let (workspace_id, server_id) = (first.workspace_id, first.command.server);
     let asked: Vec<_> = commands
@@ -265,8 +268,8 @@ async fn find_rights(
         })
         .collect();
     let (reachable, any_account) = (servers::REACHABLE, servers::ANY_ACCOUNT);
-    // Whether the token's list has the server is for the list to say, with the rest of it: here `acl_servers` limits
-    // nothing.
+    // The token's access control list is compared later, with the server in it: here `acl_servers`
+    // limits nothing.
     let sql = format!(
         "WITH me AS (
             SELECT c.key AS place, :workspace_id AS workspace_id, u.id AS user_id, u.username, u.is_active, u.is_staff, u.is_superuser,
@@ -302,14 +305,15 @@ async fn find_rights(
             return Ok(Err(Denial::Session));
         }
         let Some(any_account) = row.any_account else { return Ok(Err(Denial::Server)) };
-        // A list that this version cannot read allows nothing, and holds up nobody else's commands.
+        // A list that this version cannot read allows nothing, and holds up no other commands.
         let Ok(acl) = row.acl.map(serde_json::from_value::<Acl>).transpose() else { return Ok(Err(Denial::Acl)) };
         Ok(Ok(Rights { username, is_staff: row.is_staff, any_account, acl }))
     };
     rows.iter().map(verdict).collect::<Result<_, Error>>().map(Some)
 }
 
-/// The statements that tell the latest of a command, and before that what happened to it that the audit log does not know.
+/// The statements that write the latest state of a command, and before it the audit events that D1
+/// lacks.
 fn update_command(stored: &StoredCommand, output: &Output) -> Vec<Statement> {
     let life = &stored.life;
     let outcome = life.outcome();
@@ -340,8 +344,8 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Vec<Statement> {
     pending_events(stored).into_iter().chain([update]).collect()
 }
 
-/// The statements that remove a command that was never delivered, and its `bytes` from those of its day. If D1 has the command,
-/// the audit log is told so.
+/// The statements that delete a withdrawn command, and its `bytes` from those of its day. If D1 has
+/// the command, they add an audit event.
 fn delete_command(workspace_id: i64, id: Uuid, bytes: u64) -> Result<Vec<Statement>, Error> {
     let uncount = "UPDATE stored_bytes SET bytes = max(bytes - :bytes, 0)
         WHERE workspace_id = :workspace_id AND day = (SELECT substr(c.added_at, 1, 10) FROM commands c
@@ -354,13 +358,13 @@ fn delete_command(workspace_id: i64, id: Uuid, bytes: u64) -> Result<Vec<Stateme
     Ok(vec![uncount, delete, audit::after_change(workspace_id, &event)?])
 }
 
-/// Carries statements out in one round trip.
+/// Runs statements in one round trip.
 async fn send(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
     if statements.is_empty() { Ok(()) } else { db::execute_all(env, statements).await }
 }
 
-/// The statement for what happened to a command that D1 has not heard of, before it hears of the command. Whatever came of a
-/// revision that D1 has is there already, so it can be repeated.
+/// The statement that inserts a command's audit events, before D1 gets the command. Events of a
+/// revision that D1 has are in D1 already, so it can be repeated.
 fn pending_events(stored: &StoredCommand) -> Option<Statement> {
     if stored.events.is_empty() {
         return None;

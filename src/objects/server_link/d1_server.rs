@@ -1,4 +1,5 @@
-//! What a server's object reads and writes of its server in D1. As in `d1.rs`, writes can be repeated and can come late.
+//! What a server's object reads and writes of its server in D1. As in `d1.rs`, writes can be
+//! repeated and can come late.
 
 use farhand_domain::error::Error;
 use farhand_domain::link::event::{Found, ServerChange};
@@ -18,13 +19,14 @@ pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Opt
     change_server_of(env, workspace, server, vec![], "w.deleted_at IS NULL").await
 }
 
-/// SQL for the condition that the user `:by` may still change a row of `servers s` (contract 5): they are active, and staff or
-/// its owner. A change waits for its turn, and the right to it may be gone meanwhile.
+/// SQL for the condition that the user `:by` may still change a row of `servers s` (contract 5): an
+/// active user who is staff or its owner. A change waits for its turn, and the user may lose the
+/// permission until then.
 const PERMITTED: &str =
     "EXISTS (SELECT 1 FROM users u WHERE u.id = :by AND u.workspace_id = s.workspace_id AND u.is_active = 1
     AND (u.is_superuser = 1 OR u.is_staff = 1 OR s.owner_id = u.id))";
 
-/// The statements that make a change of a server, if who wants it still may.
+/// The statements for a change of a server, if its user still has the permission.
 fn change(of: &OfServer, change: &ServerChange) -> Result<Vec<Statement>, Error> {
     let (workspace_id, server_id) = (of.workspace_id, of.server);
     match change {
@@ -50,7 +52,7 @@ fn change(of: &OfServer, change: &ServerChange) -> Result<Vec<Statement>, Error>
                     workspace_id, server_id, by: *by, only_pending: *only_pending,
                 })
             };
-            // While there are commands of it, their output stays in its object.
+            // As long as the server has commands, their output stays in its object.
             let note = statement(format!(
                 "INSERT INTO gone_servers (workspace_id, id)
                  SELECT s.workspace_id, s.id FROM servers s WHERE {is_due}
@@ -63,11 +65,11 @@ fn change(of: &OfServer, change: &ServerChange) -> Result<Vec<Statement>, Error>
     }
 }
 
-/// Changes a server, and finds what it is then, in one round trip. In a deleted workspace that may be undeleted, its servers
-/// are still there.
+/// Changes a server and reads it, in one round trip. In a deleted workspace that may be undeleted,
+/// its servers still exist.
 ///
 /// # Errors
-/// D1 did not answer; whether it did what it was told is not known then.
+/// D1 did not answer. It is unknown whether it made the change.
 pub async fn change_server(env: &Env, of: &OfServer, what: &ServerChange) -> Result<Option<Found>, Error> {
     change_server_of(env, &of.workspace, of.server, change(of, what)?, "w.is_purging = 0").await
 }
@@ -106,8 +108,8 @@ async fn change_server_of(
     }))
 }
 
-/// The statements that write what is known of a server, and before that its audit events. What its agent did not report stays
-/// as it was.
+/// The statements that write a server's facts, and before them its audit events. What the agent did
+/// not report stays as it was.
 pub fn update_server(workspace_id: i64, id: Uuid, facts: &ServerFacts) -> Vec<Statement> {
     let sql = "UPDATE servers SET commissioned = :commissioned, is_connected = :is_connected,
             connected_at = :connected_at, last_seen_at = :last_seen_at, remote_ip = :remote_ip,
@@ -144,8 +146,8 @@ pub fn update_server(workspace_id: i64, id: Uuid, facts: &ServerFacts) -> Vec<St
     pending_events(workspace_id, id, &facts.events).into_iter().chain([update]).collect()
 }
 
-/// The statement for a server's events that D1 does not have, before D1 gets the revision that they belong to. It can be
-/// repeated.
+/// The statement that inserts a server's audit events that D1 lacks, before D1 gets the revision
+/// that they belong to. It can be repeated.
 fn pending_events(workspace_id: i64, id: Uuid, events: &[PendingEvent]) -> Option<Statement> {
     if events.is_empty() {
         return None;

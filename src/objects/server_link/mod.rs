@@ -1,13 +1,13 @@
-//! The Durable Object of a server: its agent's connections, its commands on their way and their
+//! The Durable Object of a server: its agent's connections, its commands under way and their
 //! output.
 //!
-//! It is the only place with a total order of what happens to one server. What it decides is in
-//! `farhand_domain::link`, a state machine without a platform. Here is the shell: it hands the
-//! machine each event, and carries out what the machine wants, in one place (`carry_out`). D1 is
-//! asked in one place, too (`ask`).
+//! It is the only place with a total order of what happens to one server. `farhand_domain::link`, a
+//! state machine without a platform, makes the decisions. This is the shell: it gives the machine
+//! each event and carries out its effects, in one place (`carry_out`). D1 is asked in one place,
+//! too (`ask`).
 //!
-//! A step's writes to the object's SQLite commit together, as there is no `await` among them, and
-//! the platform lets nothing out before they are durable.
+//! A step's writes to the object's SQLite commit together, as there is no `await` between them, and
+//! the platform lets nothing out of the object before they are durable.
 
 pub mod calls;
 mod d1;
@@ -44,8 +44,8 @@ use crate::platform::log;
 
 /// How long D1 may take to answer.
 const D1_WITHIN: Duration = Duration::from_secs(30);
-/// How many commands an agent has at most that it did not end. It has room for 200 beyond those
-/// that run (agent-protocol 4).
+/// How many unfinished commands an agent has at most. It takes 200 beyond those that run
+/// (agent-protocol 4).
 const WINDOW: u64 = 200;
 
 /// The object.
@@ -54,7 +54,7 @@ pub struct ServerLink {
     shell: Rc<Shell>,
 }
 
-/// What holds the machine, also while a task of it outlives its request.
+/// Holds the machine. A task keeps it alive after the request that started the task.
 struct Shell {
     state: Rc<State>,
     env: Env,
@@ -62,20 +62,20 @@ struct Shell {
     link: RefCell<Option<Link<Tables>>>,
     alarm: Alarm,
     last_ticket: Cell<Ticket>,
-    /// Who waits for the outcome of a call.
+    /// Where the outcomes of calls go.
     calls: RefCell<HashMap<Ticket, oneshot::Sender<Outcome>>>,
-    /// One timer of a call. What drops its sender stops it.
+    /// The timer of a call. Dropping the sender stops it.
     timers: RefCell<HashMap<Ticket, oneshot::Sender<()>>>,
 }
 
-/// What comes of a call.
+/// The outcome of a call.
 enum Outcome {
     Answer(Answer),
     /// The agent's end of its connection.
     Socket(WebSocket),
 }
 
-/// What is left to do after a step, in this order.
+/// The effects that need waiting, in the order in which they are carried out.
 #[derive(Default)]
 struct Rest {
     alarm: Option<Timestamp>,
@@ -103,9 +103,10 @@ impl DurableObject for ServerLink {
 
     async fn alarm(&self) -> worker::Result<Response> {
         self.shell.alarm.went_off();
-        // D1 is asked within, so that the platform repeats an alarm that is cut off.
+        // The requests to D1 end before the handler does: if they are cut off, the platform repeats
+        // the alarm.
         let ((), cost) = cost::of(self.shell.clone().run(Event::Alarm)).await;
-        // What the agents' reports cost is seen here only: their requests ask nothing of D1.
+        // Only this line has the cost of agents' reports: their requests ask nothing of D1.
         if cost != Cost::default() {
             let Cost { d1_calls, rows_read, rows_written, .. } = cost;
             log::event(
@@ -140,7 +141,7 @@ impl DurableObject for ServerLink {
 }
 
 impl ServerLink {
-    /// Answers what the Worker asks, or takes an agent's WebSocket.
+    /// Answers a call of the Worker, or accepts an agent's WebSocket.
     async fn answer(&self, mut request: Request) -> worker::Result<Response> {
         if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
             let identity: Identity = serde_json::from_str(&identity)?;
@@ -162,7 +163,7 @@ impl ServerLink {
         }
     }
 
-    /// Makes a call, and waits for what comes of it. What else follows from it goes on alone.
+    /// Makes a call and waits for its outcome. The rest of its work goes on in the background.
     async fn call(&self, event: impl FnOnce(Ticket) -> Event) -> Outcome {
         let ticket = self.shell.last_ticket.get() + 1;
         self.shell.last_ticket.set(ticket);
@@ -187,7 +188,8 @@ impl ServerLink {
 }
 
 impl Shell {
-    /// Takes an event at once. The future is for what follows from it.
+    /// Gives the machine an event immediately. The future carries out the effects that need
+    /// waiting.
     fn run(self: Rc<Self>, event: Event) -> Pin<Box<dyn Future<Output = ()>>> {
         let Rest { alarm, outcomes, requests } = self.step(event);
         Box::pin(async move {
@@ -197,11 +199,11 @@ impl Shell {
                     log::trouble("alarm_not_set", json!({"server": self.state.id().name()}), &error);
                 }
             }
-            // Nobody hears of what is not sure to go on.
+            // Answers follow the alarm: what is answered must go on after a crash.
             for (ticket, outcome) in outcomes {
                 self.timers.borrow_mut().remove(&ticket);
                 if let Some(call) = self.calls.borrow_mut().remove(&ticket) {
-                    // A caller who has gone does not hear it.
+                    // The caller may be gone.
                     call.send(outcome).ok();
                 }
             }
@@ -210,8 +212,7 @@ impl Shell {
         })
     }
 
-    /// The one place where D1 is asked. An answer to what was asked before the object was wiped is
-    /// nothing to the machine.
+    /// The one place where D1 is asked. The machine ignores answers to requests from before a wipe.
     async fn ask(self: Rc<Self>, id: RequestId, request: Box<ToD1>) {
         let (env, asked) = (self.env.clone(), request.clone());
         let answer = Box::pin(async move { d1::ask(&env, &asked).await.map_err(|error| error.detail.into_owned()) });
@@ -229,7 +230,7 @@ impl Shell {
         self.run(Event::Answered { id, answer }).await;
     }
 
-    /// Has the machine take an event, and does what is done without waiting.
+    /// Gives the machine an event, and carries out the effects that need no waiting.
     fn step(self: &Rc<Self>, event: Event) -> Rest {
         let mut rest = Rest::default();
         let mut events = VecDeque::from([event]);
@@ -254,8 +255,8 @@ impl Shell {
         rest
     }
 
-    /// Carries out what the machine wants, or leaves it for when nothing is waited for. Returns
-    /// what happens at that.
+    /// Carries out an effect, or adds it to `rest` if it needs waiting. Returns the event that
+    /// follows from it, if one does.
     fn carry_out(self: &Rc<Self>, effect: Effect, rest: &mut Rest) -> Option<Event> {
         match effect {
             Effect::Send { kind, generation, message, before } => {

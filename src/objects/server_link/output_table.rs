@@ -42,8 +42,8 @@ fn whole_rows(pieces: impl Iterator<Item = Result<ChunkPiece>>) -> impl Iterator
 }
 
 impl Tables {
-    /// Removes chunks of a command, the first ones, and tells how many rows that were: at most so many, but for the pieces of
-    /// the last.
+    /// Deletes the first chunks of a command, and returns the number of deleted rows: at most so
+    /// many, except for the pieces of the last one.
     pub(super) fn delete_chunks(&self, id: Uuid, most: u64) -> Result<u64> {
         let sql = "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ? + 0)";
         let number = self.count(sql, vec![text(id), integer(most)])?;
@@ -58,8 +58,9 @@ impl Tables {
         Ok(self.count(sql, vec![text(id)])? > 0)
     }
 
-    /// Stores a chunk of output, once. Of all the output its beginning is kept: if a chunk comes late, the last ones give way to
-    /// it. Of what is not kept, only the length is counted. Returns whether the chunk is new.
+    /// Stores a chunk of output once. The beginning of the output is kept: if a chunk comes late,
+    /// the last kept ones give way to it. Of other chunks only the length is counted. Returns
+    /// whether the chunk is new.
     pub fn add_output(&self, stored: &StoredCommand, chunk: &Chunk, now: Timestamp) -> Result<bool> {
         let (id, seq) = (stored.command.id, u64::from(chunk.seq));
         let before = self.chunk_row(id, "first <= ?2 ORDER BY first DESC", seq)?;
@@ -184,8 +185,8 @@ impl Tables {
         Ok(None)
     }
 
-    /// Chunks of a command that are kept, from a `seq` on, in their order: so many, not many more than so many bytes, and if
-    /// that is asked for, none after a gap.
+    /// Chunks of a command that are kept, from a `seq` on, in their order: so many, not many more
+    /// than so many bytes, and if that is asked for, none after a gap.
     pub fn read_output(&self, stored: &StoredCommand, from: u64, most: Most) -> Result<Vec<Chunk>> {
         let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
         let sql = "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first < ?3
@@ -206,8 +207,8 @@ impl Tables {
         Ok(chunks)
     }
 
-    /// The kept content of a command from one end, until there are as many bytes as a result holds. The flag tells whether that
-    /// was all.
+    /// The kept content of a command from one end, until there are as many bytes as a result holds.
+    /// The flag tells whether that was all.
     fn content_from(&self, stored: &StoredCommand, order: &str) -> Result<(Vec<String>, bool)> {
         #[derive(Deserialize)]
         struct Row {
@@ -226,8 +227,8 @@ impl Tables {
         Ok((contents, true))
     }
 
-    /// The SHA-256 of a command's output, if the output is known to be complete: of the kept chunks, or of the result if there
-    /// is no chunk. `is_late`: no further chunk is waited for.
+    /// The SHA-256 of a command's output, if the output is known to be complete: of the kept
+    /// chunks, or of the result if there is no chunk. `is_late`: no further chunk is waited for.
     pub fn hash_output(&self, stored: &StoredCommand, is_late: bool) -> Result<Option<String>> {
         if !is_late && !stored.has_all_chunks() {
             return Ok(None);
@@ -247,7 +248,8 @@ impl Tables {
         Ok(Some(hash.finish()))
     }
 
-    /// A result made of the chunks of a command. Output can be far larger than a result: only its two ends are read.
+    /// A result made of the chunks of a command. Output can be far larger than a result: only its
+    /// two ends are read.
     fn result_of_chunks(&self, stored: &StoredCommand) -> Result<(String, bool)> {
         let (head, is_all) = self.content_from(stored, "ASC")?;
         if is_all {
@@ -259,7 +261,7 @@ impl Tables {
         Ok((output::result_of_ends(&head.concat(), &tail.concat(), length), true))
     }
 
-    /// What is known of a command's output: the agent's result, or one made of the chunks where it sent none.
+    /// A command's output: the agent's result, or one made of the chunks if the agent sent none.
     pub fn whole_output(&self, stored: &StoredCommand) -> Result<Output> {
         let bytes = stored.output_bytes();
         if !matches!(stored.life.end, Some(End::Finished(_))) {

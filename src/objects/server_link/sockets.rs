@@ -13,7 +13,7 @@ use crate::platform;
 struct Attachment {
     /// The connection's number.
     generation: u64,
-    /// What its agent can do.
+    /// Its agent's features.
     features: Features,
 }
 
@@ -26,7 +26,7 @@ pub fn generation(socket: &WebSocket) -> Option<u64> {
     attachment(socket).map(|attachment| attachment.generation)
 }
 
-/// The moment, and the newest socket of each kind.
+/// The time, and the newest socket of each kind.
 pub fn scene(state: &State) -> Scene {
     let newest = |kind: Kind| {
         let sockets = state.get_websockets_with_tag(kind.as_str());
@@ -39,7 +39,7 @@ pub fn scene(state: &State) -> Scene {
     }
 }
 
-/// Takes a socket, and returns the agent's end of it.
+/// Accepts a socket, and returns the agent's end of it.
 pub fn accept(state: &State, kind: Kind, generation: u64, features: Features) -> Result<WebSocket> {
     let WebSocketPair { client, server } = WebSocketPair::new()?;
     state.accept_websocket_with_tags(&server, &[kind.as_str()]);
@@ -47,7 +47,7 @@ pub fn accept(state: &State, kind: Kind, generation: u64, features: Features) ->
     Ok(client)
 }
 
-/// Sends a message, or says that it did not leave.
+/// Sends a message. Fails if it cannot leave.
 pub fn send(state: &State, kind: Kind, to: u64, message: &ToAgent) -> Result<()> {
     let sockets = state.get_websockets_with_tag(kind.as_str());
     let socket = sockets.iter().find(|socket| generation(socket) == Some(to));
@@ -58,7 +58,7 @@ pub fn send(state: &State, kind: Kind, to: u64, message: &ToAgent) -> Result<()>
 /// Closes all sockets of a kind.
 pub fn close(state: &State, kind: Kind, code: u16, reason: &str) {
     for socket in state.get_websockets_with_tag(kind.as_str()) {
-        // One that is closing already refuses; that is fine.
+        // A socket that is already closing refuses; that is fine.
         socket.close(Some(code), Some(reason)).ok();
     }
 }

@@ -1,4 +1,4 @@
-//! What the machine of a server stores, in its object's tables.
+//! The machine's storage, in its object's tables.
 
 use farhand_domain::command_object::Output;
 use farhand_domain::link::state::ServerState;
@@ -12,7 +12,7 @@ use worker::SqlStorageValue;
 
 use super::tables::{Tables, failed, integer, nullable, text};
 
-/// SQL for when something was last heard of a command that is under way: it was acknowledged, or else went out.
+/// SQL for the last report on a command under way: its acknowledgement, or else its delivery.
 const LAST_REPORT: &str = "coalesce(document ->> '$.life.acked_at', document ->> '$.life.delivered_at')";
 
 #[derive(Deserialize)]
@@ -51,7 +51,7 @@ impl Tables {
         rows.into_iter().map(StoredCommand::try_from).collect()
     }
 
-    /// Stores a command's document and nothing beside it. `is_change`: D1 lacks it then.
+    /// Stores a command's document alone. `is_change`: as a new revision, which D1 lacks.
     pub(super) fn store_document(&self, stored: &StoredCommand, is_change: bool) -> Result<()> {
         let document = stored.document().map_err(failed)?;
         let parameters = vec![text(stored.command.id), text(document), integer(u64::from(is_change))];

@@ -15,11 +15,11 @@ use crate::platform::log;
 
 /// The tables of an object that is used.
 const SCHEMA: [&str; 9] = [
-    // One row: the document of what is stored beside commands (`ServerState`).
+    // One row: the document of the state beside the commands (`ServerState`).
     "CREATE TABLE server (id INTEGER PRIMARY KEY, document TEXT NOT NULL)",
-    // Commands: the document (`StoredCommand`) and the agent's result, and beside them what is queried.
-    // `revision` counts the changes, `flushed` is the revision that D1 has. `stage` is that of
-    // `StoredCommand::stage`, or null.
+    // Commands: the document (`StoredCommand`), the agent's result, and the columns that are
+    // queried. `revision` counts the changes, `flushed` is the revision that D1 has. `stage` is
+    // that of `StoredCommand::stage`, or null.
     "CREATE TABLE commands (
         id TEXT PRIMARY KEY,
         phase TEXT NOT NULL,
@@ -31,15 +31,16 @@ const SCHEMA: [&str; 9] = [
         document TEXT NOT NULL,
         result TEXT
     ) WITHOUT ROWID",
-    // Serves: what is due.
+    // Serves: the commands that the alarm has to look at.
     "CREATE INDEX commands_due ON commands (due_at) WHERE due_at IS NOT NULL",
     // Serves: what D1 does not have yet.
     "CREATE INDEX commands_unflushed ON commands (id) WHERE flushed < revision",
-    // Serves: the queue in its order, and the number of commands that the agent has.
+    // Serves: the queue in its order, and the number of unfinished commands of the agent.
     "CREATE INDEX commands_stage ON commands (stage, scheduled_at, id) WHERE stage IS NOT NULL",
-    // Output in rows of consecutive chunks (`ChunkRow`), from the seq `first` to the one before `next`: the lengths of the
-    // chunks, their bytes in all, the bytes that are kept, and the content of these. Content that is larger than a row can
-    // be is in several pieces; the numbers are with the first one.
+    // Output in rows of consecutive chunks (`ChunkRow`), from the seq `first` to the one before
+    // `next`: the lengths of the chunks, their bytes in all, the bytes that are kept, and the
+    // content of these. Content that is larger than a row can be is in several pieces; the numbers
+    // are with the first one.
     "CREATE TABLE chunks (
         command TEXT NOT NULL,
         first INTEGER NOT NULL,
@@ -55,13 +56,13 @@ const SCHEMA: [&str; 9] = [
     "CREATE TABLE answers (
         key TEXT PRIMARY KEY, body TEXT NOT NULL, command TEXT NOT NULL, answer TEXT, expires_at TEXT NOT NULL
     ) WITHOUT ROWID",
-    // Serves: clearing away what expired.
+    // Serves: deleting expired answers.
     "CREATE INDEX answers_by_expiry ON answers (expires_at)",
-    // Serves: the end of a command that was withdrawn.
+    // Serves: deleting the answer of a deleted command.
     "CREATE INDEX answers_by_command ON answers (command)",
 ];
 
-/// The object's tables. Nobody else writes them.
+/// The object's tables. Nothing else writes them.
 pub struct Tables {
     state: Rc<State>,
     sql: SqlStorage,
@@ -85,7 +86,7 @@ pub(super) fn integer(value: u64) -> SqlStorageValue {
 }
 
 impl Tables {
-    /// Those in an object's database, which may not be there yet.
+    /// The tables of an object's database. They may not exist yet.
     pub fn new(state: Rc<State>) -> Self {
         Self { sql: state.storage().sql(), state }
     }
@@ -94,7 +95,8 @@ impl Tables {
         self.rows::<serde_json::Value>(sql, parameters).map(drop)
     }
 
-    /// As in D1, no parameter stands alone after a LIMIT (`db::Statement::new`).
+    /// As in D1, no parameter stands alone after a LIMIT
+    /// (`farhand_sql::statement::Mistake::BareLimit`).
     pub(super) fn rows<T: DeserializeOwned>(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<Vec<T>> {
         self.sql.exec(sql, parameters).and_then(|cursor| cursor.to_array()).map_err(failed)
     }
@@ -118,7 +120,7 @@ impl Tables {
         Ok(rows.first().map_or(0, |row| row.number as u64))
     }
 
-    /// What was stored beside commands. An object that nobody ever used has no tables.
+    /// The state beside the commands. An object that was never used has no tables.
     pub(super) fn load(&self) -> Result<Option<ServerState>> {
         #[derive(Deserialize)]
         struct Row {
@@ -133,7 +135,7 @@ impl Tables {
         rows.first().map(|row| serde_json::from_str(&row.document)).transpose().map_err(failed)
     }
 
-    /// Stores it. `is_first`: the tables are not there yet.
+    /// Stores the state beside the commands. `is_first`: the tables do not exist yet.
     pub(super) fn store(&self, server: &ServerState, is_first: bool) -> Result<()> {
         if is_first {
             SCHEMA.iter().try_for_each(|sql| self.exec(sql, vec![]))?;
@@ -144,12 +146,12 @@ impl Tables {
         self.exec(sql, vec![text(document)])
     }
 
-    /// Forgets everything. The platform does that in the same turn, and nothing waits for it to
+    /// Deletes everything. The platform does that in the same turn, and nothing waits for it to
     /// become durable.
     pub(super) fn delete_all(&self) {
         let storage = self.state.storage();
         let mut forgotten = Box::pin(async move {
-            // Both begin at once.
+            // Both start immediately.
             let (alarm, all) = future::join(storage.delete_alarm(), storage.delete_all()).await;
             if let Err(error) = alarm.and(all) {
                 log::trouble("object_not_wiped", json!({}), &error);
