@@ -1,4 +1,4 @@
-//! SQL for D1, without Cloudflare: the statements are built here and tested natively against SQLite.
+//! SQL for D1, without Cloudflare: statements are built here, and tested natively in SQLite.
 
 pub mod command_list;
 pub mod statement;

@@ -1,7 +1,8 @@
 //! Statements with named parameters.
 //!
-//! A statement's text names its parameters: `:server`. D1 takes numbered ones, so [`Statement::build`] replaces each name by a
-//! number: the first name in the text becomes `?1`, and a name that occurs twice is bound once.
+//! A statement's text names its parameters: `:server`. D1 takes numbered ones, so
+//! [`Statement::build`] replaces each name by a number: the first name in the text becomes `?1`,
+//! and a name that occurs twice is bound once.
 //!
 //! ```
 //! use farhand_sql::statement::Statement;
@@ -92,7 +93,8 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// A statement without parameters yet. No text of a request may be in `text`: a request's values are parameters.
+    /// A statement without parameters yet. No text of a request may be in `text`: a request's
+    /// values are parameters.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), parameters: Parameters::default() }
     }
@@ -111,7 +113,7 @@ impl Statement {
         self
     }
 
-    /// Numbers the parameters.
+    /// Numbers the parameters, and checks that names and values match.
     ///
     /// # Errors
     /// Any [`Mistake`]: a fault of the program, which a test of the statement finds.
@@ -178,8 +180,8 @@ pub enum Mistake {
     BoundTwice(String),
     /// The text has a `?`.
     Numbered,
-    /// A parameter stands alone behind LIMIT. SQLite would prepare the statement again at each use, because its plan depends
-    /// on the value. It does not for `LIMIT :limit + 0`.
+    /// A parameter stands alone behind LIMIT. SQLite would prepare the statement again at each use,
+    /// because its plan depends on the value. It does not for `LIMIT :limit + 0`.
     BareLimit(String),
     /// More than [`MAX_PARAMETERS`].
     TooMany,

@@ -3,9 +3,9 @@
 /// SQL for whether the caller can access all of the workspace's servers.
 pub const HAS_FULL_ACCESS: &str = "((me.is_superuser OR me.is_staff) AND me.acl_servers IS NULL)";
 
-/// Common tables that follow `me`. `reached` has the servers whose commands a caller without full access can read. If a server was
-/// deleted, `is_whole` is 0: the caller can read only their own commands on it. Staff with a list of servers can read all
-/// commands on the servers of that list.
+/// Common tables that follow `me`. `reached` has the servers whose commands a caller without full
+/// access can read. If a server was deleted, `is_whole` is 0: the caller can read only their own
+/// commands on it. Staff with a list of servers can read all commands on the servers of that list.
 ///
 /// For a caller with full access it is empty, and reads nothing.
 pub const REACHED: &str = "some AS MATERIALIZED (

@@ -14,7 +14,8 @@ fn counter(kind: &str, keys: &str) -> String {
     )
 }
 
-/// SQL for the sum of the counters of servers. `keys` are tables that stand before `command_servers n`.
+/// SQL for the sum of the counters of servers. `keys` are tables that stand before `command_servers
+/// n`.
 fn servers_counter(keys: &str, server: &str) -> String {
     format!(
         "coalesce((SELECT sum(n.total) FROM {keys} command_servers n
@@ -22,7 +23,8 @@ fn servers_counter(keys: &str, server: &str) -> String {
     )
 }
 
-/// SQL for the number of commands in an index that fulfil a condition. `keys` are tables that stand before `commands c`.
+/// SQL for the number of commands in an index that fulfil a condition. `keys` are tables that stand
+/// before `commands c`.
 fn counted(keys: &str, index: &str, condition: &str) -> String {
     format!(
         "(SELECT count(*) FROM {keys} commands c INDEXED BY {index}
@@ -31,7 +33,7 @@ fn counted(keys: &str, index: &str, condition: &str) -> String {
 }
 
 impl Parts<'_> {
-    /// SQL for the number of items for some callers, and NULL for others.
+    /// SQL for the number of items, for `callers`; NULL for other callers.
     pub fn total(&self, callers: Callers) -> String {
         let others = match callers {
             Callers::All => self.total_without_full_access(),
@@ -53,7 +55,7 @@ impl Parts<'_> {
         })
     }
 
-    /// The number from the counters, if the list has at most one filter, and they help.
+    /// The number from the counters, if the list has at most one filter and they have its number.
     fn counter_with_full_access(&self) -> Option<String> {
         let (list, all) = (self.list, counter("shell", "true"));
         match self.filter_count {
@@ -72,7 +74,7 @@ impl Parts<'_> {
         if let Some(shell) = list.shell {
             return Some(counter("shell", &format!("n.key = '{}'", shell.as_str())));
         }
-        // Without those that do not match, which are few.
+        // All commands less those that do not match, which are few.
         let others = match (list.requested_by_isnull, list.is_scheduled, list.success) {
             (Some(false), ..) => counted(NOBODY, BY_REQUESTER, OF_NOBODY),
             (_, Some(false), _) => counted("", BY_SCHEDULE, "c.scheduled_at > :now"),

@@ -5,7 +5,8 @@ use farhand_domain::command_object::state_sql;
 
 use crate::statement::{Parameters, Value};
 
-/// SQL for the deleted users of the workspace whose ids are still on commands. These commands have no requester any more.
+/// SQL for the deleted users of the workspace whose ids are still on commands. These commands have
+/// no requester any more.
 pub const DEPARTED: &str = "SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id";
 
 /// The states of a command that has not ended.

@@ -1,8 +1,9 @@
 //! The list of commands: SQL for its pages and its count (spec.md, Commands; contract 7, List).
 //!
-//! The statements begin with the table `me`, which has one row for a live credential and none otherwise. So the caller is resolved
-//! inside the statement: it has a way for callers with full access and one for the others, and the way that does not apply
-//! reads no rows. Every value of a request is a parameter.
+//! The statements begin with the table `me`, which has one row for a live credential and none
+//! otherwise. So the caller is resolved inside the statement. It has one way for callers with full
+//! access and one for the others; the way that does not apply reads no rows. Every value of a
+//! request is a parameter.
 //!
 //! What a list may cost is in `docs/contributing/cost.md`.
 //!
@@ -31,14 +32,14 @@ pub use narrow::{NARROW_WINDOW, Within, narrow_sql};
 
 use crate::statement::Parameters;
 
-/// What a page of a list is read with. Its parameters, beside its own: `:now`, `:page_size` and `:page_offset`.
+/// The SQL of a page. Its parameters are its own and `:now`, `:page_size` and `:page_offset`.
 #[derive(Debug)]
 pub struct ListSql {
     /// Common tables that follow `me`. One is `total`, with the number of all items.
     pub tables: String,
     /// The statement for a page's items: each as JSON in the column `body`.
     pub items: String,
-    /// Cheaper tables and items that are only for callers with full access. For others `total` is null.
+    /// Cheaper tables and items, for callers with full access only. For others `total` is null.
     pub full_access: Option<(String, String)>,
     /// Its own parameters.
     pub parameters: Parameters,
@@ -51,7 +52,7 @@ enum Callers {
     FullAccess,
 }
 
-/// The parts that the statements of a list have in common.
+/// What the statements of a list have in common.
 struct Parts<'a> {
     list: &'a CommandList,
     offset: u64,
@@ -59,17 +60,18 @@ struct Parts<'a> {
     object: &'a str,
     /// The condition of all filters on a row of `commands c`, words included.
     filters: String,
-    /// The same without what the search index tells, for a row of `found`.
+    /// The same without the words that the search index compares, for a row of `found`.
     filters_of_found: String,
-    /// Whether `found` has the commands that the search index finds.
+    /// Whether there is a table `found`, with the commands that the search index finds.
     has_found: bool,
-    /// How many filters the client sent; words are one.
+    /// How many filters the client sent; all words together count as one.
     filter_count: usize,
     parameters: Parameters,
 }
 
 impl<'a> Parts<'a> {
-    /// `by_index`: words are looked up in the search index, as far as it helps; otherwise each command is compared with them.
+    /// `by_index`: words are looked up in the search index, as far as it helps; otherwise each
+    /// command is compared with them.
     fn new(list: &'a CommandList, offset: u64, object: &'a str, by_index: bool) -> Self {
         let mut parameters = Parameters::default();
         let mut conditions = filters::conditions(list, &mut parameters);

@@ -1,4 +1,5 @@
-//! The list of an API token that reads only commands its access control list allows (contract 11, ACL).
+//! The list of an API token that reads only commands its access control list allows (contract 11,
+//! ACL).
 
 use farhand_domain::command_list::CommandList;
 
@@ -6,8 +7,9 @@ use super::access::{HAS_FULL_ACCESS, IS_READABLE, REACHED};
 use super::order::{BY_REQUESTER, BY_SERVER};
 use super::{ListSql, Parts};
 
-/// How many commands such a list compares with the access control list at most: as many that are due, the latest by
-/// `scheduled_at`, and as many that are scheduled for later, the next ones. No index helps to compare them.
+/// How many commands such a list compares with the access control list at most, on each side of the
+/// present: the latest due ones by `scheduled_at`, and the next scheduled ones. No index helps to
+/// compare them.
 pub const NARROW_WINDOW: u32 = 1_000;
 
 /// SQL for what an access control list allows.
@@ -16,13 +18,15 @@ pub struct Within<'a> {
     pub patterns: &'a str,
     /// The list's lists of words, as the table `lists`.
     pub lists: &'a str,
-    /// The cost of a comparison, as the table `cost` of one row, from the tables `patterns` and `lists`.
+    /// The cost of a comparison, as the table `cost` of one row, from the tables `patterns` and
+    /// `lists`.
     pub cost: &'a str,
     /// The cost of a row of `commands c`, from the table `cost`.
     pub cost_of_row: &'a str,
     /// After this cost no further command is compared.
     pub most_cost: u32,
-    /// The condition that the list allows a row of `commands c`; it may use `me` and the tables `patterns` and `lists`.
+    /// The condition that the list allows a row of `commands c`; it may use `me` and the tables
+    /// `patterns` and `lists`.
     pub is_within: &'a str,
 }
 
@@ -31,7 +35,7 @@ pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &Within
     let Within { patterns, lists, cost, cost_of_row, most_cost, is_within } = within;
     let parts = Parts::new(list, offset, object, false);
     let (filters, newest) = (&parts.filters, newest(list));
-    // Commands that are due are compared first, so none that is scheduled for later takes the place of one.
+    // Due commands are compared first, so that scheduled ones cannot use up the limit before them.
     let tables = format!(
         ", {REACHED}, patterns AS MATERIALIZED ({patterns}), lists AS MATERIALIZED ({lists}), cost AS MATERIALIZED ({cost}),
          newest AS MATERIALIZED ({newest}),
@@ -47,14 +51,16 @@ pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &Within
     ListSql { tables, items, full_access: None, parameters: parts.parameters }
 }
 
-/// The commands that are compared: the nearest on each side of the present, of the list's server and requester.
+/// The commands that are compared: the nearest on each side of the present, limited to the list's
+/// server and requester.
 fn newest(list: &CommandList) -> String {
     let past = nearest(list, "c.scheduled_at <= :now", "DESC");
     let future = nearest(list, "c.scheduled_at > :now", "ASC");
     format!("{past} UNION ALL {future}")
 }
 
-/// The first [`NARROW_WINDOW`] commands on one `side` of the present, by `scheduled_at` in that direction.
+/// The first [`NARROW_WINDOW`] commands on one `side` of the present, by `scheduled_at` in that
+/// direction.
 fn nearest(list: &CommandList, side: &str, direction: &str) -> String {
     let order = format!("ORDER BY c.scheduled_at {direction}, c.id {direction} LIMIT {NARROW_WINDOW}");
     let of_requester = if list.requested_by.is_some() { "AND c.requested_by = :requested_by" } else { "" };

@@ -13,7 +13,8 @@ pub fn order_by(list: &CommandList) -> String {
     keys.chain([format!("c.id {}", direction(first))]).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether the list is ordered by `scheduled_at` alone, as every index is. Otherwise all that it matches is sorted.
+/// Whether the list is ordered by `scheduled_at` alone, as every index is. For any other order all
+/// matching commands are sorted.
 pub fn is_index_order(list: &CommandList) -> bool {
     list.order.len() == 1 && list.order.iter().all(|key| key.moment == Moment::Scheduled)
 }

@@ -5,19 +5,20 @@ use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER, index, is_index_order, 
 use super::search::IS_RARE;
 use super::{Callers, Parts};
 
-/// From this offset on, all that matches is sorted. Before it, the first commands of each server are gathered in JSON texts,
-/// whose size D1 bounds.
+/// From this offset on, all matching commands are sorted. Before it, the first commands of each
+/// server are gathered in JSON texts, whose size D1 limits.
 const DEEP: u64 = 10_000;
 
-/// The table `key`, with the requesters of commands without a requester: NULL, and deleted users whose ids are still there.
+/// The table `key`, with the requesters of commands without a requester: NULL, and deleted users
+/// whose ids are still there.
 pub const NOBODY: &str = "(SELECT NULL AS user_id UNION ALL
     SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id) key CROSS JOIN";
-/// The condition that a command is one of a `key`.
+/// The condition that a command has the requester of a `key`.
 pub const OF_NOBODY: &str = "c.requested_by IS key.user_id";
 
 impl Parts<'_> {
-    /// SQL for the items of a page. Only one of its ways gives items: the others do not apply to the caller, or to as many
-    /// commands as a search finds.
+    /// SQL for the items of a page. It has several ways, of which one gives items: the others apply
+    /// to other callers, or to another number of commands that a search finds.
     pub fn items(&self, callers: Callers) -> String {
         let mut ways = vec![self.items_with_full_access()];
         if callers == Callers::All {
@@ -44,17 +45,20 @@ impl Parts<'_> {
         }
     }
 
-    /// Whether callers with full access read the commands without a requester.
+    /// Whether the list goes by the index of requesters, to the commands without one (for callers
+    /// with full access).
     pub fn is_of_nobody(&self) -> bool {
         self.list.requested_by_isnull == Some(true) && index(self.list) == BY_SCHEDULE
     }
 
-    /// The index of a filter, if it has fewer commands than the servers that a caller can access.
+    /// The index of a filter that matches few commands: fewer than the servers that a caller can
+    /// access have.
     pub fn index_without_full_access(&self) -> Option<&'static str> {
         Some(index(self.list)).filter(|index| ![BY_SERVER, BY_SCHEDULE].contains(index))
     }
 
-    /// The condition that a command is on the server `key`; if the server was deleted, that it is the caller's own.
+    /// The condition that a command is on the server `key`; if the server was deleted, that it is
+    /// the caller's own.
     pub fn of_server(&self) -> String {
         let is_listed = if self.list.server.is_some() { "key.id = :server AND " } else { "" };
         format!("{is_listed}c.server_id = key.id AND (key.is_whole OR c.requested_by = me.user_id)")
@@ -65,10 +69,11 @@ impl Parts<'_> {
         self.sorted(&format!("{} AND {IS_RARE}", self.rare_rows(callers)))
     }
 
-    /// Reads an index in its order until the page is full, or else all that it has for the list.
+    /// Reads an index in its order until the page is full. In another order, sorts all that it has
+    /// for the list.
     fn walk(&self, index: &str, who: &str, more: &str) -> String {
         let (object, filters, order) = (self.object, &self.filters, order_by(self.list));
-        // For other callers the workspace is NULL, which no index entry is.
+        // For callers to whom this does not apply the workspace is NULL, which no index entry has.
         let workspace = format!("(SELECT me.workspace_id FROM me WHERE {})", self.applies(who));
         let rows = format!("commands c INDEXED BY {index} WHERE c.workspace_id = {workspace} AND {filters} AND {more}");
         if is_index_order(self.list) {
@@ -94,13 +99,14 @@ impl Parts<'_> {
         ))
     }
 
-    /// The condition that a way applies: to the caller `who`, and to as many commands as a search finds.
+    /// The condition that a way applies: to the caller `who`, and to as many commands as a search
+    /// finds.
     fn applies(&self, who: &str) -> String {
         let is_frequent = if self.has_found { format!(" AND NOT {IS_RARE}") } else { String::new() };
         format!("{who}{is_frequent}")
     }
 
-    /// Sorts `rows`, and makes objects of those on the page alone.
+    /// Sorts `rows`, and makes objects only of those on the page.
     pub fn sorted(&self, rows: &str) -> String {
         let (object, order) = (self.object, order_by(self.list));
         format!(
@@ -110,7 +116,8 @@ impl Parts<'_> {
         )
     }
 
-    /// The rows of `commands c` that a search for rare words finds, if the caller can read them; it ends with a condition.
+    /// The rows of `commands c` that a search for rare words finds, if the caller can read them; it
+    /// ends with a condition.
     pub fn rare_rows(&self, callers: Callers) -> String {
         let is_readable = match callers {
             Callers::All => format!("({HAS_FULL_ACCESS} OR {IS_READABLE})"),

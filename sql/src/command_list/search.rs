@@ -5,19 +5,20 @@ use serde_json::json;
 
 use crate::statement::{Parameters, Value};
 
-/// If a search finds fewer commands, these are sorted. Otherwise the list is read like any other, and each command is looked up
-/// among those found: that is cheaper, as the page is soon full.
+/// If a search finds fewer commands, these are sorted. Otherwise the list is read like any other,
+/// and each command is looked up among those found: that is cheaper, as the page is soon full.
 const RARE: u32 = 10_000;
 
 /// The condition that a search finds few commands.
 pub const IS_RARE: &str = "(SELECT is_rare FROM rarity)";
 
-/// Whether the search index helps to find one of the words.
+/// Whether the search index can find at least one of the words.
 pub fn has_query(words: &[Word]) -> bool {
     words.iter().take(INDEXED_WORDS).any(|word| word.query().is_some())
 }
 
-/// The condition that a row of `commands c` has all words, unless `found` has just these commands.
+/// The condition that a row of `commands c` has all words. None is needed if `found` has exactly
+/// these commands.
 pub fn condition(words: &[Word], has_found: bool, parameters: &mut Parameters) -> Option<&'static str> {
     if words.is_empty() {
         return None;
@@ -34,12 +35,13 @@ pub fn condition(words: &[Word], has_found: bool, parameters: &mut Parameters) -
     (!has_found || !is_exact(words)).then_some(HAS_WORDS)
 }
 
-/// Whether `found` has just the commands with all words.
+/// Whether `found` has exactly the commands with all words.
 pub fn is_exact(words: &[Word]) -> bool {
     words.len() <= INDEXED_WORDS && words.iter().all(Word::is_exact)
 }
 
-/// The condition that a row of `commands c` has each word in its line, or in the name of its server or its requester.
+/// The condition that a row of `commands c` has each word in its line, or in the name of its server
+/// or its requester.
 const HAS_WORDS: &str = "NOT EXISTS (SELECT 1 FROM json_each(:words) w
     WHERE NOT iif(w.value ->> 'glob' IS NULL, instr(lower(c.line), w.value ->> 'line') > 0, c.line GLOB (w.value ->> 'glob'))
     AND NOT EXISTS (SELECT 1 FROM command_servers n
@@ -49,8 +51,8 @@ const HAS_WORDS: &str = "NOT EXISTS (SELECT 1 FROM json_each(:words) w
     AND NOT EXISTS (SELECT 1 FROM users u WHERE u.id = c.requested_by AND u.workspace_id = c.workspace_id
         AND instr(lower(u.username), w.value ->> 'name') > 0))";
 
-/// SQL for a query for any of some numbers, which the search index has as three characters each (see the migration). Without a
-/// number it finds nothing.
+/// SQL for a query that matches any of the numbers. The search index has each number as three
+/// characters (see the migration). Without a number the query matches nothing.
 fn any_of(base: u32, number: &str) -> String {
     let phrase = |number: &str| {
         format!(
@@ -61,10 +63,10 @@ fn any_of(base: u32, number: &str) -> String {
     format!("coalesce(group_concat({}, ' OR '), {})", phrase(number), phrase("0"))
 }
 
-/// Common tables: `found` has the commands that the search index finds, and long lines that it does not have completely;
-/// `rarity` tells whether these are few.
+/// Common tables: `found` has the commands that the search index finds, and those with long lines
+/// that it has only the beginning of; `rarity` says whether `found` is small.
 ///
-/// Of the lines that are longer than what the index has, only the newest are read, so that the time is bounded.
+/// Of these long lines only the newest are read, so that the time is bounded.
 pub fn found(words: &[Word]) -> String {
     let (servers, requesters) = (any_of(0xF4000, "named.number"), any_of(0xF8000, "u.id"));
     let characters = read_characters(words);
