@@ -195,7 +195,7 @@ CREATE TABLE servers (
   registration TEXT NOT NULL DEFAULT 'active' CHECK (registration IN ('pending', 'active')),
   -- The fingerprint of the agent's key, of a server that was registered with a token that asks for approval.
   fingerprint TEXT,
-  -- When a second agent with this server's id and key was last refused; null: not lately.
+  -- When a second agent with this server's id and key was last refused; null: not recently.
   identity_conflict_at TEXT,
   -- The remote account of commands that name none: set by a user; null: `reported_username`.
   default_username TEXT,
@@ -376,10 +376,11 @@ CREATE TABLE commands (
 -- Serves: one command by its id, and the object's reports about it.
 CREATE UNIQUE INDEX commands_by_id ON commands (workspace_id, id);
 
--- docs/contributing/cost.md has the price of each index. The lists of commands are read by indexes in their default order; in another
--- order a list sorts all that it matches.
+-- docs/contributing/cost.md has the price of each index. In its default order a list of commands is
+-- read by an index; in another order it sorts all commands that match.
 
--- Serves: the list without filters, `is_scheduled`, and filters that match most commands.
+-- Serves: the list without filters, `is_scheduled`, and filters that match most commands
+-- (`shell=system`, `success=true`, `requested_by_isnull=false`).
 CREATE INDEX commands_by_schedule ON commands (workspace_id, scheduled_at, id);
 
 -- Serves: `server`, and the lists of callers who can access only some servers, one server after the other.
@@ -404,7 +405,7 @@ CREATE INDEX commands_by_handled ON commands (workspace_id, handled_at, id) WHER
 CREATE UNIQUE INDEX commands_by_key ON commands (workspace_id, requested_by, idempotency_key)
 WHERE idempotency_key IS NOT NULL;
 
--- Serves: the quotas of waiting commands. A command that is delivered with its insert is never in it.
+-- Serves: the quotas of waiting commands. A command is in it until its delivery reaches D1.
 CREATE INDEX commands_waiting ON commands (workspace_id, requested_by) WHERE delivered_at IS NULL AND handled_at IS NULL;
 
 -- Serves: the search in lines that are longer than what command_texts has of them, newest first.
@@ -474,6 +475,7 @@ CREATE TABLE command_servers (
 CREATE UNIQUE INDEX command_servers_by_server ON command_servers (workspace_id, server_id, name);
 
 -- The servers on which a user requested commands. The commands they requested on deleted servers stay readable to them.
+-- A row stays until the server has no commands, or the user is deleted.
 CREATE TABLE command_requesters (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   user_id INTEGER NOT NULL,
