@@ -59,8 +59,8 @@ impl ServerFacts {
         Self { commissioned, revision, flushed: revision, ..Self::default() }
     }
 
-    /// Adds an audit event to the current change. While D1 does not answer, only the first 100 are
-    /// kept.
+    /// Adds an audit event to the current change. While D1 does not answer, only the first
+    /// `MAX_EVENTS` are kept.
     pub fn note(&mut self, event: Event) {
         if self.events.len() < MAX_EVENTS {
             self.events.push(PendingEvent { revision: self.revision + 1, event });
