@@ -9,7 +9,7 @@ use worker::{ScheduledTime, Storage, js_sys};
 
 /// How late an alarm that this object set may be before it is set again.
 const MAX_DELAY: Duration = Duration::from_secs(5);
-/// The latest time that an alarm is set for: the platform takes none after the year 2189.
+/// How far ahead an alarm is set at most: the platform takes none after the year 2189.
 const MAX_AHEAD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The alarm of an object, as the object knows it.

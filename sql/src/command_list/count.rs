@@ -14,8 +14,8 @@ fn counter(kind: &str, keys: &str) -> String {
     )
 }
 
-/// SQL for the sum of the counters of servers. `keys` are tables that stand before `command_servers
-/// n`.
+/// SQL for the sum of the counters of servers. `keys` are tables that stand before
+/// `command_servers n`.
 fn servers_counter(keys: &str, server: &str) -> String {
     format!(
         "coalesce((SELECT sum(n.total) FROM {keys} command_servers n
