@@ -85,8 +85,8 @@ fn name_of(workspace: i64) -> String {
     workspace.to_string()
 }
 
-/// Tells the object of a workspace that there are events, unless this isolate has done so within the last second. Where it does
-/// not hear of it, the janitor tells it within the hour.
+/// Notifies the sealer of a workspace that there are events, unless this isolate did so within the
+/// last second. If the call fails, the janitor's next hourly pass notifies the sealer.
 pub async fn tell(env: &Env, workspace: i64) {
     let now = platform::now();
     if !TOLD.with(|told| told.is_new(workspace, now)) {

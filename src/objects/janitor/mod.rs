@@ -1,6 +1,7 @@
-//! The Durable Object that clears deleted workspaces away, to the last row, key and object, takes deleted users off the
-//! commands that they asked for, deletes commands that are over for long, and has events sealed whose sealer was never told of
-//! them. There is one for the region cell.
+//! The Durable Object that works in the background of the region cell; there is one. It purges
+//! deleted workspaces (rows, keys and objects), removes deleted users from the commands that they
+//! requested, deletes commands that ended long ago, and notifies sealers of audit events that they
+//! did not hear of.
 //!
 //! What is to be purged is told by D1 alone: the row of a deleted workspace stays, marked, until nothing else is left of
 //! it. The alarm is set before the mark, so whatever is cut off in between, the object looks again, finds the row and
@@ -46,7 +47,7 @@ const SERVERS: u64 = 50;
 /// How many servers are cut off before a deletion is answered; what is beyond that follows within seconds, and is refused
 /// by the name of the workspace, which is gone.
 const SERVERS_AT_ONCE: u64 = 500;
-/// How many sealers are told of events side by side.
+/// How many sealers are notified concurrently.
 const SEALERS: u64 = 50;
 /// The name of the one object.
 const NAME: &str = "janitor";
@@ -58,7 +59,7 @@ const RETRY: Duration = Duration::from_secs(5);
 const PASS: &str = "pass";
 /// How long an object may take to begin a resync or a suspension, to cancel commands of revoked sessions, or to delete a server, in seconds.
 const BEGINS_WITHIN: u64 = 20;
-/// The storage key of the last workspace whose sealer was told of events, while there are more.
+/// The storage key of the last workspace whose sealer was notified, while there are more.
 const SEALED: &str = "sealed";
 /// The storage key of the last pending server that was looked at, while there are more.
 const UNAPPROVED: &str = "unapproved";
@@ -75,7 +76,7 @@ enum Ask {
     Look,
     /// Cancel the waiting commands of revoked login sessions.
     CancelRevoked,
-    /// Look for old commands, and for all else that only time brings.
+    /// Begin the hourly pass: old commands, and sealers to be notified.
     BeginPass,
     /// Have the objects of the workspace with that slug tell D1 everything again. Answers whether there is one.
     Resync(String),
