@@ -405,7 +405,7 @@ CREATE INDEX commands_by_handled ON commands (workspace_id, handled_at, id) WHER
 CREATE UNIQUE INDEX commands_by_key ON commands (workspace_id, requested_by, idempotency_key)
 WHERE idempotency_key IS NOT NULL;
 
--- Serves: the quotas of waiting commands. A command is in it until its delivery reaches D1.
+-- Serves: the quotas of waiting commands. A command that is inserted as delivered is never in it.
 CREATE INDEX commands_waiting ON commands (workspace_id, requested_by) WHERE delivered_at IS NULL AND handled_at IS NULL;
 
 -- Serves: the search in lines that are longer than what command_texts has of them, newest first.
