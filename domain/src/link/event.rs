@@ -174,10 +174,8 @@ pub enum ToD1 {
     Insert {
         /// What was asked for.
         create: Box<Create>,
-        /// Its life so far.
+        /// Its life. If it can go out at once, as delivered: so it never counts as waiting.
         life: Lifecycle,
-        /// Whether it can go out at once: then it does not count as waiting.
-        goes_at_once: bool,
     },
     /// Find what the requesters of commands may do.
     FindRights(Vec<StoredCommand>),

@@ -167,6 +167,16 @@ pub(super) enum ThenChanged {
     Nobody,
 }
 
+impl ThenChanged {
+    /// The call that is to be answered.
+    pub(super) fn ticket(&self) -> Option<Ticket> {
+        match self {
+            Self::Done(ticket) | Self::HasKey(ticket, _) | Self::IsGone(ticket) | Self::Resync(ticket) => Some(*ticket),
+            Self::Nobody => None,
+        }
+    }
+}
+
 /// What D1 answered, or why it did not.
 pub(super) type FromD1Result = std::result::Result<FromD1, String>;
 
@@ -174,7 +184,14 @@ pub(super) type FromD1Result = std::result::Result<FromD1, String>;
 #[derive(Debug)]
 pub(super) enum Asked {
     /// A command is inserted for this call.
-    Insert(Ticket, Uuid),
+    Insert {
+        /// The call.
+        ticket: Ticket,
+        /// The command.
+        id: Uuid,
+        /// Whether D1 is told that it went out.
+        is_sent: bool,
+    },
     /// The rights to these commands are checked.
     Rights(Vec<StoredCommand>),
     /// D1 is told what it lacks.

@@ -62,7 +62,7 @@ impl Parts<'_> {
 
     /// Sorts the few commands that a search finds.
     fn items_of_rare_words(&self, callers: Callers) -> String {
-        self.sorted(&format!("{} AND {IS_RARE}", self.rare_rows(callers)))
+        self.sorted(&format!("{} AND {IS_RARE}{}", self.rare_rows(callers), self.unless_past()))
     }
 
     /// Reads an index in its order until the page is full, or else all that it has for the list.
@@ -97,7 +97,12 @@ impl Parts<'_> {
     /// The condition that a way applies: to the caller `who`, and to as many commands as a search finds.
     fn applies(&self, who: &str) -> String {
         let is_frequent = if self.has_found { format!(" AND NOT {IS_RARE}") } else { String::new() };
-        format!("{who}{is_frequent}")
+        format!("{who}{is_frequent}{}", self.unless_past())
+    }
+
+    /// A page past the end is not read: OFFSET would go by all that comes before it.
+    fn unless_past(&self) -> &'static str {
+        if self.offset > 0 { " AND :page_offset < (SELECT total FROM total)" } else { "" }
     }
 
     /// Sorts `rows`, and makes objects of those on the page alone.
