@@ -1,4 +1,4 @@
-// `npm run faults`: the long form of the tests of faults (tests/faults.rs), against the built Worker and the real agent, and its
+// `npm run faults`: the long form of the tests of faults (tests/faults/mod.rs), against the built Worker and the real agent, and its
 // figures into docs/reliability.md. It takes 10 to 15 minutes, and is ended after 40.
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";

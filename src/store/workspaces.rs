@@ -221,9 +221,13 @@ impl TenantTable {
 
     fn purge_sql(&self) -> String {
         let (name, key) = (&self.name, self.key());
-        // The search index finds the texts of a command by its row here.
-        let guard =
-            if name == "command_servers" { format!(" AND NOT {}", has_rows("commands")) } else { String::new() };
+        let guard = match name.as_str() {
+            // The search index finds the texts of a command by its row here.
+            "command_servers" => format!(" AND NOT {}", has_rows("commands")),
+            // The sessions go with their users, and first their hashes are read.
+            "users" => format!(" AND NOT {}", has_rows("sessions")),
+            _ => String::new(),
+        };
         format!("DELETE FROM {name} WHERE ({key}) IN ({}){guard}", next_rows(name, key))
     }
 }

@@ -1,8 +1,16 @@
-//! `/api/`.
+//! What clients see, in files that mirror the URL tree; and rules of all endpoints.
 
+mod audit;
 mod auth;
+mod bad_input;
+mod conventions;
+pub mod endpoints;
 pub mod events;
+mod hosts;
 mod iam;
+mod idempotency_keys;
+mod reset_page;
 mod servers;
 mod status;
+mod unknown_fields;
 mod users;

@@ -1,4 +1,4 @@
-//! Notes every credential that the tests send or are shown, for the search that comes after them all: `tests/leaks.rs`.
+//! Notes every credential that the tests send or are shown, for the search that comes after them all: `tests/security/leaks.rs`.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -101,8 +101,12 @@ impl<S: Store> Link<S> {
             let until = now.plus_seconds(KEY_LASTS);
             self.store.insert_answer(&key.hash, &key.body, create.command.id, until)?;
         }
-        let asked = Asked::Insert(ticket, create.command.id);
-        self.ask(asked, ToD1::Insert { create: create.clone(), life, goes_at_once });
+        let asked = Asked::Insert { ticket, id: create.command.id, is_sent: goes_at_once };
+        let mut life = life;
+        if goes_at_once {
+            life.deliver(now);
+        }
+        self.ask(asked, ToD1::Insert { create: create.clone(), life });
         self.wait(ticket, None, What::Recording(create));
         Ok(())
     }
@@ -112,6 +116,7 @@ impl<S: Store> Link<S> {
         &mut self,
         ticket: Ticket,
         id: Uuid,
+        is_sent: bool,
         answer: std::result::Result<FromD1, String>,
     ) -> Result<()> {
         let Some(create) = self.take_recording(ticket) else { return Ok(()) };
@@ -137,12 +142,13 @@ impl<S: Store> Link<S> {
                 self.withdraw(id)?;
                 self.await_end(ticket, id, None, Then::Refuse(Refusal::NoServer))
             }
-            Ok(_) => self.accept(ticket, *create),
+            Ok(_) => self.accept(ticket, *create, is_sent),
         }
     }
 
-    /// Accepts a command that D1 has, and delivers it if it is due.
-    fn accept(&mut self, ticket: Ticket, create: Create) -> Result<()> {
+    /// Accepts a command that D1 has, and delivers it if it is due. `is_sent`: D1 has it as
+    /// delivered.
+    fn accept(&mut self, ticket: Ticket, create: Create, is_sent: bool) -> Result<()> {
         let id = create.command.id;
         let now = self.scene.now;
         let Some(stored) = self.find(id)?.filter(|stored| stored.phase == Phase::Recording) else {
@@ -157,6 +163,10 @@ impl<S: Store> Link<S> {
         } else {
             // It may have come due while it was recorded.
             self.hand_out_soon()?;
+        }
+        if is_sent && let Some(waiting) = self.find(id)?.filter(|stored| stored.life.state() == Life::Waiting) {
+            // It waits after all. D1 gets that by the outbox.
+            self.save(&waiting)?;
         }
         if must_go(&create, &stored.life) {
             // The shell reports if the message could not be sent: wait for that.
@@ -200,6 +210,8 @@ impl<S: Store> Link<S> {
             self.begin_use()?;
             let bytes = bytes_of(&create.command, create.inputs.as_ref());
             let Create { workspace_id, command, origin, .. } = create;
+            // It was never delivered, also if D1 has it as delivered.
+            let life = Lifecycle { delivered_at: None, ..life };
             let new = StoredCommand::new(workspace_id, command, origin, None, bytes, life);
             self.store.insert(&new, self.scene.now)?;
         }

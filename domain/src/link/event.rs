@@ -179,11 +179,9 @@ pub enum ToD1 {
     Insert {
         /// The request.
         create: Box<Create>,
-        /// Its life so far.
+        /// Its life. If it can be delivered immediately, it is inserted as delivered: so it never
+        /// counts as waiting.
         life: Lifecycle,
-        /// Whether it can be delivered immediately: then the quotas of waiting commands do not
-        /// apply.
-        goes_at_once: bool,
     },
     /// Find the present rights of the commands' requesters.
     FindRights(Vec<StoredCommand>),

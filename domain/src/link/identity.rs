@@ -185,14 +185,9 @@ impl<S: Store> Link<S> {
 
     fn fail_change(&mut self, error: &str) -> Result<()> {
         let Some(Change { then, .. }) = self.changes.pop_front() else { return Ok(()) };
-        match then {
-            ThenChanged::Done(ticket)
-            | ThenChanged::HasKey(ticket, _)
-            | ThenChanged::IsGone(ticket)
-            | ThenChanged::Resync(ticket) => self.reply(ticket, Answer::Failed(error.to_owned())),
-            ThenChanged::Nobody => {
-                self.trouble("change_not_known", json!({}), error);
-            }
+        match then.ticket() {
+            Some(ticket) => self.reply(ticket, Answer::Failed(error.to_owned())),
+            None => self.trouble("change_not_known", json!({}), error),
         }
         self.begin_change()
     }

@@ -102,16 +102,34 @@ impl<S: Store> Link<S> {
             _ => None,
         };
         if let Err(failed) = self.take(event) {
-            self.trouble("step_failed", json!({}), &failed.0);
-            // The alarm tries again what is due.
-            self.effects.push(Effect::Alarm(scene.now.plus_seconds(AFTER_FAILURE)));
-            // A failed call does not wait any more.
-            if let Some(ticket) = ticket {
-                self.waits.remove(&ticket);
-                self.reply(ticket, Answer::Failed(failed.0));
-            }
+            self.forget_all(ticket, &failed);
         }
         std::mem::take(&mut self.effects)
+    }
+
+    /// The storage failed, so the memory may differ from what is stored. The memory is dropped as
+    /// after a crash, the step's effects are not carried out, and every call fails.
+    fn forget_all(&mut self, ticket: Option<Ticket>, failed: &Failed) {
+        let in_effects = std::mem::take(&mut self.effects).into_iter().filter_map(|effect| match effect {
+            Effect::Reply(ticket, _) | Effect::Accept { ticket, .. } => Some(ticket),
+            _ => None,
+        });
+        let waiting = std::mem::take(&mut self.waits).into_keys();
+        let unknown = std::mem::take(&mut self.asked).into_values().filter_map(|asked| match asked {
+            Asked::Find(identified) => Some(identified.ticket()),
+            _ => None,
+        });
+        let changing = std::mem::take(&mut self.changes).into_iter().filter_map(|change| change.then.ticket());
+        let tickets: BTreeSet<_> = in_effects.chain(waiting).chain(unknown).chain(changing).chain(ticket).collect();
+        for ticket in tickets {
+            self.reply(ticket, Answer::Failed(failed.0.clone()));
+        }
+        self.touched.clear();
+        self.freed_keys.clear();
+        self.is_loaded = false;
+        self.trouble("step_failed", json!({}), &failed.0);
+        // The alarm tries again what is due.
+        self.effects.push(Effect::Alarm(self.scene.now.plus_seconds(AFTER_FAILURE)));
     }
 
     fn take(&mut self, event: Event) -> Result<()> {
@@ -146,13 +164,8 @@ impl<S: Store> Link<S> {
 
     fn answered(&mut self, id: RequestId, answer: FromD1Result) -> Result<()> {
         let Some(asked) = self.asked.remove(&id) else { return Ok(()) };
-        let ticket = match &asked {
-            Asked::Insert(ticket, _) => Some(*ticket),
-            Asked::Find(identified) => Some(identified.ticket()),
-            _ => None,
-        };
-        let taken = match asked {
-            Asked::Insert(ticket, id) => self.inserted(ticket, id, answer),
+        match asked {
+            Asked::Insert { ticket, id, is_sent } => self.inserted(ticket, id, is_sent, answer),
             Asked::Rights(commands) => self.checked(&commands, answer),
             Asked::Tell(told) => self.told(&told, answer),
             Asked::Change => self.change_answered(answer),
@@ -164,12 +177,7 @@ impl<S: Store> Link<S> {
                 }
                 Ok(())
             }
-        };
-        if let (Err(failed), Some(ticket)) = (&taken, ticket) {
-            self.waits.remove(&ticket);
-            self.reply(ticket, Answer::Failed(failed.0.clone()));
         }
-        taken
     }
 
     /// A request to D1 that was given up has ended after all.

@@ -168,14 +168,31 @@ pub(super) enum ThenChanged {
     Nobody,
 }
 
+impl ThenChanged {
+    /// The call, if one waits.
+    pub(super) fn ticket(&self) -> Option<Ticket> {
+        match self {
+            Self::Done(ticket) | Self::HasKey(ticket, _) | Self::IsGone(ticket) | Self::Resync(ticket) => Some(*ticket),
+            Self::Nobody => None,
+        }
+    }
+}
+
 /// D1's answer, or why there is none.
 pub(super) type FromD1Result = std::result::Result<FromD1, String>;
 
 /// What a request to D1 is for.
 #[derive(Debug)]
 pub(super) enum Asked {
-    /// Inserts a command for this call.
-    Insert(Ticket, Uuid),
+    /// Inserts a command for a call.
+    Insert {
+        /// The call.
+        ticket: Ticket,
+        /// The command.
+        id: Uuid,
+        /// Whether it is inserted as delivered.
+        is_sent: bool,
+    },
     /// Checks the permission for these commands.
     Rights(Vec<StoredCommand>),
     /// Writes these entries, which D1 lacks.

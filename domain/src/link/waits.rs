@@ -75,9 +75,7 @@ impl<S: Store> Link<S> {
             let tickets: Vec<Ticket> =
                 self.waits.iter().filter(|(_, wait)| concerns(wait)).map(|(ticket, _)| *ticket).collect();
             for ticket in tickets {
-                if let Err(failed) = self.look(ticket, false) {
-                    self.reply(ticket, Answer::Failed(failed.0));
-                }
+                self.look(ticket, false)?;
             }
         }
         Ok(())

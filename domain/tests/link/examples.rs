@@ -255,3 +255,16 @@ fn a_message_that_does_not_leave_gives_the_command_back() {
     assert_eq!(world.sent[&id], 1);
     world.settle().unwrap();
 }
+
+#[test]
+fn what_is_not_stored_is_not_answered_either() {
+    let mut world = connected();
+    world.store().is_broken.set(true);
+    let suspend = world.call(What::Other, Ask::Suspend(true)).unwrap();
+    assert!(matches!(world.replied(suspend), Some(Answer::Failed(_))));
+    assert!(world.sockets.iter().all(|socket| socket.is_there), "nothing is done of it");
+    world.store().is_broken.set(false);
+    let again = world.call(What::Other, Ask::Suspend(true)).unwrap();
+    assert!(matches!(world.replied(again), Some(Answer::Done(_))));
+    assert!(world.sockets.iter().all(|socket| !socket.is_there));
+}

@@ -1,11 +1,12 @@
 //! The object's storage in memory: naive, with the meaning of the SQLite one.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use farhand_domain::command_object::Output;
 use farhand_domain::lifecycle::{End, State};
 use farhand_domain::link::state::ServerState;
-use farhand_domain::link::store::{Most, Result, Store, StoredAnswer, Unflushed};
+use farhand_domain::link::store::{Failed, Most, Result, Store, StoredAnswer, Unflushed};
 use farhand_domain::link::stored_command::{ChunkSums, Phase, Stage, StoredCommand};
 use farhand_domain::output;
 use farhand_domain::time::Timestamp;
@@ -58,6 +59,8 @@ pub struct MemoryStore {
     pub state: Option<ServerState>,
     pub rows: BTreeMap<Uuid, Row>,
     pub answers: BTreeMap<String, (StoredAnswer, Timestamp)>,
+    /// Whether writing the state fails.
+    pub is_broken: Cell<bool>,
     /// How often it was wiped.
     pub wipes: u64,
 }
@@ -74,6 +77,9 @@ impl MemoryStore {
 
 impl Store for MemoryStore {
     fn save_server(&mut self, server: &ServerState, is_first: bool) -> Result<()> {
+        if self.is_broken.get() {
+            return Err(Failed("the disk is full".to_owned()));
+        }
         assert_eq!(is_first, self.state.is_none(), "the storage is set up once");
         self.state = Some(server.clone());
         Ok(())

@@ -34,9 +34,7 @@ pub async fn ask(env: &Env, request: &ToD1) -> Result<FromD1, Error> {
     Ok(match request {
         ToD1::Find { workspace, server } => FromD1::Server(d1_server::find_server(env, workspace, *server).await?),
         ToD1::Change(of, change) => FromD1::Server(d1_server::change_server(env, of, change).await?),
-        ToD1::Insert { create, life, goes_at_once } => {
-            FromD1::Inserted(insert_command(env, create, life, *goes_at_once).await?)
-        }
+        ToD1::Insert { create, life } => FromD1::Inserted(insert_command(env, create, life).await?),
         ToD1::FindRights(commands) => FromD1::Rights(find_rights(env, commands, platform::now()).await?),
         ToD1::Tell { lacking, is_one_by_one } => FromD1::Told(tell(env, lacking, *is_one_by_one).await),
         ToD1::Restore(commands) => {
@@ -140,7 +138,7 @@ fn unrestore_command(stored: &StoredCommand) -> Statement {
 /// SQL for the condition that a new command is within the quotas of waiting commands of its
 /// requester and its workspace (contract 11, Quotas). A command that is inserted as delivered does
 /// not count.
-const HAS_ROOM: &str = "(:goes_at_once
+const HAS_ROOM: &str = "(:delivered_at IS NOT NULL
     OR :waiting_of_user > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
         WHERE c.workspace_id = :workspace_id AND c.requested_by = :requested_by
             AND c.delivered_at IS NULL AND c.handled_at IS NULL LIMIT :waiting_of_user + 0))
@@ -152,12 +150,7 @@ const HAS_BYTES_LEFT: &str = ":bytes + coalesce((SELECT b.bytes FROM stored_byte
     WHERE b.workspace_id = :workspace_id AND b.day = :day), 0) <= :bytes_of_day";
 
 /// Inserts a new command, or returns why not: then nothing is written.
-async fn insert_command(
-    env: &Env,
-    create: &Create,
-    life: &Lifecycle,
-    goes_at_once: bool,
-) -> Result<Option<Refusal>, Error> {
+async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<Option<Refusal>, Error> {
     let Create { workspace_id, command, origin, key, event, .. } = create;
     let (workspace_id, key, quotas) = (*workspace_id, key.as_ref(), Config::of(env).quotas);
     let bytes = bytes_of(command, create.inputs.as_ref());
@@ -172,7 +165,6 @@ async fn insert_command(
     let insert = Statement::new(sql).bind_all(command_row(workspace_id, command, origin, life)).bind_all(params! {
         key: key.map(|key| key.hash.as_str()),
         body: key.map(|key| key.body.as_str()),
-        goes_at_once,
         waiting_of_user: quotas.waiting_of_user,
         waiting_of_workspace: quotas.waiting_of_workspace,
         bytes,

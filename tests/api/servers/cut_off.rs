@@ -130,7 +130,7 @@ async fn crash_amid_changes() -> usize {
     }
     // Whatever was not known is found out with nobody asking, and what waited on a server that is gone has ended.
     eventually_within(Duration::from_secs(120), "the objects to be sure", || async {
-        let unsure = "SELECT value FROM facts WHERE name = 'unsure' AND value = 'true'";
+        let unsure = "SELECT document FROM server WHERE document ->> '$.unsure' IS NOT NULL";
         instance.read_objects("ServerLink", unsure).is_empty().then_some(())
     })
     .await;

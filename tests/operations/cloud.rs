@@ -5,7 +5,7 @@ use farhand_tests::client::PASSWORD;
 use farhand_tests::{Instance, Workspace};
 use serde_json::json;
 
-use crate::endpoints::{all, path_of};
+use crate::api::endpoints::{all, path_of};
 
 /// The endpoints that spec.md marks as on-prem only.
 const ON_PREM_ONLY: &[(&str, &str)] = &[

@@ -371,8 +371,8 @@ async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() 
     // For now the object of the first server cannot store that it is suspended.
     let broken = servers[0]["id"].as_str().unwrap();
     let trigger = format!(
-        "CREATE TRIGGER broken BEFORE INSERT ON facts WHEN new.name = 'suspended'
-            AND EXISTS (SELECT 1 FROM facts WHERE name = 'known' AND value LIKE '%{broken}%')
+        "CREATE TRIGGER broken BEFORE INSERT ON server
+            WHEN new.document ->> '$.is_suspended' AND new.document ->> '$.known.server' = '{broken}'
          BEGIN SELECT RAISE(ABORT, 'broken for a test'); END"
     );
     change_objects(state.path(), "ServerLink", &trigger);
@@ -388,11 +388,10 @@ async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() 
     .await;
     // It is tried again until it does.
     instance.tamper_with_objects("ServerLink", "DROP TRIGGER IF EXISTS broken");
-    let suspended = || instance.read_objects("ServerLink", "SELECT value FROM facts WHERE name = 'suspended'");
-    eventually_within(Duration::from_secs(180), "both objects", || async {
-        (suspended() == ["true", "true"]).then_some(())
-    })
-    .await;
+    let suspended =
+        || instance.read_objects("ServerLink", "SELECT CAST(document ->> '$.is_suspended' AS TEXT) FROM server");
+    eventually_within(Duration::from_secs(180), "both objects", || async { (suspended() == ["1", "1"]).then_some(()) })
+        .await;
 }
 
 #[tokio::test]

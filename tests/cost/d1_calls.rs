@@ -13,8 +13,8 @@ use farhand_tests::{Api, Instance, ScriptedAgent, Workspace, eventually, far_ahe
 use futures_util::future;
 use serde_json::{Value, json};
 
+use crate::api::endpoints::all;
 use crate::api::events::commands::{has_status, id_of, moment, path_of};
-use crate::endpoints::all;
 
 const TOKENS: &str = "/api/auth/tokens/";
 const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";

@@ -15,7 +15,7 @@ use futures_util::future;
 use serde_json::{Value, json};
 
 use crate::api::events::commands::{id_of, path_of};
-use crate::d1_calls::send;
+use crate::cost::d1_calls::send;
 
 const EVENTS: &str = "/api/audit/events/";
 const VERIFY: &str = "/api/audit/verify/";

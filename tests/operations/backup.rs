@@ -46,7 +46,7 @@ async fn export(state: &Path, file: &Path) {
 /// The SQL of `docs/operations.md` in a fence with a name.
 fn documented(name: &str) -> &'static str {
     let fence = format!("```sql {name}\n");
-    let (_, rest) = include_str!("../docs/operations.md").split_once(&fence).unwrap();
+    let (_, rest) = include_str!("../../docs/operations.md").split_once(&fence).unwrap();
     rest.split_once("```").unwrap().0
 }
 

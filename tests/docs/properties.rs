@@ -5,7 +5,7 @@
 //! A round is a workspace with some people, a server and a command, and one request of each operation in a chance order, by a
 //! chance credential. It comes out of its seed. `FARHAND_PROPERTIES_SECONDS` says how long new rounds begin (30), and
 //! `FARHAND_PROPERTIES_SEED` plays one again. Left out are the catch-alls for reports of agents that the service has no use for
-//! (`x-catch-alls`), which tests/bad_input.rs has.
+//! (`x-catch-alls`), which tests/api/bad_input.rs has.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

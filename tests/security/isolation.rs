@@ -14,8 +14,8 @@ use farhand_tests::{Api, Instance, Reply, Workspace, now};
 use futures_util::future;
 use serde_json::{Value, json};
 
-use crate::acl::ALLOWED;
-use crate::endpoints::{all, path_of};
+use crate::api::endpoints::{all, path_of};
+use crate::security::acl::ALLOWED;
 
 const TOKENS: &str = "/api/auth/tokens/";
 const SESSIONS: &str = "/api/auth/sessions/";

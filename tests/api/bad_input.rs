@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::endpoints::{all, path_of};
+use crate::api::endpoints::{all, path_of};
 
 const TOKENS: &str = "/api/auth/tokens/";
 /// A body that makes a token.

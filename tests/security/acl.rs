@@ -5,7 +5,7 @@ use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::{Api, Workspace};
 use serde_json::{Value, json};
 
-use crate::endpoints::{all, path_of};
+use crate::api::endpoints::{all, path_of};
 
 const COMMANDS: &str = "/api/events/commands/";
 const REFUSED: Option<&str> = Some("API_TOKEN_ACL_NOT_ALLOWED");

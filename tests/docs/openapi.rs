@@ -12,7 +12,7 @@ use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::endpoints::all;
+use crate::api::endpoints::all;
 
 /// The parts of the document that have path items: OpenAPI has no form for the paths of the second.
 const PARTS: [&str; 2] = ["paths", "x-catch-alls"];

@@ -1,0 +1,10 @@
+//! What operators do: start, set up, back up, restore, delete workspaces (`docs/operations.md`).
+
+mod backup;
+mod cloud;
+mod mail;
+mod operator;
+mod request_log;
+mod retention;
+mod set_up;
+mod start;

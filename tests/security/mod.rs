@@ -1,0 +1,9 @@
+//! What nobody may do: access, isolation, credentials (contract 4 and 5; `docs/security.md`).
+
+mod access;
+pub mod acl;
+mod fleet;
+mod isolation;
+mod rotation;
+mod secrets;
+mod transport;
