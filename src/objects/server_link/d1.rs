@@ -138,8 +138,8 @@ fn unrestore_command(stored: &StoredCommand) -> Statement {
 }
 
 /// SQL for the condition that a new command is within the quotas of waiting commands of its
-/// requester and its workspace (contract 11, Quotas). A command that is delivered immediately is not
-/// limited by them, but counts as waiting for other commands until D1 has its delivery.
+/// requester and its workspace (contract 11, Quotas). A command that is delivered immediately is
+/// not limited by them, but counts as waiting for other commands until D1 has its delivery.
 const HAS_ROOM: &str = "(:goes_at_once
     OR :waiting_of_user > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
         WHERE c.workspace_id = :workspace_id AND c.requested_by = :requested_by
