@@ -437,7 +437,7 @@ mod tests {
         assert_eq!(cancelled.settles_at(), Some(at(5)));
         assert_eq!(delivered().settles_at(), None);
         for (stored, seconds, awaits, lacks) in [
-            // The agent told how many chunks there are.
+            // The agent reported how many chunks there are.
             (ended(None, Some(2), 2), 10, false, false),
             (ended(None, Some(3), 2), 20, true, true),
             // It did not: what came is as long as the result, shorter, or there is no result.

@@ -185,8 +185,7 @@ impl Tables {
         Ok(None)
     }
 
-    /// Chunks of a command that are kept, from a `seq` on, in their order: so many, not many more
-    /// than so many bytes, and if that is asked for, none after a gap.
+    /// Kept chunks of a command from a `seq` on, in order, limited by `most`.
     pub fn read_output(&self, stored: &StoredCommand, from: u64, most: Most) -> Result<Vec<Chunk>> {
         let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
         let sql = "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first < ?3
@@ -208,7 +207,7 @@ impl Tables {
     }
 
     /// The kept content of a command from one end, until there are as many bytes as a result holds.
-    /// The flag tells whether that was all.
+    /// The flag is true if that was all.
     fn content_from(&self, stored: &StoredCommand, order: &str) -> Result<(Vec<String>, bool)> {
         #[derive(Deserialize)]
         struct Row {
