@@ -385,8 +385,9 @@ async fn a_command_that_ends_within_a_second_costs_three_round_trips() {
         let done = workspace.admin.get(&path_of(&command)).await.expect(200);
         has_status(&done, "Success", "success", false);
         listed(&workspace, &command, "Success").await;
-        let is_told_at_once = command["delivered_at"] == command["added_at"];
-        if is_told_at_once && moment(&done, "handled_at").seconds_since(moment(&done, "acked_at")) < 0.8 {
+        let moment = |name| moment(&done, name);
+        let is_quick = |from, to| moment(to).seconds_since(moment(from)) < 0.8;
+        if is_quick("delivered_at", "acked_at") && is_quick("acked_at", "handled_at") {
             made += 1;
             until_calls(&workspace, &server, (2 * made, before + made)).await;
         } else {
@@ -405,22 +406,17 @@ async fn a_command_that_takes_longer_costs_four_round_trips() {
     let (workspace, server, mut agent) = settled_server().await;
     let (_, before) = calls(&workspace, &server);
     let command = hand_out(&workspace, &mut agent).await;
-    if command["delivered_at"] != command["added_at"] {
-        // The machine is too slow: D1 took longer than a second, and is told of the delivery by itself.
-        return;
-    }
-    // That it went out is known already, however long the agent takes to acknowledge it.
-    let sent = listed(&workspace, &command, "Sent").await;
-    assert_eq!(sent, workspace.admin.get(&path_of(&command)).await.expect(200));
-    assert_eq!((&sent["delivered_at"], &command["delivered_at"]), (&command["delivered_at"], &sent["delivered_at"]));
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
-    assert_eq!(calls(&workspace, &server).1, before);
+    // D1 has that with its insertion.
+    listed(&workspace, &command, "Sent").await;
     agent.ack(id_of(&command)).await;
-    listed(&workspace, &command, "Acked").await;
-    until_calls(&workspace, &server, (2, before + 1)).await;
+    let acked = listed(&workspace, &command, "Acked").await;
+    let is_quick = moment(&acked, "acked_at").seconds_since(moment(&acked, "delivered_at")) < 0.8;
+    // Else the machine was slow, and the delivery was told alone.
+    let told = if is_quick { before + 1 } else { before + 2 };
+    until_calls(&workspace, &server, (2, told)).await;
     agent.fin(id_of(&command), 0, "done").await;
     listed(&workspace, &command, "Success").await;
-    until_calls(&workspace, &server, (2, before + 2)).await;
+    until_calls(&workspace, &server, (2, told + 1)).await;
 }
 
 #[tokio::test]
@@ -588,7 +584,7 @@ async fn the_operators_requests_ask_d1_twice_at_most() {
 /// What a command writes to D1, in rows (docs/scaling.md).
 const COMMAND_WRITES: i64 = 17;
 /// What its end writes, without output.
-const END_WRITES: i64 = 10;
+const END_WRITES: i64 = 8;
 
 #[tokio::test]
 async fn what_a_key_and_the_quota_of_bytes_write() {

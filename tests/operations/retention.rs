@@ -126,7 +126,7 @@ async fn is_consistent(instance: &Instance) {
 
 /// How many objects of servers hold anything.
 fn used_objects(instance: &Instance) -> usize {
-    instance.read_objects("ServerLink", "SELECT name FROM sqlite_master WHERE name = 'facts'").len()
+    instance.read_objects("ServerLink", "SELECT name FROM sqlite_master WHERE name = 'server'").len()
 }
 
 #[tokio::test]

@@ -654,6 +654,7 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
         asked.push((format!("ordering={name}"), commands, commands * 3 / 20));
         asked.push((format!("ordering=-{name}"), commands, commands * 3 / 20));
     }
+    let mut dear = Vec::new();
     for (query, of_all, of_owner) in &asked {
         let is_other_order = query.starts_with("ordering") && !query.ends_with("scheduled_at");
         for size in [1, 15, 100] {
@@ -664,25 +665,35 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
             assert_eq!(found["results"].as_array().unwrap().len() as u64, (*of_all).min(size), "{paged}");
             // What is not promised to be bounded reads what it matches, for `count` or to sort it.
             let more = match query.as_str() {
-                _ if is_other_order => commands + size,
-                "is_scheduled=true" | "success=false" | "requested_by_isnull=true" => *of_all,
+                // Each command by an index, and its row.
+                _ if is_other_order => 2 * commands + size,
+                "is_scheduled=true" | "success=false" => *of_all,
+                // There are few open ones, as a server has at most 200.
+                "state=sent" => *of_all,
+                // Those of nobody: each by its index for `count`, and again with its row for the page.
+                "requested_by_isnull=true" => 3 * of_all,
                 "is_scheduled=false" => commands - of_all,
-                "requested_by_isnull=false" => commands - of_all + size,
+                "requested_by_isnull=false" => commands - of_all + 2 * size,
                 // Those that are open, and those that failed.
                 "success=true" => commands - of_all + size,
                 // Those that the filter leaves out.
                 "shell=system" => size,
                 _ => 0,
             };
-            assert!(rows <= 3 * size + 20 + more, "{paged} of {commands}: {rows} rows");
+            if rows > 3 * size + 20 + more {
+                dear.push(format!("{paged}: {rows} rows"));
+            }
         }
         // Of somebody who can access three servers of twenty: a look at all servers, and a page of each of the three.
         let (reply, rows) = cost(instance, owner, query).await;
         assert_eq!(reply.expect(200)["count"], *of_owner, "{query}");
-        let is_bounded = query.is_empty() || query.ends_with("scheduled_at") || query.starts_with("server");
+        let is_bounded = query.is_empty() || query.ends_with("scheduled_at");
         let more = if is_bounded { 0 } else { 3 * commands * 3 / 20 };
-        assert!(rows <= 4 * 20 + 5 * 3 * 15 + 3 * 15 + more, "{query} of {commands}: {rows} rows for an owner");
+        if rows > 4 * 20 + 5 * 3 * 15 + 3 * 15 + more {
+            dear.push(format!("{query}: {rows} rows for an owner"));
+        }
     }
+    assert_eq!(dear, Vec::<String>::new(), "of {commands}");
     let (reply, rows) = cost(instance, &workspace.admin, &format!("requested_by={user}")).await;
     assert_eq!(reply.expect(200)["count"], commands / 10);
     assert!(rows <= 3 * 15 + 20, "{rows} rows for a requester's");
@@ -697,7 +708,7 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
     }
     let (reply, rows) = cost(instance, &workspace.admin, &format!("page={}", commands + 1)).await;
     assert_eq!(reply.status, 404);
-    assert!(rows <= commands + 40, "{rows} rows for a page past the end");
+    assert!(rows <= 40, "{rows} rows for a page past the end");
     // Far on, the page is chosen in another way: nothing is left out or shown twice between the two.
     for (query, moment) in [("ordering=scheduled_at", "scheduled_at"), ("ordering=handled_at", "handled_at")] {
         let mut items = Vec::new();
@@ -722,11 +733,12 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
         ("nothing", 0),
         ("é", 0),
     ] {
-        let words_read = words.split(' ').count() as u64 * names;
+        let number = words.split(' ').count() as u64;
         let (reply, rows) = cost(instance, &workspace.admin, &encoded(&[("search", words.to_owned())])).await;
         assert_eq!(reply.expect(200)["count"], found, "{words}");
         // If there are very many, each is read in the search index alone, and looked up among those.
-        let most = if found >= 10_000 { 4 * found + 10_500 } else { 6 * found + 60 };
+        let most = if found >= 10_000 { 6 * found + 10_500 } else { (8 + 2 * number) * found + 60 };
+        let words_read = number * names;
         assert!(rows <= most + words_read, "search {words} of {commands}: {rows} rows");
     }
     cost(instance, owner, "search=often").await.1
@@ -734,22 +746,23 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
 
 /// Asserts that pages are the same from either end.
 async fn far_pages(workspace: &Workspace, query: &str, count: u64) {
-    const SIZE: u64 = 10;
+    // Pages of one size, so that the last one is full from either end.
+    let size = (2..=15).rev().find(|size| count % size == 0).unwrap_or(1);
     let (filter, moment) = query.split_once("ordering=").unwrap_or((query, "scheduled_at"));
     let moment = moment.trim_start_matches('-');
-    let pages = count / SIZE;
+    let pages = count / size;
     let some = [1, pages / 2 - 1, pages / 2, pages / 2 + 1, pages / 2 + 2, pages - 1, pages];
     for page in some.into_iter().filter(|page| (1..=pages).contains(page)) {
         let mut found = Vec::new();
         for (ordering, page) in [(moment.to_owned(), page), (format!("-{moment}"), pages + 1 - page)] {
-            let paged = format!("{filter}&ordering={ordering}&page={page}&page_size={SIZE}");
+            let paged = format!("{filter}&ordering={ordering}&page={page}&page_size={size}");
             let reply = workspace.admin.get(&format!("{PATH}?{paged}")).await.expect(200);
             let items = reply["results"].as_array().unwrap();
             found.push(items.iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>());
         }
         found[1].reverse();
         assert_eq!(found[0], found[1], "{query}, page {page} of {count}");
-        assert_eq!(found[0].len() as u64, SIZE, "{query}, page {page} of {count}");
+        assert_eq!(found[0].len() as u64, size, "{query}, page {page} of {count}");
     }
 }
 
