@@ -747,7 +747,7 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
 /// Asserts that pages are the same from either end.
 async fn far_pages(workspace: &Workspace, query: &str, count: u64) {
     // Pages of one size, so that the last one is full from either end.
-    let size = (2..=15).rev().find(|size| count % size == 0).unwrap_or(1);
+    let size = (2..=15).rev().find(|size| count.is_multiple_of(*size)).unwrap_or(1);
     let (filter, moment) = query.split_once("ordering=").unwrap_or((query, "scheduled_at"));
     let moment = moment.trim_start_matches('-');
     let pages = count / size;
