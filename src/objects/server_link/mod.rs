@@ -60,7 +60,7 @@ struct Shell {
     env: Env,
     /// The machine; `None` before the first event.
     link: RefCell<Option<Link<Tables>>>,
-    alarm: Alarm,
+    alarm: Rc<Alarm>,
     last_ticket: Cell<Ticket>,
     /// Where the outcomes of calls go.
     calls: RefCell<HashMap<Ticket, oneshot::Sender<Outcome>>>,
@@ -89,7 +89,7 @@ impl DurableObject for ServerLink {
             state: Rc::new(state),
             env,
             link: RefCell::default(),
-            alarm: Alarm::default(),
+            alarm: Rc::default(),
             last_ticket: Cell::default(),
             calls: RefCell::default(),
             timers: RefCell::default(),
@@ -240,7 +240,7 @@ impl Shell {
             let effects = match &mut *link {
                 Some(link) => link.step(event, scene),
                 none => {
-                    let tables = Tables::new(self.state.clone());
+                    let tables = Tables::new(self.state.clone(), self.alarm.clone());
                     let link = Link::new(tables, self.settings(), Box::new(random), scene);
                     none.insert(link).step(event, scene)
                 }

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use worker::{SqlStorage, SqlStorageValue, State};
 
+use crate::objects::alarm::Alarm;
 use crate::platform::log;
 
 /// The tables of an object that is used.
@@ -65,6 +66,7 @@ const SCHEMA: [&str; 9] = [
 /// The object's tables. Nothing else writes them.
 pub struct Tables {
     state: Rc<State>,
+    alarm: Rc<Alarm>,
     sql: SqlStorage,
 }
 
@@ -87,8 +89,8 @@ pub(super) fn integer(value: u64) -> SqlStorageValue {
 
 impl Tables {
     /// The tables of an object's database. They may not exist yet.
-    pub fn new(state: Rc<State>) -> Self {
-        Self { sql: state.storage().sql(), state }
+    pub fn new(state: Rc<State>, alarm: Rc<Alarm>) -> Self {
+        Self { sql: state.storage().sql(), state, alarm }
     }
 
     pub(super) fn exec(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<()> {
@@ -149,10 +151,10 @@ impl Tables {
     /// Deletes everything. The platform does that in the same turn, and nothing waits for it to
     /// become durable.
     pub(super) fn delete_all(&self) {
-        let storage = self.state.storage();
+        let (storage, alarm) = (self.state.storage(), self.alarm.clone());
         let mut forgotten = Box::pin(async move {
             // Both start immediately.
-            let (alarm, all) = future::join(storage.delete_alarm(), storage.delete_all()).await;
+            let (alarm, all) = future::join(alarm.delete(&storage), storage.delete_all()).await;
             if let Err(error) = alarm.and(all) {
                 log::trouble("object_not_wiped", json!({}), &error);
             }
