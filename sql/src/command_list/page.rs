@@ -66,7 +66,7 @@ impl Parts<'_> {
 
     /// Sorts the few commands that a search finds.
     fn items_of_rare_words(&self, callers: Callers) -> String {
-        self.sorted(&format!("{} AND {IS_RARE}{}", self.rare_rows(callers), self.unless_past()))
+        self.sorted(&format!("{} AND {IS_RARE}", self.rare_rows(callers)))
     }
 
     /// Reads an index in its order until the page is full. In another order, sorts all that it has
@@ -103,12 +103,7 @@ impl Parts<'_> {
     /// finds.
     fn applies(&self, who: &str) -> String {
         let is_frequent = if self.has_found { format!(" AND NOT {IS_RARE}") } else { String::new() };
-        format!("{who}{is_frequent}{}", self.unless_past())
-    }
-
-    /// A page past the end is not read: OFFSET would walk over everything before it.
-    fn unless_past(&self) -> &'static str {
-        if self.offset > 0 { " AND :page_offset < (SELECT total FROM total)" } else { "" }
+        format!("{who}{is_frequent}")
     }
 
     /// Sorts `rows`, and makes objects only of those on the page.
