@@ -257,20 +257,17 @@ impl Sealer {
             is_deleting: f64,
             expired: f64,
         }
-        let tables = self.sql().exec("SELECT name FROM sqlite_master WHERE name = 'chains'", None).map_err(internal)?;
-        if tables.to_array::<serde_json::Value>().map_err(internal)?.is_empty() {
+        let tables = self.sql().exec("SELECT name FROM sqlite_master WHERE name = 'chains'", None)?;
+        if tables.to_array::<serde_json::Value>()?.is_empty() {
             return Ok(None);
         }
-        let rows = self
-            .sql()
-            .exec("SELECT workspace, head, pending, base, is_deleting, expired FROM chains", None)
-            .map_err(internal)?;
-        let Some(stored) = rows.to_array::<Stored>().map_err(internal)?.into_iter().next() else { return Ok(None) };
+        let rows = self.sql().exec("SELECT workspace, head, pending, base, is_deleting, expired FROM chains", None)?;
+        let Some(stored) = rows.to_array::<Stored>()?.into_iter().next() else { return Ok(None) };
         Ok(Some(Chain {
             workspace: stored.workspace as i64,
-            head: serde_json::from_str(&stored.head).map_err(internal)?,
-            pending: serde_json::from_str(&stored.pending).map_err(internal)?,
-            base: serde_json::from_str(&stored.base).map_err(internal)?,
+            head: serde_json::from_str(&stored.head)?,
+            pending: serde_json::from_str(&stored.pending)?,
+            base: serde_json::from_str(&stored.base)?,
             is_deleting: stored.is_deleting != 0.0,
             expired: stored.expired as i64,
         }))
@@ -316,7 +313,7 @@ impl Sealer {
         if rows.is_empty() {
             if head.link == 0 {
                 // Told of a workspace that is gone.
-                self.wipe().await.map_err(internal)?;
+                self.wipe().await?;
             }
             return Ok(None);
         }
@@ -325,7 +322,7 @@ impl Sealer {
             return Ok(None);
         }
         let (seals, head) = seal(workspace, &head, &rows);
-        self.note(&head, &seals).map_err(internal)?;
+        self.note(&head, &seals)?;
         self.tell_d1(workspace, &head, &seals).await?;
         Ok(Some((workspace, seals.len() as u64)))
     }
@@ -334,7 +331,7 @@ impl Sealer {
     async fn tell_d1(&self, workspace: i64, head: &Head, seals: &[Seal]) -> Result<(), Error> {
         audit_chain::write_seals(&self.env, workspace, seals).await?;
         if self.chain()?.is_some_and(|chain| chain.head == *head) {
-            self.note(head, &[]).map_err(internal)?;
+            self.note(head, &[])?;
         }
         Ok(())
     }

@@ -8,8 +8,8 @@ use serde_json::json;
 use worker::Env;
 
 use super::{AT_ONCE, Chain, Sealer};
+use crate::platform;
 use crate::platform::log;
-use crate::platform::{self, internal};
 use crate::store::audit_chain;
 
 /// Before when events happened that a setting says to delete.
@@ -56,9 +56,9 @@ impl Sealer {
         if gone.link == base.link || self.chain()?.is_none_or(|chain| chain.base != base) {
             return Ok(false);
         }
-        let values = vec![serde_json::to_string(&gone).map_err(internal)?.into()];
-        self.sql().exec("UPDATE chains SET base = ?, is_deleting = 1", values).map_err(internal)?;
-        self.sql().exec("DELETE FROM anchors WHERE link < ?", vec![gone.link.into()]).map_err(internal)?;
+        let values = vec![serde_json::to_string(&gone)?.into()];
+        self.sql().exec("UPDATE chains SET base = ?, is_deleting = 1", values)?;
+        self.sql().exec("DELETE FROM anchors WHERE link < ?", vec![gone.link.into()])?;
         self.delete_up_to(workspace, &gone).await?;
         log::event("audit_retention", json!({"workspace_id": workspace, "deleted": gone.link - base.link}));
         Ok(gone.link == last)
@@ -82,7 +82,7 @@ impl Sealer {
             return Ok(false);
         };
         let values = vec![last.max(expired).into()];
-        self.sql().exec("UPDATE chains SET expired = ?", values).map_err(internal)?;
+        self.sql().exec("UPDATE chains SET expired = ?", values)?;
         audit_chain::expire(&self.env, workspace, &rows).await?;
         log::event("audit_retention", json!({"workspace_id": workspace, "anonymous": rows.len()}));
         Ok(rows.len() as u64 == AT_ONCE)
@@ -92,7 +92,7 @@ impl Sealer {
     pub(super) async fn delete_up_to(&self, workspace: i64, base: &Head) -> Result<(), Error> {
         audit_chain::delete_links(&self.env, workspace, base.link).await?;
         if self.chain()?.is_some_and(|chain| chain.base == *base) {
-            self.sql().exec("UPDATE chains SET is_deleting = 0", None).map_err(internal)?;
+            self.sql().exec("UPDATE chains SET is_deleting = 0", None)?;
         }
         Ok(())
     }

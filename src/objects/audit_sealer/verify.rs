@@ -7,7 +7,6 @@ use farhand_domain::error::Error;
 use serde::Deserialize;
 
 use super::{Chain, Sealer, Verification};
-use crate::platform::internal;
 use crate::store::audit_chain;
 
 /// How many links are read with one query.
@@ -24,8 +23,8 @@ impl Sealer {
             hash: String,
         }
         let sql = "SELECT link, hash FROM anchors WHERE link BETWEEN ? AND ?";
-        let rows = self.sql().exec(sql, vec![first.into(), last.into()]).map_err(internal)?;
-        let rows = rows.to_array::<Anchor>().map_err(internal)?;
+        let rows = self.sql().exec(sql, vec![first.into(), last.into()])?;
+        let rows = rows.to_array::<Anchor>()?;
         let mut anchors: HashMap<_, _> = rows.into_iter().map(|row| (row.link as i64, row.hash)).collect();
         anchors.insert(head.link, head.hash.clone());
         Ok(anchors)

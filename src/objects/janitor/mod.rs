@@ -36,8 +36,8 @@ use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object
 use crate::objects::audit_sealer;
 use crate::objects::server_link::calls;
 use crate::objects::{self, alarm::Alarm};
+use crate::platform;
 use crate::platform::log;
-use crate::platform::{self, internal};
 use crate::store::retention::Place;
 use crate::store::workspaces;
 use crate::store::{servers, sessions};
@@ -193,20 +193,20 @@ impl DurableObject for Janitor {
         objects::answer(&mut request, async |ask| {
             let storage = self.state.storage();
             let delay = if matches!(ask, Ask::CancelRevoked) { STEP } else { RETRY };
-            self.set_alarm(delay).await.map_err(internal)?;
+            self.set_alarm(delay).await?;
             match ask {
                 Ask::DeleteWorkspace(slug, purge, event) => self.delete(slug, purge, &event).await,
                 Ask::UndeleteWorkspace(slug, event) => self.undelete(slug, &event).await,
                 Ask::Look | Ask::CancelRevoked => Ok(true),
                 Ask::BeginPass => {
-                    if storage.get::<i64>(SEALED).await.map_err(internal)?.is_none() {
-                        storage.put(SEALED, -1).await.map_err(internal)?;
+                    if storage.get::<i64>(SEALED).await?.is_none() {
+                        storage.put(SEALED, -1).await?;
                     }
                     workspaces::begin_due_purges(&self.env, platform::now()).await?;
                     sessions::forget_revoked(&self.env, platform::now()).await?;
-                    storage.put(UNAPPROVED, "").await.map_err(internal)?;
-                    if storage.get::<Pass>(PASS).await.map_err(internal)?.is_none() {
-                        storage.put(PASS, Pass::default()).await.map_err(internal)?;
+                    storage.put(UNAPPROVED, "").await?;
+                    if storage.get::<Pass>(PASS).await?.is_none() {
+                        storage.put(PASS, Pass::default()).await?;
                     }
                     Ok(true)
                 }
@@ -290,14 +290,14 @@ impl Janitor {
     /// Tells the next sealers of events. False: all were told.
     async fn seal_some(&self) -> Result<bool, Error> {
         let storage = self.state.storage();
-        let Some(after) = storage.get(SEALED).await.map_err(internal)? else { return Ok(false) };
+        let Some(after) = storage.get(SEALED).await? else { return Ok(false) };
         let workspaces = audit_sealer::to_be_told(&self.env, after, SEALERS).await?;
         let Some(last) = workspaces.last() else {
-            storage.delete(SEALED).await.map_err(internal)?;
+            storage.delete(SEALED).await?;
             return Ok(false);
         };
         // Stored first: a sealer that does not answer is for the next hour, and holds up no other.
-        storage.put(SEALED, last).await.map_err(internal)?;
+        storage.put(SEALED, last).await?;
         let told = future::join_all(workspaces.iter().map(|workspace| audit_sealer::tell(&self.env, *workspace)));
         if let Err(cause) = in_time(BEGINS_WITHIN, async { Ok(told.await) }).await {
             log::trouble("sealer_not_told", json!({"after": after}), &cause);

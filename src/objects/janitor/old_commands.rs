@@ -10,9 +10,9 @@ use uuid::Uuid;
 
 use super::{Janitor, PASS, Pass};
 use crate::objects::server_link::calls::{self, Forget, Forgotten};
+use crate::platform;
 use crate::platform::cost;
 use crate::platform::log;
-use crate::platform::{self, internal};
 use crate::store::retention::{self, Due, Place};
 
 /// How often D1 is told of the same ones, before they are left to the next pass.
@@ -26,7 +26,7 @@ impl Janitor {
     /// Deletes the next old commands of the pass. False: there is no pass, or it is through.
     pub(super) async fn go_on_with_pass(&self) -> Result<bool, Error> {
         let storage = self.state.storage();
-        let Some(mut pass) = storage.get::<Pass>(PASS).await.map_err(internal)? else { return Ok(false) };
+        let Some(mut pass) = storage.get::<Pass>(PASS).await? else { return Ok(false) };
         let until = match platform::kept_until(&self.env, platform::COMMAND_RETENTION) {
             Ok(Some(until)) => pass.until.map_or(until, |first| first.min(until)),
             kept => {
@@ -45,7 +45,7 @@ impl Janitor {
                 return Ok(false);
             };
             pass = Pass { workspace: next, after: Place::default(), failures: 0, ..pass };
-            storage.put(PASS, &pass).await.map_err(internal)?;
+            storage.put(PASS, &pass).await?;
             return Ok(true);
         };
         let (forgotten, is_all) = self.forget(&due, until, &mut pass.silent).await;
@@ -59,7 +59,7 @@ impl Janitor {
         if (is_all && deleted.is_ok()) || pass.failures >= TRIES {
             (pass.after, pass.failures) = (last.place(), 0);
         }
-        storage.put(PASS, &pass).await.map_err(internal)?;
+        storage.put(PASS, &pass).await?;
         deleted?;
         log::event(
             "retention",
@@ -73,7 +73,7 @@ impl Janitor {
 
     /// Ends the pass.
     async fn end_pass(&self, pass: &Pass) -> Result<(), Error> {
-        self.state.storage().delete(PASS).await.map_err(internal)?;
+        self.state.storage().delete(PASS).await?;
         log::event("retention_over", json!({"deleted": pass.deleted}));
         Ok(())
     }

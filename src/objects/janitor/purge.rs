@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::{BEGINS_WITHIN, Janitor, SERVERS, UNAPPROVED, in_time};
 use crate::objects::audit_sealer;
 use crate::objects::server_link::calls::{self, OfServer, Remove, RevokedSessions};
+use crate::platform;
 use crate::platform::log;
-use crate::platform::{self, internal};
 use crate::store::audit::of_service;
 use crate::store::workspaces::{self, Deleted};
 use crate::store::{login_tokens, servers, sessions, users};
@@ -37,10 +37,10 @@ impl Janitor {
     /// Cancels the waiting commands that a user's revoked sessions created. False: no session is left.
     pub(super) async fn cancel_some(&self) -> Result<bool, Error> {
         let storage = self.state.storage();
-        let after: (i64, i64) = storage.get(REVOKED).await.map_err(internal)?.unwrap_or_default();
+        let after: (i64, i64) = storage.get(REVOKED).await?.unwrap_or_default();
         // The next user, and not the same again: one whose server's object fails must not hold up the others.
         let Some(revoked) = sessions::next_revoked(&self.env, after).await? else { return Ok(false) };
-        storage.put(REVOKED, (revoked.workspace_id, revoked.user_id)).await.map_err(internal)?;
+        storage.put(REVOKED, (revoked.workspace_id, revoked.user_id)).await?;
         let objects: Vec<Uuid> = revoked.servers.iter().filter_map(|id| Uuid::try_parse(id).ok()).collect();
         for some in objects.chunks(SERVERS as usize) {
             let cancelled = some.iter().map(|object| {
@@ -56,15 +56,15 @@ impl Janitor {
     /// Deletes pending servers that were not approved in time. False: none is left.
     pub(super) async fn remove_unapproved(&self) -> Result<bool, Error> {
         let storage = self.state.storage();
-        let Some(after) = storage.get::<String>(UNAPPROVED).await.map_err(internal)? else { return Ok(false) };
+        let Some(after) = storage.get::<String>(UNAPPROVED).await? else { return Ok(false) };
         let before = platform::now().plus_seconds(-APPROVED_WITHIN);
         let due = servers::unapproved(&self.env, before, &after, SERVERS).await?;
         let Some(last) = due.last() else {
-            storage.delete(UNAPPROVED).await.map_err(internal)?;
+            storage.delete(UNAPPROVED).await?;
             return Ok(false);
         };
         // A server whose object fails is for the next hour, and holds up no other.
-        storage.put(UNAPPROVED, &last.id).await.map_err(internal)?;
+        storage.put(UNAPPROVED, &last.id).await?;
         for server in due {
             let Ok(object) = Uuid::try_parse(&server.id) else { continue };
             let event = of_service("server.delete")?.on(Some(server.id.clone()), Some(&server.name));
@@ -84,10 +84,10 @@ impl Janitor {
     /// Does one step for the next workspace that is to be purged. False: there is none.
     pub(super) async fn purge(&self) -> Result<bool, Error> {
         let storage = self.state.storage();
-        let last: i64 = storage.get(LAST).await.map_err(internal)?.unwrap_or(0);
+        let last: i64 = storage.get(LAST).await?.unwrap_or(0);
         // The next one, and not the same again: one that fails must not hold the others up.
         let Some(deleted) = workspaces::next_deleted(&self.env, last).await? else { return Ok(false) };
-        storage.put(LAST, deleted.id).await.map_err(internal)?;
+        storage.put(LAST, deleted.id).await?;
         self.purge_some(&deleted).await?;
         Ok(true)
     }

@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::{Janitor, SERVERS};
 use crate::objects::server_link::calls::{self, OfServer};
+use crate::platform;
 use crate::platform::log;
-use crate::platform::{self, internal};
 use crate::store::servers;
 use crate::store::workspaces;
 
@@ -32,14 +32,14 @@ struct Resync {
 
 impl Janitor {
     async fn resyncs(&self) -> Result<BTreeMap<i64, Resync>, Error> {
-        Ok(self.state.storage().get(RESYNCS).await.map_err(internal)?.unwrap_or_default())
+        Ok(self.state.storage().get(RESYNCS).await?.unwrap_or_default())
     }
 
     pub(super) async fn begin_resync(&self, slug: String) -> Result<bool, Error> {
         let Some(id) = workspaces::id_of(&self.env, &slug, platform::now()).await? else { return Ok(false) };
         let mut resyncs = self.resyncs().await?;
         resyncs.insert(id, Resync { slug, ..Resync::default() });
-        self.state.storage().put(RESYNCS, resyncs).await.map_err(internal)?;
+        self.state.storage().put(RESYNCS, resyncs).await?;
         Ok(true)
     }
 
@@ -68,7 +68,7 @@ impl Janitor {
                 resyncs.remove(&id);
             }
         }
-        self.state.storage().put(RESYNCS, resyncs).await.map_err(internal)?;
+        self.state.storage().put(RESYNCS, resyncs).await?;
         Ok(true)
     }
 }

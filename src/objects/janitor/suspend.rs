@@ -41,7 +41,7 @@ impl Janitor {
     /// The workspaces, by slug, whose servers' objects are to be suspended or resumed, as D1 has the workspace then. Stored before
     /// D1 is changed, so that a cut between the two is repaired by the alarm.
     async fn suspensions(&self) -> Result<BTreeMap<String, Suspension>, Error> {
-        Ok(self.state.storage().get(SUSPENSIONS).await.map_err(internal)?.unwrap_or_default())
+        Ok(self.state.storage().get(SUSPENSIONS).await?.unwrap_or_default())
     }
 
     pub(super) async fn begin_suspension(&self, slug: &str) -> Result<(), Error> {
@@ -74,14 +74,14 @@ impl Janitor {
     /// must not hold up the others.
     pub(super) async fn suspend_next(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
-        let last: String = storage.get(LAST_SUSPENSION).await.map_err(internal)?.unwrap_or_default();
+        let last: String = storage.get(LAST_SUSPENSION).await?.unwrap_or_default();
         let (suspensions, now) = (self.suspensions().await?, platform::now());
         let is_due = |(_, suspension): &(&String, &Suspension)| suspension.retry_at.is_none_or(|at| at <= now);
         let mut after = suspensions.range::<str, _>((Bound::Excluded(last.as_str()), Bound::Unbounded));
         let Some((slug, _)) = after.find(is_due).or_else(|| suspensions.iter().find(is_due)) else {
             return Ok(if suspensions.is_empty() { Progress::Done } else { Progress::Retry });
         };
-        storage.put(LAST_SUSPENSION, slug).await.map_err(internal)?;
+        storage.put(LAST_SUSPENSION, slug).await?;
         self.suspend_some(slug).await?;
         Ok(Progress::More)
     }
@@ -129,7 +129,7 @@ impl Janitor {
         } else {
             suspensions.insert(slug.to_owned(), suspension);
         }
-        self.state.storage().put(SUSPENSIONS, suspensions).await.map_err(internal)?;
+        self.state.storage().put(SUSPENSIONS, suspensions).await?;
         Ok(progress)
     }
 }

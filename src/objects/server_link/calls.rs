@@ -43,13 +43,13 @@ pub async fn ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) -> Res
 /// The object was not reached. A refusal is a response without a WebSocket.
 pub async fn connect(call: &Call, identity: &Identity, path: &str) -> Result<Response, Error> {
     let headers = Headers::new();
-    headers.set("Upgrade", "websocket").map_err(internal)?;
-    let text = serde_json::to_string(identity).map_err(internal)?;
-    headers.set(IDENTITY_HEADER, &text).map_err(internal)?;
-    headers.set(REQUEST_ID_HEADER, &call.id).map_err(internal)?;
+    headers.set("Upgrade", "websocket")?;
+    let text = serde_json::to_string(identity)?;
+    headers.set(IDENTITY_HEADER, &text)?;
+    headers.set(REQUEST_ID_HEADER, &call.id)?;
     let mut init = RequestInit::new();
     init.with_method(Method::Get).with_headers(headers);
-    let request = Request::new_with_init(&format!("{}{path}", objects::ORIGIN), &init).map_err(internal)?;
+    let request = Request::new_with_init(&format!("{}{path}", objects::ORIGIN), &init)?;
     let stub = objects::stub(&call.env, platform::SERVER_LINK, &identity.server.to_string())?;
     objects::fetch(&stub, request).await
 }
