@@ -283,6 +283,11 @@ impl Lifecycle {
         }
     }
 
+    /// Whether the command is to be delivered as soon as it is created.
+    pub fn is_immediate(&self) -> bool {
+        self.scheduled_at == self.added_at
+    }
+
     /// Where in its life the command is.
     pub fn state(&self) -> State {
         match (&self.end, self.acked_at, self.delivered_at) {

@@ -1,6 +1,7 @@
 //! Moments, as every part of Farhand stores and shows them.
 
 use std::fmt;
+use std::time::Duration;
 
 use chrono::{DateTime, Datelike, SecondsFormat, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -66,6 +67,11 @@ impl Timestamp {
     /// text of that width, and could not be read again.
     pub fn plus_seconds(self, seconds: i64) -> Self {
         self.plus_micros(seconds.saturating_mul(1_000_000))
+    }
+
+    /// The moment `period` later; no later than the year 9999.
+    pub fn plus(self, period: Duration) -> Self {
+        self.plus_micros(i64::try_from(period.as_micros()).unwrap_or(i64::MAX))
     }
 
     /// The moment `millis` later; no later than the year 9999.

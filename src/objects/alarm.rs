@@ -17,6 +17,8 @@ const MAX_AHEAD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 pub struct Alarm {
     /// When it goes off at the latest; `None`: unknown.
     armed: Cell<Option<Timestamp>>,
+    /// How often it was set. Each time counts as a row written to the storage.
+    sets: Cell<usize>,
 }
 
 impl Alarm {
@@ -43,8 +45,14 @@ impl Alarm {
     /// The storage failed.
     pub async fn set(&self, storage: &Storage, at: Timestamp) -> worker::Result<()> {
         self.armed.set(Some(at));
+        self.sets.set(self.sets.get() + 1);
         let date = js_sys::Date::new(&(at.as_millis() as f64).into());
         self.tried(storage.set_alarm(ScheduledTime::new(date)).await)
+    }
+
+    /// How often the alarm was set since this was last called.
+    pub fn take_sets(&self) -> usize {
+        self.sets.take()
     }
 
     /// Deletes the alarm.

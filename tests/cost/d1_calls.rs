@@ -586,6 +586,10 @@ const COMMAND_WRITES: i64 = 17;
 /// What its end writes, without output.
 const END_WRITES: i64 = 8;
 
+/// What a command whose output comes with its end writes to its server's object, in rows, from the
+/// request to the end, with the settings of the alarm.
+const OBJECT_WRITES: i64 = 9;
+
 #[tokio::test]
 async fn what_a_key_and_the_quota_of_bytes_write() {
     let (instance, _state) = Instance::new().await;
@@ -627,28 +631,33 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
     // What D1 is told of the end of a command: output writes one row more, which counts its bytes. (On a slow machine the
     // acknowledgement goes alone: the least of some counts.)
     let log = instance.state.join("worker.log");
-    let written = || {
+    let total = |field: &str| {
         let alarms = lines(&log).into_iter().filter(|line| line["event"] == "alarm");
-        alarms.map(|line| line["rows_written"].as_i64().unwrap_or(0)).sum::<i64>()
+        alarms.map(|line| line[field].as_i64().unwrap_or(0)).sum::<i64>()
     };
-    let mut least = Vec::new();
+    let (in_d1, in_object) = (|| total("rows_written"), || total("object_rows_written"));
+    let (mut least, mut least_of_object) = (Vec::new(), Vec::new());
     for output in ["", "some output"] {
-        let mut told = Vec::new();
+        let (mut told, mut stored) = (Vec::new(), Vec::new());
         for _ in 0..3 {
+            let object_before = in_object();
             let (command, ..) = post(COMMANDS, &body, None).await;
             agent.next_command().await;
-            let before = written();
+            let before = in_d1();
             agent.ack(id_of(&command)).await;
             agent.fin(id_of(&command), 0, output).await;
             eventually("D1 to have it", || async {
                 let state = instance.read_d1(&format!("SELECT state FROM commands WHERE id = '{}'", id_of(&command)));
-                (state == ["success"] && written() >= before + END_WRITES).then_some(())
+                (state == ["success"] && in_d1() >= before + END_WRITES).then_some(())
             })
             .await;
-            told.push(written() - before);
+            told.push(in_d1() - before);
+            stored.push(in_object() - object_before);
         }
         least.extend(told.into_iter().min());
+        least_of_object.extend(stored.into_iter().min());
     }
+    assert_eq!(least_of_object, [OBJECT_WRITES, OBJECT_WRITES]);
     assert_eq!(least, [END_WRITES, END_WRITES + 1]);
     let bytes = instance.read_d1("SELECT CAST(bytes AS TEXT) FROM stored_bytes");
     assert_eq!(bytes, [(9 * "id".len() + 3 * "some output".len()).to_string()]);

@@ -89,8 +89,7 @@ impl<S: Store> Link<S> {
         };
         let is_over = is_settled && !has_more;
         if is_over && !is_told {
-            let id = asked.id;
-            return self.await_end(ticket, id, None, Then::Followed(asked));
+            return self.await_d1(ticket, asked.id, Then::Followed(asked));
         }
         if !chunks.is_empty() || is_over || until <= now {
             let end = if is_over { Some(self.end(&stored)?) } else { None };

@@ -244,7 +244,7 @@ pub struct Forget {
 /// The outcome of [`Forget`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Forgotten {
-    /// The commands of which the object has nothing left.
+    /// The commands that are deleted entirely.
     pub ids: Vec<Uuid>,
     /// Whether the others stay. False: there is more to delete than one call does; repeat it.
     pub is_all: bool,

@@ -6,8 +6,7 @@ use uuid::Uuid;
 use super::call::{Answer, Create, Created, Key, Refusal};
 use super::event::{FromD1, Ticket, ToD1};
 use super::machine::Link;
-use super::memory::Asked;
-use super::memory::{Then, What};
+use super::memory::{Asked, FromD1Result, Recording, Then, What};
 use super::store::{Failed, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 use crate::command::{Command, Inputs, KEY_LASTS, OnOffline};
@@ -20,11 +19,6 @@ const RECORD_WITHIN: i64 = 60;
 /// How many bytes a new command adds to its workspace's quota.
 pub fn bytes_of(command: &Command, inputs: Option<&Inputs>) -> u64 {
     (command.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
-}
-
-/// Whether a command must be delivered immediately or not at all.
-fn must_go(create: &Create, life: &Lifecycle) -> bool {
-    life.scheduled_at == life.added_at && create.on_offline == OnOffline::Reject
 }
 
 impl<S: Store> Link<S> {
@@ -65,7 +59,7 @@ impl<S: Store> Link<S> {
             return Ok(());
         }
         // A crash lost the request. Its command, if it came that far, is the answer.
-        self.await_end(ticket, stored.command, None, Then::Made(key))
+        self.await_d1(ticket, stored.command, Then::Made(key))
     }
 
     /// Stores a new command and asks D1 to insert it, or refuses it.
@@ -81,8 +75,9 @@ impl<S: Store> Link<S> {
             self.refuse(ticket, Refusal::AgentCannot(feature));
             return Ok(());
         }
-        let life = Lifecycle::new(now, create.scheduled_at, create.expires_at, create.timeout);
-        if must_go(&create, &life) && backhaul.is_none() {
+        let mut life = Lifecycle::new(now, create.scheduled_at, create.expires_at, create.timeout);
+        let must_go = life.is_immediate() && create.on_offline == OnOffline::Reject;
+        if must_go && backhaul.is_none() {
             self.refuse(ticket, Refusal::NotConnected);
             return Ok(());
         }
@@ -91,8 +86,7 @@ impl<S: Store> Link<S> {
             None => None,
         };
         self.begin_use()?;
-        let is_immediate = life.scheduled_at == life.added_at;
-        let goes_at_once = is_immediate && backhaul.is_some() && self.has_room()?;
+        let is_sent = life.is_immediate() && backhaul.is_some() && self.has_room()?;
         let (command, origin) = (create.command.clone(), create.origin.clone());
         let bytes = bytes_of(&command, create.inputs.as_ref());
         let new = StoredCommand::new(create.workspace_id, command, origin, inputs, bytes, life.clone());
@@ -101,31 +95,27 @@ impl<S: Store> Link<S> {
             let until = now.plus_seconds(KEY_LASTS);
             self.store.insert_answer(&key.hash, &key.body, create.command.id, until)?;
         }
-        let asked = Asked::Insert { ticket, id: create.command.id, is_sent: goes_at_once };
-        let mut life = life;
-        if goes_at_once {
+        if is_sent {
             life.deliver(now);
         }
-        self.ask(asked, ToD1::Insert { create: create.clone(), life });
-        self.wait(ticket, None, What::Recording(create));
+        let Create { workspace_id, wait, .. } = *create;
+        let recording =
+            Recording { id: create.command.id, workspace_id, key: create.key.clone(), wait, must_go, is_sent };
+        self.wait(ticket, None, What::Recording(recording));
+        self.ask(Asked::Insert(ticket), ToD1::Insert { create, life });
         Ok(())
     }
 
     /// Takes D1's answer to the insertion of a command.
-    pub(super) fn inserted(
-        &mut self,
-        ticket: Ticket,
-        id: Uuid,
-        is_sent: bool,
-        answer: std::result::Result<FromD1, String>,
-    ) -> Result<()> {
-        let Some(create) = self.take_recording(ticket) else { return Ok(()) };
+    pub(super) fn inserted(&mut self, ticket: Ticket, answer: FromD1Result) -> Result<()> {
+        let Some(recording) = self.take_recording(ticket) else { return Ok(()) };
+        let id = recording.id;
         self.touched.insert(id);
-        if let Some(key) = &create.key {
+        if let Some(key) = &recording.key {
             self.freed_keys.insert(key.hash.clone());
         }
         // D1 stores an audit event with the command.
-        self.seal_soon(create.workspace_id);
+        self.seal_soon(recording.workspace_id);
         match answer {
             Ok(FromD1::Inserted(Some(refusal))) => {
                 self.store.delete(id)?;
@@ -140,54 +130,57 @@ impl<S: Store> Link<S> {
             // The server was deleted in the meantime, and its waiting commands were cancelled.
             Ok(_) if self.is_gone() => {
                 self.withdraw(id)?;
-                self.await_end(ticket, id, None, Then::Refuse(Refusal::NoServer))
+                self.await_d1(ticket, id, Then::Refuse(Refusal::NoServer))
             }
-            Ok(_) => self.accept(ticket, *create, is_sent),
+            Ok(_) => self.accept(ticket, recording),
         }
     }
 
-    /// Accepts a command that D1 has, and delivers it if it is due. `is_sent`: D1 has it as
-    /// delivered.
-    fn accept(&mut self, ticket: Ticket, create: Create, is_sent: bool) -> Result<()> {
-        let id = create.command.id;
+    /// Accepts a command that D1 has, and delivers it if it is due.
+    fn accept(&mut self, ticket: Ticket, recording: Recording) -> Result<()> {
+        let id = recording.id;
         let now = self.scene.now;
         let Some(stored) = self.find(id)?.filter(|stored| stored.phase == Phase::Recording) else {
             self.refuse(ticket, Refusal::NoServer);
             return Ok(());
         };
         let stored = StoredCommand { phase: Phase::Accepted, ..stored };
-        self.store.accept(&stored, now)?;
-        if stored.life.scheduled_at == stored.life.added_at {
+        let goes_now = stored.life.is_immediate() && stored.life.is_due(now);
+        match self.backhaul().filter(|_| goes_now) {
             // The permission was checked with the request.
-            self.hand_out_with(&[id])?;
-        } else {
-            // It may have come due while it was recorded.
-            self.hand_out_soon()?;
+            Some((generation, features)) if self.has_room()? => {
+                self.hand_over(generation, features, stored.clone())?;
+            }
+            _ => {
+                self.store.accept(&stored, now)?;
+                // It may have come due while it was recorded.
+                self.hand_out_soon()?;
+                if recording.is_sent {
+                    // It waits after all. D1 gets that by the outbox.
+                    self.save(&stored)?;
+                }
+            }
         }
-        if is_sent && let Some(waiting) = self.find(id)?.filter(|stored| stored.life.state() == Life::Waiting) {
-            // It waits after all. D1 gets that by the outbox.
-            self.save(&waiting)?;
-        }
-        if must_go(&create, &stored.life) {
+        let stored = Box::new(stored);
+        if recording.must_go {
             // The shell reports if the message could not be sent: wait for that.
-            let what = What::Sent(Box::new(create), Box::new(stored));
-            self.wait(ticket, Some(now), what);
+            self.wait(ticket, Some(now), What::Sent(recording, stored));
             return Ok(());
         }
-        self.await_end(ticket, id, create.wait, Then::Created(create.key, Box::new(stored)))
+        self.await_end(ticket, id, recording.wait, Then::Created(recording.key, stored))
     }
 
     /// Goes on with a command that must be delivered immediately or not at all, when the outcome of
     /// sending it is known.
-    pub(super) fn sent(&mut self, ticket: Ticket, create: Create, stored: Box<StoredCommand>) -> Result<()> {
-        let id = create.command.id;
+    pub(super) fn sent(&mut self, ticket: Ticket, recording: Recording, stored: Box<StoredCommand>) -> Result<()> {
+        let id = recording.id;
         let waits = self.find(id)?.is_some_and(|stored| stored.life.state() == Life::Waiting);
         if waits && self.backhaul().is_none() {
-            self.freed_keys.extend(create.key.map(|key| key.hash));
+            self.freed_keys.extend(recording.key.map(|key| key.hash));
             self.withdraw(id)?;
-            return self.await_end(ticket, id, None, Then::Refuse(Refusal::NotConnected));
+            return self.await_d1(ticket, id, Then::Refuse(Refusal::NotConnected));
         }
-        self.await_end(ticket, id, create.wait, Then::Created(create.key, stored))
+        self.await_end(ticket, id, recording.wait, Then::Created(recording.key, stored))
     }
 
     /// Withdraws a command that was neither delivered nor answered with 201. D1 deletes it, and

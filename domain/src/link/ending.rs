@@ -83,10 +83,20 @@ impl<S: Store> Link<S> {
     /// Cancels a waiting command. `event` is the audit event of the user who cancels it, if one
     /// does.
     pub(super) fn cancel_as(&mut self, id: Uuid, why: Cancellation, event: Option<Event>) -> Result<()> {
-        if let Some(mut stored) = self.find(id)?
-            && stored.phase == Phase::Accepted
-            && stored.life.cancel(self.scene.now, why.clone())
-        {
+        match self.find(id)? {
+            Some(stored) if stored.phase == Phase::Accepted => self.cancel_accepted(stored, why, event),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same for a command that is at hand. It need not be stored as accepted yet.
+    pub(super) fn cancel_accepted(
+        &mut self,
+        mut stored: StoredCommand,
+        why: Cancellation,
+        event: Option<Event>,
+    ) -> Result<()> {
+        if stored.life.cancel(self.scene.now, why.clone()) {
             let event = match event {
                 Some(event) => Event { action: CANCEL.to_owned(), ..event },
                 None => {
@@ -135,7 +145,7 @@ impl<S: Store> Link<S> {
             return Ok(());
         }
         self.cancel_as(by.id, Cancellation::By(by.username), Some(by.event))?;
-        self.await_end(ticket, by.id, None, Then::Live)
+        self.await_d1(ticket, by.id, Then::Live)
     }
 
     /// Kills a delivered command. A waiting one is cancelled (contract 7, Kill).

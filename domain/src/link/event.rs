@@ -1,5 +1,7 @@
 //! The machine's input (events) and output (effects), and its requests to D1.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
@@ -14,6 +16,9 @@ use crate::lifecycle::{Denial, Lifecycle};
 use crate::rights::Rights;
 use crate::time::Timestamp;
 use crate::wire::ToAgent;
+
+/// How long D1 may take to answer. The shell then reports the request as failed.
+pub const D1_WITHIN: Duration = Duration::from_secs(30);
 
 /// Identifies a call, from the event to the answer.
 pub type Ticket = u64;
@@ -277,7 +282,7 @@ pub enum FromD1 {
     /// To [`ToD1::FindRights`]: the rights in the order of the commands. `None`: the workspace is
     /// deleted, and nothing may be delivered until it is undeleted.
     Rights(Option<Vec<Result<Rights, Denial>>>),
-    /// To [`ToD1::Tell`]: the result for each entry, in their order.
+    /// To [`ToD1::Tell`]: the result for each entry, in the order of the entries.
     Told(Vec<Result<(), String>>),
     /// To [`ToD1::Restore`] and [`ToD1::Unrestore`]: it is done.
     Restored,

@@ -8,16 +8,13 @@
 use serde_json::json;
 
 use super::call::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
-use super::event::{Found, FromD1, RequestId, ServerChange, Ticket, ToD1};
+use super::event::{D1_WITHIN, Found, FromD1, RequestId, ServerChange, Ticket, ToD1};
 use super::machine::Link;
 use super::memory::{Asked, Change, FromD1Result, Identified, ThenAgent, ThenChanged};
 use super::server_facts::ServerFacts;
 use super::state::Known;
 use super::store::{Result, Store};
 use crate::lifecycle::{Cancellation, Lifecycle};
-
-/// How long D1 may take for a change before it is asked for the outcome, in seconds.
-const CHANGE_WITHIN: i64 = 30;
 
 impl<S: Store> Link<S> {
     fn is_shut(&self) -> bool {
@@ -144,7 +141,7 @@ impl<S: Store> Link<S> {
                 return self.end_change(None);
             }
         } else {
-            let look = self.scene.now.plus_seconds(CHANGE_WITHIN);
+            let look = self.scene.now.plus(D1_WITHIN);
             let state = self.state();
             state.unsure = Some(of.clone());
             state.timers.look = Some(look);
@@ -236,7 +233,7 @@ impl<S: Store> Link<S> {
             self.state().timers.look = None;
             return Ok(());
         };
-        self.state().timers.look = Some(self.scene.now.plus_seconds(CHANGE_WITHIN));
+        self.state().timers.look = Some(self.scene.now.plus(D1_WITHIN));
         if self.changes.is_empty() {
             let then = ThenChanged::Nobody;
             return self.change(Change { of, what: ServerChange::Nothing, then });

@@ -10,7 +10,7 @@ use super::call::{AgentCall, Answer, Ask, Refusal};
 use super::event::{Effect, Event, Kind, RequestId, Scene, Ticket, ToD1};
 use super::memory::{Asked, Change, FromD1Result, Identified, ThenAgent, Wait};
 use super::server_facts::ServerFacts;
-use super::state::{Known, ServerState};
+use super::state::{Known, Plan, ServerState};
 use super::store::{Failed, Result, Store};
 use super::stored_command::StoredCommand;
 use crate::audit::{ActorType, Event as AuditEvent, Source};
@@ -47,6 +47,7 @@ pub struct Link<S> {
     pub(super) server: Option<ServerState>,
     stored: Option<ServerState>,
     is_loaded: bool,
+    pub(super) plan: Plan,
     pub(super) scene: Scene,
     pub(super) effects: Vec<Effect>,
     /// The waiting calls.
@@ -78,6 +79,7 @@ impl<S: Store> Link<S> {
             is_loaded: false,
             stored: None,
             server: None,
+            plan: Plan::default(),
             scene,
             effects: Vec::new(),
             waits: BTreeMap::new(),
@@ -92,6 +94,11 @@ impl<S: Store> Link<S> {
     /// The storage.
     pub fn store(&self) -> &S {
         &self.store
+    }
+
+    /// When the alarm has something to do; `None`: the state is not loaded.
+    pub fn plan(&self) -> Option<Plan> {
+        self.is_loaded.then_some(self.plan)
     }
 
     /// Takes an event, writes to the storage, and returns the effects.
@@ -136,6 +143,11 @@ impl<S: Store> Link<S> {
         if !self.is_loaded {
             self.server = self.store.server()?;
             self.stored = self.server.clone();
+            self.plan = Plan::default();
+            if self.server.is_some() {
+                self.plan_telling()?;
+                self.hand_out_soon()?;
+            }
             self.is_loaded = true;
         }
         let taken = self.notice_lost_sockets().and_then(|()| self.dispatch(event));
@@ -165,9 +177,9 @@ impl<S: Store> Link<S> {
     fn answered(&mut self, id: RequestId, answer: FromD1Result) -> Result<()> {
         let Some(asked) = self.asked.remove(&id) else { return Ok(()) };
         match asked {
-            Asked::Insert { ticket, id, is_sent } => self.inserted(ticket, id, is_sent, answer),
+            Asked::Insert(ticket) => self.inserted(ticket, answer),
             Asked::Rights(commands) => self.checked(&commands, answer),
-            Asked::Tell(told) => self.told(&told, answer),
+            Asked::Tell(told) => self.told(told, answer),
             Asked::Change => self.change_answered(answer),
             Asked::Find(identified) => self.found(*identified, answer),
             Asked::Restore(resync, commands) => self.restored(resync, &commands, answer),
@@ -317,7 +329,7 @@ impl<S: Store> Link<S> {
     /// ignored.
     pub(super) fn wipe(&mut self) -> Result<()> {
         self.store.wipe()?;
-        (self.server, self.stored) = (None, None);
+        (self.server, self.stored, self.plan) = (None, None, Plan::default());
         for asked in std::mem::take(&mut self.asked).into_values() {
             if let Asked::Find(identified) = asked {
                 self.refuse(identified.ticket(), Refusal::InvalidAgent);

@@ -22,9 +22,9 @@ pub(super) struct Wait {
 #[derive(Debug)]
 pub(super) enum What {
     /// D1's answer to the insertion of its command.
-    Recording(Box<Create>),
+    Recording(Recording),
     /// The outcome of sending its command, which must be delivered immediately or not at all.
-    Sent(Box<Create>, Box<StoredCommand>),
+    Sent(Recording, Box<StoredCommand>),
     /// The answer of an earlier call with the same Idempotency-Key, or this call's turn if that
     /// call gets none.
     Twin(Key, Option<Box<Create>>),
@@ -40,6 +40,20 @@ pub(super) enum What {
     Follow(Follow, Timestamp),
     /// A pong of the older connection, which has this number.
     Pong(u64, Box<Identified>),
+}
+
+/// A call whose command is being recorded: inserted into D1.
+#[derive(Debug)]
+pub(super) struct Recording {
+    pub id: Uuid,
+    pub workspace_id: i64,
+    pub key: Option<Key>,
+    /// Seconds to wait for the command's end.
+    pub wait: Option<u32>,
+    /// Whether the command must be delivered immediately or not at all.
+    pub must_go: bool,
+    /// Whether it is inserted as delivered.
+    pub is_sent: bool,
 }
 
 /// How a call goes on after its wait.
@@ -88,7 +102,7 @@ impl Wait {
     /// The Idempotency-Key whose answer this call will store.
     pub(super) fn answers_to(&self) -> Option<&str> {
         let key = match &self.what {
-            What::Recording(create) | What::Sent(create, _) => create.key.as_ref(),
+            What::Recording(recording) | What::Sent(recording, _) => recording.key.as_ref(),
             What::End(_, then) | What::Output(_, then) | What::D1(_, then) => match then {
                 Then::Created(key, _) => key.as_ref(),
                 Then::Made(key) => Some(key),
@@ -184,15 +198,8 @@ pub(super) type FromD1Result = std::result::Result<FromD1, String>;
 /// What a request to D1 is for.
 #[derive(Debug)]
 pub(super) enum Asked {
-    /// Inserts a command for a call.
-    Insert {
-        /// The call.
-        ticket: Ticket,
-        /// The command.
-        id: Uuid,
-        /// Whether it is inserted as delivered.
-        is_sent: bool,
-    },
+    /// Inserts the command of this call, which waits as [`What::Recording`].
+    Insert(Ticket),
     /// Checks the permission for these commands.
     Rights(Vec<StoredCommand>),
     /// Writes these entries, which D1 lacks.
@@ -210,10 +217,15 @@ pub(super) enum Asked {
 /// An entry of a flush.
 #[derive(Debug)]
 pub(super) enum Told {
-    /// The latest state of a command.
-    Command(Box<StoredCommand>),
-    /// The withdrawal of a command, as it is stored.
-    Withdrawal(Box<StoredCommand>),
+    /// A command, by its revision.
+    Command {
+        id: Uuid,
+        revision: i64,
+        /// Whether audit events go along.
+        has_events: bool,
+    },
+    /// The withdrawal of a command, by its revision.
+    Withdrawal { id: Uuid, revision: i64 },
     /// The facts of the server, by their revision.
     Server(i64),
 }

@@ -9,7 +9,6 @@ use super::memory::{Asked, FromD1Result, Told};
 use super::store::{Result, Store, Unflushed};
 use super::stored_command::Phase;
 use crate::lifecycle::State as Life;
-use crate::time::Timestamp;
 
 /// How many commands one request to D1 has at most.
 pub(super) const BATCH: u32 = 50;
@@ -26,25 +25,16 @@ const TOGETHER: u32 = 3;
 const SLOWEST_RETRY: i64 = 60;
 
 impl<S: Store> Link<S> {
-    /// Schedules a flush. Changes of the next moments go along.
+    /// Schedules a flush, unless one is scheduled. Changes of the next moments go along.
     pub(super) fn tell_soon(&mut self) {
-        self.tell_by(self.scene.now.plus_millis(GATHER));
+        self.plan.tell.get_or_insert(self.scene.now.plus_millis(GATHER));
     }
 
-    /// Schedules a flush for a command in this state.
+    /// Schedules a flush for a command in this state, unless one is scheduled.
     pub(super) fn tell_after(&mut self, state: Life) {
         // A command under way is written with its next report.
         let gather = if matches!(state, Life::Sent | Life::Acked) { GATHER_REPORTS } else { GATHER };
-        self.tell_by(self.scene.now.plus_millis(gather));
-    }
-
-    /// Schedules a flush no later than `at`, unless a longer retry delay is in force.
-    fn tell_by(&mut self, at: Timestamp) {
-        let farthest = self.scene.now.plus_millis(GATHER_REPORTS);
-        let planned = &mut self.state().timers.tell;
-        if planned.is_none_or(|planned| at < planned && planned <= farthest) {
-            *planned = Some(at);
-        }
+        self.plan.tell.get_or_insert(self.scene.now.plus_millis(gather));
     }
 
     /// Flushes, with one request at a time. While commands are restored, D1 may not have them yet,
@@ -58,13 +48,14 @@ impl<S: Store> Link<S> {
         let (mut told, mut lacking) = (Vec::new(), Vec::new());
         let reported_by = self.scene.now.plus_millis(-GATHER_REPORTS);
         for stored in self.store.unflushed(reported_by, BATCH)? {
+            let (id, revision) = (stored.command.id, stored.revision);
             if stored.phase == Phase::Withdrawing {
-                let (workspace_id, id, bytes) = (stored.workspace_id, stored.command.id, stored.stored_bytes);
-                told.push(Told::Withdrawal(Box::new(stored)));
+                told.push(Told::Withdrawal { id, revision });
+                let (workspace_id, bytes) = (stored.workspace_id, stored.stored_bytes);
                 lacking.push(Lacking::Withdrawal { workspace_id, id, bytes });
             } else {
+                told.push(Told::Command { id, revision, has_events: !stored.events.is_empty() });
                 let output = self.store.output(&stored)?;
-                told.push(Told::Command(Box::new(stored.clone())));
                 lacking.push(Lacking::Command(Box::new(stored), output));
             }
         }
@@ -85,14 +76,14 @@ impl<S: Store> Link<S> {
     }
 
     /// Takes D1's answer to a flush. What failed is written again, with a longer delay each time.
-    pub(super) fn told(&mut self, told: &[Told], answer: FromD1Result) -> Result<()> {
+    pub(super) fn told(&mut self, told: Vec<Told>, answer: FromD1Result) -> Result<()> {
         let outcomes = match answer {
             Ok(FromD1::Told(outcomes)) => outcomes,
             Ok(_) => vec![Err("D1 gave another answer".to_owned()); told.len()],
             Err(error) => vec![Err(error); told.len()],
         };
         let mut failure = None;
-        for (told, outcome) in told.iter().zip(outcomes) {
+        for (told, outcome) in told.into_iter().zip(outcomes) {
             match outcome {
                 Ok(()) => self.d1_knows(told)?,
                 Err(error) => failure = Some(error),
@@ -109,19 +100,18 @@ impl<S: Store> Link<S> {
         };
         state.failures = state.failures.saturating_add(1);
         let delay = (1 << state.failures.min(6)).min(SLOWEST_RETRY);
-        state.timers.tell = Some(now.plus_seconds(delay));
         let about = json!({"try": state.failures});
+        self.plan.tell = Some(now.plus_seconds(delay));
         self.trouble("d1_not_told", about, &error);
         Ok(())
     }
 
     /// Schedules the next flush, if D1 lacks something.
-    fn plan_telling(&mut self) -> Result<()> {
+    pub(super) fn plan_telling(&mut self) -> Result<()> {
+        let Some(server) = &self.server else { return Ok(()) };
         let now = self.scene.now;
-        let unflushed = self.store.next_unflushed()?;
-        let state = self.state();
-        let lacks_facts = state.known.is_some() && state.facts.revision > state.facts.flushed;
-        state.timers.tell = match unflushed {
+        let lacks_facts = server.known.is_some() && server.facts.revision > server.facts.flushed;
+        self.plan.tell = match self.store.next_unflushed()? {
             _ if lacks_facts => Some(now),
             Some(Unflushed::Now) => Some(now),
             Some(Unflushed::After(report)) => Some(report.plus_millis(GATHER_REPORTS)),
@@ -130,19 +120,18 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    fn d1_knows(&mut self, told: &Told) -> Result<()> {
+    fn d1_knows(&mut self, told: Told) -> Result<()> {
         match told {
-            Told::Command(stored) => self.store.mark_flushed(stored),
-            Told::Withdrawal(told) => {
-                let id = told.command.id;
+            Told::Command { id, revision, has_events } => self.store.mark_flushed(id, revision, has_events),
+            Told::Withdrawal { id, revision } => {
                 // A late insertion may have made another withdrawal necessary.
-                let is_latest = self.find(id)?.is_some_and(|stored| stored.revision == told.revision);
+                let is_latest = self.find(id)?.is_some_and(|stored| stored.revision == revision);
                 if is_latest { self.store.delete(id) } else { Ok(()) }
             }
             Told::Server(revision) => {
                 let facts = &mut self.state().facts;
-                facts.flushed = facts.flushed.max(*revision);
-                facts.events.retain(|noted| noted.revision > *revision);
+                facts.flushed = facts.flushed.max(revision);
+                facts.events.retain(|noted| noted.revision > revision);
                 Ok(())
             }
         }

@@ -39,8 +39,8 @@ impl<S: Store> Link<S> {
             if ready == 0 {
                 let unchecked: Vec<_> = due.into_iter().take_while(|stored| !is_allowed(&stored)).collect();
                 if !unchecked.is_empty() {
-                    // After a crash the timer repeats the check.
-                    self.state().timers.hand_out = Some(self.scene.now);
+                    // If no answer comes, the alarm repeats the check.
+                    self.plan.hand_out = Some(self.scene.now);
                     if !self.is_asking(|asked| matches!(asked, Asked::Rights(_))) {
                         self.ask(Asked::Rights(unchecked.clone()), ToD1::FindRights(unchecked));
                     }
@@ -62,11 +62,11 @@ impl<S: Store> Link<S> {
                 if let Err(error) = other {
                     self.trouble("rights_not_checked", json!({}), &error);
                 }
-                self.state().timers.hand_out = Some(self.scene.now.plus_seconds(CHECK_AGAIN));
+                self.plan.hand_out = Some(self.scene.now.plus_seconds(CHECK_AGAIN));
                 return Ok(());
             }
         };
-        self.state().timers.hand_out = None;
+        self.plan.hand_out = None;
         let mut allowed = Vec::new();
         for (stored, rights) in commands.iter().zip(verdicts) {
             let id = stored.command.id;
@@ -78,14 +78,15 @@ impl<S: Store> Link<S> {
         self.hand_out_with(&allowed)
     }
 
-    /// Delivers a command to the agent, or ends it if that is impossible.
-    fn hand_over(&mut self, generation: u64, features: Features, mut stored: StoredCommand) -> Result<()> {
+    /// Delivers a command to the agent, or ends it if that is impossible. It need not be stored as
+    /// accepted yet.
+    pub(super) fn hand_over(&mut self, generation: u64, features: Features, mut stored: StoredCommand) -> Result<()> {
         let id = stored.command.id;
         let inputs = match self.open_inputs(&stored) {
             Ok(inputs) => inputs,
             Err(why) => {
                 self.trouble("inputs_not_decrypted", json!({"command": id}), &why.to_string());
-                return self.cancel_as(id, why, None);
+                return self.cancel_accepted(stored, why, None);
             }
         };
         if let Some(feature) = stored.command.lacks(inputs.as_ref(), features) {
@@ -130,7 +131,7 @@ impl<S: Store> Link<S> {
     pub(super) fn hand_out_soon(&mut self) -> Result<()> {
         let now = self.scene.now;
         if !self.store.due_waiting(now, 1)?.is_empty() {
-            self.state().timers.hand_out = Some(now);
+            self.plan.hand_out = Some(now);
         }
         Ok(())
     }

@@ -54,18 +54,17 @@ impl<S: Store> Link<S> {
         }
         let some = self.store.accepted_after(&resync.after, BATCH)?;
         if some.is_empty() {
-            let state = self.state();
-            state.resync = None;
-            state.timers.tell = Some(now);
+            self.state().resync = None;
+            self.plan.tell = Some(now);
             return Ok(());
         }
         // Before the request: retention leaves a command alone that D1 does not have.
         for stored in &some {
             self.store.mark_unflushed(stored.command.id)?;
         }
-        // After a crash the timers repeat it.
-        let timers = &mut self.state().timers;
-        (timers.resync, timers.tell) = (Some(now), Some(now));
+        // After a crash the timer repeats it.
+        self.state().timers.resync = Some(now);
+        self.plan.tell = Some(now);
         self.ask(Asked::Restore(resync, some.clone()), ToD1::Restore(some));
         Ok(())
     }
@@ -84,8 +83,8 @@ impl<S: Store> Link<S> {
             let after = last.unwrap_or(resync.after);
             state.resync = Some(Resync { run: resync.run, after });
         }
-        state.timers.tell = Some(now);
         state.timers.resync = Some(now);
+        self.plan.tell = Some(now);
         Ok(())
     }
 

@@ -67,18 +67,24 @@ pub struct Resync {
 /// When the alarm has something to do; `None`: nothing. Commands have their own times.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Timers {
-    /// Write to D1 what it lacks.
-    pub tell: Option<Timestamp>,
     /// Ping the agent.
     pub ping: Option<Timestamp>,
     /// Close the connection: the agent did not answer a ping.
     pub pong: Option<Timestamp>,
-    /// Look at the queue.
-    pub hand_out: Option<Timestamp>,
     /// Ask D1 what became of a change that was cut off.
     pub look: Option<Timestamp>,
     /// Give D1 the next commands of a resync.
     pub resync: Option<Timestamp>,
+}
+
+/// When the alarm has something to do that follows from what is stored. It is not stored itself:
+/// the machine plans it when it loads the state.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Plan {
+    /// Write to D1 what it lacks.
+    pub tell: Option<Timestamp>,
+    /// Look at the queue.
+    pub hand_out: Option<Timestamp>,
 }
 
 /// What the object stores beside commands, output and answers.

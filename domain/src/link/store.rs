@@ -101,14 +101,14 @@ pub trait Store {
     fn unflushed(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<StoredCommand>>;
     /// When D1 is to get what it lacks of commands; `None`: it has everything.
     fn next_unflushed(&self) -> Result<Option<Unflushed>>;
-    /// Notes that D1 has this revision of a command and its audit events.
-    fn mark_flushed(&mut self, told: &StoredCommand) -> Result<()>;
+    /// Notes that D1 has this revision of a command, and its audit events, if it `has_events`.
+    fn mark_flushed(&mut self, id: Uuid, revision: i64, has_events: bool) -> Result<()>;
     /// Notes that D1 may have lost a command.
     fn mark_unflushed(&mut self, id: Uuid) -> Result<()>;
     /// Accepted commands whose ids come after `after`, in order.
     fn accepted_after(&self, after: &str, limit: u32) -> Result<Vec<StoredCommand>>;
     /// Deletes commands that had ended by `until` and whose latest revision D1 has, with their
-    /// output. Returns the ids of which nothing is left, and whether no more is to be deleted.
+    /// output. Returns the ids of those that are deleted entirely, and whether no more is to be deleted.
     /// `at_once` limits one call, in rows and in pages of 4 KiB.
     fn forget(&mut self, ids: &[Uuid], until: Timestamp, at_once: u64) -> Result<(Vec<Uuid>, bool)>;
 

@@ -1,6 +1,6 @@
 //! The timers, and the one alarm that serves all of them.
 
-use super::event::Effect;
+use super::event::{D1_WITHIN, Effect};
 use super::machine::Link;
 use super::memory::Asked;
 use super::outbox::BATCH;
@@ -11,8 +11,6 @@ use crate::time::Timestamp;
 
 /// How long the alarm leaves a command alone that is being recorded, in seconds.
 const LOOK_AGAIN: i64 = 30;
-/// How long D1 may take to answer, in seconds.
-const D1_WITHIN: i64 = 30;
 
 impl<S: Store> Link<S> {
     /// Serves all timers that are due.
@@ -34,11 +32,11 @@ impl<S: Store> Link<S> {
         if is_due(timers.resync) {
             self.resync_some()?;
         }
-        if is_due(timers.hand_out) {
-            self.state().timers.hand_out = None;
+        if is_due(self.plan.hand_out) {
+            self.plan.hand_out = None;
         }
         self.hand_out()?;
-        if is_due(timers.tell) {
+        if is_due(self.plan.tell) {
             self.tell()?;
         }
         self.wipe_if_unused()
@@ -88,15 +86,15 @@ impl<S: Store> Link<S> {
     pub(super) fn set_alarm(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
         let timers = server.timers.clone();
-        let answered_by = self.scene.now.plus_seconds(D1_WITHIN);
+        let answered_by = self.scene.now.plus(D1_WITHIN);
         let unless = |at: Option<Timestamp>, is_of_kind: fn(&Asked) -> bool| {
             at.map(|at| if self.is_asking(is_of_kind) { at.max(answered_by) } else { at })
         };
         let due = [
             timers.ping,
             timers.pong,
-            unless(timers.tell, |asked| matches!(asked, Asked::Tell(_) | Asked::Restore(..))),
-            unless(timers.hand_out, |asked| matches!(asked, Asked::Rights(_))),
+            unless(self.plan.tell, |asked| matches!(asked, Asked::Tell(_) | Asked::Restore(..))),
+            unless(self.plan.hand_out, |asked| matches!(asked, Asked::Rights(_))),
             unless(timers.look, |asked| matches!(asked, Asked::Change)),
             unless(timers.resync, |asked| matches!(asked, Asked::Tell(_) | Asked::Restore(..))),
             self.store.next_due()?,

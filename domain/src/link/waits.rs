@@ -2,10 +2,10 @@
 
 use uuid::Uuid;
 
-use super::call::{Answer, Create, Created, Key, Live, Refusal};
+use super::call::{Answer, Created, Key, Live, Refusal};
 use super::event::{Effect, Ticket};
 use super::machine::Link;
-use super::memory::{Then, Wait, What};
+use super::memory::{Recording, Then, Wait, What};
 use super::store::{Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 use crate::time::Timestamp;
@@ -32,16 +32,16 @@ impl<S: Store> Link<S> {
     }
 
     /// Takes the request of a call whose command is being recorded.
-    pub(super) fn take_recording(&mut self, ticket: Ticket) -> Option<Box<Create>> {
+    pub(super) fn take_recording(&mut self, ticket: Ticket) -> Option<Recording> {
         match self.waits.remove(&ticket)?.what {
-            What::Recording(create) => Some(create),
+            What::Recording(recording) => Some(recording),
             _ => None,
         }
     }
 
     /// Whether a call is recording a command.
     pub(super) fn is_recording(&self, id: Uuid) -> bool {
-        let is_of = |wait: &Wait| matches!(&wait.what, What::Recording(create) if create.command.id == id);
+        let is_of = |wait: &Wait| matches!(&wait.what, What::Recording(recording) if recording.id == id);
         self.waits.values().any(is_of)
     }
 
@@ -92,7 +92,7 @@ impl<S: Store> Link<S> {
         let is_over = wait.until.is_some_and(|until| until <= self.scene.now);
         match wait.what {
             What::Recorded(live) if is_over || !self.is_recording(live.id) => self.show(ticket, live),
-            What::Sent(create, stored) => self.sent(ticket, *create, stored),
+            What::Sent(recording, stored) => self.sent(ticket, recording, stored),
             What::Twin(key, create) => self.replay(ticket, key, create),
             What::End(id, then) => match self.find(id)? {
                 Some(stored) if !is_over && !stored.life.state().is_final() => {
@@ -114,7 +114,7 @@ impl<S: Store> Link<S> {
                     return self.proceed(ticket, id, then);
                 }
                 let until = wait.until.unwrap_or(self.scene.now);
-                self.await_d1(ticket, id, until, then)
+                self.await_d1_until(ticket, id, until, then)
             }
             What::Follow(asked, until) => self.follow_until(ticket, asked, until, false),
             What::Pong(generation, identified) => self.older_answered(generation, *identified, !is_timer),
@@ -141,32 +141,32 @@ impl<S: Store> Link<S> {
 
     /// Waits for a command's end if that is asked for, and for what follows it.
     pub(super) fn await_end(&mut self, ticket: Ticket, id: Uuid, seconds: Option<u32>, then: Then) -> Result<()> {
-        let now = self.scene.now;
-        let seconds = seconds.filter(|seconds| *seconds > 0);
-        let is_over = self.find(id)?.is_none_or(|stored| stored.life.state().is_final());
-        match seconds {
-            Some(seconds) if !is_over => {
-                let until = now.plus_seconds(seconds.into());
-                self.wait(ticket, Some(until), What::End(id, then));
-                Ok(())
-            }
-            // A call that did not wait for the end does not wait for output after it.
-            _ => self.await_d1(ticket, id, now.plus_millis(D1_HAS_END_WITHIN), then),
+        if let Some(seconds) = seconds.filter(|seconds| *seconds > 0)
+            && self.find(id)?.is_some_and(|stored| !stored.life.state().is_final())
+        {
+            let until = self.scene.now.plus_seconds(seconds.into());
+            self.wait(ticket, Some(until), What::End(id, then));
+            return Ok(());
         }
+        // A call that did not wait for the end does not wait for output after it.
+        self.await_d1(ticket, id, then)
     }
 
     fn await_output(&mut self, ticket: Ticket, id: Uuid, until: Timestamp, then: Then) -> Result<()> {
-        let now = self.scene.now;
-        if until > now && self.find(id)?.is_some_and(|stored| stored.awaits_output()) {
+        if until > self.scene.now && self.find(id)?.is_some_and(|stored| stored.awaits_output()) {
             self.wait(ticket, Some(until), What::Output(id, then));
             return Ok(());
         }
-        self.await_d1(ticket, id, now.plus_millis(D1_HAS_END_WITHIN), then)
+        self.await_d1(ticket, id, then)
     }
 
     /// Waits until D1 has a command's end, so that no list lags behind the answer (contract 11,
     /// Answers). If D1 does not answer, the outbox goes on without the call.
-    pub(super) fn await_d1(&mut self, ticket: Ticket, id: Uuid, until: Timestamp, then: Then) -> Result<()> {
+    pub(super) fn await_d1(&mut self, ticket: Ticket, id: Uuid, then: Then) -> Result<()> {
+        self.await_d1_until(ticket, id, self.scene.now.plus_millis(D1_HAS_END_WITHIN), then)
+    }
+
+    fn await_d1_until(&mut self, ticket: Ticket, id: Uuid, until: Timestamp, then: Then) -> Result<()> {
         let lacks = |stored: StoredCommand| match stored.phase {
             Phase::Withdrawing => true,
             _ => stored.life.state().is_final() && !stored.is_flushed,

@@ -3,6 +3,7 @@
 use farhand_domain::lifecycle::{Lifecycle, State};
 use farhand_domain::link::call::{Answer, Created, Forgotten};
 use farhand_domain::link::event::{FromD1, Kind, RequestId, ServerChange, ToD1};
+use farhand_domain::link::state::Plan;
 use farhand_domain::link::store::Store;
 use farhand_domain::link::stored_command::{Phase, Stage};
 use uuid::Uuid;
@@ -12,6 +13,8 @@ use crate::ensure;
 
 /// How long D1 may take: what it is asked about is not due before that.
 const D1_WITHIN: i64 = 31;
+/// The longest delay before a failed flush is repeated, in seconds.
+const SLOWEST_RETRY: i64 = 61;
 
 /// The kind of a request, if there is never more than one of it under way.
 fn single(request: &ToD1) -> Option<&'static str> {
@@ -62,7 +65,7 @@ impl World {
         ensure!(life.scheduled_at <= now && now < life.expires_at, "a command is sent at a wrong time");
         let is_checked = match &self.answered {
             Some((_, request, _)) if matches!(&**request, ToD1::Insert { create, .. } if create.command.id == id) => {
-                life.scheduled_at == life.added_at
+                life.is_immediate()
             }
             Some((sent_at, request, FromD1::Rights(Some(verdicts)))) => {
                 let ToD1::FindRights(commands) = &**request else { return Err("another answer".to_owned()) };
@@ -215,11 +218,11 @@ impl World {
         };
         let timers = &state.timers;
         let lacks_facts = state.known.is_some() && state.facts.revision > state.facts.flushed;
-        let unflushed = store.next_unflushed().map_err(|error| error.0)?.is_some();
-        ensure!(timers.tell.is_some() || !(lacks_facts || unflushed), "D1 is not told");
+        let is_unflushed = lacks_facts || store.next_unflushed().map_err(|error| error.0)?.is_some();
         ensure!(timers.look.is_some() || state.unsure.is_none(), "what is not sure is not looked at");
         ensure!(timers.resync.is_some() || state.resync.is_none(), "the resync does not go on");
         let is_there = |open: u64| self.sockets.iter().any(|socket| socket.is_there && socket.generation == open);
+        let mut is_queue_due = false;
         if state.backhaul.open.is_some_and(is_there) {
             ensure!(timers.ping.is_some(), "the agent is not pinged");
             // One whose time comes now has a time of its own.
@@ -229,8 +232,16 @@ impl World {
             };
             let is_waiting = store.rows.values().any(waits);
             let has_room = store.count_open().map_err(|error| error.0)? < WINDOW;
-            ensure!(timers.hand_out.is_some() || !is_waiting || !has_room, "the queue is not looked at");
+            is_queue_due = is_waiting && has_room;
         }
+        // A machine that is not loaded plans it when its alarm goes off, which was set before.
+        let longest = self.now.plus_seconds(SLOWEST_RETRY);
+        let plan = self
+            .link
+            .plan()
+            .unwrap_or(Plan { tell: is_unflushed.then_some(longest), hand_out: is_queue_due.then_some(longest) });
+        ensure!(plan.tell.is_some() || !is_unflushed, "D1 is not told");
+        ensure!(plan.hand_out.is_some() || !is_queue_due, "the queue is not looked at");
         let asked = |kind: &str| {
             self.flights
                 .iter()
@@ -244,8 +255,8 @@ impl World {
         let due = [
             timers.ping,
             timers.pong,
-            unless(timers.tell, &["tell", "restore"]),
-            unless(timers.hand_out, &["rights"]),
+            unless(plan.tell, &["tell", "restore"]),
+            unless(plan.hand_out, &["rights"]),
             unless(timers.look, &["change"]),
             unless(timers.resync, &["restore", "tell"]),
             store.next_due().map_err(|error| error.0)?,

@@ -185,10 +185,12 @@ impl Store for MemoryStore {
         Ok(lacking.iter().filter_map(|row| row.last_report()).min().map(Unflushed::After))
     }
 
-    fn mark_flushed(&mut self, told: &StoredCommand) -> Result<()> {
-        if let Some(row) = self.row(told.command.id) {
-            row.flushed = row.flushed.max(told.revision);
-            row.command.events.retain(|event| event.revision > told.revision);
+    fn mark_flushed(&mut self, id: Uuid, revision: i64, has_events: bool) -> Result<()> {
+        if let Some(row) = self.row(id) {
+            row.flushed = row.flushed.max(revision);
+            if has_events {
+                row.command.events.retain(|event| event.revision > revision);
+            }
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use farhand_domain::link::event::{Effect, Event, Kind, RequestId, Ticket, ToD1};
+use farhand_domain::link::event::{D1_WITHIN, Effect, Event, Kind, RequestId, Ticket, ToD1};
 use farhand_domain::link::machine::{Link, Settings};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::FromAgent;
@@ -42,8 +42,6 @@ use crate::platform;
 use crate::platform::cost::{self, Cost};
 use crate::platform::log;
 
-/// How long D1 may take to answer.
-const D1_WITHIN: Duration = Duration::from_secs(30);
 /// How many unfinished commands an agent has at most. It takes 200 beyond those that run
 /// (agent-protocol 4).
 const WINDOW: u64 = 200;
@@ -109,11 +107,14 @@ impl DurableObject for ServerLink {
         // Only this line has the cost of agents' reports: their requests ask nothing of D1.
         if cost != Cost::default() {
             let Cost { d1_calls, rows_read, rows_written, .. } = cost;
+            let own_rows = self.shell.take_rows_written();
             log::event(
                 "alarm",
                 json!({
                     "server": self.shell.state.id().name(),
                     "d1_calls": d1_calls, "rows_read": rows_read, "rows_written": rows_written,
+                    // In the object's own storage, since the last such line.
+                    "object_rows_written": own_rows,
                 }),
             );
         }
@@ -214,14 +215,17 @@ impl Shell {
 
     /// The one place where D1 is asked. The machine ignores answers to requests from before a wipe.
     async fn ask(self: Rc<Self>, id: RequestId, request: Box<ToD1>) {
-        let (env, asked) = (self.env.clone(), request.clone());
-        let answer = Box::pin(async move { d1::ask(&env, &asked).await.map_err(|error| error.detail.into_owned()) });
-        let answer = match future::select(answer, Delay::from(D1_WITHIN)).await {
-            Either::Left((answer, _)) => answer,
+        let env = self.env.clone();
+        let asked = Box::pin(async move {
+            let answer = d1::ask(&env, &request).await.map_err(|error| error.detail.into_owned());
+            (answer, request)
+        });
+        let answer = match future::select(asked, Delay::from(D1_WITHIN)).await {
+            Either::Left(((answer, _), _)) => answer,
             Either::Right(((), late)) => {
                 let shell = self.clone();
                 self.state.wait_until(async move {
-                    late.await.ok();
+                    let (_, request) = late.await;
                     shell.run(Event::Late(request)).await;
                 });
                 Err("D1 did not answer in time".to_owned())
@@ -305,6 +309,12 @@ impl Shell {
                 shell.run(Event::TimeUp(ticket)).await;
             }
         });
+    }
+
+    /// How many rows were written to the object's storage since this was last called.
+    fn take_rows_written(&self) -> usize {
+        let link = self.link.borrow();
+        self.alarm.take_sets() + link.as_ref().map_or(0, |link| link.store().take_rows_written())
     }
 
     fn settings(&self) -> Settings {

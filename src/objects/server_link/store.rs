@@ -53,9 +53,17 @@ impl Tables {
 
     /// Stores a command's document alone. `is_change`: as a new revision, which D1 lacks.
     pub(super) fn store_document(&self, stored: &StoredCommand, is_change: bool) -> Result<()> {
+        if is_change {
+            self.activate(stored.command.id)?;
+        }
         let document = stored.document().map_err(failed)?;
         let parameters = vec![text(stored.command.id), text(document), integer(u64::from(is_change))];
         self.exec("UPDATE commands SET document = ?2, revision = revision + ?3 WHERE id = ?1", parameters)
+    }
+
+    /// To be called before something is to be done for a command.
+    fn activate(&self, id: Uuid) -> Result<()> {
+        self.exec("UPDATE commands SET is_active = 1 WHERE id = ? AND is_active = 0", vec![text(id)])
     }
 }
 
@@ -74,8 +82,8 @@ impl Store for Tables {
     }
 
     fn insert(&mut self, new: &StoredCommand, due_at: Timestamp) -> Result<()> {
-        let sql = "INSERT INTO commands (id, phase, scheduled_at, due_at, revision, flushed, document)
-            VALUES (?1, ?2, ?3, ?4, 1, 1, ?5)";
+        let sql = "INSERT INTO commands (id, phase, scheduled_at, due_at, revision, flushed, is_active, document)
+            VALUES (?1, ?2, ?3, ?4, 1, 1, 1, ?5)";
         let parameters = vec![
             text(new.command.id),
             text(new.phase.as_str()),
@@ -93,23 +101,24 @@ impl Store for Tables {
             nullable(accepted.stage().map(Stage::as_str)),
             nullable(accepted.due_at(now)),
         ];
-        self.exec("UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4 WHERE id = ?1", parameters)
+        // It waits in the queue.
+        self.exec("UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4, is_active = 0 WHERE id = ?1", parameters)
     }
 
     fn due_waiting(&self, now: Timestamp, limit: u64) -> Result<Vec<StoredCommand>> {
         let found = self.commands(
-            "stage = ? AND scheduled_at <= ? ORDER BY scheduled_at, id LIMIT ? + 0",
-            vec![text(Stage::Waiting.as_str()), text(now), integer(limit)],
+            "stage = 'waiting' AND scheduled_at <= ? ORDER BY scheduled_at, id LIMIT ? + 0",
+            vec![text(now), integer(limit)],
         )?;
         Ok(found.into_iter().filter(|stored| stored.life.is_due(now)).collect())
     }
 
     fn waiting(&self) -> Result<Vec<StoredCommand>> {
-        self.commands("stage = ?", vec![text(Stage::Waiting.as_str())])
+        self.commands("stage = 'waiting'", vec![])
     }
 
     fn open(&self) -> Result<Vec<StoredCommand>> {
-        self.commands("stage = ?", vec![text(Stage::Open.as_str())])
+        self.commands("is_active = 1 AND stage = 'open'", vec![])
     }
 
     fn has_commands(&self) -> Result<bool> {
@@ -117,7 +126,7 @@ impl Store for Tables {
     }
 
     fn count_open(&self) -> Result<u64> {
-        self.count("SELECT count(*) AS number FROM commands WHERE stage = ?", vec![text(Stage::Open.as_str())])
+        self.count("SELECT count(*) AS number FROM commands WHERE is_active = 1 AND stage = 'open'", vec![])
     }
 
     fn command(&self, id: Uuid) -> Result<Option<StoredCommand>> {
@@ -126,15 +135,16 @@ impl Store for Tables {
 
     fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<StoredCommand>> {
         let parameters = vec![text(now), SqlStorageValue::Integer(limit.into())];
-        self.commands("due_at <= ? ORDER BY due_at, id LIMIT ? + 0", parameters)
+        let condition = "id IN (SELECT id FROM commands WHERE stage = 'waiting' AND due_at <= ?1
+                UNION ALL SELECT id FROM commands WHERE is_active = 1 AND due_at <= ?1)
+            ORDER BY due_at, id LIMIT ?2 + 0";
+        self.commands(condition, parameters)
     }
 
     fn unflushed(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<StoredCommand>> {
-        let condition = format!("flushed < revision AND (stage IS NOT ? OR {LAST_REPORT} <= ?) LIMIT ? + 0");
-        self.commands(
-            &condition,
-            vec![text(Stage::Open.as_str()), text(reported_by), SqlStorageValue::Integer(limit.into())],
-        )
+        let condition =
+            format!("is_active = 1 AND flushed < revision AND (stage IS NOT 'open' OR {LAST_REPORT} <= ?) LIMIT ? + 0");
+        self.commands(&condition, vec![text(reported_by), SqlStorageValue::Integer(limit.into())])
     }
 
     fn next_unflushed(&self) -> Result<Option<Unflushed>> {
@@ -144,10 +154,10 @@ impl Store for Tables {
             report: Option<Timestamp>,
         }
         let sql = format!(
-            "SELECT min(stage IS ?1) AS waits, min(iif(stage IS ?1, {LAST_REPORT}, NULL)) AS report
-             FROM commands WHERE flushed < revision"
+            "SELECT min(stage IS 'open') AS waits, min(iif(stage IS 'open', {LAST_REPORT}, NULL)) AS report
+             FROM commands WHERE is_active = 1 AND flushed < revision"
         );
-        let rows: Vec<Row> = self.rows(&sql, vec![text(Stage::Open.as_str())])?;
+        let rows: Vec<Row> = self.rows(&sql, vec![])?;
         Ok(rows.first().and_then(|row| match row.waits? {
             0.0 => Some(Unflushed::Now),
             _ => row.report.map(Unflushed::After),
@@ -155,6 +165,7 @@ impl Store for Tables {
     }
 
     fn save(&mut self, changed: &StoredCommand, now: Timestamp) -> Result<()> {
+        self.activate(changed.command.id)?;
         let sql = "UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4, revision = revision + 1,
             document = ?5, result = ?6 WHERE id = ?1";
         let parameters = vec![
@@ -178,18 +189,21 @@ impl Store for Tables {
     }
 
     fn mark_unflushed(&mut self, id: Uuid) -> Result<()> {
-        self.exec("UPDATE commands SET flushed = 0 WHERE id = ?", vec![text(id)])
+        self.exec("UPDATE commands SET flushed = 0, is_active = 1 WHERE id = ?", vec![text(id)])
     }
 
-    fn mark_flushed(&mut self, told: &StoredCommand) -> Result<()> {
-        let sql = if told.events.is_empty() {
-            "UPDATE commands SET flushed = max(flushed, ?2) WHERE id = ?1"
+    fn mark_flushed(&mut self, id: Uuid, revision: i64, has_events: bool) -> Result<()> {
+        let events = if has_events {
+            ", document = json_set(document, '$.events', json((
+                SELECT json_group_array(json(value)) FROM json_each(document, '$.events') WHERE value ->> 'revision' > ?2)))"
         } else {
-            "UPDATE commands SET flushed = max(flushed, ?2), document = json_set(document, '$.events', json((
-                SELECT json_group_array(json(value)) FROM json_each(document, '$.events') WHERE value ->> 'revision' > ?2)))
-             WHERE id = ?1"
+            ""
         };
-        self.exec(sql, vec![text(told.command.id), SqlStorageValue::Integer(told.revision)])
+        let sql = format!(
+            "UPDATE commands SET flushed = max(flushed, ?2), is_active = phase <> 'accepted' OR stage IS 'open'
+                OR max(flushed, ?2) < revision OR due_at IS NOT NULL AND stage IS NOT 'waiting' {events} WHERE id = ?1"
+        );
+        self.exec(&sql, vec![text(id), SqlStorageValue::Integer(revision)])
     }
 
     fn delete(&mut self, id: Uuid) -> Result<()> {
@@ -234,7 +248,9 @@ impl Store for Tables {
         struct Row {
             due_at: Option<Timestamp>,
         }
-        let sql = "SELECT min(due_at) AS due_at FROM commands WHERE due_at IS NOT NULL";
+        let sql = "SELECT min(due_at) AS due_at FROM (
+            SELECT min(due_at) AS due_at FROM commands WHERE stage = 'waiting'
+            UNION ALL SELECT min(due_at) FROM commands WHERE is_active = 1)";
         let rows: Vec<Row> = self.rows(sql, vec![])?;
         Ok(rows.first().and_then(|row| row.due_at))
     }

@@ -1,5 +1,6 @@
 //! The tables of a server's object, in its own SQLite.
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::rc::Rc;
 
@@ -20,7 +21,9 @@ const SCHEMA: [&str; 9] = [
     "CREATE TABLE server (id INTEGER PRIMARY KEY, document TEXT NOT NULL)",
     // Commands: the document (`StoredCommand`), the agent's result, and the columns that are
     // queried. `revision` counts the changes, `flushed` is the revision that D1 has. `stage` is
-    // that of `StoredCommand::stage`, or null.
+    // that of `StoredCommand::stage`, or null. `is_active` is 1 while there is more to do for the
+    // command than to wait in the queue: few commands are. It keeps other columns out of the
+    // indexes, as each entry of an index that a statement may change counts as two written rows.
     "CREATE TABLE commands (
         id TEXT PRIMARY KEY,
         phase TEXT NOT NULL,
@@ -29,15 +32,19 @@ const SCHEMA: [&str; 9] = [
         due_at TEXT,
         revision INTEGER NOT NULL,
         flushed INTEGER NOT NULL,
+        is_active INTEGER NOT NULL,
         document TEXT NOT NULL,
-        result TEXT
+        result TEXT,
+        CHECK (is_active OR phase = 'accepted' AND stage IS NOT 'open' AND flushed >= revision
+            AND (due_at IS NULL OR stage IS 'waiting'))
     ) WITHOUT ROWID",
-    // Serves: the commands that the alarm has to look at.
-    "CREATE INDEX commands_due ON commands (due_at) WHERE due_at IS NOT NULL",
-    // Serves: what D1 does not have yet.
-    "CREATE INDEX commands_unflushed ON commands (id) WHERE flushed < revision",
-    // Serves: the queue in its order, and the number of unfinished commands of the agent.
-    "CREATE INDEX commands_stage ON commands (stage, scheduled_at, id) WHERE stage IS NOT NULL",
+    // Serves: the unfinished commands of the agent, what D1 does not have yet, and the commands
+    // that the alarm has to look at.
+    "CREATE INDEX commands_active ON commands (id) WHERE is_active = 1",
+    // Serves: the queue in its order.
+    "CREATE INDEX commands_waiting ON commands (scheduled_at, id) WHERE stage = 'waiting'",
+    // Serves: the waiting commands that the alarm has to look at.
+    "CREATE INDEX commands_waiting_due ON commands (due_at) WHERE stage = 'waiting'",
     // Output in rows of consecutive chunks (`ChunkRow`), from the seq `first` to the one before
     // `next`: the lengths of the chunks, their bytes in all, the bytes that are kept, and the
     // content of these. Content that is larger than a row can be is in several pieces; the numbers
@@ -68,6 +75,8 @@ pub struct Tables {
     state: Rc<State>,
     alarm: Rc<Alarm>,
     sql: SqlStorage,
+    /// Rows that were written, with those of indexes.
+    rows_written: Cell<usize>,
 }
 
 /// The failure of the platform's storage.
@@ -90,11 +99,19 @@ pub(super) fn integer(value: u64) -> SqlStorageValue {
 impl Tables {
     /// The tables of an object's database. They may not exist yet.
     pub fn new(state: Rc<State>, alarm: Rc<Alarm>) -> Self {
-        Self { sql: state.storage().sql(), state, alarm }
+        Self { sql: state.storage().sql(), state, alarm, rows_written: Cell::default() }
     }
 
     pub(super) fn exec(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<()> {
-        self.rows::<serde_json::Value>(sql, parameters).map(drop)
+        let cursor = self.sql.exec(sql, parameters).map_err(failed)?;
+        cursor.to_array::<serde_json::Value>().map_err(failed)?;
+        self.rows_written.set(self.rows_written.get() + cursor.rows_written());
+        Ok(())
+    }
+
+    /// How many rows were written since this was last called, with those of indexes.
+    pub fn take_rows_written(&self) -> usize {
+        self.rows_written.take()
     }
 
     /// As in D1, no parameter stands alone after a LIMIT
