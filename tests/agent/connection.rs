@@ -618,11 +618,10 @@ async fn an_idle_fleet_costs_next_to_nothing() {
     for agent in &agents {
         agent.until_idle(LONG).await;
     }
-    let timers = "SELECT key FROM server, json_each(document, '$.timers') timer WHERE timer.value IS NOT NULL";
-    let due = || instance.read_objects("ServerLink", timers);
     // What they told at their start is in D1.
+    let untold = "SELECT 'untold' FROM server WHERE document ->> '$.facts.flushed' < document ->> '$.facts.revision'";
     eventually_within(LONG, "the objects to have told all", || async {
-        (!due().contains(&"tell".to_owned())).then_some(())
+        instance.read_objects("ServerLink", untold).is_empty().then_some(())
     })
     .await;
     let rows =
@@ -649,6 +648,8 @@ async fn an_idle_fleet_costs_next_to_nothing() {
 
     assert_eq!(instance.d1(rows), before, "a pong is no news for D1");
     // A ping that is not answered yet has a timer of its own.
+    let timers = "SELECT key FROM server, json_each(document, '$.timers') timer WHERE timer.value IS NOT NULL";
+    let due = || instance.read_objects("ServerLink", timers);
     eventually("pings to be all that is due", || async { (due() == vec!["ping"; FLEET]).then_some(()) }).await;
     let due = instance.read_objects("ServerLink", "SELECT id FROM commands WHERE due_at IS NOT NULL");
     assert_eq!(due, Vec::<String>::new());

@@ -425,9 +425,14 @@ async fn reports_of_several_commands_go_to_d1_together() {
     for attempt in 1_u64.. {
         let mut commands = Vec::new();
         for _ in 0..10 {
-            commands.push(hand_out(&workspace, &mut agent).await);
+            let command = hand_out(&workspace, &mut agent).await;
+            agent.ack(id_of(&command)).await;
+            commands.push(command);
         }
-        // Two for each request of this round and the ones before; the log tells of them a moment later.
+        for command in &commands {
+            listed(&workspace, command, "Acked").await;
+        }
+        // D1 has all of that. Two for each request of this round and the ones before; the log tells of them a moment later.
         let requests = 20 * attempt;
         let before = eventually("the log to tell of the requests", || async {
             let found = calls(&workspace, &server);
@@ -435,7 +440,6 @@ async fn reports_of_several_commands_go_to_d1_together() {
         })
         .await;
         future::join_all(commands.iter().map(|command| async {
-            agent.ack(id_of(command)).await;
             agent.fin(id_of(command), 0, "done").await;
         }))
         .await;
@@ -586,8 +590,8 @@ const COMMAND_WRITES: i64 = 17;
 /// What its end writes, without output.
 const END_WRITES: i64 = 8;
 
-/// What a command whose output comes with its end writes to its server's object, in rows, from the
-/// request to the end, with the settings of the alarm.
+/// What a command whose output comes with its end writes to its server's object at most, in rows,
+/// from the request to the end, with the settings of the alarm.
 const OBJECT_WRITES: i64 = 9;
 
 #[tokio::test]
@@ -657,7 +661,7 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
         least.extend(told.into_iter().min());
         least_of_object.extend(stored.into_iter().min());
     }
-    assert_eq!(least_of_object, [OBJECT_WRITES, OBJECT_WRITES]);
+    assert!(least_of_object.iter().all(|rows| *rows <= OBJECT_WRITES), "{least_of_object:?}");
     assert_eq!(least, [END_WRITES, END_WRITES + 1]);
     let bytes = instance.read_d1("SELECT CAST(bytes AS TEXT) FROM stored_bytes");
     assert_eq!(bytes, [(9 * "id".len() + 3 * "some output".len()).to_string()]);
