@@ -1,7 +1,10 @@
 // The load: requests on kept-alive connections, in windows that alternate between peers. By undici's client, as autocannon would
 // tell latencies in whole milliseconds only; how busy it is stands under the table.
+import { readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
 import { setTimeout as pause } from "node:timers/promises";
 import { Pool } from "undici";
+import { say } from "../scripts/lib.mjs";
 import { median } from "./report.mjs";
 
 /**
@@ -63,11 +66,22 @@ export class Client {
   }
 }
 
-/** Does `work` for a while, `width` at a time. Returns how often a second, the median of how long, and how busy this process was. */
-async function measure(work, width, milliseconds) {
+/** How many rounds of windows are not counted. */
+const WARM_UP = 6;
+
+/** The CPU time that an instance's workerd has taken, in microseconds. It is the one child of the process that serves. */
+export function cpuTime(pid) {
+  const [workerd] = readFileSync(`/proc/${pid}/task/${pid}/children`, "utf8").split(" ");
+  const tasks = `/proc/${workerd}/task`;
+  const nanoseconds = (task) => Number(readFileSync(join(tasks, task, "schedstat"), "utf8").split(" ")[0]);
+  return readdirSync(tasks).reduce((sum, task) => sum + nanoseconds(task), 0) / 1000;
+}
+
+/** Does `work` for a while, `width` at a time. Returns what one took, in milliseconds and of workerd's CPU, and how busy this process was. */
+async function measure({ work, pid }, width, milliseconds) {
   const times = [];
   const start = performance.now();
-  const cpu = process.cpuUsage();
+  const [cpu, ours] = [cpuTime(pid), process.cpuUsage()];
   const one = async () => {
     for (let now = performance.now(); now < start + milliseconds; ) {
       await work();
@@ -78,30 +92,34 @@ async function measure(work, width, milliseconds) {
   };
   await Promise.all(Array.from({ length: width }, one));
   const elapsed = performance.now() - start;
-  const { user, system } = process.cpuUsage(cpu);
-  return { rate: (times.length * 1000) / elapsed, latency: median(times), busy: (user + system) / 1000 / elapsed };
+  const { user, system } = process.cpuUsage(ours);
+  return { cpu: (cpuTime(pid) - cpu) / times.length, latency: median(times), busy: (user + system) / 1000 / elapsed };
 }
 
 /**
- * Measures what peers do in alternating windows.
- * @param {Record<string, () => Promise<unknown>>} peers what each does once
+ * Measures what peers do in alternating windows, in turn and in reverse turn.
+ * @param {Record<string, {work: () => Promise<unknown>, pid: number}>} peers what each does once, and the process that serves it
  * @param {{width: number, windows: number, milliseconds: number}} options
- * @returns {Promise<Record<string, {rate: number, latency: number, busy: number}>>} of each, the medians of its windows
+ * @returns {Promise<Record<string, {cpu: number, latency: number, busy: number}[]>>} of each, the figures of its windows
  */
 export async function alternate(peers, { width, windows, milliseconds }) {
   const measured = Object.fromEntries(Object.keys(peers).map((name) => [name, []]));
-  // The first round warms up.
-  for (let round = 0; round <= windows; round += 1) {
-    for (const [name, work] of Object.entries(peers)) {
-      const figures = await measure(work, width, milliseconds);
-      if (round > 0) measured[name].push(figures);
+  // The first rounds warm up: V8 optimises what is called often.
+  for (let round = -WARM_UP; round < windows; round += 1) {
+    const order = Object.entries(peers);
+    for (const [name, peer] of round % 2 === 0 ? order : order.reverse()) {
+      const figures = await measure(peer, width, milliseconds);
+      if (round >= 0) measured[name].push(figures);
     }
   }
-  const middle = (all, figure) => median(all.map((one) => one[figure]));
-  return Object.fromEntries(
-    Object.entries(measured).map(([name, all]) => [
-      name,
-      { rate: middle(all, "rate"), latency: middle(all, "latency"), busy: middle(all, "busy") },
-    ]),
-  );
+  return measured;
+}
+
+/** How many times as much of something one takes as another: the median of the pairs of windows. */
+export function timesAsMuch(one, other, what) {
+  const all = (windows) => windows.map((figures) => figures[what]).sort((a, b) => a - b);
+  const tenth = (windows) => all(windows)[Math.floor(windows.length / 10)];
+  // What is not the median is for whoever watches: the tenth is of the windows that other programs disturbed least.
+  say(`${what}: ${tenth(one).toFixed(1)} / ${tenth(other).toFixed(1)} = ${(tenth(one) / tenth(other)).toFixed(3)} in a tenth`);
+  return median(one.map((figures, round) => figures[what] / other[round][what]));
 }

@@ -40,6 +40,16 @@ export async function stopAll() {
 /** Starts the service, whose Worker is built. */
 export const startService = (folder) => start("the service", { stateDir: join(folder, "service") });
 
+/** Starts the service on its state, with an observer around its Worker (observer/index.js). */
+export function startObserved(folder) {
+  const project = join(folder, "observed.project");
+  cpSync(join(here, "observer"), join(project, "build"), { recursive: true });
+  copyFileSync(join(root, "wrangler.toml"), join(project, "wrangler.toml"));
+  copyFileSync(join(root, "build", "index.js"), join(project, "build", "service.mjs"));
+  copyFileSync(join(root, "build", "index_bg.wasm"), join(project, "build", "index_bg.wasm"));
+  return start("the observed service", { stateDir: join(folder, "service"), project });
+}
+
 /** Builds the service of another checkout, in its own way. */
 export const buildOther = (checkout) =>
   run(process.execPath, [join(resolve(checkout), "scripts", "build.mjs")], { cwd: resolve(checkout) });
@@ -56,8 +66,8 @@ export function copyDatabase(folder, name) {
   cpSync(join(folder, "service", "v3", "d1"), join(folder, name, "v3", "d1"), { recursive: true });
 }
 
-/** Starts a peer, made of a script of this folder. */
-export async function startPeer(folder, name, script) {
+/** Starts a peer, made of a script of this folder. `values` are exported by its module `statement.mjs`. */
+export async function startPeer(folder, name, script, values = {}) {
   const project = join(folder, `${name}.project`);
   mkdirSync(join(project, "build"), { recursive: true });
   const { compatibility_date, vars, d1_databases } = parse(readFileSync(join(root, "wrangler.toml"), "utf8"));
@@ -69,18 +79,20 @@ export async function startPeer(folder, name, script) {
     minify: true,
     format: "esm",
     conditions: ["workerd", "worker"],
-    external: ["*.wasm"],
+    external: ["*.wasm", "./statement.mjs"],
     logLevel: "error",
   });
+  const exported = Object.entries(values).map(([name, value]) => `export const ${name} = ${JSON.stringify(value)};\n`);
+  writeFileSync(join(project, "build", "statement.mjs"), exported.join(""));
   if (script.startsWith("crate/")) copyFileSync(crateBuilt, join(project, "build", "derive.wasm"));
   return start(name, { stateDir: join(folder, name), project });
 }
 
-/** Builds the bare crate, with what versions the service has. */
+/** Builds the bare crate, with what versions the service has, and as an ordinary build does: without SIMD. */
 export async function buildCrate(folder) {
   const crate = join(folder, "crate.source");
   cpSync(join(here, "crate"), crate, { recursive: true });
   copyFileSync(join(root, "Cargo.lock"), join(crate, "Cargo.lock"));
-  const env = { ...(await prepare()), CARGO_TARGET_DIR: join(root, "target", "bench") };
+  const env = { ...(await prepare()), CARGO_TARGET_DIR: join(root, "target", "bench"), CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS: "" };
   run("cargo", ["build", "--quiet", "--release", "--target", TARGET], { cwd: crate, env });
 }

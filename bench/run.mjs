@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { root, run } from "../scripts/lib.mjs";
 
 /** Each is a file of this folder, which is run in a process of its own. */
-const BENCHES = ["requests", "lists", "fleet", "logins"];
+const BENCHES = ["requests", "lists", "fleet", "logins", "output"];
 
 const given = process.argv.slice(2);
 const from = given.findIndex((argument) => argument.startsWith("--"));

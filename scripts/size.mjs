@@ -1,10 +1,14 @@
-// `npm run size`: how large the Worker is, as it is deployed.
+// `npm run size`: how large the Worker is, as it is deployed. It fails if a function is too large.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { gzipSync } from "node:zlib";
 import { build } from "./build.mjs";
-import { root } from "./lib.mjs";
+import { fail, root } from "./lib.mjs";
+import { functionSizes } from "./wasm.mjs";
+
+/** V8 compiles a function when it is first called: with larger ones, the first request of an isolate waits for code of others. */
+const MAX_FUNCTION = 40_000;
 
 /** The files of the built Worker, with their sizes in bytes. */
 export const sizes = () =>
@@ -18,4 +22,7 @@ if (import.meta.url === pathToFileURL(process.argv[1]).href) {
   const all = sizes();
   for (const { name, plain, zipped } of all) console.log(`${name.padEnd(14)} ${plain} bytes, ${zipped} gzipped`);
   console.log(`together       ${all.reduce((sum, { zipped }) => sum + zipped, 0)} gzipped`);
+  const largest = Math.max(...functionSizes(readFileSync(join(root, "build", "index_bg.wasm"))));
+  console.log(`its largest function has ${largest} bytes`);
+  if (largest > MAX_FUNCTION) fail(`a function has more than ${MAX_FUNCTION} bytes`);
 }

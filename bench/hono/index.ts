@@ -102,6 +102,7 @@ const commandOf = (row: Row) => ({
   result: row.result,
   result_truncated: row.result_truncated === 1 || row.is_longer === 1,
   output_bytes: row.output_bytes,
+  state: row.state !== "waiting" ? row.state : row.scheduled_at > new Date().toISOString() ? "scheduled" : "queued",
   status: statusOf(row),
   response_delay: row.response_delay,
   elapsed_time: row.elapsed_time,

@@ -1,0 +1,21 @@
+// Counts the calls from wasm into JavaScript. It must be imported before the Worker, which makes its instance when it is loaded.
+
+/** How often each import was called, by its name without the digest. */
+export const calls = {};
+
+const Instance = WebAssembly.Instance;
+
+function counted(name, imported) {
+  return typeof imported !== "function" ? imported : function (...values) {
+    calls[name] = (calls[name] ?? 0) + 1;
+    return imported.apply(this, values);
+  };
+}
+
+WebAssembly.Instance = function (module, imports) {
+  const modules = Object.entries(imports).map(([from, all]) => {
+    const named = Object.entries(all).map(([name, imported]) => [name, counted(name.replace(/_[0-9a-f]{16}$/, ""), imported)]);
+    return [from, Object.fromEntries(named)];
+  });
+  return new Instance(module, Object.fromEntries(modules));
+};
