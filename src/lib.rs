@@ -11,7 +11,7 @@ mod rooms;
 mod store;
 
 use serde_json::json;
-use worker::{Context, Env, Response, ScheduleContext, ScheduledEvent, event, web_sys};
+use worker::{Context, Env, ScheduleContext, ScheduledEvent, event, web_sys};
 
 use crate::api::dispatch;
 use crate::auth::audit;
@@ -28,7 +28,7 @@ fn start() {
 
 /// Answers a request. Every refusal is a response: an `Err` would show the platform's own text.
 #[event(fetch)]
-async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker::Result<Response> {
+async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker::Result<web_sys::Response> {
     dispatch::respond(Call::new(request, env, context)).await
 }
 

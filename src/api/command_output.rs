@@ -79,7 +79,7 @@ pub async fn chunks(call: &Call) -> Result<Reply, Error> {
         Err(Refusal::NotFound) => ChunkPage { count: 0, chunks: vec![] },
         Err(refusal) => return Err(refusal.into()),
     };
-    envelope(call, &query, page, serde_json::to_string(&told.chunks)?, told.count)
+    envelope(call, &query, page, serde_json::to_string(&told.chunks)?.into(), told.count)
 }
 
 /// The first and the next pieces of a command's whole output.

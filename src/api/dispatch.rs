@@ -3,7 +3,7 @@
 use farhand_domain::endpoints::{self, Access, Endpoint, Route};
 use farhand_domain::error::{Error, Kind};
 use futures_util::future::{self, FutureExt, LocalBoxFuture};
-use worker::Response;
+use worker::web_sys;
 
 use crate::api::change::Extent;
 use crate::api::{
@@ -26,7 +26,7 @@ const HSTS: &str = "max-age=31536000";
 ///
 /// # Errors
 /// The platform cannot create the response.
-pub async fn respond(mut call: Call) -> worker::Result<Response> {
+pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
     let (outcome, cost) = cost::of(async {
         // Before the host is looked up: over plain http, no answer may depend on which workspaces exist.
         call.require_https()?;
@@ -45,8 +45,9 @@ pub async fn respond(mut call: Call) -> worker::Result<Response> {
     auth::audit::seal_later(&call);
     let reply = outcome.unwrap_or_else(|error| refusal(&call, &error));
     let reply = if call.is_https() { reply.header("Strict-Transport-Security", HSTS) } else { reply };
+    let status = reply.status();
     let response = cors::add_headers(&call, reply).into_response(&call.id, call.method == "HEAD")?;
-    request_log::write(&call, response.status_code(), cost);
+    request_log::write(&call, status, cost);
     Ok(response)
 }
 

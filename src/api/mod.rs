@@ -31,6 +31,7 @@ use serde_json::json;
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
+use crate::store::db::Items;
 use crate::store::list::List;
 use crate::store::scope::Query;
 
@@ -55,13 +56,13 @@ fn page_url(call: &Call, query: &page::Query, number: u64) -> String {
     format!("{}{}?{}", call.origin, call.path, parameters.finish())
 }
 
-/// Answers with a page of a list whose items are JSON text already, in the envelope of spec.md (Paginated list envelope).
-fn envelope(call: &Call, query: &page::Query, page: Page, items: String, count: u64) -> Result<Reply, Error> {
+/// Answers with a page of a list, in the envelope of spec.md (Paginated list envelope).
+fn envelope(call: &Call, query: &page::Query, page: Page, items: Items, count: u64) -> Result<Reply, Error> {
     let (previous, next) = page.neighbours(count)?;
     let url = |number: u64| page_url(call, query, number);
     let (next, previous) = (json!(next.map(url)), json!(previous.map(url)));
-    // Put together as it stands: the items come from the database as JSON, and may be many kilobytes.
-    Ok(Reply::ok_text(format!(r#"{{"count":{count},"next":{next},"previous":{previous},"results":{items}}}"#)))
+    let before = format!(r#"{{"count":{count},"next":{next},"previous":{previous},"results":"#);
+    Ok(Reply::list(before, items))
 }
 
 /// The address of a resource in a collection, on the caller's own base URL.

@@ -17,7 +17,7 @@ use futures_util::future;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use worker::{D1Result, Env};
+use worker::Env;
 
 use crate::http::request::Call;
 use crate::objects::janitor;
@@ -25,7 +25,7 @@ use crate::platform;
 use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::store::batch::{Batch, BatchResult};
-use crate::store::db::{self, Failure};
+use crate::store::db::{self, Failure, Items, Outcome};
 use crate::store::list::{self, List, Select};
 use crate::store::login_tokens::{self, Entry};
 use crate::store::scope::{Limited, Query, Scope, Who};
@@ -33,13 +33,19 @@ use crate::store::{api_tokens, sessions, workspaces};
 
 /// For how long an isolate remembers what a token's caller was like.
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
+/// For how long an isolate that saw the right entry of a login token in KV does not read it again. An entry that is lost in this
+/// time is written again later; nothing else depends on it, as D1 decides about the token in every request.
+const SEEN: Duration = Duration::from_secs(10 * 60);
 /// How long KV may not show what was written.
 const KV_SETTLES_WITHIN: Duration = Duration::from_secs(60);
 
+// The keys are those of KV, which name the workspace and the token's hash.
 thread_local! {
-    /// What the callers of live tokens were like, by the tokens' hashes.
+    /// What the callers of live tokens were like.
     static CALLERS: Hints<String, Traits> = Hints::new(REMEMBERED);
-    /// Hashes whose entry in KV was written. KV may say for a minute that there is none, and takes one write a second for a
+    /// Entries of KV that were right when they were read or written.
+    static ENTRIES: Hints<String, Entry> = Hints::new(SEEN);
+    /// Keys whose entry in KV was written. KV may say for a minute that there is none, and takes one write a second for a
     /// key; so it is not written again for as long.
     static WRITTEN: Hints<String> = Hints::new(KV_SETTLES_WITHIN);
 }
@@ -55,15 +61,24 @@ struct Traits {
     reads_narrowly: bool,
 }
 
+/// What is known of a token's entry in KV.
+struct Known {
+    entry: Option<Entry>,
+    /// KV was not read.
+    is_remembered: bool,
+}
+
 /// A token that was sent, not looked up yet. Each method that asks D1 refuses a credential that is not alive.
 pub struct Credential<'a> {
     call: &'a Call,
+    /// The key of its entry in KV.
+    key: String,
     /// What its statements are limited to.
     pub scope: Scope<'a>,
 }
 
 /// The `body` of a result's first row.
-fn body(result: &D1Result) -> Result<Option<String>, Error> {
+fn body(result: &Outcome) -> Result<Option<String>, Error> {
     #[derive(Deserialize)]
     struct Row {
         body: Option<String>,
@@ -84,13 +99,15 @@ impl<'a> Credential<'a> {
         }
         let hash = credential_hash(Purpose::Token, &token);
         let limited = if call.takes_limited_tokens() { Limited::Taken } else { Limited::Refused };
-        Ok(Self { call, scope: Scope::new(call.workspace()?, hash, call.now, limited) })
+        let workspace = call.workspace()?;
+        let key = login_tokens::key(workspace, &hash);
+        Ok(Self { call, key, scope: Scope::new(workspace, hash, call.now, limited) })
     }
 
     /// The same credential for a check after a wait: it may have expired since the request began.
     #[must_use]
     pub fn after_wait(&self) -> Self {
-        Self { call: self.call, scope: self.scope.at(platform::now()) }
+        Self { call: self.call, key: self.key.clone(), scope: self.scope.at(platform::now()) }
     }
 
     /// Runs a statement that selects [`Who`], and the rest behind it, in one round trip. A failure is reported only if the
@@ -99,23 +116,30 @@ impl<'a> Credential<'a> {
         &self,
         who: impl Into<Statement>,
         rest: Vec<Statement>,
-    ) -> Result<(Caller, D1Result, Vec<D1Result>), Failure> {
-        let hash = &self.scope.hash;
-        let Traits { is_api_token, .. } = self.traits();
-        let entry = async {
-            if is_api_token { None } else { login_tokens::get(&self.call.env, self.scope.workspace, hash).await }
-        };
+    ) -> Result<(Caller, Outcome, Vec<Outcome>), Failure> {
         let statements = std::iter::once(who.into()).chain(rest).collect::<Vec<_>>();
-        let (results, entry) = future::join(db::batch(&self.call.env, statements), entry).await;
-        let mut results = results?.into_iter();
-        let first = results.next().ok_or_else(|| Error::internal("D1: no result"))?;
-        let who = db::first::<Who>(&first)?.ok_or_else(|| Error::internal("D1: no row"))?;
-        let caller = self.settle(who, entry)?;
-        Ok((caller, first, results.collect()))
+        let (outcomes, entry) = future::join(db::batch(&self.call.env, statements), self.entry()).await;
+        let mut outcomes = outcomes?.into_iter();
+        let first = outcomes.next().ok_or_else(|| Error::internal("D1: no result"))?;
+        let caller = self.settle(&first, entry)?;
+        Ok((caller, first, outcomes.collect()))
+    }
+
+    /// The credential's entry in KV.
+    async fn entry(&self) -> Known {
+        let remembered = ENTRIES.with(|entries| entries.get(&self.key, self.scope.now));
+        let is_remembered = remembered.is_some() || self.traits().is_api_token;
+        let entry = if is_remembered {
+            remembered
+        } else {
+            login_tokens::get(&self.call.env, self.scope.workspace, &self.scope.hash).await
+        };
+        Known { entry, is_remembered }
     }
 
     /// Takes the caller from what D1 says, and puts right what KV says.
-    fn settle(&self, who: Who, entry: Option<Entry>) -> Result<Caller, Error> {
+    fn settle(&self, outcome: &Outcome, known: Known) -> Result<Caller, Error> {
+        let who = db::first::<Who>(outcome)?.ok_or_else(|| Error::internal("D1: no row"))?;
         let Some(workspace_id) = who.workspace else {
             workspaces::forget(self.scope.workspace);
             return Err(Error::not_found());
@@ -123,8 +147,9 @@ impl<'a> Credential<'a> {
         workspaces::remember(self.scope.workspace, workspace_id, self.scope.now);
         self.call.workspace_proven.set(true);
         let Some(me) = who.me else {
-            CALLERS.with(|callers| callers.forget(&self.scope.hash));
-            if entry.is_some() {
+            CALLERS.with(|callers| callers.forget(&self.key));
+            ENTRIES.with(|entries| entries.forget(&self.key));
+            if known.entry.is_some() {
                 forget_login_tokens(self.call, self.scope.workspace, vec![self.scope.hash.clone()]);
             }
             return Err(Error::invalid_token());
@@ -133,7 +158,7 @@ impl<'a> Credential<'a> {
         let is_api_token = caller.kind == Kind::ApiToken;
         let (reaches_all, reads_narrowly) = (caller.reaches_all(), caller.reads_narrowly());
         let traits = Traits { is_api_token, reaches_all, reads_narrowly };
-        CALLERS.with(|callers| callers.put(self.scope.hash.clone(), traits, self.scope.now));
+        CALLERS.with(|callers| callers.put(self.key.clone(), traits, self.scope.now));
         self.call.caller.replace(Some(caller.clone()));
         if let Some(acl) = &caller.acl {
             let is_allowed = self.call.takes_limited_tokens()
@@ -143,15 +168,15 @@ impl<'a> Credential<'a> {
                 return Err(Error::acl_not_allowed());
             }
         }
-        self.keep_up(&caller, entry);
+        self.keep_up(&caller, known);
         Ok(caller)
     }
 
     /// After the response: moves a session's expiry and repairs its KV entry, or notes an API token's use; each at
     /// most every ten minutes.
-    fn keep_up(&self, caller: &Caller, entry: Option<Entry>) {
+    fn keep_up(&self, caller: &Caller, Known { entry, is_remembered }: Known) {
         let (env, now) = (self.call.env.clone(), self.scope.now);
-        let (workspace_id, id, hash) = (caller.workspace_id, caller.credential_id, self.scope.hash.clone());
+        let (workspace_id, id, key) = (caller.workspace_id, caller.credential_id, self.key.clone());
         let is_due = caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
         match caller.kind {
             Kind::ApiToken => {
@@ -164,15 +189,25 @@ impl<'a> Credential<'a> {
                 let expires_at = if is_due { Some(session::expires_at(now)) } else { caller.expires_at };
                 let Some(expires_at) = expires_at else { return };
                 let wanted = Entry { session: id, expires_at };
-                if entry == Some(wanted) || (!is_due && !self.may_write_entry()) {
+                if entry == Some(wanted) {
+                    if !is_remembered {
+                        ENTRIES.with(|entries| entries.put(key, wanted, now));
+                    }
                     return;
                 }
-                let workspace = self.scope.workspace.to_owned();
+                // The next request reads it.
+                ENTRIES.with(|entries| entries.forget(&key));
+                if !is_due && (is_remembered || !self.may_write_entry()) {
+                    return;
+                }
+                let (workspace, hash) = (self.scope.workspace.to_owned(), self.scope.hash.clone());
                 self.call.context.wait_until(logged(async move {
                     if is_due {
                         sessions::refresh(&env, workspace_id, id, now, expires_at).await?;
                     }
-                    login_tokens::put(&env, &workspace, &hash, wanted).await
+                    login_tokens::put(&env, &workspace, &hash, wanted).await?;
+                    ENTRIES.with(|entries| entries.put(key, wanted, now));
+                    Ok(())
                 }));
             }
         }
@@ -180,13 +215,12 @@ impl<'a> Credential<'a> {
 
     /// What its caller was like; as of nobody in particular if that is not remembered.
     fn traits(&self) -> Traits {
-        CALLERS.with(|callers| callers.get(&self.scope.hash, self.scope.now)).unwrap_or_default()
+        CALLERS.with(|callers| callers.get(&self.key, self.scope.now)).unwrap_or_default()
     }
 
     /// Tells whether the token's KV entry was not written lately, and notes that it is now.
     fn may_write_entry(&self) -> bool {
-        let hash = self.scope.hash.clone();
-        WRITTEN.with(|written| written.is_new(hash, self.scope.now))
+        WRITTEN.with(|written| written.is_new(self.key.clone(), self.scope.now))
     }
 
     /// Looks the credential up, and does nothing else.
@@ -220,7 +254,7 @@ impl<'a> Credential<'a> {
     }
 
     /// Reads a page of a list. Returns the caller, the JSON array of the items, and the number of all.
-    pub async fn list(&self, list: &List, page: Page) -> Result<(Caller, String, u64), Error> {
+    pub async fn list(&self, list: &List, page: Page) -> Result<(Caller, Items, u64), Error> {
         let Some(narrow) = &list.narrow else { return self.list_widely(list, page).await };
         if self.traits().reads_narrowly {
             let (caller, items, total) = self.page(narrow, page).await?;
@@ -238,7 +272,7 @@ impl<'a> Credential<'a> {
     }
 
     /// Reads a page of a list, whatever the API token's list allows of it.
-    async fn list_widely(&self, list: &List, page: Page) -> Result<(Caller, String, u64), Error> {
+    async fn list_widely(&self, list: &List, page: Page) -> Result<(Caller, Items, u64), Error> {
         if let (Some(select), true) = (&list.full_access, self.traits().reaches_all)
             && let (caller, items, Some(total)) = self.page(select, page).await?
         {
@@ -249,10 +283,11 @@ impl<'a> Credential<'a> {
     }
 
     /// Reads a page of a list with one of its statements.
-    async fn page(&self, select: &Select, page: Page) -> Result<(Caller, String, Option<u64>), Error> {
-        let (caller, result, _) = self.resolve(self.scope.list(select, page), vec![]).await?;
-        let (items, total) = list::read(&result)?;
-        Ok((caller, items, total))
+    async fn page(&self, select: &Select, page: Page) -> Result<(Caller, Items, Option<u64>), Error> {
+        let reading = db::run_page(&self.call.env, self.scope.list(select, page));
+        let (read, entry) = future::join(reading, self.entry()).await;
+        let (first, items) = read?;
+        Ok((self.settle(&first, entry)?, items, list::total(&first)?))
     }
 
     /// The credential of a GET that takes limited tokens, with what it reads, to be checked again.

@@ -2,6 +2,7 @@
 //! and whether the deployment is complete.
 
 pub mod cors;
+pub mod head;
 pub mod request;
 pub mod request_log;
 pub mod response;

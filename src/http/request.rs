@@ -24,6 +24,7 @@ use uuid::Uuid;
 use wasm_bindgen::JsValue;
 use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 
+use crate::http::head::Head;
 use crate::platform::{self, Config, PeerSource};
 
 /// The largest body of a request, in bytes (contract 3).
@@ -79,6 +80,7 @@ pub struct Call {
     pub audited: RefCell<Vec<i64>>,
     /// The peer's address, once it was asked for.
     peer: OnceCell<Option<IpAddr>>,
+    head: Head,
     /// As the runtime has it: the crate's own form of it asks for more than is needed, `cf` among it, of each request.
     request: web_sys::Request,
 }
@@ -98,24 +100,20 @@ fn is_request_id(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
-fn header_of(request: &web_sys::Request, name: &str) -> Option<String> {
-    request.headers().get(name).ok().flatten()
-}
-
 impl Call {
     /// Takes a request in.
     pub fn new(request: web_sys::Request, env: Env, context: Context) -> Self {
         let config = Config::of(&env);
         let now = platform::now();
-        let url = request.url();
-        let (origin, path, raw_query) = split_url(&url);
-        let host = header_of(&request, "Host").unwrap_or_default();
-        let own_id = header_of(&request, "X-Request-Id").filter(|id| is_request_id(id));
+        let head = Head::read(&request);
+        let (origin, path, raw_query) = split_url(&head.url);
+        let host = head.header(&request, "Host").unwrap_or_default();
+        let own_id = head.header(&request, "X-Request-Id").filter(|id| is_request_id(id));
         let id = own_id.or_else(|| platform::new_id(now).ok().map(|id| id.to_string())).unwrap_or_default();
         let call = Self {
             now,
             id,
-            method: request.method(),
+            method: head.method.clone(),
             path: path.to_owned(),
             raw_query: raw_query.to_owned(),
             origin: origin.to_owned(),
@@ -130,6 +128,7 @@ impl Call {
             env,
             context,
             config,
+            head,
             request,
         };
         match call.origin.strip_prefix("http://").filter(|_| call.is_forwarded_https()) {
@@ -166,7 +165,7 @@ impl Call {
 
     /// A header's value.
     pub fn header(&self, name: &str) -> Option<String> {
-        header_of(&self.request, name)
+        self.head.header(&self.request, name)
     }
 
     /// The slug of the request's workspace.

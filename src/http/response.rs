@@ -7,9 +7,18 @@ use farhand_domain::error::{Error, Kind};
 use futures_util::{Stream, TryStreamExt};
 use serde::Serialize;
 use serde_json::{Value, json};
-use worker::{Headers, Response, WebSocket};
+use wasm_bindgen::JsValue;
+use wasm_bindgen::prelude::wasm_bindgen;
+use worker::{Headers, Response, ResponseBuilder, WebSocket, web_sys};
 
 use crate::platform::log;
+use crate::store::db::Items;
+
+#[wasm_bindgen(module = "/src/http/http.js")]
+extern "C" {
+    #[wasm_bindgen(catch)]
+    fn respond(status: u16, headers: &str, text: Option<&str>, items: &JsValue) -> Result<web_sys::Response, JsValue>;
+}
 
 /// An answer, before it becomes the platform's.
 pub struct Reply {
@@ -23,8 +32,19 @@ type Pieces = Pin<Box<dyn Stream<Item = worker::Result<String>>>>;
 
 enum Body {
     Empty,
-    Stream { media_type: &'static str, pieces: Pieces },
-    Text { media_type: &'static str, text: String },
+    /// JSON that ends with the items of a list: what is before them.
+    List {
+        before: String,
+        items: Items,
+    },
+    Stream {
+        media_type: &'static str,
+        pieces: Pieces,
+    },
+    Text {
+        media_type: &'static str,
+        text: String,
+    },
     WebSocket(WebSocket),
 }
 
@@ -49,6 +69,11 @@ impl Reply {
     /// 200 with JSON that is text already.
     pub fn ok_text(json: String) -> Self {
         Self::json_text(200, json)
+    }
+
+    /// 200 with a JSON object whose last member is the items of a list: `before` is its text up to them.
+    pub fn list(before: String, items: Items) -> Self {
+        Self::new(200, Body::List { before, items })
     }
 
     /// 200 with a text of another media type.
@@ -149,27 +174,39 @@ impl Reply {
         }
     }
 
+    /// The status.
+    pub fn status(&self) -> u16 {
+        self.status
+    }
+
     /// Makes the platform's response. `without_body` is for HEAD.
-    pub fn into_response(self, request_id: &str, without_body: bool) -> worker::Result<Response> {
-        let headers = Headers::new();
-        headers.set("X-Request-Id", request_id)?;
-        headers.set("Cache-Control", "no-store")?;
-        headers.set("X-Content-Type-Options", "nosniff")?;
-        match &self.body {
-            Body::Text { media_type, .. } | Body::Stream { media_type, .. } => {
-                headers.set("Content-Type", media_type)?
-            }
-            Body::Empty | Body::WebSocket(_) => {}
+    pub fn into_response(self, request_id: &str, without_body: bool) -> worker::Result<web_sys::Response> {
+        let Self { status, headers: own, body } = self;
+        let media_type = match &body {
+            Body::List { .. } => Some("application/json"),
+            Body::Text { media_type, .. } | Body::Stream { media_type, .. } => Some(*media_type),
+            Body::Empty | Body::WebSocket(_) => None,
+        };
+        let mut headers = BTreeMap::from([
+            ("X-Request-Id", request_id),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+        ]);
+        headers.extend(media_type.map(|media_type| ("Content-Type", media_type)));
+        headers.extend(own.iter().map(|(name, value)| (*name, value.as_str())));
+        let builder = || -> worker::Result<ResponseBuilder> {
+            let own = Headers::new();
+            headers.iter().try_for_each(|(name, value)| own.set(name, value))?;
+            Ok(Response::builder().with_status(status).with_headers(own))
+        };
+        let respond = |text, items: &JsValue| Ok(respond(status, &serde_json::to_string(&headers)?, text, items)?);
+        match body {
+            Body::WebSocket(socket) => Ok(builder()?.with_websocket(socket).empty().into()),
+            _ if without_body => respond(None, &JsValue::UNDEFINED),
+            Body::Empty => respond(None, &JsValue::UNDEFINED),
+            Body::Text { text, .. } => respond(Some(&text), &JsValue::UNDEFINED),
+            Body::List { before, items } => respond(Some(&before), items.as_ref()),
+            Body::Stream { pieces, .. } => Ok(builder()?.from_stream(pieces.map_ok(String::into_bytes))?.into()),
         }
-        for (name, value) in &self.headers {
-            headers.set(name, value)?;
-        }
-        let builder = Response::builder().with_status(self.status).with_headers(headers);
-        Ok(match self.body {
-            Body::WebSocket(socket) => builder.with_websocket(socket).empty(),
-            Body::Stream { pieces, .. } if !without_body => builder.from_stream(pieces.map_ok(String::into_bytes))?,
-            Body::Text { text, .. } if !without_body => builder.fixed(text.into_bytes()),
-            Body::Empty | Body::Stream { .. } | Body::Text { .. } => builder.empty(),
-        })
     }
 }

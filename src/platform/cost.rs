@@ -7,7 +7,6 @@ use std::pin::pin;
 
 use futures_util::future;
 use serde::{Deserialize, Serialize};
-use worker::{D1Result, D1ResultMeta};
 
 /// What D1 and KV bill, and what takes the time.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
@@ -66,15 +65,6 @@ pub fn add_d1_call() {
 /// Counts an entry of KV that is asked for.
 pub fn add_kv_read() {
     add(Cost { kv_reads: 1, ..Cost::default() });
-}
-
-/// Counts the rows of what a round trip came back with.
-pub fn add_rows(results: &[D1Result]) {
-    let metas = || results.iter().filter_map(|result| result.meta().ok().flatten());
-    let sum = |number: fn(&D1ResultMeta) -> Option<usize>| -> u64 {
-        metas().filter_map(|meta| number(&meta)).map(|number| number as u64).sum()
-    };
-    add(Cost { rows_read: sum(|meta| meta.rows_read), rows_written: sum(|meta| meta.rows_written), ..Cost::default() });
 }
 
 #[cfg(test)]

@@ -21,10 +21,8 @@ use farhand_domain::throttle::Settings;
 use farhand_domain::time::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
-use worker::{Date, Env};
+use worker::Env;
 
-/// The D1 database.
-pub const DB: &str = "DB";
 /// The KV namespace of login tokens.
 pub const LOGIN_TOKENS: &str = "LOGIN_TOKENS";
 /// The Durable Objects of servers.
@@ -47,7 +45,7 @@ pub fn internal(cause: impl Display) -> Error {
 
 /// The time.
 pub fn now() -> Timestamp {
-    Timestamp::from_millis(Date::now().as_millis())
+    Timestamp::from_millis(js_sys::Date::now() as u64)
 }
 
 /// Fills `bytes` from the platform's cryptographic source.

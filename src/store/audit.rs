@@ -11,7 +11,7 @@ use farhand_domain::page::Page;
 use farhand_sql::statement::Statement;
 use worker::Env;
 
-use super::db::{self, params};
+use super::db::{self, Items, params};
 use super::list::{self, Filters, List};
 use super::scope::Scope;
 use crate::platform;
@@ -192,10 +192,10 @@ pub fn list(filter: EventFilter) -> List {
 }
 
 /// A page of the events of a chain that is no workspace's, newest first, as a JSON array, and how many there are.
-pub async fn list_of_cell(env: &Env, workspace: i64, filter: EventFilter, page: Page) -> Result<(String, u64), Error> {
+pub async fn list_of_cell(env: &Env, workspace: i64, filter: EventFilter, page: Page) -> Result<(Items, u64), Error> {
     let List { select, .. } = events(filter, "true");
-    let sql = format!("WITH me AS (SELECT :workspace_id AS workspace_id){}", select.text(&[]));
+    let sql = format!("WITH me AS (SELECT :workspace_id AS workspace_id){}", select.text(&[], page));
     let statement = select.bind(Statement::new(sql).bind("workspace_id", workspace), page);
-    let (items, total) = list::read(&db::run(env, statement).await?)?;
-    Ok((items, total.unwrap_or(0)))
+    let (first, items) = db::run_page(env, statement).await?;
+    Ok((items, list::total(&first)?.unwrap_or(0)))
 }

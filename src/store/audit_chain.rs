@@ -7,7 +7,7 @@ use farhand_sql::statement::{Statement, Value};
 use serde_json::json;
 use worker::Env;
 
-use super::db::{self, params};
+use super::db::{self, Outcome, params};
 
 /// SQL for a row as [`Row`] reads it.
 fn row() -> String {
@@ -15,7 +15,7 @@ fn row() -> String {
     format!("json_array(e.seq, e.link, e.hash, json_array({columns}))")
 }
 
-fn read_rows(result: &worker::D1Result) -> Result<Vec<Row>, Error> {
+fn read_rows(result: &Outcome) -> Result<Vec<Row>, Error> {
     let rows = db::column::<String>(result)?;
     Ok(rows.iter().map(|row| serde_json::from_str(row)).collect::<Result<_, _>>()?)
 }

@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 
 use farhand_domain::error::Error;
-use farhand_sql::statement::{Built, Statement, Value};
+use farhand_sql::statement::{Statement, Value};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-use wasm_bindgen::JsValue;
-use worker::{D1Database, D1PreparedStatement, D1Result, Env};
+use serde_json::json;
+use serde_json::value::RawValue;
+use wasm_bindgen::prelude::wasm_bindgen;
+use wasm_bindgen::{JsCast, JsValue};
+use worker::Env;
 
-use crate::platform;
-use crate::platform::cost;
+use crate::platform::cost::{self, Cost};
 
 /// Parameters by name: `params! { id, name: &new.name }`.
 macro_rules! params {
@@ -25,19 +27,73 @@ macro_rules! params {
 }
 pub(crate) use params;
 
-fn prepare(database: &D1Database, statement: Statement) -> Result<D1PreparedStatement, Error> {
-    let Built { sql, parameters } = statement.build()?;
-    Ok(database.prepare(sql).bind(&parameters.into_iter().map(js_value).collect::<Vec<_>>())?)
+#[wasm_bindgen(module = "/src/store/d1.js")]
+extern "C" {
+    #[wasm_bindgen(catch, js_name = run)]
+    async fn run_all(env: &Env, texts: &str, parameters: &str) -> Result<JsValue, JsValue>;
+
+    #[wasm_bindgen(catch, js_name = runList)]
+    async fn run_list(env: &Env, text: &str, parameters: &str) -> Result<JsValue, JsValue>;
+
+    /// What `run_list` gives.
+    type ListOutcome;
+    #[wasm_bindgen(method, getter)]
+    fn outcome(this: &ListOutcome) -> String;
+    #[wasm_bindgen(method, getter)]
+    fn items(this: &ListOutcome) -> JsValue;
 }
 
-/// D1 refuses `undefined` and BigInt.
-fn js_value(value: Value) -> JsValue {
+/// What came of a statement.
+#[derive(Deserialize)]
+pub struct Outcome {
+    rows_read: Option<u64>,
+    rows_written: Option<u64>,
+    changes: Option<usize>,
+    /// A JSON array of objects.
+    rows: Box<RawValue>,
+}
+
+impl Outcome {
+    fn add_cost(&self) {
+        let (rows_read, rows_written) = (self.rows_read.unwrap_or(0), self.rows_written.unwrap_or(0));
+        cost::add(Cost { rows_read, rows_written, ..Cost::default() });
+    }
+}
+
+/// The items of a list's page: a JSON array, as a text of JavaScript. It goes from D1 into the response and never enters the
+/// Worker's own memory.
+pub struct Items(JsValue);
+
+impl From<String> for Items {
+    fn from(json: String) -> Self {
+        Self(json.into())
+    }
+}
+
+impl AsRef<JsValue> for Items {
+    fn as_ref(&self) -> &JsValue {
+        &self.0
+    }
+}
+
+/// The texts and the parameters of statements, as `d1.js` takes them.
+fn build(statements: impl IntoIterator<Item = Statement>) -> Result<(String, String), Error> {
+    let (mut texts, mut parameters) = (Vec::new(), Vec::new());
+    for statement in statements {
+        let built = statement.build()?;
+        texts.push(built.sql);
+        parameters.push(built.parameters.into_iter().map(json_value).collect());
+    }
+    Ok((texts.join("\0"), serde_json::Value::Array(parameters).to_string()))
+}
+
+/// D1 takes every number as a double. That is exact up to 2^53; ids and sizes do not come near.
+fn json_value(value: Value) -> serde_json::Value {
     match value {
-        Value::Null => JsValue::NULL,
-        // Exact up to 2^53; ids and sizes do not come near.
-        Value::Integer(value) => (value as f64).into(),
-        Value::Real(value) => value.into(),
-        Value::Text(value) => value.into(),
+        Value::Null => serde_json::Value::Null,
+        Value::Integer(value) => json!(value),
+        Value::Real(value) => json!(value),
+        Value::Text(value) => serde_json::Value::String(value),
     }
 }
 
@@ -66,9 +122,9 @@ impl From<Error> for Failure {
 }
 
 /// D1's errors have several types and prefixes; their text says what happened.
-impl From<worker::Error> for Failure {
-    fn from(error: worker::Error) -> Self {
-        let text = error.to_string();
+impl From<JsValue> for Failure {
+    fn from(error: JsValue) -> Self {
+        let text = error.dyn_ref().map_or_else(|| format!("{error:?}"), |error: &js_sys::Error| error.message().into());
         match text.split_once("UNIQUE constraint failed: ") {
             Some((_, columns)) => {
                 let columns = columns.split(": ").next().unwrap_or(columns);
@@ -83,26 +139,35 @@ impl From<worker::Error> for Failure {
 ///
 /// # Errors
 /// D1 did not run them, or a rule refused one.
-pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<D1Result>, Failure> {
-    let database = env.d1(platform::DB)?;
-    let prepared: Vec<_> =
-        statements.into_iter().map(|statement| prepare(&database, statement)).collect::<Result<_, _>>()?;
+pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<Outcome>, Failure> {
+    let (texts, parameters) = build(statements)?;
     cost::add_d1_call();
-    let results = database.batch(prepared).await?;
-    cost::add_rows(&results);
-    Ok(results)
+    let json = run_all(env, &texts, &parameters).await?;
+    let outcomes: Vec<Outcome> = serde_json::from_str(&json.as_string().unwrap_or_default()).map_err(Error::from)?;
+    outcomes.iter().for_each(Outcome::add_cost);
+    Ok(outcomes)
 }
 
 /// Runs one statement.
 ///
 /// # Errors
 /// As [`batch`].
-pub async fn run(env: &Env, statement: Statement) -> Result<D1Result, Failure> {
-    let prepared = prepare(&env.d1(platform::DB)?, statement)?;
+pub async fn run(env: &Env, statement: Statement) -> Result<Outcome, Failure> {
+    let outcome = batch(env, vec![statement]).await?.pop();
+    outcome.ok_or_else(|| Error::internal("D1 gave no result").into())
+}
+
+/// Runs the statement of a list's page, with the page's items in the column `body` of its rows. The first row has the other columns.
+///
+/// # Errors
+/// As [`batch`].
+pub async fn run_page(env: &Env, statement: Statement) -> Result<(Outcome, Items), Failure> {
+    let (text, parameters) = build([statement])?;
     cost::add_d1_call();
-    let result = prepared.run().await?;
-    cost::add_rows(std::slice::from_ref(&result));
-    Ok(result)
+    let page: ListOutcome = run_list(env, &text, &parameters).await?.unchecked_into();
+    let outcome: Outcome = serde_json::from_str(&page.outcome()).map_err(Error::from)?;
+    outcome.add_cost();
+    Ok((outcome, Items(page.items())))
 }
 
 /// Runs one statement whose result is not used.
@@ -116,13 +181,13 @@ pub async fn execute_all(env: &Env, statements: Vec<Statement>) -> Result<(), Er
 }
 
 /// The rows of a result.
-pub fn rows<T: DeserializeOwned>(result: &D1Result) -> Result<Vec<T>, Error> {
-    Ok(result.results()?)
+pub fn rows<T: DeserializeOwned>(outcome: &Outcome) -> Result<Vec<T>, Error> {
+    Ok(serde_json::from_str(outcome.rows.get())?)
 }
 
 /// The values of a result that has one column.
-pub fn column<T: DeserializeOwned>(result: &D1Result) -> Result<Vec<T>, Error> {
-    Ok(rows::<HashMap<String, T>>(result)?.into_iter().flat_map(HashMap::into_values).collect())
+pub fn column<T: DeserializeOwned>(outcome: &Outcome) -> Result<Vec<T>, Error> {
+    Ok(rows::<HashMap<String, T>>(outcome)?.into_iter().flat_map(HashMap::into_values).collect())
 }
 
 /// SQL for an object of a table's row as RETURNING takes it, which knows the columns by their bare names only.
@@ -131,19 +196,18 @@ pub fn returned(object: &str, alias: &str) -> String {
 }
 
 /// How many rows a statement changed, without those that triggers changed.
-pub fn changes(result: &D1Result) -> Result<usize, Error> {
-    let meta = result.meta()?;
-    meta.and_then(|meta| meta.changes).ok_or_else(|| Error::internal("D1 gave no number of changes"))
+pub fn changes(outcome: &Outcome) -> Result<usize, Error> {
+    outcome.changes.ok_or_else(|| Error::internal("D1 gave no number of changes"))
 }
 
 /// The first value of a result that has one column.
-pub fn first_value<T: DeserializeOwned>(result: &D1Result) -> Result<Option<T>, Error> {
-    Ok(column(result)?.into_iter().next())
+pub fn first_value<T: DeserializeOwned>(outcome: &Outcome) -> Result<Option<T>, Error> {
+    Ok(column(outcome)?.into_iter().next())
 }
 
 /// The first row of a result.
-pub fn first<T: DeserializeOwned>(result: &D1Result) -> Result<Option<T>, Error> {
-    Ok(rows(result)?.into_iter().next())
+pub fn first<T: DeserializeOwned>(outcome: &Outcome) -> Result<Option<T>, Error> {
+    Ok(rows(outcome)?.into_iter().next())
 }
 
 /// For a boolean of a row: D1 gives 0 and 1.

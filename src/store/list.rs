@@ -4,9 +4,8 @@ use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;
-use worker::D1Result;
 
-use super::db;
+use super::db::{self, Outcome};
 
 /// How a page of a list is read.
 #[derive(Clone, Debug)]
@@ -28,16 +27,24 @@ pub struct Select {
     pub tables: String,
     /// The statement for the page's items: a row for each, as JSON text in the column `body`.
     pub items: String,
+    /// The largest page whose items are read as one text, which D1 limits to 2 MB. Larger pages are read as a row for each item.
+    pub max_in_one_text: u64,
     /// Its own parameters.
     pub parameters: Parameters,
 }
 
 impl Select {
-    /// The statement's text after the table `me`. Its first row has `total` and the given
-    /// `columns`, the other rows have the items.
-    pub fn text(&self, columns: &[&str]) -> String {
+    /// The text of the statement for a page, after the table `me`. Its first row has `total` and the given `columns`. The items are
+    /// in the column `body`: of the same row, or if the page is large of one row each.
+    pub fn text(&self, columns: &[&str], page: Page) -> String {
         let Self { tables, items, .. } = self;
         let names: String = columns.iter().map(|column| format!(", {column}")).collect();
+        if page.size <= self.max_in_one_text {
+            return format!(
+                "{tables} SELECT (SELECT total FROM total) AS total,
+                 (SELECT group_concat(body, ',') FROM ({items})) AS body{names}"
+            );
+        }
         let nulls = ", NULL".repeat(columns.len());
         format!(
             "{tables} SELECT (SELECT total FROM total) AS total, NULL AS body{names}
@@ -56,18 +63,13 @@ pub fn bind_page(statement: Statement, page: Page) -> Statement {
     statement.bind("page_size", page.size).bind("page_offset", page.offset())
 }
 
-/// Reads the rows of [`Select::text`]: the items as a JSON array, and the number of all items.
-pub fn read(result: &D1Result) -> Result<(String, Option<u64>), Error> {
+/// The number of all items, from the first row of [`Select::text`].
+pub fn total(outcome: &Outcome) -> Result<Option<u64>, Error> {
     #[derive(Deserialize)]
     struct Row {
         total: Option<u64>,
-        body: Option<String>,
     }
-    let mut rows = db::rows::<Row>(result)?.into_iter();
-    let total = rows.next().and_then(|row| row.total);
-    // One row for each item: one text of all could exceed what D1 takes.
-    let items: Vec<_> = rows.filter_map(|row| row.body).collect();
-    Ok((format!("[{}]", items.join(",")), total))
+    Ok(db::first::<Row>(outcome)?.and_then(|row| row.total))
 }
 
 impl List {
@@ -100,7 +102,7 @@ impl List {
              ORDER BY page.key"
         );
         let tables = format!("{tables}, total AS (SELECT {count} AS total FROM me)");
-        let select = Select { tables, items, parameters };
+        let select = Select { tables, items, max_in_one_text: 0, parameters };
         Self { select, full_access: None, narrow: None }
     }
 }

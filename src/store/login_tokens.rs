@@ -33,7 +33,8 @@ fn prefix(workspace: &str) -> String {
     format!("{workspace}/")
 }
 
-fn key(workspace: &str, token_hash: &str) -> String {
+/// The key of a token's entry.
+pub fn key(workspace: &str, token_hash: &str) -> String {
     format!("{}{token_hash}", prefix(workspace))
 }
 

@@ -137,6 +137,6 @@ impl<'a> Scope<'a> {
     /// The statement for a page of a list, whose first row has [`Who`] as well. So who calls, and how many items there are, is
     /// found once.
     pub fn list(&self, select: &Select, page: Page) -> Statement {
-        select.bind(self.statement(&select.text(&[WORKSPACE, ME])), page)
+        select.bind(self.statement(&select.text(&[WORKSPACE, ME], page)), page)
     }
 }

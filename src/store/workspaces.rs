@@ -12,7 +12,7 @@ use serde::Deserialize;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::db::{self, Failure, boolean, params};
+use super::db::{self, Failure, Items, boolean, params};
 use super::list;
 use crate::platform::hints::Hints;
 
@@ -111,14 +111,14 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
 }
 
 /// A page of the workspaces that are live or within their grace period, oldest first, as JSON text, and how many there are.
-pub async fn list(env: &Env, region: &str, page: Page) -> Result<(String, u64), Error> {
+pub async fn list(env: &Env, region: &str, page: Page) -> Result<(Items, u64), Error> {
     let sql = "SELECT (SELECT count(*) FROM workspaces WHERE is_purging = 0) AS total, NULL AS body
         UNION ALL SELECT NULL, body FROM (SELECT json_object('slug', slug, 'name', name, 'region', :region,
             'added_at', added_at, 'deleted_at', deleted_at, 'purge_at', purge_at) AS body
             FROM workspaces WHERE is_purging = 0 ORDER BY id LIMIT :page_size + 0 OFFSET :page_offset)";
     let statement = list::bind_page(Statement::new(sql).bind("region", region), page);
-    let (items, total) = list::read(&db::run(env, statement).await?)?;
-    Ok((items, total.unwrap_or(0)))
+    let (first, items) = db::run_page(env, statement).await?;
+    Ok((items, list::total(&first)?.unwrap_or(0)))
 }
 
 /// Writes a change of one workspace's row with the cell's audit event; its id, or `None` if nothing changed.

@@ -302,9 +302,10 @@ async fn each_endpoint_asks_d1_as_rarely_as_it_can() {
             wrong.push(format!("{calls} round trips, not {least} to {most}: {line}"));
         }
         let is_users = access != Access::Agent && (least, most) == (1, 1);
+        // Of a login token an isolate reads it at the first request.
         let kv = u64::from(line["workspace"] == *with_login);
-        if is_users && line["kv_reads"] != kv {
-            wrong.push(format!("not {kv} reads of KV: {line}"));
+        if is_users && line["kv_reads"].as_u64() > Some(kv) {
+            wrong.push(format!("more than {kv} reads of KV: {line}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

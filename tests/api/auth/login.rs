@@ -1,9 +1,8 @@
 //! `/api/auth/login/` (spec.md, Authentication endpoints; contract 4).
 
 use farhand_domain::time::Timestamp;
-use farhand_tests::Workspace;
-use farhand_tests::client::PASSWORD;
-use farhand_tests::{Instance, eventually};
+use farhand_tests::client::{PASSWORD, unique};
+use farhand_tests::{Api, Instance, Workspace, eventually};
 use reqwest::multipart::Form;
 use serde_json::{Value, json};
 
@@ -49,7 +48,7 @@ async fn takes_json_and_both_kinds_of_form() {
 
 #[tokio::test]
 async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
-    let (instance, _state) = Instance::new().await;
+    let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let session = workspace.session();
     let entries = instance.kv_entries(&workspace.slug);
@@ -65,9 +64,14 @@ async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
     let slack = entries[0]["expiration"].as_f64().unwrap() - expires_at.as_millis() as f64 / 1000.0;
     assert!((60.0..=24.0 * 3600.0).contains(&slack), "{slack}");
 
-    // KV does not decide: without its entry the token is as good, and the entry comes back.
+    // KV does not decide: without its entry the token is as good. An isolate that did not see the entry within ten minutes
+    // writes it again.
     instance.kv_delete(name);
     assert!(instance.kv_entries(&workspace.slug).is_empty());
+    session.get("/api/status/").await.expect(200);
+    let port = instance.port();
+    instance.stop().await;
+    let instance = Instance::restart_at(port, state.path(), &[]).await;
     session.get("/api/status/").await.expect(200);
     eventually("the entry's repair", || async { (instance.kv_entries(&workspace.slug) == entries).then_some(()) })
         .await;
@@ -76,6 +80,57 @@ async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
     let left = instance.d1(&format!("SELECT id FROM sessions WHERE token_hash = '{hash}'"));
     assert_eq!(left, json!([]));
     eventually("the entry's end", || async { instance.kv_entries(&workspace.slug).is_empty().then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn kv_is_read_once_by_an_isolate_and_its_memory_neither_grants_nor_refuses() {
+    let (instance, _state) = Instance::new().await;
+    let (workspace, other) = (
+        Workspace::made_by(&instance.operator(), "acme").await,
+        Workspace::made_by(&instance.operator(), "other").await,
+    );
+    let body = json!({"username": "boss", "password": PASSWORD});
+    let token = workspace.anonymous.post(PATH, &body).await.expect(200)["token"].as_str().unwrap().to_owned();
+    let session = workspace.anonymous.with_token(&token);
+    let reads = async |api: &Api, status: u16| {
+        let id = unique("kv");
+        let reply = api.send(api.request("GET", "/api/status/").header("X-Request-Id", &id)).await;
+        assert_eq!(reply.status, status, "{}", reply.text);
+        instance.logged(&id).await["kv_reads"].as_u64().unwrap()
+    };
+    assert_eq!(reads(&session, 200).await, 1);
+    assert_eq!(reads(&session, 200).await, 0);
+    // What is remembered is of one workspace.
+    let elsewhere = other.anonymous.with_token(&token);
+    assert_eq!(reads(&elsewhere, 403).await, 1);
+    assert_eq!(reads(&session, 200).await, 0);
+    // Another isolate moved the expiry: this one reads the entry again, and remembers the new one.
+    let entries = instance.kv_entries(&workspace.slug);
+    instance.d1("UPDATE sessions SET expires_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', expires_at, '+1 seconds')");
+    assert_eq!(reads(&session, 200).await, 0);
+    assert_eq!(reads(&session, 200).await, 1);
+    eventually("the entry's repair", || async { (instance.kv_entries(&workspace.slug) != entries).then_some(()) })
+        .await;
+    eventually("the repaired entry's memory", || async { (reads(&session, 200).await == 0).then_some(()) }).await;
+    // An entry that is lost comes back when the expiry moves.
+    let [entry] = <[Value; 1]>::try_from(
+        instance.kv_entries(&workspace.slug).into_iter().filter(|entry| !entries.contains(entry)).collect::<Vec<_>>(),
+    )
+    .unwrap();
+    instance.kv_delete(entry["name"].as_str().unwrap());
+    assert_eq!(reads(&session, 200).await, 0);
+    instance
+        .d1("UPDATE sessions SET refreshed_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', refreshed_at, '-601 seconds')");
+    assert_eq!(reads(&session, 200).await, 0);
+    let count = entries.len();
+    eventually("the entry", || async { (instance.kv_entries(&workspace.slug).len() == count).then_some(()) }).await;
+    eventually("its memory", || async { (reads(&session, 200).await == 0).then_some(()) }).await;
+    // D1 alone decides: with the entry remembered and in KV, the session's end refuses the next request.
+    instance.d1("DELETE FROM sessions");
+    assert_eq!(reads(&session, 403).await, 0);
+    eventually("the entry's end", || async { (instance.kv_entries(&workspace.slug).len() < count).then_some(()) })
+        .await;
+    assert_eq!(reads(&session, 403).await, 1);
 }
 
 #[tokio::test]
