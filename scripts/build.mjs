@@ -3,10 +3,10 @@
 //
 // FARHAND_PROFILE=quick builds without link-time optimisation and wasm-opt: a larger and slower Worker, rebuilt in seconds
 // after a change. For development only.
-import { existsSync, rmSync } from "node:fs";
+import { existsSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { digest, locked, once, root, run, say, tools } from "./lib.mjs";
+import { digest, fail, locked, once, root, run, say, tools } from "./lib.mjs";
 import { prepare } from "./toolchain.mjs";
 
 const SOURCES = ["Cargo.lock", "Cargo.toml", "build.rs", "docs/openapi.yaml", "src", "domain/Cargo.toml", "domain/src", "domain/data", "sql/Cargo.toml", "sql/src", "web", "scripts/build.mjs", "scripts/toolchain.mjs"];
@@ -14,7 +14,21 @@ const SOURCES = ["Cargo.lock", "Cargo.toml", "build.rs", "docs/openapi.yaml", "s
 // What rustc and wasm-bindgen use. Not --all-features: binaryen would write encodings that workerd does not read yet.
 const FEATURES = [
   "mutable-globals", "sign-ext", "nontrapping-float-to-int", "bulk-memory", "multivalue", "reference-types", "exception-handling",
+  "simd",
 ];
+
+// What worker-build's `index.js` exports, and what it exports here: its class makes an object and three proxies for each request.
+// The three lines of panic recovery are those of its proxies.
+const ENTRY_POINT = "new Proxy(Entrypoint, classProxyHooks)";
+const HANDLER = `Object.fromEntries(["fetch", "scheduled"].map((name) => [name, async (event, env, ctx) => {
+  checkReinitialize();
+  try {
+    return await Entrypoint.prototype[name].call({ env, ctx }, event);
+  } catch (error) {
+    handleMaybeCritical(error);
+    throw error;
+  }
+}]))`;
 
 const isQuick = process.env.FARHAND_PROFILE === "quick";
 
@@ -31,13 +45,24 @@ async function buildAlone() {
     rmSync(stamp, { force: true });
     const env = await prepare();
     say("worker: building");
-    run(env.WORKER_BUILD, isQuick ? ["--profile", "quick", "--no-opt"] : ["--release"], { env });
+    const written = { env: { ...env, NO_MINIFY: "1" } };
+    run(env.WORKER_BUILD, isQuick ? ["--profile", "quick", "--no-opt"] : ["--release"], written);
+    const script = join(root, "build", "index.js");
+    replaceEntryPoint(script);
+    run(env.ESBUILD_BIN, [script, "--minify", "--format=esm", `--outfile=${script}`, "--allow-overwrite", "--log-level=warning"]);
     if (isQuick) return;
     // worker-build keeps the names of functions, an eighth of the bundle; a panic tells its place without them.
     const wasm = join(root, "build", "index_bg.wasm");
     const enable = FEATURES.map((feature) => `--enable-${feature}`);
     run(env.WASM_OPT_BIN, [...enable, "--strip-debug", "--strip-producers", wasm, "-o", wasm]);
   });
+}
+
+/** Replaces the entry point in worker-build's script. */
+function replaceEntryPoint(script) {
+  const parts = readFileSync(script, "utf8").split(ENTRY_POINT);
+  if (parts.length !== 2) fail(`worker-build wrote no script with one \`${ENTRY_POINT}\``);
+  writeFileSync(script, parts.join(HANDLER));
 }
 
 if (import.meta.url === pathToFileURL(process.argv[1]).href) await build();
