@@ -27,7 +27,7 @@ macro_rules! params {
 }
 pub(crate) use params;
 
-#[wasm_bindgen(module = "/src/store/d1.js")]
+#[wasm_bindgen(module = "/src/store/d1.js", wasm_bindgen_futures = worker::wasm_bindgen_futures)]
 extern "C" {
     #[wasm_bindgen(catch, js_name = run)]
     async fn run_all(env: &Env, texts: &str, parameters: &str) -> Result<JsValue, JsValue>;
