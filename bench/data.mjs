@@ -105,11 +105,9 @@ CROSS JOIN groups g ON g.workspace_id = ${workspace} AND g.name = 'bench' WHERE 
 `;
 
 /** SQL that makes the commands. One in fifty is scheduled for later, as many have no requester or another shell. */
-const commands = ({ workspace, user, count, busy = SERVERS, isLong = false }, place, sets) => {
+const commands = ({ workspace, user, count, busy = SERVERS, isLong = false }) => {
   const lines = `('${JSON.stringify(LINES).replaceAll("'", "''")}' ->> (${dice(1, LINES.length)}))`;
   const isLater = dice(6, 50);
-  // Those of several workspaces come one among the others, as they would by the same clock.
-  const step = Math.floor(Math.max(...sets.map((set) => set.count)) / count) * sets.length;
   const [server, took] = [`1 + ${dice(2, busy)}`, dice(3, 40)];
   return `
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${count}),
@@ -120,7 +118,7 @@ d AS (SELECT i, ${server} AS server, ${took} AS took, ${isLater} AS later, ${dic
 INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
   added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success, exit_code,
   response_delay, elapsed_time, output_bytes, result, revision)
-SELECT i * ${step} + ${place}, ${workspace}, printf('%08x-%04x-7%03x-8%03x-%012x', 26000000 + i / 20, i % 65536, ${dice(7, 4096)}, ${workspace}, i),
+SELECT (${workspace} << 40) + i, ${workspace}, printf('%08x-%04x-7%03x-8%03x-%012x', 26000000 + i / 20, i % 65536, ${dice(7, 4096)}, ${workspace}, i),
   ${serverId(workspace, "server")}, ${serverName("server")},
   CASE WHEN person >= ${PEOPLE} THEN NULL WHEN person = 0 THEN ${user} ELSE ${workspace} * 100000 + person END,
   iif(${dice(8, 50)} = 0, 'internal', 'system'), line, 'root', 'wheel', 60,
@@ -140,22 +138,27 @@ FROM d;
 
 /** SQL for what the triggers would have made of the commands of a workspace that had none. */
 const derived = ({ workspace }) => `
-INSERT INTO command_counts (workspace_id, kind, key, total)
-SELECT workspace_id, 'shell', shell, count(*) FROM commands WHERE workspace_id = ${workspace} GROUP BY shell;
-INSERT INTO command_counts (workspace_id, kind, key, total)
-SELECT workspace_id, 'requester', coalesce(requested_by, ''), count(*) FROM commands
-WHERE workspace_id = ${workspace} GROUP BY requested_by;
-INSERT INTO command_servers (workspace_id, server_id, name, total)
-SELECT workspace_id, server_id, server_name, count(*)
-FROM commands WHERE workspace_id = ${workspace} GROUP BY server_id, server_name ORDER BY min(seq);
+INSERT INTO command_servers (workspace_id, server_id, name)
+SELECT workspace_id, server_id, server_name FROM commands WHERE workspace_id = ${workspace} GROUP BY server_id, server_name ORDER BY min(seq);
 INSERT INTO command_requesters (workspace_id, user_id, server_id)
 SELECT DISTINCT workspace_id, requested_by, server_id FROM commands WHERE workspace_id = ${workspace} AND requested_by IS NOT NULL;
+`;
+
+/** SQL for what a Sealer counts. */
+const counted = ({ workspace }) => `
+INSERT INTO counted_commands (workspace_id, up_to, total)
+SELECT workspace_id, max(seq), count(*) FROM commands WHERE workspace_id = ${workspace} GROUP BY workspace_id;
+INSERT INTO command_counts (workspace_id, kind, key, total)
+SELECT workspace_id, 'server', server_id, count(*) FROM commands WHERE workspace_id = ${workspace} GROUP BY server_id;
+INSERT INTO command_counts (workspace_id, kind, key, total)
+SELECT workspace_id, 'requester', CAST(requested_by AS TEXT), count(*) FROM commands
+WHERE workspace_id = ${workspace} AND requested_by IS NOT NULL GROUP BY requested_by;
 `;
 
 /** SQL for the index of lines. */
 const TEXTS = `
 INSERT INTO command_texts (rowid, server, requester, line, wide)
-SELECT place, server, requester, line, wide FROM command_text_rows ORDER BY place;
+SELECT seq, server, requester, line, wide FROM command_text_rows ORDER BY seq;
 `;
 
 /**
@@ -172,17 +175,18 @@ export function fill(file, sets) {
   // Larger than what the platform has: nothing that is set here stays in the file, but for the mode of the journal.
   execute(file, `PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -1000000; PRAGMA temp_store = MEMORY;
     BEGIN; ${drops}
-    ${sets.map((set) => fleet(set) + commands(set, sets.indexOf(set), sets)).join("\n")}
+    ${sets.map((set) => fleet(set) + commands(set)).join("\n")}
     ${made("index")}
     ${sets.map(derived).join("\n")}
     ${TEXTS}
     ${made("trigger")}
+    ${sets.map(counted).join("\n")}
     COMMIT; PRAGMA journal_mode = WAL;`);
 }
 
 /** Everything in a database that the two ways must have in common. */
 function contents(file) {
-  const tables = ["commands", "command_counts", "command_servers", "command_requesters", "departed_users", "servers", "users"];
+  const tables = ["commands", "counted_commands", "command_counts", "command_servers", "command_requesters", "departed_users", "servers", "users"];
   const rows = tables.map((table) => [table, select(file, `SELECT * FROM ${table}`)]);
   const texts = select(file, `CREATE VIRTUAL TABLE temp.tokens USING fts5vocab(main, command_texts, instance);
     SELECT * FROM temp.tokens`);
@@ -204,7 +208,7 @@ function check() {
   try {
     for (const file of [quick, slow]) execute(file, `BEGIN; ${schema} ${workspaces} COMMIT;`);
     fill(quick, sets);
-    execute(slow, `BEGIN; ${sets.map((set) => fleet(set) + commands(set, sets.indexOf(set), sets)).join("\n")} COMMIT;`);
+    execute(slow, `BEGIN; ${sets.map((set) => fleet(set) + commands(set) + counted(set)).join("\n")} COMMIT;`);
     const expected = contents(slow);
     for (const [what, rows] of contents(quick)) {
       const [found, wanted] = [rows, expected.get(what)].map((all) => all.map((row) => JSON.stringify(row)).sort().join());

@@ -334,8 +334,9 @@ CREATE INDEX registration_token_groups_by_group ON registration_token_groups (wo
 -- only move forward. `state` and `status_message` are computed from the times by farhand_domain::lifecycle.
 -- `server_name` is kept for deleted servers. `requested_by` is a user's id, null once that user is deleted.
 -- `result` is the part of the output that lists show; `full_result` is all of it, if it is longer.
+-- `seq` is 2^40 times the workspace's id, plus a number in the workspace that grows with each insert: see counted_commands.
 CREATE TABLE commands (
-  seq INTEGER PRIMARY KEY,
+  seq INTEGER PRIMARY KEY CHECK (seq >> 40 = workspace_id),
   id TEXT NOT NULL,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   server_id TEXT NOT NULL,
@@ -451,27 +452,34 @@ CREATE TRIGGER commands_output AFTER UPDATE OF output_bytes ON commands WHEN new
   ON CONFLICT (workspace_id, day) DO UPDATE SET bytes = bytes + excluded.bytes;
 END;
 
--- The number of a workspace's commands by shell (kind 'shell'; their sum is the total) and by requester (kind 'requester',
--- the key is the user's id, '' for none). Triggers keep it exact, so that a list's `count` counts no rows.
+-- How many commands a workspace has up to the key `up_to`. Those behind it, some hundred at most, are counted when a list is read,
+-- so that its `count` is exact. The workspace's Sealer moves `up_to` to the last command. A deletion takes a command out of the
+-- counters that have it, in its transaction. No command gets a key up to `up_to`.
+CREATE TABLE counted_commands (
+  workspace_id INTEGER PRIMARY KEY REFERENCES workspaces (id),
+  up_to INTEGER NOT NULL,
+  total INTEGER NOT NULL
+) STRICT;
+
+-- How many of them a server has (kind 'server', the key is its id), and a user requested (kind 'requester').
 CREATE TABLE command_counts (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
-  kind TEXT NOT NULL,
+  kind TEXT NOT NULL CHECK (kind IN ('server', 'requester')),
   key TEXT NOT NULL,
   total INTEGER NOT NULL,
   PRIMARY KEY (workspace_id, kind, key)
 ) STRICT, WITHOUT ROWID;
 
--- The number of a server's commands, by the name the server had when they were created: a deleted server is shown and found
--- by that name. `number` stands for server and name in command_texts. It is not reused while a command refers to it.
+-- The servers of commands, by the names they had when the commands were created: a deleted server is shown and found by that
+-- name. `number` stands for server and name in command_texts. It is not reused while a command refers to it.
 CREATE TABLE command_servers (
   number INTEGER PRIMARY KEY,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   server_id TEXT NOT NULL,
-  name TEXT NOT NULL,
-  total INTEGER NOT NULL
+  name TEXT NOT NULL
 ) STRICT;
 
--- Serves: the count of a server's commands, and the search for its name.
+-- Serves: the search for a server's name.
 CREATE UNIQUE INDEX command_servers_by_server ON command_servers (workspace_id, server_id, name);
 
 -- The servers on which a user requested commands. The commands they requested on deleted servers stay readable to them.
@@ -486,8 +494,8 @@ CREATE TABLE command_requesters (
 -- Serves: deleting a server's rows, with its last command.
 CREATE INDEX command_requesters_by_server ON command_requesters (workspace_id, server_id, user_id);
 
--- The search index. Its rowid is 2^40 times the workspace's id, plus the command's seq: the commands of a workspace are adjacent,
--- so a search reads no other workspace's part. Server and requester are three characters each that encode a number and form
+-- The search index. Its rowid is the command's seq: the commands of a workspace are adjacent, so a search reads no other
+-- workspace's part. Server and requester are three characters each that encode a number and form
 -- one token: the number in command_servers, and the requester's id. They are private-use characters with 14 bits each, from
 -- U+F4000 and U+F8000. `line` has the first 1,024 characters, so the index stays small whatever lines people send; commands_long
 -- serves the rest. It ends with a line feed, so that its last two characters begin a token too: this is how words of two
@@ -499,7 +507,7 @@ CREATE VIRTUAL TABLE command_texts USING fts5 (
 
 -- The row of command_texts for each command. An FTS5 'delete' needs exactly the values that were inserted.
 CREATE VIEW command_text_rows AS
-SELECT c.seq, (c.workspace_id << 40) + c.seq AS place, substr(c.line, 1, 1024) || char(10) AS line,
+SELECT c.seq, substr(c.line, 1, 1024) || char(10) AS line,
   iif(length(CAST(c.line AS BLOB)) > length(c.line), 'yes', '') || iif(length(c.line) > 1024, 'lng', '') AS wide,
   char(0xF4000 + (n.number >> 28 & 0x3FFF), 0xF4000 + (n.number >> 14 & 0x3FFF), 0xF4000 + (n.number & 0x3FFF)) AS server,
   iif(c.requested_by IS NULL, '', char(0xF8000 + (c.requested_by >> 28 & 0x3FFF),
@@ -507,17 +515,12 @@ SELECT c.seq, (c.workspace_id << 40) + c.seq AS place, substr(c.line, 1, 1024) |
 FROM commands c
 JOIN command_servers n ON n.workspace_id = c.workspace_id AND n.server_id = c.server_id AND n.name = c.server_name;
 
--- Counters and search index follow the commands.
+-- The search index follows the commands.
 CREATE TRIGGER commands_in AFTER INSERT ON commands BEGIN
-  INSERT INTO command_counts (workspace_id, kind, key, total)
-  VALUES (new.workspace_id, 'shell', new.shell, 1),
-    (new.workspace_id, 'requester', coalesce(new.requested_by, ''), 1)
-  ON CONFLICT (workspace_id, kind, key) DO UPDATE SET total = total + 1;
-  INSERT INTO command_servers (workspace_id, server_id, name, total)
-  VALUES (new.workspace_id, new.server_id, new.server_name, 1)
-  ON CONFLICT (workspace_id, server_id, name) DO UPDATE SET total = total + 1;
+  INSERT INTO command_servers (workspace_id, server_id, name) VALUES (new.workspace_id, new.server_id, new.server_name)
+  ON CONFLICT (workspace_id, server_id, name) DO NOTHING;
   INSERT INTO command_texts (rowid, server, requester, line, wide)
-  SELECT place, server, requester, line, wide FROM command_text_rows WHERE seq = new.seq;
+  SELECT seq, server, requester, line, wide FROM command_text_rows WHERE seq = new.seq;
   -- The requester may have been deleted before this insert: the janitor then clears requested_by.
   INSERT INTO departed_users (workspace_id, user_id) SELECT new.workspace_id, new.requested_by
   WHERE new.requested_by IS NOT NULL
@@ -532,30 +535,21 @@ CREATE TRIGGER commands_requested AFTER INSERT ON commands WHEN new.requested_by
 END;
 
 CREATE TRIGGER commands_out BEFORE DELETE ON commands BEGIN
-  UPDATE command_counts SET total = total - 1 WHERE workspace_id = old.workspace_id
-    AND ((kind = 'shell' AND key = old.shell) OR (kind = 'requester' AND key = coalesce(old.requested_by, '')));
-  UPDATE command_servers SET total = total - 1
-  WHERE workspace_id = old.workspace_id AND server_id = old.server_id AND name = old.server_name;
   INSERT INTO command_texts (command_texts, rowid, server, requester, line, wide)
-  SELECT 'delete', place, server, requester, line, wide FROM command_text_rows WHERE seq = old.seq;
+  SELECT 'delete', seq, server, requester, line, wide FROM command_text_rows WHERE seq = old.seq;
 END;
 
 -- The janitor removes a deleted user from their commands.
 CREATE TRIGGER commands_requester_before BEFORE UPDATE OF requested_by ON commands
 WHEN new.requested_by IS NOT old.requested_by BEGIN
-  UPDATE command_counts SET total = total - 1
-  WHERE workspace_id = old.workspace_id AND kind = 'requester' AND key = coalesce(old.requested_by, '');
   INSERT INTO command_texts (command_texts, rowid, server, requester, line, wide)
-  SELECT 'delete', place, server, requester, line, wide FROM command_text_rows WHERE seq = old.seq;
+  SELECT 'delete', seq, server, requester, line, wide FROM command_text_rows WHERE seq = old.seq;
 END;
 
 CREATE TRIGGER commands_requester_after AFTER UPDATE OF requested_by ON commands
 WHEN new.requested_by IS NOT old.requested_by BEGIN
-  INSERT INTO command_counts (workspace_id, kind, key, total)
-  VALUES (new.workspace_id, 'requester', coalesce(new.requested_by, ''), 1)
-  ON CONFLICT (workspace_id, kind, key) DO UPDATE SET total = total + 1;
   INSERT INTO command_texts (rowid, server, requester, line, wide)
-  SELECT place, server, requester, line, wide FROM command_text_rows WHERE seq = new.seq;
+  SELECT seq, server, requester, line, wide FROM command_text_rows WHERE seq = new.seq;
 END;
 
 -- ==================== Security: what a change ends ====================
@@ -639,11 +633,11 @@ END;
 -- ==================== Audit log (docs/audit.md) ====================
 
 -- An event in a workspace. Workspace 0 holds the operator's events in the region cell, which outlive workspaces, so the column
--- is not a foreign key. The row is written in the transaction of the change that it records. D1 has one writer, so `seq` grows
--- in the order of the changes. `link` and `hash` are null until the workspace's Sealer has added the row to the chain. Nothing
--- else updates a row.
+-- is not a foreign key. The row is written in the transaction of the change that it records.
+-- `seq` is 2^40 times the workspace's id, plus the event's number in the workspace, from 1 on. D1 has one writer, so the numbers
+-- grow in the order of the changes, and a workspace's events are adjacent. The number is also the event's link in the chain.
 CREATE TABLE audit_events (
-  seq INTEGER PRIMARY KEY,
+  seq INTEGER PRIMARY KEY CHECK (seq >> 40 = workspace_id),
   id TEXT NOT NULL,
   workspace_id INTEGER NOT NULL,
   occurred_at TEXT NOT NULL,
@@ -659,9 +653,20 @@ CREATE TABLE audit_events (
   outcome TEXT NOT NULL,
   remote_ip TEXT,
   request_id TEXT,
-  details TEXT NOT NULL,
-  link INTEGER,
-  hash TEXT
+  details TEXT NOT NULL
+) STRICT;
+
+-- The seals of some events that follow each other, `first` to `last` by their `seq`. Only the workspace's Sealer writes it, one
+-- row for all events that it finds. `hashes` has the hash of each event in the chain, 64 characters each.
+-- Serves also: the filter by time. No event of the row is earlier than `earliest`; none of it or of an earlier row is later
+-- than `latest`.
+CREATE TABLE audit_seals (
+  last INTEGER PRIMARY KEY CHECK (last >> 40 = workspace_id),
+  workspace_id INTEGER NOT NULL,
+  first INTEGER NOT NULL,
+  earliest TEXT NOT NULL,
+  latest TEXT NOT NULL,
+  hashes TEXT NOT NULL
 ) STRICT;
 
 -- Anonymous events that are not in the audit log one by one: failed logins and reset requests (docs/audit.md). `pending` counts
@@ -675,30 +680,26 @@ CREATE TABLE anonymous_events (
   PRIMARY KEY (workspace_id, action, object_id)
 ) STRICT, WITHOUT ROWID;
 
--- Serves: the list, newest first, and its filter by time.
-CREATE INDEX audit_events_by_time ON audit_events (workspace_id, occurred_at);
+-- The list without filters, and its filter by time, read the events in their own order.
 
--- Serve: the list's filters, each combined with the filter by time.
-CREATE INDEX audit_events_by_actor ON audit_events (workspace_id, actor_name, occurred_at);
-CREATE INDEX audit_events_by_action ON audit_events (workspace_id, action, occurred_at);
-CREATE INDEX audit_events_by_object ON audit_events (workspace_id, object_id, occurred_at);
+-- Serves: the filter by object.
+CREATE INDEX audit_events_by_object ON audit_events (workspace_id, object_id);
+
+-- Serves: the filters by action and by actor. The one by actor alone looks up each action that is there.
+CREATE INDEX audit_events_by_action ON audit_events (workspace_id, action, actor_name);
 
 -- Serves: the filter by outcome, for the few events without success.
-CREATE INDEX audit_events_by_outcome ON audit_events (workspace_id, outcome, occurred_at) WHERE outcome <> 'success';
+CREATE INDEX audit_events_by_outcome ON audit_events (workspace_id, outcome) WHERE outcome <> 'success';
 
--- Serves: the chain, the unsealed events in row order (an index ends with the rowid), and the number of events.
-CREATE INDEX audit_events_by_link ON audit_events (workspace_id, link);
+-- Serves: the search for anonymous events that are older than they are kept.
+CREATE INDEX audit_events_anonymous ON audit_events (workspace_id) WHERE actor_type = 'anonymous';
 
--- Serves: the search for anonymous events that are older than they are kept, in the order of the chain.
-CREATE INDEX audit_events_anonymous ON audit_events (workspace_id, link) WHERE actor_type = 'anonymous';
-
--- What stays in the chain of an anonymous event that was deleted because of its age: its link's hash and the digest of its columns.
--- `number` grows by one from link to link, so that the number of events is the difference of two.
+-- What stays in the chain of an anonymous event that was deleted because of its age: the digest of its columns. Its hash stays in
+-- audit_seals. `number` grows by one from link to link, so that the number of events is the difference of two.
 CREATE TABLE audit_expired (
   workspace_id INTEGER NOT NULL,
   link INTEGER NOT NULL,
   number INTEGER NOT NULL,
-  hash TEXT,
   digest TEXT NOT NULL,
   PRIMARY KEY (workspace_id, link)
 ) STRICT, WITHOUT ROWID;

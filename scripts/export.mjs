@@ -10,8 +10,8 @@ import { QUIET, wrangler } from "./instance.mjs";
 import { fail, output, say } from "./lib.mjs";
 import { npmPackages } from "./toolchain.mjs";
 
-/** What the triggers of `commands` keep. */
-const DERIVED = ["command_counts", "command_servers", "command_requesters", "command_texts"];
+/** What the triggers of `commands` keep, and what a Sealer counts. */
+const DERIVED = ["counted_commands", "command_counts", "command_servers", "command_requesters", "command_texts"];
 /** The tables that are read after all others. */
 const LAST = ["users", "workspaces"];
 /** Rows of a page at the most, and bytes of texts after which a page ends; the first pages are read together. */

@@ -145,7 +145,7 @@ app.get("/api/events/commands/", authenticated, async (c) => {
   const size = Math.min(positive(c.req.query("page_size"), PAGE_SIZE, "page_size"), MAX_PAGE_SIZE);
   const [counted, rows] = await c.env.DB.batch([
     c.env.DB.prepare(
-      "SELECT coalesce(sum(total), 0) AS total FROM command_counts WHERE workspace_id = ? AND kind = 'shell'",
+      "SELECT coalesce(sum(total), 0) AS total FROM counted_commands WHERE workspace_id = ?",
     ).bind(user.workspace_id),
     c.env.DB.prepare(
       `SELECT c.id, c.shell, c.line, c.username, c.groupname, c.server_id, coalesce(s.name, c.server_name) AS server_name,

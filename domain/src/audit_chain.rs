@@ -19,11 +19,9 @@ use crate::time::Timestamp;
 /// A link as it is stored, in the order of the database's `json_array`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// The row's number. It grows in the order in which the events were written; 0 for an expired event.
-    pub seq: i64,
-    /// The number in the chain; `None` until it is sealed.
-    pub link: Option<i64>,
-    /// The hash, in hexadecimal.
+    /// The number in the chain. Events are numbered in the order in which they were written.
+    pub link: i64,
+    /// The hash, in hexadecimal; `None` until it is sealed.
     pub hash: Option<String>,
     /// What the hash is of.
     pub content: Content,
@@ -96,10 +94,10 @@ impl Row {
         }
     }
 
-    /// The hash of the link with a number, behind another hash.
-    fn hash(&self, workspace: i64, before: &str, link: i64) -> String {
+    /// The hash that the link should have, behind another hash.
+    fn hash(&self, workspace: i64, before: &str) -> String {
         let actor = if self.is_expired() { Some(ANONYMOUS) } else { self.column(2) };
-        hash(workspace, before, link, actor, &self.digest())
+        hash(workspace, before, self.link, actor, &self.digest())
     }
 }
 
@@ -156,30 +154,45 @@ pub fn hash(workspace: i64, before: &str, link: i64, actor: Option<&str>, digest
     encoder.finish()
 }
 
-/// The number and the hash that a row gets.
+/// The seals of some links that follow each other.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Seal {
-    /// The row.
-    pub seq: i64,
-    /// Its event.
-    pub id: String,
-    /// Its number.
-    pub link: i64,
-    /// Its hash.
-    pub hash: String,
+pub struct Seals {
+    /// The number of the first link.
+    pub first: i64,
+    /// The number of the last link.
+    pub last: i64,
+    /// The earliest time of an event.
+    pub earliest: String,
+    /// The latest time of an event.
+    pub latest: String,
+    /// The hash of each link, [`HASH`] characters each.
+    pub hashes: String,
 }
 
-/// Puts rows at the end of a chain, in their order.
-pub fn seal(workspace: i64, head: &Head, rows: &[Row]) -> (Vec<Seal>, Head) {
-    let mut head = head.clone();
-    let seals = rows.iter().map(|row| {
-        let link = head.link + 1;
-        let hash = row.hash(workspace, &head.hash, link);
-        head = Head { link, hash: hash.clone() };
-        Seal { seq: row.seq, id: row.id().unwrap_or_default().to_owned(), link, hash }
-    });
-    let seals = seals.collect();
-    (seals, head)
+/// The length of a hash in hexadecimal.
+pub const HASH: usize = 64;
+
+impl Seals {
+    /// The hash of a link.
+    pub fn hash(&self, link: i64) -> Option<&str> {
+        let at = usize::try_from(link.checked_sub(self.first)?).ok()?.checked_mul(HASH)?;
+        self.hashes.get(at..at + HASH)
+    }
+}
+
+/// Puts rows at the end of a chain, in their order, up to the first number that is missing between
+/// them. `None` if there are no rows.
+pub fn seal(workspace: i64, head: &Head, rows: &[Row]) -> Option<(Seals, Head)> {
+    let (first, mut head, mut hashes) = (rows.first()?.link, head.clone(), String::new());
+    let mut times = Vec::new();
+    for (row, link) in rows.iter().zip(first..).take_while(|(row, link)| row.link == *link) {
+        head = Head { link, hash: row.hash(workspace, &head.hash) };
+        hashes += &head.hash;
+        times.extend(row.column(1));
+    }
+    let time = |time: Option<&&str>| time.copied().unwrap_or_default().to_owned();
+    let (earliest, latest) = (time(times.iter().min()), time(times.iter().max()));
+    Some((Seals { first, last: head.link, earliest, latest, hashes }, head))
 }
 
 /// What is wrong with a chain.
@@ -190,10 +203,8 @@ pub enum Problem {
     Missing,
     /// The event is not what was sealed.
     Altered,
-    /// An event has a number that another one was given, or that none was given yet.
+    /// An event has a number that another one has, or that was not given to any.
     Foreign,
-    /// The event stands in another place than it was written to.
-    Moved,
     /// The events up to this one fit together, but are not those that were sealed.
     Rewritten,
 }
@@ -204,7 +215,6 @@ impl fmt::Display for Problem {
             Self::Missing => "missing",
             Self::Altered => "altered",
             Self::Foreign => "foreign",
-            Self::Moved => "moved",
             Self::Rewritten => "rewritten",
         })
     }
@@ -226,19 +236,13 @@ pub struct Broken {
 pub struct Verifier {
     workspace: i64,
     last: Head,
-    seq: i64,
     expired: i64,
 }
 
 impl Verifier {
-    /// Begins behind a link that was looked at before.
-    pub fn behind(workspace: i64, link: i64, row: &Row) -> Self {
-        Self { seq: row.seq, ..Self::after(workspace, Head { link, hash: row.hash.clone().unwrap_or_default() }) }
-    }
-
-    /// Begins behind a link that is known by its number and hash alone.
+    /// Begins behind a link.
     pub fn after(workspace: i64, last: Head) -> Self {
-        Self { workspace, last, seq: i64::MIN, expired: 0 }
+        Self { workspace, last, expired: 0 }
     }
 
     /// The same, which accepts that anonymous events up to a link were deleted because of their age.
@@ -262,8 +266,7 @@ impl Verifier {
     /// # Errors
     /// It is not the next link of the chain.
     pub fn take(&mut self, row: &Row, anchor: Option<&str>) -> Result<(), Broken> {
-        let expected = self.last.link + 1;
-        let link = row.link.unwrap_or(0);
+        let (expected, link) = (self.last.link + 1, row.link);
         let event = row.id().map(str::to_owned);
         let broken = |problem| Err(Broken { link, event, problem });
         if link > expected {
@@ -275,17 +278,14 @@ impl Verifier {
         if row.is_expired() && link > self.expired {
             return Err(self.missing());
         }
-        let hash = row.hash(self.workspace, &self.last.hash, link);
+        let hash = row.hash(self.workspace, &self.last.hash);
         if row.hash.as_deref() != Some(hash.as_str()) {
             return broken(Problem::Altered);
-        }
-        if !row.is_expired() && row.seq <= self.seq {
-            return broken(Problem::Moved);
         }
         if anchor.is_some_and(|anchor| anchor != hash) {
             return broken(Problem::Rewritten);
         }
-        (self.last, self.seq) = (Head { link, hash }, self.seq.max(row.seq));
+        self.last = Head { link, hash };
         Ok(())
     }
 }
@@ -304,24 +304,22 @@ mod tests {
 
     fn rows(most: usize) -> impl Strategy<Value = Vec<Row>> {
         proptest::collection::vec(columns(), 1..=most).prop_map(|all| {
-            let row = |(place, columns)| Row {
-                seq: 10 + 2 * place as i64,
-                link: None,
-                hash: None,
-                content: Content::Event(Box::new(columns)),
-            };
-            all.into_iter().enumerate().map(row).collect()
+            let row = |(link, columns)| Row { link, hash: None, content: Content::Event(Box::new(columns)) };
+            (1..).zip(all).map(row).collect()
         })
     }
 
     /// Seals rows as they would be stored.
-    fn sealed(mut rows: Vec<Row>) -> (Vec<Row>, Head) {
-        let (seals, head) = seal(WORKSPACE, &Head::default(), &rows);
-        for (row, seal) in rows.iter_mut().zip(seals) {
-            assert_eq!(row.seq, seal.seq);
-            (row.link, row.hash) = (Some(seal.link), Some(seal.hash));
+    fn sealed(rows: Vec<Row>) -> (Vec<Row>, Head) {
+        let (seals, head) = seal(WORKSPACE, &Head::default(), &rows).unwrap();
+        (with_hashes(rows, &seals), head)
+    }
+
+    fn with_hashes(mut rows: Vec<Row>, seals: &Seals) -> Vec<Row> {
+        for row in &mut rows {
+            row.hash = seals.hash(row.link).map(str::to_owned);
         }
-        (rows, head)
+        rows
     }
 
     /// Looks along rows as they are read: by their numbers.
@@ -332,12 +330,12 @@ mod tests {
     /// The same when anonymous events up to a link may be expired.
     fn verify_expired(rows: &[Row], head: &Head, expired: i64) -> Result<(), Broken> {
         let mut rows = rows.to_vec();
-        rows.sort_by_key(|row| (row.link, row.seq));
+        rows.sort_by_key(|row| row.link);
         let mut verifier = Verifier::after(WORKSPACE, Head::default()).expired_up_to(expired);
         for row in &rows {
-            let anchor = (row.link == Some(head.link)).then_some(head.hash.as_str());
+            let anchor = (row.link == head.link).then_some(head.hash.as_str());
             if verifier.last().link == head.link {
-                return Err(Broken { link: row.link.unwrap(), event: None, problem: Problem::Foreign });
+                return Err(Broken { link: row.link, event: None, problem: Problem::Foreign });
             }
             verifier.take(row, anchor)?;
         }
@@ -351,11 +349,36 @@ mod tests {
             prop_assert_eq!(verify(&whole, &head), Ok(()));
             // Sealed in two goes it is the same.
             let (first, rest) = rows.split_at(cut.min(rows.len()));
-            let (mut seals, middle) = seal(WORKSPACE, &Head::default(), first);
-            let (more, end) = seal(WORKSPACE, &middle, rest);
-            seals.extend(more);
+            let (mut hashes, mut end) = (String::new(), Head::default());
+            for part in [first, rest] {
+                let Some((seals, next)) = seal(WORKSPACE, &end, part) else { continue };
+                prop_assert_eq!((seals.first, seals.last), (end.link + 1, next.link));
+                hashes += &seals.hashes;
+                end = next;
+            }
             prop_assert_eq!(&end, &head);
-            prop_assert!(seals.iter().zip(&whole).all(|(seal, row)| Some(&seal.hash) == row.hash.as_ref()));
+            prop_assert_eq!(hashes, whole.iter().filter_map(|row| row.hash.clone()).collect::<String>());
+        }
+
+        #[test]
+        fn a_seal_has_the_hashes_of_its_links_and_bounds_their_times(rows in rows(12), first in 2_i64..5, gap in 1_usize..12) {
+            let mut rows = rows;
+            for (row, link) in rows.iter_mut().zip(first..) {
+                row.link = link + i64::from(link - first >= gap as i64);
+            }
+            let sealed = gap.min(rows.len());
+            let (seals, head) = seal(WORKSPACE, &Head::default(), &rows).unwrap();
+            let last = first + sealed as i64 - 1;
+            prop_assert_eq!((seals.first, seals.last, head.link), (first, last, last));
+            prop_assert_eq!(seals.hashes.len(), HASH * sealed);
+            prop_assert_eq!(seals.hash(last), Some(head.hash.as_str()));
+            for link in [first - 1, last + 1, i64::MIN, i64::MAX] {
+                prop_assert_eq!(seals.hash(link), None);
+            }
+            for time in rows[..sealed].iter().filter_map(|row| row.column(1)) {
+                prop_assert!(*seals.earliest <= *time && *time <= *seals.latest);
+            }
+            prop_assert_eq!(seal(WORKSPACE, &head, &[]), None);
         }
 
         #[test]
@@ -371,7 +394,7 @@ mod tests {
             let Content::Event(columns) = &mut rows[at].content else { unreachable!() };
             columns[2] = Some(if is_anonymous { ANONYMOUS } else { "user" }.to_owned());
             let (mut rows, head) = sealed(rows);
-            (rows[at].content, rows[at].seq) = (Content::Expired(rows[at].digest()), 0);
+            rows[at].content = Content::Expired(rows[at].digest());
             let problem = match verify_expired(&rows, &head, cursor) {
                 Ok(()) => None,
                 Err(broken) => {
@@ -418,21 +441,36 @@ mod tests {
         fn what_changed_places_is_found(rows in rows(12), one in 0_usize..12, other in 0_usize..12) {
             let (mut rows, head) = sealed(rows);
             let (one, other) = (one % rows.len(), other % rows.len());
-            prop_assume!(one != other);
-            let (first, second) = (rows[one].seq, rows[other].seq);
-            (rows[one].seq, rows[other].seq) = (second, first);
+            prop_assume!(rows[one].content != rows[other].content);
+            let content = rows[one].content.clone();
+            rows[one].content = std::mem::replace(&mut rows[other].content, content);
+            let broken = verify(&rows, &head).unwrap_err();
+            prop_assert_eq!((broken.link, broken.problem), (one.min(other) as i64 + 1, Problem::Altered));
+        }
+
+        #[test]
+        fn what_was_put_in_is_found(rows in rows(12), stranger in columns(), at in 1_i64..14, moves_others in proptest::bool::ANY) {
+            let (mut rows, head) = sealed(rows);
+            let at = at.min(head.link + 1);
+            let before = usize::try_from(at - 2).ok().and_then(|place| rows[place].hash.clone()).unwrap_or_default();
+            let mut stranger = Row { link: at, hash: None, content: Content::Event(Box::new(stranger)) };
+            stranger.hash = Some(stranger.hash(WORKSPACE, &before));
+            if moves_others {
+                rows.iter_mut().filter(|row| row.link >= at).for_each(|row| row.link += 1);
+            }
+            prop_assume!(rows.iter().all(|row| row.content != stranger.content));
+            rows.push(stranger);
             prop_assert!(verify(&rows, &head).is_err());
         }
 
         #[test]
-        fn what_was_put_in_is_found(rows in rows(12), stranger in columns(), at in 1_i64..14) {
+        fn a_hash_that_was_changed_or_taken_away_is_named(rows in rows(12), at in 0_usize..12, hash in proptest::option::of("[0-9a-f]{64}")) {
             let (mut rows, head) = sealed(rows);
-            let at = at.min(head.link + 1);
-            let before = usize::try_from(at - 2).ok().and_then(|place| rows[place].hash.clone()).unwrap_or_default();
-            let mut stranger = Row { seq: 1_000, link: Some(at), hash: None, content: Content::Event(Box::new(stranger)) };
-            stranger.hash = Some(stranger.hash(WORKSPACE, &before, at));
-            rows.push(stranger);
-            prop_assert!(verify(&rows, &head).is_err());
+            let at = at % rows.len();
+            prop_assume!(rows[at].hash != hash);
+            rows[at].hash = hash;
+            let broken = verify(&rows, &head).unwrap_err();
+            prop_assert_eq!((broken.link, broken.problem), (at as i64 + 1, Problem::Altered));
         }
 
         #[test]
@@ -472,11 +510,11 @@ mod tests {
         link.extend(3_i64.to_be_bytes());
         text(&mut link, Some("user"));
         text(&mut link, Some(&digest_of_event));
-        let row = Row { seq: 1, link: None, hash: None, content: Content::Event(Box::new(columns)) };
-        let expected = row.hash(7, "before", 3);
+        let row = Row { link: 3, hash: None, content: Content::Event(Box::new(columns)) };
+        let expected = row.hash(7, "before");
         assert_eq!(expected, hex(&link));
-        assert_ne!(row.hash(8, "before", 3), expected);
-        assert_ne!(row.hash(7, "before", 4), expected);
-        assert_ne!(row.hash(7, "", 3), expected);
+        assert_ne!(row.hash(8, "before"), expected);
+        assert_ne!(Row { link: 4, ..row.clone() }.hash(7, "before"), expected);
+        assert_ne!(row.hash(7, ""), expected);
     }
 }

@@ -7,17 +7,24 @@
 use farhand_domain::audit::{ActorType, Event, EventFilter, Outcome};
 use farhand_domain::audit_chain::COLUMNS;
 use farhand_domain::error::Error;
+use farhand_domain::link::stored_command::PendingEvent;
 use farhand_domain::page::Page;
+use farhand_sql::numbering::{highest, is_of, key, number};
 use farhand_sql::statement::Statement;
+use uuid::Uuid;
 use worker::Env;
 
+use super::audit_chain;
 use super::db::{self, Items, params};
 use super::list::{self, Filters, List};
 use super::scope::Scope;
 use crate::platform;
 
 /// SQL for the event object (`docs/audit.md`) of a row of `audit_events e`, as JSON.
-const OBJECT: &str = "json_object('id', e.id, 'occurred_at', e.occurred_at,
+fn object() -> String {
+    let (link, hash) = (number("e.seq"), audit_chain::hash_of_event());
+    format!(
+        "json_object('id', e.id, 'occurred_at', e.occurred_at,
     'actor', json_object('type', e.actor_type, 'id', e.actor_id, 'name', e.actor_name),
     'credential', json(iif(e.credential_type IS NULL, NULL,
         json_object('type', e.credential_type, 'id', e.credential_id))),
@@ -25,12 +32,14 @@ const OBJECT: &str = "json_object('id', e.id, 'occurred_at', e.occurred_at,
     'object', json(iif(e.object_type IS NULL, NULL,
         json_object('type', e.object_type, 'id', e.object_id, 'name', e.object_name))),
     'outcome', e.outcome, 'remote_ip', e.remote_ip, 'request_id', e.request_id, 'details', json(e.details),
-    'link', e.link, 'hash', e.hash)";
+        'link', iif({hash} IS NULL, NULL, {link}), 'hash', {hash})"
+    )
+}
 
 /// The caller of a statement on the common table `me`, as actor and credential.
 const BY_ME: [&str; 5] = ["'user'", "CAST(me.user_id AS TEXT)", "me.username", "me.kind", "me.credential_id"];
 
-/// How an event gets into the table.
+/// How an event gets into the table. One statement inserts one event.
 pub struct Insert<'a> {
     /// SQL for the workspace's id.
     pub workspace: &'a str,
@@ -81,13 +90,17 @@ impl Insert<'_> {
         let details = self.details.map_or_else(|| format!("{event} -> '$.details'"), str::to_owned);
         let (id, occurred_at, action, object_type) = (own("id"), own("occurred_at"), own("action"), own("object.type"));
         let (outcome, remote_ip, request_id) = (own("outcome"), own("source.remote_ip"), own("source.request_id"));
+        // A number is used once, also after its event was deleted because of its age.
+        let last =
+            [("audit_events", "seq"), ("audit_seals", "last")].map(|(table, key)| highest(table, key, workspace));
         format!(
-            "INSERT INTO audit_events (workspace_id, {})
-             SELECT {workspace}, {id}, {occurred_at}, {actor_type}, {actor_id}, {actor_name}, {credential_type},
+            "INSERT INTO audit_events (seq, workspace_id, {})
+             SELECT max({}) + 1, {workspace}, {id}, {occurred_at}, {actor_type}, {actor_id}, {actor_name}, {credential_type},
                 {credential_id}, {action}, {object_type}, {object_id}, {object_name}, {outcome}, {remote_ip}, {request_id},
                 {details}
              {rest}",
-            COLUMNS.join(", ")
+            COLUMNS.join(", "),
+            last.join(", ")
         )
     }
 }
@@ -126,6 +139,24 @@ pub fn after_insert_by(scope: &Scope<'_>, what: Numbered, event: &Event) -> Resu
     Insert { object_id: Some(id), ..Insert::by_me() }.statement(scope, event)
 }
 
+/// The statements for events of a row that has a revision, before D1 gets that revision. An event of a revision that D1 has is in
+/// D1 already, so they can be repeated.
+pub fn pending(
+    (table, revision): (&str, &str),
+    workspace_id: i64,
+    id: Uuid,
+    events: &[PendingEvent],
+) -> Result<Vec<Statement>, Error> {
+    let rest =
+        format!("FROM {table} r WHERE r.workspace_id = :workspace_id AND r.id = :id AND r.{revision} < :revision");
+    let sql = Insert { rest: &rest, ..Insert::whole("r.workspace_id", ":event", "") }.sql();
+    let statement = |PendingEvent { revision, event }: &PendingEvent| {
+        let event = text(event)?;
+        Ok(Statement::new(&sql).bind_all(params! { workspace_id, id, event, revision: *revision }))
+    };
+    events.iter().map(statement).collect()
+}
+
 /// An event of Farhand's own, that no request is the cause of.
 pub fn of_service(action: &str) -> Result<Event, Error> {
     let now = platform::now();
@@ -146,29 +177,66 @@ pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), E
     Ok(())
 }
 
-/// SQL for how many events a workspace has. Links are numbered without a gap, and so are those of expired events among them, so only
-/// what is not sealed yet is counted.
+/// SQL for how many events a workspace has. They are numbered without a gap, and so are the expired events among them, so none is
+/// counted.
 fn total(workspace: &str) -> String {
-    let of = |what: &str, which: &str| {
-        format!("(SELECT {what} FROM audit_events WHERE workspace_id = {workspace} AND link {which})")
-    };
-    let (last, first, unsealed) =
-        (of("max(link)", "IS NOT NULL"), of("min(link)", "IS NOT NULL"), of("count(*)", "IS NULL"));
-    let number = |which: &str| {
+    let is_of = is_of("seq", workspace);
+    let end = |which: &str| number(&format!("(SELECT {which}(seq) FROM audit_events WHERE {is_of})"));
+    let (last, first) = (end("max"), end("min"));
+    let expired = |which: &str| {
         format!("(SELECT number FROM audit_expired WHERE workspace_id = {workspace} AND link {which} LIMIT 1)")
     };
     let (end, beginning) =
-        (number(&format!("< {last} ORDER BY link DESC")), number(&format!("> {first} ORDER BY link")));
-    format!("coalesce({last} - {first} + 1 - coalesce({end} - {beginning} + 1, 0), 0) + {unsealed}")
+        (expired(&format!("< {last} ORDER BY link DESC")), expired(&format!("> {first} ORDER BY link")));
+    format!("coalesce({last} - {first} + 1 - coalesce({end} - {beginning} + 1, 0), 0)")
 }
 
-/// The events of a workspace, newest first, for those who `may` see it.
+/// Common tables that follow `me`: `span` has the keys between which the events of a time are, by the times of the seals. Events
+/// that are not sealed yet are looked at one by one.
+fn span(filter: &EventFilter) -> String {
+    let workspace = "me.workspace_id";
+    let (first, last) = (key(workspace, "0"), highest("audit_events", "seq", workspace));
+    let (sealed, is_seal) = (highest("audit_seals", "last", workspace), is_of("s.last", workspace));
+    let seal = |is_such: &str| {
+        let sql =
+            format!("SELECT s.last FROM audit_seals s WHERE {is_seal} AND {is_such} ORDER BY s.last DESC LIMIT 1");
+        format!("coalesce(({sql}), {first})")
+    };
+    let after = if filter.from.is_some() { seal("s.latest < :from") } else { first.clone() };
+    let last = match filter.before {
+        Some(_) => format!(
+            "iif(EXISTS (SELECT 1 FROM audit_events u WHERE u.seq > {sealed} AND u.seq <= {last} AND u.occurred_at < :before),
+                {last}, {})",
+            seal("s.earliest < :before")
+        ),
+        None => last,
+    };
+    format!(", span AS MATERIALIZED (SELECT {after} AS after, {last} AS last FROM me)")
+}
+
+/// Common tables that follow `me`: the actions that events have, which are few.
+const ACTIONS: &str = ", actions AS (
+    SELECT (SELECT min(a.action) FROM audit_events a WHERE a.workspace_id = me.workspace_id) AS action FROM me
+    UNION ALL
+    SELECT (SELECT min(a.action) FROM audit_events a WHERE a.workspace_id = me.workspace_id AND a.action > actions.action)
+    FROM me CROSS JOIN actions WHERE actions.action IS NOT NULL)";
+
+/// The events of a workspace, the last written first, for those who `may` see it.
 fn events(filter: EventFilter, may: &str) -> List {
     let is_whole = filter.is_empty();
-    // As the index of events without success has it.
-    let outcome = match filter.outcome {
-        Some(Outcome::Failure | Outcome::Denied) => "e.outcome <> 'success' AND e.outcome = :outcome",
-        Some(Outcome::Success) | None => "e.outcome = :outcome",
+    let (index, tables, condition) = match &filter {
+        EventFilter { object: Some(_), .. } => ("INDEXED BY audit_events_by_object", String::new(), ""),
+        EventFilter { outcome: Some(Outcome::Failure | Outcome::Denied), .. } => {
+            ("INDEXED BY audit_events_by_outcome", String::new(), " AND e.outcome <> 'success'")
+        }
+        EventFilter { action: Some(_), .. } => ("INDEXED BY audit_events_by_action", String::new(), ""),
+        EventFilter { actor: Some(_), .. } => {
+            ("INDEXED BY audit_events_by_action", ACTIONS.to_owned(), " AND e.action IN (SELECT action FROM actions)")
+        }
+        _ => {
+            let within = " AND e.seq > (SELECT after FROM span) AND e.seq <= (SELECT last FROM span)";
+            ("NOT INDEXED", span(&filter), within)
+        }
     };
     let Filters { sql, parameters } = Filters::default()
         .with("e.actor_name = :actor", "actor", filter.actor)
@@ -176,22 +244,21 @@ fn events(filter: EventFilter, may: &str) -> List {
         .with("e.object_id = :object", "object", filter.object)
         .with("e.occurred_at >= :from", "from", filter.from)
         .with("e.occurred_at < :before", "before", filter.before)
-        .with(outcome, "outcome", filter.outcome.map(Outcome::as_str));
-    let way = format!("audit_events e WHERE {may} AND e.workspace_id = me.workspace_id{sql}");
-    let order = "e.occurred_at DESC, e.seq DESC";
-    let mut list = List::new("", ("audit_events e", OBJECT), &[way], order, parameters);
+        .with("e.outcome = :outcome", "outcome", filter.outcome.map(Outcome::as_str));
+    let way = format!("audit_events e {index} WHERE {may} AND e.workspace_id = me.workspace_id{condition}{sql}");
+    let mut list = List::new(&tables, ("audit_events e", &object()), &[way], "e.seq DESC", parameters);
     if is_whole {
-        list.select.tables = format!(", total AS (SELECT {} AS total FROM me)", total("me.workspace_id"));
+        list.select.tables = format!("{tables}, total AS (SELECT {} AS total FROM me)", total("me.workspace_id"));
     }
     list
 }
 
-/// The workspace's events, newest first, for staff.
+/// The workspace's events, the last written first, for staff.
 pub fn list(filter: EventFilter) -> List {
     events(filter, "(me.is_staff OR me.is_superuser)")
 }
 
-/// A page of the events of a chain that is no workspace's, newest first, as a JSON array, and how many there are.
+/// A page of the events of a chain that is no workspace's, the last written first, as a JSON array, and how many there are.
 pub async fn list_of_cell(env: &Env, workspace: i64, filter: EventFilter, page: Page) -> Result<(Items, u64), Error> {
     let List { select, .. } = events(filter, "true");
     let sql = format!("WITH me AS (SELECT :workspace_id AS workspace_id){}", select.text(&[], page));

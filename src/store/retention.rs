@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::command_counts;
 use farhand_sql::statement::{Statement, Value};
 use serde::{Deserialize, Serialize};
 use worker::Env;
@@ -32,8 +33,6 @@ pub struct Due {
     pub server_id: String,
     /// The user who asked for it.
     pub requested_by: Option<i64>,
-    /// Its shell.
-    pub shell: String,
     /// When it ended.
     pub handled_at: String,
 }
@@ -68,7 +67,7 @@ pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<L
 
 /// The first commands of a workspace after a place that were over at a moment, so many.
 pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp, most: u64) -> Result<Vec<Due>, Error> {
-    let sql = "SELECT c.id, c.server_id, c.requested_by, c.shell, c.handled_at
+    let sql = "SELECT c.id, c.server_id, c.requested_by, c.handled_at
         FROM commands c INDEXED BY commands_by_handled
         WHERE c.workspace_id = :workspace_id AND c.handled_at <= :until AND (c.handled_at, c.id) > (:after_handled_at, :after_id)
         ORDER BY c.handled_at, c.id LIMIT :most + 0";
@@ -78,52 +77,45 @@ pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp,
     db::rows(&db::run(env, statement).await?)
 }
 
-/// Removes commands of which the objects have nothing any more, all of them or none; the triggers take them out of lists'
-/// counters and of the search. What is noted for the sake of commands alone goes with the last of these: the counters that are
-/// 0; of a server without commands, who had some on it, and that it is gone, as its object has wiped itself.
-///
-/// A command that is made at the same time is there before or after all of this, and is counted anew.
+/// Removes commands of which the objects have nothing any more, all of them or none, from the counters of lists too; the triggers
+/// take them out of the search. What is noted for the sake of commands alone goes with the last of these: the counters that are
+/// 0; the names of a server without commands, who had some on it, and that it is gone, as its object has wiped itself.
 pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Timestamp) -> Result<(), Error> {
-    let of_all = |of: fn(&Due) -> String| commands.iter().map(|due| of(due)).collect::<BTreeSet<_>>();
-    let ids = of_all(|due| due.id.clone());
-    let servers = of_all(|due| due.server_id.clone());
-    let shells = of_all(|due| due.shell.clone());
-    let requesters = of_all(|due| due.requested_by.map(|id| id.to_string()).unwrap_or_default());
-    let statement = |sql: &str, list: &BTreeSet<String>| {
-        Statement::new(sql).bind_all(params! { workspace_id, list: Value::list(list) })
+    let list = |of: &dyn Fn(&Due) -> Option<String>| {
+        Value::list(commands.iter().filter_map(|due| of(due)).collect::<BTreeSet<_>>())
     };
-    let count = |kind: &str, keys: &BTreeSet<String>| {
-        let sql = format!(
-            "DELETE FROM command_counts WHERE workspace_id = :workspace_id AND kind = '{kind}'
+    let ids = list(&|due| Some(due.id.clone()));
+    let servers = list(&|due| Some(due.server_id.clone()));
+    let requesters = list(&|due| due.requested_by.map(|id| id.to_string()));
+    let delete = |rows: String, list: &Value| {
+        Statement::new(format!("DELETE FROM {rows}")).bind_all(params! { workspace_id, list: list.clone() })
+    };
+    let counters = |kind: &str, keys: &Value| {
+        let rows = format!(
+            "command_counts WHERE workspace_id = :workspace_id AND kind = '{kind}'
              AND key IN (SELECT value FROM json_each(:list)) AND total = 0"
         );
-        statement(&sql, keys)
+        delete(rows, keys)
     };
     let of_server_without_commands = |rows: &str, server: &str| {
-        let sql = format!(
-            "DELETE FROM {rows} WHERE workspace_id = :workspace_id
+        let rows = format!(
+            "{rows} WHERE workspace_id = :workspace_id
              AND {server} IN (SELECT s.value FROM json_each(:list) s WHERE NOT EXISTS (
                 SELECT 1 FROM commands c INDEXED BY commands_by_server
                 WHERE c.workspace_id = :workspace_id AND c.server_id = s.value))"
         );
-        statement(&sql, &servers)
+        delete(rows, &servers)
     };
-    let statements = vec![
-        statement(
-            "DELETE FROM commands INDEXED BY commands_by_id WHERE workspace_id = :workspace_id
-             AND id IN (SELECT value FROM json_each(:list)) AND handled_at <= :until",
-            &ids,
-        )
-        .bind("until", until),
-        count("shell", &shells),
-        count("requester", &requesters),
-        statement(
-            "DELETE FROM command_servers WHERE workspace_id = :workspace_id
-             AND server_id IN (SELECT value FROM json_each(:list)) AND total = 0",
-            &servers,
-        ),
+    let which = "c.id IN (SELECT value FROM json_each(:ids)) AND c.handled_at <= :until";
+    let mut statements = command_counts::delete(which)
+        .map(|sql| Statement::new(sql).bind_all(params! { workspace_id, ids: ids.clone(), until }))
+        .to_vec();
+    statements.extend([
+        counters("server", &servers),
+        counters("requester", &requesters),
+        of_server_without_commands("command_servers INDEXED BY command_servers_by_server", "server_id"),
         of_server_without_commands("command_requesters INDEXED BY command_requesters_by_server", "server_id"),
         of_server_without_commands("gone_servers", "id"),
-    ];
+    ]);
     db::execute_all(env, statements).await
 }

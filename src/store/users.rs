@@ -332,10 +332,14 @@ pub async fn depart_some(env: &Env, most: u64) -> Result<bool, Error> {
         "UPDATE commands SET requested_by = NULL WHERE seq IN (
             SELECT seq FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id LIMIT :most + 0)",
     );
+    // No list asks for the counter of a user who is gone.
+    let count = "DELETE FROM command_counts WHERE workspace_id = :workspace_id AND kind = 'requester' AND key = :key";
+    let count =
+        Statement::new(count).bind_all(params! { workspace_id: row.workspace_id, key: row.user_id.to_string() });
     let done = bound(
         "DELETE FROM departed_users WHERE workspace_id = :workspace_id AND user_id = :user_id
          AND NOT EXISTS (SELECT 1 FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id)",
     );
-    db::batch(env, vec![commands.bind("most", most), done]).await?;
+    db::batch(env, vec![commands.bind("most", most), count, done]).await?;
     Ok(true)
 }

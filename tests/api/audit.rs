@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use farhand_domain::audit_chain::{Head, Row, seal};
+use farhand_domain::audit_chain::{Head, Row, Seals, seal};
 use farhand_domain::output::sha256;
 use farhand_domain::time::Timestamp;
 use farhand_tests::client::{PASSWORD, encoded, unique};
@@ -510,6 +510,7 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
         assert_eq!(line["d1_calls"], 1);
         line["rows_read"].as_u64().unwrap()
     };
+    let time = |name: &str, time: &str| format!("&{}", encoded(&[(name, time.to_owned())]));
     let queries = [
         String::new(),
         "&actor=alice".to_owned(),
@@ -517,25 +518,42 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
         format!("&object={object}"),
         "&outcome=denied".to_owned(),
         "&outcome=failure".to_owned(),
-        format!("&actor=alice&occurred_at__lt={}", encoded(&[("x", middle)]).split_once('=').unwrap().1),
+        format!("&actor=alice{}", time("occurred_at__lt", &middle)),
+        time("occurred_at__lt", &middle),
+        format!("{}{}", time("occurred_at__gte", times[0]), time("occurred_at__lt", &middle)),
     ];
     let mut before = Vec::new();
     for query in &queries {
         before.push(read(query).await);
     }
-    let links = all.len();
+    let (links, seals) = (all.len(), 10);
+    let id = id_of_acme(&instance);
+    let numbers =
+        |most: u32| format!("WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {most})");
+    let last =
+        format!("(SELECT seq, workspace_id, occurred_at FROM audit_events WHERE seq = ({id} << 40) + {links}) e");
     instance.tamper_with_d1(&format!(
-        "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
-         INSERT INTO audit_events (id, workspace_id, occurred_at, actor_type, actor_name, action, object_type, object_id,
-            outcome, details, link)
-         SELECT format('00000000-0000-7000-8000-%012d', i), e.workspace_id, e.occurred_at, 'user', 'many', 'api_token.update', 'x', 'x' || i, 'success', '{{}}',
-            {links} + i FROM n CROSS JOIN (SELECT workspace_id, occurred_at FROM audit_events WHERE link = {links}) e"
+        "{} INSERT INTO audit_seals SELECT e.seq + 200 * i, e.workspace_id, e.seq + 200 * i - 199, e.occurred_at, e.occurred_at, ''
+         FROM n CROSS JOIN {last};
+         {} INSERT INTO audit_events (seq, id, workspace_id, occurred_at, actor_type, actor_name, action, object_type, object_id,
+            outcome, details)
+         SELECT e.seq + i, format('00000000-0000-7000-8000-%012d', i), e.workspace_id, e.occurred_at, 'user', 'many',
+            'api_token.create', 'x', 'x' || i, 'success', '{{}}' FROM n CROSS JOIN {last}",
+        numbers(seals),
+        numbers(200 * seals)
     ));
     for (query, before) in queries.iter().zip(before) {
-        assert_eq!(read(query).await, before, "{query}");
+        // Of a time, the seals since then are read, for `count` and for the page.
+        let more = if query.starts_with("&occurred_at") { 2 * u64::from(seals) } else { 0 };
+        let read = read(query).await;
+        assert!((before..=before + more).contains(&read), "{query}: {read} after {before}");
     }
     let list = admin.get(EVENTS).await.expect(200);
-    assert_eq!(list["count"], links + 2_000);
+    assert_eq!(list["count"], links as u64 + 2_000);
+}
+
+fn id_of_acme(instance: &Instance) -> i64 {
+    instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'acme'")[0].parse().unwrap()
 }
 
 /// An instance with a workspace that has a chain of some links, all of it sealed.
@@ -554,7 +572,7 @@ async fn with_chain() -> (Instance, tempfile::TempDir, Workspace, i64) {
     let lines: Vec<Value> = lines.map(|line| serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap()).collect();
     let sum = |name: &str| lines.iter().map(|line| line[name].as_i64().unwrap()).sum::<i64>();
     let (sealed, goes) = (sum("links"), lines.len() as i64);
-    assert_eq!((sum("rows_written"), sum("d1_calls")), (2 * sealed, 2 * goes));
+    assert_eq!((sum("rows_written"), sum("d1_calls")), (goes, 2 * goes));
     assert!(sum("rows_read") <= SEALING_READS * sealed + 2 * goes, "{lines:?}");
     (instance, state, workspace, links)
 }
@@ -572,88 +590,121 @@ async fn a_verification_reads_only_the_links_that_it_looks_at() {
     };
     let (problem, short) = read().await;
     assert_eq!(problem, Value::Null);
-    let id = "(SELECT id FROM workspaces WHERE slug = 'acme')";
+    let id = id_of_acme(&instance);
     let many = |link: &str| {
         format!(
-            "INSERT INTO audit_events (id, workspace_id, occurred_at, actor_type, actor_name, action, outcome, details, link)
+            "INSERT INTO audit_expired
              WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
-             SELECT '{link}' || i, {id}, '2026', 'user', 'many', 'x', 'success', '{{}}', {link} FROM n;
-             INSERT INTO audit_expired
-             WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
-             SELECT {id}, {link}, 1, 'x', 'x' FROM n WHERE true;"
+             SELECT {id}, {link}, 1, 'x' FROM n WHERE true;"
         )
     };
     instance.tamper_with_d1(&many("-i"));
     let (problem, long) = read().await;
     assert_eq!(problem, Value::Null);
-    // One more row of each table.
+    // One more row of the table, and its seal.
     assert!(long <= short + 4, "{short} {long}");
-    instance.tamper_with_d1(&many(&format!("{last} + i")));
+    let events = format!(
+        "INSERT INTO audit_events (seq, id, workspace_id, occurred_at, actor_type, actor_name, action, outcome, details)
+         WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
+         SELECT ({id} << 40) + {last} + i, 'x' || i, {id}, '2026', 'user', 'many', 'x', 'success', '{{}}' FROM n;
+         INSERT INTO audit_seals VALUES (({id} << 40) + {last} + 2000, {id}, ({id} << 40) + {last} + 1, '2026', '2026', '');"
+    );
+    instance.tamper_with_d1(&(events + &many(&format!("{last} + i"))));
     let (problem, beyond) = read().await;
     assert_eq!(problem, "foreign");
-    assert!(beyond <= short + 8, "{short} {beyond}");
+    // All that is behind the end counts as not sealed.
+    assert!(beyond <= short + 2_000 + 8, "{short} {beyond}");
 }
 
-/// The rows of a workspace, sealed anew from the first on, as SQL, and the end of their chain.
+/// The rows of a workspace, sealed again from the first on, as SQL, and the end of their chain.
 fn forged(instance: &Instance, workspace: i64) -> (String, Head) {
     let columns = farhand_domain::audit_chain::COLUMNS.join(", ");
     let rows = instance.read_d1(&format!(
-        "SELECT json_array(seq, NULL, NULL, json_array({columns})) FROM audit_events
+        "SELECT json_array(seq - ({workspace} << 40), NULL, json_array({columns})) FROM audit_events
          WHERE workspace_id = {workspace} ORDER BY seq"
     ));
     let rows: Vec<Row> = rows.iter().map(|row| serde_json::from_str(row).unwrap()).collect();
-    let (seals, head) = seal(workspace, &Head::default(), &rows);
-    let update = |seal: &farhand_domain::audit_chain::Seal| {
-        format!("UPDATE audit_events SET link = {}, hash = '{}' WHERE seq = {};", seal.link, seal.hash, seal.seq)
-    };
-    (seals.iter().map(update).collect(), head)
+    let (seals, head) = seal(workspace, &Head::default(), &rows).unwrap();
+    let Seals { first, last, earliest, latest, hashes } = seals;
+    let sql = format!(
+        "DELETE FROM audit_seals WHERE workspace_id = {workspace};
+         INSERT INTO audit_seals VALUES (
+            ({workspace} << 40) + {last}, {workspace}, ({workspace} << 40) + {first}, '{earliest}', '{latest}', '{hashes}');"
+    );
+    (sql, head)
 }
 
 #[tokio::test]
 async fn whoever_changes_the_log_underneath_is_found_out() {
     let (instance, _state, workspace, last) = with_chain().await;
     let admin = &workspace.admin;
-    let id = instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'acme'")[0].parse::<i64>().unwrap();
-    let of = format!("workspace_id = {id} AND link");
-    instance.tamper_with_d1("CREATE TABLE kept AS SELECT * FROM audit_events");
+    let id = id_of_acme(&instance);
+    let of = format!("seq - ({id} << 40)");
+    instance.tamper_with_d1(
+        "CREATE TABLE kept AS SELECT * FROM audit_events; CREATE TABLE kept_seals AS SELECT * FROM audit_seals",
+    );
+    // A copy of the third event with another number, before which the others move up if they are in its way.
     let copied = |link: i64| {
         format!(
-            "INSERT INTO audit_events SELECT (SELECT max(seq) + 1 FROM kept), k.id, k.workspace_id, k.occurred_at,
+            "UPDATE audit_events SET seq = seq + 1000000 WHERE workspace_id = {id} AND {of} >= {link};
+             UPDATE audit_events SET seq = seq - 999999 WHERE workspace_id = {id} AND {of} >= 1000000;
+             INSERT INTO audit_events SELECT ({id} << 40) + {link}, k.id, k.workspace_id, k.occurred_at,
                 k.actor_type, k.actor_id, k.actor_name, k.credential_type, k.credential_id, k.action, k.object_type,
-                k.object_id, k.object_name, k.outcome, k.remote_ip, k.request_id, k.details, {link}, k.hash
-             FROM kept k WHERE k.{of} = 3"
+                k.object_id, k.object_name, k.outcome, k.remote_ip, k.request_id, k.details FROM kept k WHERE k.{of} = 3"
         )
     };
-    let mut cases: Vec<(&str, String, i64, &str)> = vec![
+    let seal_of = |link: i64| format!("last = (SELECT min(last) FROM kept_seals WHERE last >= ({id} << 40) + {link})");
+    let first_of = |link: i64| {
+        let sql = format!("SELECT CAST(first - ({id} << 40) AS TEXT) FROM audit_seals WHERE {}", seal_of(link));
+        instance.read_d1(&sql)[0].parse::<i64>().unwrap()
+    };
+    let change_seal = |change: &str, link: i64| format!("UPDATE audit_seals SET {change} WHERE {}", seal_of(link));
+    let changed_hash = format!(
+        "hashes = substr(hashes, 1, 64 * (({id} << 40) + 7 - first)) || 'x' || substr(hashes, 64 * (({id} << 40) + 7 - first) + 2)"
+    );
+    let cases: Vec<(&str, String, i64, &str)> = vec![
         ("a name is changed", format!("UPDATE audit_events SET actor_name = 'eve' WHERE {of} = 4"), 4, "altered"),
         ("an outcome", format!("UPDATE audit_events SET outcome = 'denied' WHERE {of} = 1"), 1, "altered"),
         ("a time", format!("UPDATE audit_events SET occurred_at = '2026' WHERE {of} = {last}"), last, "altered"),
         ("an address goes", format!("UPDATE audit_events SET remote_ip = NULL WHERE {of} = 7"), 7, "altered"),
-        ("a hash", format!("UPDATE audit_events SET hash = 'x' WHERE {of} = 7"), 7, "altered"),
         ("the first goes", format!("DELETE FROM audit_events WHERE {of} = 1"), 1, "missing"),
         ("one in the middle", format!("DELETE FROM audit_events WHERE {of} = 6"), 6, "missing"),
         ("the last", format!("DELETE FROM audit_events WHERE {of} = {last}"), last, "missing"),
         ("the end", format!("DELETE FROM audit_events WHERE {of} > 8"), 9, "missing"),
         ("all of it", format!("DELETE FROM audit_events WHERE workspace_id = {id}"), 1, "missing"),
-        ("one is hidden", format!("UPDATE audit_events SET workspace_id = 0 WHERE {of} = 5"), 5, "missing"),
+        ("the end with its seals", format!("DELETE FROM audit_events WHERE {of} > 8; DELETE FROM audit_seals WHERE last > ({id} << 40) + 8"), 9, "missing"),
+        ("all of it with all seals", format!("DELETE FROM audit_events WHERE workspace_id = {id}; DELETE FROM audit_seals"), 1, "missing"),
+        ("one is hidden", format!("UPDATE audit_events SET workspace_id = 0, seq = 900 WHERE {of} = 5"), 5, "missing"),
         (
-            "two change their numbers",
-            format!("UPDATE audit_events SET link = 11 - link WHERE {of} IN (5, 6)"),
+            "two change places",
+            format!(
+                "UPDATE audit_events SET seq = seq + 1000000 WHERE {of} IN (5, 6);
+                 UPDATE audit_events SET seq = 2 * ({id} << 40) + 1000011 - seq WHERE {of} IN (1000005, 1000006)"
+            ),
             5,
             "altered",
         ),
-        ("one comes in between", copied(4), 5, "foreign"),
+        ("one comes in between", copied(4), 4, "altered"),
         ("one comes before", copied(0), 1, "foreign"),
-        ("one comes behind", copied(last + 1), last + 1, "foreign"),
+        ("a hash", change_seal(&changed_hash, 7), 7, "altered"),
+        ("all hashes of a seal", change_seal("hashes = ''", 7), first_of(7), "altered"),
+        ("a seal goes", format!("DELETE FROM audit_seals WHERE {}", seal_of(7)), first_of(7), "altered"),
+        ("all seals go", format!("DELETE FROM audit_seals WHERE workspace_id = {id}"), 1, "altered"),
+        ("a seal begins elsewhere", change_seal("first = first + 1", 7), first_of(7), "altered"),
+        // With these, the filter by time would not find the events.
+        ("the earliest time", change_seal("earliest = '9999'", 7), first_of(7), "altered"),
+        ("the latest time", change_seal("latest = ''", 7), first_of(7), "altered"),
+        (
+            "one comes behind, with a seal",
+            format!(
+                "{}; INSERT INTO audit_seals SELECT last + 1, workspace_id, last + 1, earliest, latest, hashes FROM audit_seals
+                 WHERE last = ({id} << 40) + {last}",
+                copied(last + 1)
+            ),
+            last + 1,
+            "foreign",
+        ),
     ];
-    // Contents and hashes of two change places, so that the numbers still are in order.
-    let moved = format!(
-        "CREATE TABLE turned AS SELECT link, seq FROM kept WHERE {of} IN (5, 6);
-         UPDATE audit_events SET seq = -seq WHERE {of} IN (5, 6);
-         UPDATE audit_events SET seq = (SELECT t.seq FROM turned t WHERE t.link = 11 - audit_events.link) WHERE seq < 0;
-         DROP TABLE turned"
-    );
-    cases.push(("two change places", moved, 6, "moved"));
     let rewritten = format!("UPDATE audit_events SET actor_name = 'eve' WHERE {of} = 2");
     let check = async |name: &str, link: i64, problem: &str| {
         let found = verify(admin, VERIFY).await;
@@ -665,7 +716,8 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
         assert_eq!(told, expected, "{name}: {found}");
         assert_eq!(broken["event"].is_null(), problem == "missing", "{name}: {found}");
     };
-    let restore = "DELETE FROM audit_events; INSERT INTO audit_events SELECT * FROM kept";
+    let restore = "DELETE FROM audit_events; INSERT INTO audit_events SELECT * FROM kept;
+        DELETE FROM audit_seals; INSERT INTO audit_seals SELECT * FROM kept_seals";
     for (name, sql, link, problem) in cases {
         instance.tamper_with_d1(&sql);
         check(name, link, problem).await;
@@ -681,7 +733,9 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
     eventually("the seal", || async { (verify(admin, VERIFY).await["unsealed"] == 0).then_some(()) }).await;
     assert_eq!(verify(admin, VERIFY).await["valid"], false);
     instance.tamper_with_d1(&format!(
-        "DELETE FROM audit_events WHERE {of} <= {last}; INSERT INTO audit_events SELECT * FROM kept WHERE {of} > 0"
+        "DELETE FROM audit_events WHERE {of} = 2; INSERT INTO audit_events SELECT * FROM kept WHERE {of} = 2;
+         DELETE FROM audit_seals WHERE last <= ({id} << 40) + {last};
+         INSERT INTO audit_seals SELECT * FROM kept_seals WHERE workspace_id = {id}"
     ));
     assert_eq!(sealed(admin, VERIFY).await, last + 1);
     // A part is looked at by itself, and past the end there is nothing.
@@ -692,6 +746,36 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
         assert_eq!(found, expected, "from {first}");
     }
     admin.post(VERIFY, &json!({"first_link": 0})).await.expect_fields(400, &["first_link"]);
+}
+
+/// D1 is taken back to a time before the last seals (Time Travel). Events that it gets then do not take the places of those that
+/// are lost.
+#[tokio::test]
+async fn the_chain_goes_on_behind_links_that_were_lost() {
+    let (instance, _state, workspace, last) = with_chain().await;
+    let (admin, id) = (&workspace.admin, id_of_acme(&instance));
+    instance.tamper_with_d1(&format!(
+        "DELETE FROM audit_events WHERE workspace_id = {id} AND seq > ({id} << 40) + 8;
+         DELETE FROM audit_seals WHERE workspace_id = {id} AND last > ({id} << 40) + 6"
+    ));
+    for name in ["one", "two"] {
+        send(admin, "POST", TOKENS, json!({"name": name, "expires_at": null})).await;
+    }
+    let broken = eventually("the seals", || async {
+        let found = verify(admin, VERIFY).await;
+        (found["unsealed"] == 0).then(|| found["first_broken"].clone())
+    })
+    .await;
+    assert_eq!(broken["problem"], "missing");
+    let found = events(admin, EVENTS, &[]).await;
+    let (kept, new) = found.split_at(broken["link"].as_i64().unwrap() as usize - 1);
+    let link = |event: &Value| event["link"].as_i64().unwrap();
+    assert!(kept.iter().map(link).eq(1..=kept.len() as i64));
+    // What had been written before, and was not sealed at that time, is sealed again.
+    assert!(new.iter().map(link).eq(last + 1..=last + new.len() as i64), "{new:#?}");
+    assert!(new.iter().all(|event| event["hash"].is_string()));
+    let names: Vec<_> = new.iter().rev().take(2).map(|event| event["object"]["name"].clone()).collect();
+    assert_eq!(names, [json!("two"), json!("one")]);
 }
 
 #[tokio::test]
@@ -777,17 +861,16 @@ async fn events_of_which_no_sealer_was_told_are_sealed() {
          SELECT 'w' || i, '', '{at}', iif(i = 7, '{at}', NULL), iif(i = 7, '9999', NULL) FROM n"
     );
     assert_eq!(change_d1(state.path(), &made), workspaces);
-    let events = "INSERT INTO audit_events (id, workspace_id, occurred_at, actor_type, action, outcome, details)
-         SELECT w.slug || e.value, w.id, w.added_at, 'user', 'x.y', 'success', '{}' FROM workspaces w, json_each('[1, 2]') e";
+    let events = "INSERT INTO audit_events (seq, id, workspace_id, occurred_at, actor_type, action, outcome, details)
+         SELECT (w.id << 40) + e.value, w.slug || e.value, w.id, w.added_at, 'user', 'x.y', 'success', '{}' FROM workspaces w, json_each('[1, 2]') e";
     assert_eq!(change_d1(state.path(), events), 2 * workspaces);
 
     let instance = Instance::restart(state.path()).await;
-    let left = || instance.read_d1("SELECT CAST(count(*) AS TEXT) FROM audit_events WHERE link IS NULL");
-    eventually("the seals", || async { (left() == ["2"]).then_some(()) }).await;
-    let links = "SELECT json_group_array(link) FROM audit_events GROUP BY workspace_id";
-    let links = instance.read_d1(links);
-    assert_eq!(links.iter().filter(|links| *links == "[1,2]").count() as u64, workspaces - 1);
-    assert_eq!(links.iter().filter(|links| *links == "[null,null]").count(), 1);
+    let seals = || instance.read_d1("SELECT CAST(length(hashes) AS TEXT) FROM audit_seals WHERE workspace_id > 0");
+    eventually("the seals", || async { (seals().len() as u64 == workspaces - 1).then_some(()) }).await;
+    assert!(seals().iter().all(|length| length == "128"));
+    let of_deleted = "SELECT 'x' FROM audit_seals s JOIN workspaces w ON w.id = s.workspace_id WHERE w.slug = 'w7'";
+    assert!(instance.read_d1(of_deleted).is_empty());
 }
 
 /// An event has room for so many of them only.
@@ -1208,7 +1291,7 @@ async fn the_operator_has_a_chain_that_outlives_workspaces() {
     })
     .await;
     assert_eq!(sealed(&kept.admin, VERIFY).await, 3);
-    instance.tamper_with_d1("DELETE FROM audit_events WHERE workspace_id = 0 AND link = 3");
+    instance.tamper_with_d1("DELETE FROM audit_events WHERE seq = 3");
     let broken = operator.post(verify, &json!({})).await.expect(200)["first_broken"].clone();
     assert_eq!(broken, json!({"link": 3, "event": null, "problem": "missing"}));
 }
@@ -1216,11 +1299,13 @@ async fn the_operator_has_a_chain_that_outlives_workspaces() {
 #[tokio::test]
 async fn old_events_go_and_the_rest_of_the_chain_stays() {
     let (instance, state, workspace, last) = with_chain().await;
-    let id = instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'acme'")[0].parse::<i64>().unwrap();
-    let of = format!("workspace_id = {id} AND link");
+    let id = id_of_acme(&instance);
+    let of = format!("seq - ({id} << 40)");
     // The first five become ten days old, as if they had been sealed then.
     let old = now().plus_seconds(-10 * 24 * 60 * 60);
-    instance.tamper_with_d1(&format!("UPDATE audit_events SET occurred_at = '{old}' WHERE {of} <= 5"));
+    instance.tamper_with_d1(&format!(
+        "UPDATE audit_events SET occurred_at = '{old}' WHERE workspace_id = {id} AND {of} <= 5"
+    ));
     let (sql, head) = forged(&instance, id);
     instance.stop().await;
     change_d1(state.path(), &sql);
@@ -1250,8 +1335,8 @@ async fn old_events_go_and_the_rest_of_the_chain_stays() {
     left(last + 1 - 5).await;
     assert_eq!(sealed(&api, VERIFY).await, last + 1 - 5);
     instance.tamper_with_d1(&format!(
-        "INSERT INTO audit_events (id, workspace_id, occurred_at, actor_type, action, outcome, details, link, hash)
-         VALUES ('x', {id}, '{old}', 'user', 'x.y', 'success', '{{}}', 3, 'x')"
+        "INSERT INTO audit_events (seq, id, workspace_id, occurred_at, actor_type, action, outcome, details)
+         VALUES (({id} << 40) + 3, 'x', {id}, '{old}', 'user', 'x.y', 'success', '{{}}')"
     ));
     assert_eq!(verify(&api, VERIFY).await["first_broken"]["problem"], "foreign");
     // The operator's own stay.
@@ -1338,7 +1423,7 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
     let old_links = sealed(&workspace.admin, VERIFY).await;
     assert_eq!((old_links, sealed(&instance.operator(), "/operator/audit/verify/").await), (8, 2));
     // All of them become ten days old, as if they had been sealed then.
-    let id = instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'acme'")[0].parse::<i64>().unwrap();
+    let id = id_of_acme(&instance);
     let old = now().plus_seconds(-10 * 24 * 60 * 60);
     instance.tamper_with_d1(&format!("UPDATE audit_events SET occurred_at = '{old}'"));
     let chains = [(id, forged(&instance, id)), (0, forged(&instance, 0))];
@@ -1382,16 +1467,16 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
     let link = |action: &str| all.iter().rfind(|event| event["action"] == action).unwrap()["link"].as_i64().unwrap();
     let (young, users) = (link("session.login"), link("api_token.create").min(3));
     let columns = farhand_domain::audit_chain::COLUMNS.join(", ");
-    let of = format!("workspace_id = {id} AND link");
+    let of = format!("workspace_id = {id} AND seq - ({id} << 40)");
+    let of_expired = format!("workspace_id = {id} AND link");
     let as_expired = |link: i64| {
         let row = instance.read_d1(&format!(
-            "SELECT json_array(seq, link, hash, json_array({columns})) FROM audit_events WHERE {of} = {link}"
+            "SELECT json_array({link}, NULL, json_array({columns})) FROM audit_events WHERE {of} = {link}"
         ));
         let row: Row = serde_json::from_str(&row[0]).unwrap();
+        let digest = row.digest();
         format!(
-            "INSERT INTO audit_expired VALUES ({id}, {link}, 9, '{}', '{}'); DELETE FROM audit_events WHERE {of} = {link}",
-            row.hash.as_deref().unwrap(),
-            row.digest()
+            "INSERT INTO audit_expired VALUES ({id}, {link}, 9, '{digest}'); DELETE FROM audit_events WHERE {of} = {link}"
         )
     };
     let expired: Vec<i64> = instance
@@ -1402,20 +1487,30 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
     assert_eq!(expired.len(), 3);
     instance.tamper_with_d1("CREATE TABLE kept AS SELECT * FROM audit_events");
     instance.tamper_with_d1("CREATE TABLE kept_expired AS SELECT * FROM audit_expired");
+    instance.tamper_with_d1("CREATE TABLE kept_seals AS SELECT * FROM audit_seals");
     for (name, sql, link, problem) in [
         (
             "an expired one goes",
-            format!("DELETE FROM audit_expired WHERE {of} = {}", expired[1]),
+            format!("DELETE FROM audit_expired WHERE {of_expired} = {}", expired[1]),
             expired[1],
             "missing",
         ),
         (
             "its digest",
-            format!("UPDATE audit_expired SET digest = 'x' WHERE {of} = {}", expired[0]),
+            format!("UPDATE audit_expired SET digest = 'x' WHERE {of_expired} = {}", expired[0]),
             expired[0],
             "altered",
         ),
-        ("its hash", format!("UPDATE audit_expired SET hash = 'x' WHERE {of} = {}", expired[0]), expired[0], "altered"),
+        (
+            "its hash",
+            format!(
+                "UPDATE audit_seals SET hashes = substr(hashes, 1, 64 * {0} - 64) || 'x' || substr(hashes, 64 * {0} - 62)
+                 WHERE first = ({id} << 40) + 1",
+                expired[0]
+            ),
+            expired[0],
+            "altered",
+        ),
         ("an event of a user", as_expired(users), users, "altered"),
         ("a young event", as_expired(young), young, "missing"),
         ("one that simply goes", format!("DELETE FROM audit_events WHERE {of} = {young}"), young, "missing"),
@@ -1425,11 +1520,12 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
         assert_eq!(broken, json!({"link": link, "event": null, "problem": problem}), "{name}");
         instance.tamper_with_d1(
             "DELETE FROM audit_events; INSERT INTO audit_events SELECT * FROM kept;
-             DELETE FROM audit_expired; INSERT INTO audit_expired SELECT * FROM kept_expired",
+             DELETE FROM audit_expired; INSERT INTO audit_expired SELECT * FROM kept_expired;
+             DELETE FROM audit_seals; INSERT INTO audit_seals SELECT * FROM kept_seals",
         );
         assert_eq!(verify(&api, VERIFY).await["valid"], true, "{name}, put back");
     }
-    instance.tamper_with_d1("DROP TABLE kept; DROP TABLE kept_expired");
+    instance.tamper_with_d1("DROP TABLE kept; DROP TABLE kept_expired; DROP TABLE kept_seals");
 
     // The other retention takes what expired along.
     instance.stop().await;

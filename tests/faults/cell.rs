@@ -354,16 +354,15 @@ impl Cell {
     /// The counters that D1 keeps are what its rows come to.
     fn counters_are_right(&self) {
         let wrong = self.rows(
-            "SELECT 'shell ' || c.key FROM command_counts c WHERE kind = 'shell' AND total <>
-                (SELECT count(*) FROM commands r WHERE r.workspace_id = c.workspace_id AND r.shell = c.key)
-            UNION ALL SELECT 'requester ' || c.key FROM command_counts c WHERE kind = 'requester' AND total <>
-                (SELECT count(*) FROM commands r WHERE r.workspace_id = c.workspace_id
-                    AND coalesce(CAST(r.requested_by AS TEXT), '') = c.key)
-            UNION ALL SELECT 'server ' || c.name FROM command_servers c WHERE total <>
-                (SELECT count(*) FROM commands r WHERE r.workspace_id = c.workspace_id AND r.server_id = c.server_id
-                    AND r.server_name = c.name)
-            UNION ALL SELECT 'all' WHERE (SELECT coalesce(sum(total), 0) FROM command_counts WHERE kind = 'shell')
-                <> (SELECT count(*) FROM commands)",
+            "SELECT 'all' FROM counted_commands n WHERE total <>
+                (SELECT count(*) FROM commands r WHERE r.workspace_id = n.workspace_id AND r.seq <= n.up_to)
+            UNION ALL SELECT kind || ' ' || key FROM command_counts c JOIN counted_commands n USING (workspace_id) WHERE c.total <>
+                (SELECT count(*) FROM commands r WHERE r.workspace_id = c.workspace_id AND r.seq <= n.up_to
+                    AND iif(kind = 'server', r.server_id, CAST(r.requested_by AS TEXT)) = c.key)
+            UNION ALL SELECT kind FROM (SELECT 'server' AS kind UNION ALL SELECT 'requester') WHERE
+                (SELECT coalesce(sum(total), 0) FROM command_counts c WHERE c.kind = kind) <>
+                (SELECT count(iif(kind = 'server', r.server_id, r.requested_by)) FROM commands r
+                    JOIN counted_commands n USING (workspace_id) WHERE r.seq <= n.up_to)",
         );
         assert_eq!(wrong, Vec::<String>::new(), "counters that are not what the rows come to");
     }

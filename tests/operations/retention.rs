@@ -96,9 +96,12 @@ async fn listed(api: &Api, query: &[(&str, String)]) -> BTreeSet<String> {
 
 /// Asserts that what D1 keeps beside its commands is just what they call for, and that the objects hold no others.
 async fn is_consistent(instance: &Instance) {
-    let sql = "SELECT
+    const COUNTED: &str =
+        "FROM commands c JOIN counted_commands n ON n.workspace_id = c.workspace_id WHERE c.seq <= n.up_to";
+    let sql = format!("SELECT
         (SELECT count(*) FROM command_counts WHERE total <= 0) AS empty_counts,
-        (SELECT count(*) FROM command_servers WHERE total <= 0) AS empty_servers,
+        (SELECT count(*) FROM command_servers n WHERE NOT EXISTS (SELECT 1 FROM commands c
+            WHERE c.workspace_id = n.workspace_id AND c.server_id = n.server_id)) AS empty_servers,
         (SELECT count(*) FROM command_requesters q WHERE NOT EXISTS (SELECT 1 FROM commands c
             WHERE c.workspace_id = q.workspace_id AND c.server_id = q.server_id)
             OR NOT EXISTS (SELECT 1 FROM users u WHERE u.workspace_id = q.workspace_id AND u.id = q.user_id)) AS requesters,
@@ -106,13 +109,14 @@ async fn is_consistent(instance: &Instance) {
             WHERE q.workspace_id = c.workspace_id AND q.user_id = c.requested_by AND q.server_id = c.server_id)) AS unnoted,
         (SELECT count(*) FROM gone_servers g WHERE NOT EXISTS (SELECT 1 FROM commands c
             WHERE c.workspace_id = g.workspace_id AND c.server_id = g.id)) AS gone,
-        (SELECT sum(total) FROM command_counts WHERE kind = 'shell') - (SELECT count(*) FROM commands) AS by_shell,
-        (SELECT sum(total) FROM command_counts WHERE kind = 'requester') - (SELECT count(*) FROM commands) AS by_requester,
-        (SELECT sum(total) FROM command_servers) - (SELECT count(*) FROM commands) AS by_server,
+        (SELECT coalesce(sum(total), 0) FROM counted_commands) - (SELECT count(*) {COUNTED}) AS counted,
+        (SELECT coalesce(sum(total), 0) FROM command_counts WHERE kind = 'requester')
+            - (SELECT count(*) {COUNTED} AND c.requested_by IS NOT NULL) AS by_requester,
+        (SELECT coalesce(sum(total), 0) FROM command_counts WHERE kind = 'server') - (SELECT count(*) {COUNTED}) AS by_server,
         (SELECT count(*) FROM command_texts WHERE command_texts MATCH 'line:\"old\"') - (SELECT count(*) FROM commands
             WHERE line LIKE '%old%') AS found,
-        (SELECT json_group_array(id) FROM commands) AS ids";
-    let row = instance.d1(sql)[0].clone();
+        (SELECT json_group_array(id) FROM commands) AS ids");
+    let row = instance.d1(&sql)[0].clone();
     for (name, value) in row.as_object().unwrap().iter().filter(|(name, _)| *name != "ids") {
         assert!(value.is_null() || *value == json!(0), "{name}: {row}");
     }
@@ -304,9 +308,9 @@ fn many(workspace: &str, server: &str, range: (u32, u32), days: i64) -> String {
     let at = days_ago(days);
     format!(
         "WITH RECURSIVE n (i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM n WHERE i < {to})
-         INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
+         INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
             added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success)
-         SELECT w.id, printf('%08x-0000-7000-8000-%012x', i, w.id), {server}, 'web', u.id, 'system', 'uptime ' || i, 'root', '',
+         SELECT (w.id << 40) + 1000 + i, w.id, printf('%08x-0000-7000-8000-%012x', i, w.id), {server}, 'web', u.id, 'system', 'uptime ' || i, 'root', '',
             60, '{at}', '{at}', '{at}', '{at}', '{at}', '{at}', 'success', '', 1
          FROM workspaces w JOIN users u ON u.workspace_id = w.id CROSS JOIN n WHERE w.slug = '{workspace}';"
     )

@@ -1,26 +1,36 @@
-//! The number of all items: from the counters if they know it, otherwise counted.
+//! The number of all items: from the counters if they have it, otherwise counted.
+
+use farhand_domain::command::Shell;
+use farhand_domain::command_list::CommandList;
 
 use super::access::{HAS_FULL_ACCESS, IS_READABLE};
-use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER, OPEN, UNSUCCESSFUL, index};
+use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER, INTERNAL, OPEN, UNSUCCESSFUL, index};
 use super::page::{NOBODY, OF_NOBODY};
 use super::search::{self, IS_RARE};
 use super::{Callers, Parts};
+use crate::command_counts::behind;
 
-/// SQL for the sum of the counters of a kind whose keys fulfil a condition.
-fn counter(kind: &str, keys: &str) -> String {
+/// SQL for the sum of `counters`, with the commands that they do not have yet, as far as these
+/// fulfil a condition.
+fn counter(counters: &str, condition: &str) -> String {
+    let behind = behind("me.workspace_id");
     format!(
-        "coalesce((SELECT sum(n.total) FROM command_counts n
-         WHERE n.workspace_id = me.workspace_id AND n.kind = '{kind}' AND {keys}), 0)"
+        "(coalesce((SELECT sum(n.total) FROM {counters}), 0)
+          + (SELECT count(*) FROM commands c NOT INDEXED WHERE {behind} AND {condition}))"
     )
 }
 
-/// SQL for the sum of the counters of servers. `keys` are tables that stand before
-/// `command_servers n`.
-fn servers_counter(keys: &str, server: &str) -> String {
-    format!(
-        "coalesce((SELECT sum(n.total) FROM {keys} command_servers n
-         WHERE n.workspace_id = me.workspace_id AND n.server_id = {server}), 0)"
-    )
+/// SQL for the number of all commands.
+fn all() -> String {
+    counter("counted_commands n WHERE n.workspace_id = me.workspace_id", "true")
+}
+
+/// SQL for the number of commands of a kind whose key fulfils a condition. `keys` are tables that
+/// stand before `command_counts n`.
+fn counter_of(kind: &str, keys: &str, key: &str, condition: &str) -> String {
+    let counters =
+        format!("{keys} command_counts n WHERE n.workspace_id = me.workspace_id AND n.kind = '{kind}' AND {key}");
+    counter(&counters, condition)
 }
 
 /// SQL for the number of commands in an index that fulfil a condition. `keys` are tables that stand
@@ -57,28 +67,26 @@ impl Parts<'_> {
 
     /// The number from the counters, if the list has at most one filter and they have its number.
     fn counter_with_full_access(&self) -> Option<String> {
-        let (list, all) = (self.list, counter("shell", "true"));
+        let list = self.list;
         match self.filter_count {
-            0 => return Some(all),
+            0 => return Some(all()),
             1 => {}
             _ => return None,
         }
         if list.server.is_some() {
-            return Some(servers_counter("", ":server"));
+            return Some(counter_of("server", "", "n.key = :server", &self.filters));
         }
         if list.requested_by.is_some() {
-            let user = "(SELECT CAST(u.id AS TEXT) FROM users u
+            let user = "n.key = (SELECT CAST(u.id AS TEXT) FROM users u
                 WHERE u.workspace_id = me.workspace_id AND u.id = :requested_by)";
-            return Some(counter("requester", &format!("n.key = {user}")));
-        }
-        if let Some(shell) = list.shell {
-            return Some(counter("shell", &format!("n.key = '{}'", shell.as_str())));
+            return Some(counter_of("requester", "", user, &self.filters));
         }
         // All commands less those that do not match, which are few.
-        let others = match (list.requested_by_isnull, list.is_scheduled, list.success) {
-            (Some(false), ..) => counted(NOBODY, BY_REQUESTER, OF_NOBODY),
-            (_, Some(false), _) => counted("", BY_SCHEDULE, "c.scheduled_at > :now"),
-            (.., Some(true)) => {
+        let others = match list {
+            CommandList { requested_by_isnull: Some(false), .. } => counted(NOBODY, BY_REQUESTER, OF_NOBODY),
+            CommandList { is_scheduled: Some(false), .. } => counted("", BY_SCHEDULE, "c.scheduled_at > :now"),
+            CommandList { shell: Some(Shell::System), .. } => counted("", INTERNAL, "c.shell = 'internal'"),
+            CommandList { success: Some(true), .. } => {
                 format!(
                     "({} + {})",
                     counted("", UNSUCCESSFUL, "c.success = 0"),
@@ -90,7 +98,7 @@ impl Parts<'_> {
             }
             _ => return None,
         };
-        Some(format!("({all} - {others})"))
+        Some(format!("({} - {others})", all()))
     }
 
     fn total_without_full_access(&self) -> String {
@@ -101,7 +109,8 @@ impl Parts<'_> {
         if self.filter_count > 0 {
             return counted("reached key CROSS JOIN", BY_SERVER, &format!("{of_server} AND {}", self.filters));
         }
-        let whole = servers_counter("reached key CROSS JOIN", "key.id AND key.is_whole");
+        let is_whole = "c.server_id IN (SELECT id FROM reached WHERE is_whole)";
+        let whole = counter_of("server", "reached key CROSS JOIN", "n.key = key.id AND key.is_whole", is_whole);
         let own = counted("reached key CROSS JOIN", BY_SERVER, &format!("NOT key.is_whole AND {of_server}"));
         format!("({whole} + {own})")
     }

@@ -29,6 +29,8 @@ pub const BY_SCHEDULE: &str = "commands_by_schedule";
 pub const OPEN: &str = "commands_open";
 /// The index of commands that ended without success.
 pub const UNSUCCESSFUL: &str = "commands_unsuccessful";
+/// The index of internal commands.
+pub const INTERNAL: &str = "commands_internal";
 
 /// The index of the first filter that has one.
 pub fn index(list: &CommandList) -> &'static str {
@@ -37,7 +39,7 @@ pub fn index(list: &CommandList) -> &'static str {
         CommandList { requested_by: Some(_), .. } => BY_REQUESTER,
         _ if is_open(list) => OPEN,
         CommandList { success: Some(false), .. } => UNSUCCESSFUL,
-        CommandList { shell: Some(Shell::Internal), .. } => "commands_internal",
+        CommandList { shell: Some(Shell::Internal), .. } => INTERNAL,
         _ => BY_SCHEDULE,
     }
 }

@@ -3,6 +3,7 @@
 use farhand_domain::command_list::{INDEXED_CHARACTERS, INDEXED_WORDS, Word, read_characters};
 use serde_json::json;
 
+use crate::numbering::is_of;
 use crate::statement::{Parameters, Value};
 
 /// If a search finds fewer commands, these are sorted. Otherwise the list is read like any other,
@@ -69,7 +70,7 @@ fn any_of(base: u32, number: &str) -> String {
 /// Of these long lines only the newest are read, so that the time is bounded.
 pub fn found(words: &[Word]) -> String {
     let (servers, requesters) = (any_of(0xF4000, "named.number"), any_of(0xF8000, "u.id"));
-    let characters = read_characters(words);
+    let (characters, is_of) = (read_characters(words), is_of("t.rowid", "(SELECT workspace_id FROM me)"));
     format!(
         "asked AS MATERIALIZED (SELECT group_concat(format('(%s OR server:(%s) OR requester:(%s))', w.value ->> 'query',
                 (SELECT {servers} FROM (
@@ -85,9 +86,9 @@ pub fn found(words: &[Word]) -> String {
                  WHERE u.workspace_id = me.workspace_id AND instr(lower(u.username), w.value ->> 'name') > 0)),
                 ' AND ') AS query
             FROM me CROSS JOIN json_each(:words) w WHERE w.value ->> 'query' IS NOT NULL),
-         indexed AS MATERIALIZED (SELECT t.rowid & (1 << 40) - 1 AS seq FROM command_texts t
+         indexed AS MATERIALIZED (SELECT t.rowid AS seq FROM command_texts t
             WHERE t.command_texts MATCH coalesce((SELECT query FROM asked), 'wide:\"none\"')
-            AND t.rowid BETWEEN (SELECT workspace_id << 40 FROM me) AND (SELECT (workspace_id + 1 << 40) - 1 FROM me)),
+            AND {is_of}),
          newest AS MATERIALIZED (SELECT seq FROM (
             SELECT c.seq, sum(length(c.line)) OVER (ORDER BY c.seq DESC ROWS UNBOUNDED PRECEDING) AS characters
             FROM commands c INDEXED BY commands_long

@@ -1,6 +1,6 @@
 //! Every list is the one of the naive model.
 
-use crate::data::{Dice, Variant, database, list_of, run, statement};
+use crate::data::{Dice, Variant, count, database, delete, list_of, run, statement};
 use crate::model::{MOMENTS, Model, WORDS};
 
 /// A query of a few random parameters.
@@ -72,6 +72,10 @@ fn every_list_is_that_of_a_naive_model() {
         } else {
             assert_eq!((found.total, found.ids), (None, vec![]), "full access, {what}");
         }
+        if round == 800 {
+            count(&database, 1);
+            count(&database, 2);
+        }
         filled += usize::from(!expected.is_empty());
         if round % 50 == 0 {
             for variant in [Variant::ForAll, Variant::FullAccess] {
@@ -81,4 +85,41 @@ fn every_list_is_that_of_a_naive_model() {
         }
     }
     assert!(filled > 400 && of_full_access > 250, "{filled}, {of_full_access}");
+}
+
+/// Commands come, are counted and go in any order; a key may be used again if its command was not counted.
+#[test]
+fn the_number_of_commands_is_exact_at_any_time() {
+    let database = database();
+    let mut dice = Dice(7);
+    let mut model = Model::fill(&database, 1, &mut dice);
+    Model::fill(&database, 2, &mut dice);
+    for step in 0..400 {
+        match dice.roll(8) {
+            0 => count(&database, 1),
+            1..4 => {
+                // Often the last one.
+                let at = if dice.once_in(2) { model.commands.len() - 1 } else { dice.roll(model.commands.len()) };
+                delete(&database, 1, &model.commands.remove(at).id);
+            }
+            _ => {
+                let again = dice.pick(&model.commands).clone();
+                model.add(&database, 1, again, &format!("{step:08x}"));
+            }
+        }
+        let command = dice.pick(&model.commands).clone();
+        let requester = command.requested_by.unwrap_or(1).to_string();
+        for query in [vec![], vec![("server", command.server)], vec![("requested_by", requester)]] {
+            let list = list_of(&query);
+            for caller in &model.callers {
+                let found = run(&database, statement(&list, Some(&caller.me), Variant::ForAll, 1, 0));
+                assert_eq!(
+                    found.total,
+                    Some(model.answer(&query, caller).len() as i64),
+                    "{step}: {query:?}, {}",
+                    caller.name
+                );
+            }
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! A database with the real schema, and lists that are read from it.
 
 use farhand_domain::command_list::CommandList;
+use farhand_sql::command_counts;
 use farhand_sql::command_list::{ListSql, sql};
 use farhand_sql::statement::{Built, Statement, Value};
 use rusqlite::types::Value as Stored;
@@ -15,6 +16,24 @@ pub fn database() -> Connection {
     database.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
     database.execute_batch(include_str!("../../../migrations/0001_schema.sql")).unwrap();
     database
+}
+
+/// Adds commands to the counters of a workspace, as its sealer does.
+pub fn count(database: &Connection, workspace: i64) {
+    execute(database, command_counts::add(), |statement| statement.bind("workspace_id", workspace));
+}
+
+/// Deletes a command, as the service does.
+pub fn delete(database: &Connection, workspace: i64, id: &str) {
+    let bind = |statement: Statement| statement.bind("workspace_id", workspace).bind("id", id);
+    execute(database, command_counts::delete("c.id = :id"), bind);
+}
+
+fn execute<const N: usize>(database: &Connection, texts: [String; N], bind: impl Fn(Statement) -> Statement) {
+    for text in texts {
+        let built = bind(Statement::new(text)).build().unwrap();
+        database.execute(&built.sql, params_from_iter(stored(built.parameters))).unwrap();
+    }
 }
 
 /// A random number, the same in each run (xorshift).

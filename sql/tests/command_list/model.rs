@@ -3,9 +3,10 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+use farhand_sql::command_counts::next_key;
 use rusqlite::{Connection, params};
 
-use crate::data::{Dice, Me, NOW};
+use crate::data::{Dice, Me, NOW, count, delete};
 
 pub const MOMENTS: [&str; 5] = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
 const STATES: [&str; 8] = ["waiting", "sent", "acked", "stuck", "success", "failed", "cancelled", "expired"];
@@ -123,17 +124,18 @@ impl Command {
         }
     }
 
-    fn store(&self, database: &Connection, workspace: i64) {
+    fn store(&self, database: &Connection, workspace: i64, number: i64) {
         database
             .prepare_cached(
-                "INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
+                "INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
                     timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message,
                     success, exit_code)
-                 VALUES (?, ?, ?, ?, ?, ?, ?, ?, '', 60, ?, ?, '2999', ?, ?, ?, ?, '', ?, ?)",
+                 VALUES ((?1 << 40) + ?2, ?1, ?3, ?4, ?5, ?6, ?7, ?8, ?9, '', 60, ?10, ?11, '2999', ?12, ?13, ?14, ?15, '', ?16, ?17)",
             )
             .unwrap()
             .execute(params![
                 workspace,
+                number,
                 self.id,
                 self.server,
                 self.server_name,
@@ -247,12 +249,15 @@ impl Model {
                 exit_code: success.filter(|_| !dice.once_in(3)).map(|_| dice.roll(4) as i64 - 1),
                 moments: MOMENTS.into_iter().zip([Some(added), Some(scheduled), delivered, acked, handled]).collect(),
             };
-            command.store(database, workspace);
+            command.store(database, workspace, number + 1);
             commands.push(command);
+            if number == 250 {
+                count(database, workspace);
+            }
         }
-        // Retention deletes some, the janitor takes a deleted user off others, and servers change.
-        for command in commands.split_off(380) {
-            sql("DELETE FROM commands WHERE workspace_id = ? AND id = ?", &[&workspace, &command.id]);
+        // Retention deletes some, counted and not, the janitor takes a deleted user off others, and servers change.
+        for command in commands.split_off(380).into_iter().chain(commands.drain(100..120)) {
+            delete(database, workspace, &command.id);
         }
         for command in commands.iter_mut().filter(|command| command.requested_by == Some(9_000_002)).take(20) {
             sql(
@@ -312,6 +317,15 @@ impl Model {
             users,
             callers: callers.into_iter().map(|(name, me, servers)| Caller { name, me, servers }).collect(),
         }
+    }
+
+    /// Adds a copy of a command, whose id begins otherwise.
+    pub fn add(&mut self, database: &Connection, workspace: i64, mut command: Command, id: &str) {
+        let sql = format!("SELECT ({}) - (?1 << 40)", next_key("?1"));
+        let number = database.query_row(&sql, [workspace], |row| row.get(0)).unwrap();
+        command.id = format!("{id}{}", &command.id[8..]);
+        command.store(database, workspace, number);
+        self.commands.push(command);
     }
 
     /// All who access a server can read its commands. If it was deleted, staff and the requester can.

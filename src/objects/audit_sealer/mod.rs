@@ -2,14 +2,14 @@
 //! workspace has one, under its id; the region cell's own events have that of 0.
 //!
 //! Events are written by whoever makes a change, in its transaction, and not linked then: D1 has no hash function, and writers
-//! would race for the last hash. The object alone gives numbers and hashes, in the order in which the rows were written:
+//! would race for the last hash. The object alone makes hashes, in the order in which the rows were written:
 //!
-//! 1. It reads the next rows that have none.
-//! 2. It notes where the chain ends with them, and which row gets what, in its own storage.
-//! 3. It tells D1, and then forgets what the rows got.
+//! 1. It reads the next rows behind the end of the chain.
+//! 2. It stores the new end of the chain, and the seals of these rows, in its own storage.
+//! 3. It writes the seals to D1, and then deletes its copy of them.
 //!
-//! Whatever is cut off in between, the note is carried out by the next alarm; a row that has its hash keeps it. So the end of
-//! the chain and some of its hashes are known outside of D1, and whoever writes all of D1 anew is found out.
+//! If it is cut off in between, the next alarm writes the stored seals; D1 keeps a seal that it has. So the end of the chain and
+//! some of its hashes are stored outside of D1, and an attacker who rewrites all of D1 is detected.
 
 mod retention;
 mod verify;
@@ -18,7 +18,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use farhand_domain::audit;
-use farhand_domain::audit_chain::{Broken, Head, Seal, seal};
+use farhand_domain::audit_chain::{Broken, Head, Seals, seal};
 use farhand_domain::error::{Error, Kind};
 use farhand_domain::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,7 @@ use crate::platform::cost;
 use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::platform::{self, internal};
-use crate::store::audit_chain;
+use crate::store::audit_chain::{self, Unsealed};
 
 /// How often an isolate tells the object of a workspace that there are events.
 const TELL_EVERY: Duration = Duration::from_secs(1);
@@ -38,6 +38,8 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 const SEAL_AFTER: i64 = 2_000;
 /// How many rows are sealed in one go.
 const AT_ONCE: u64 = 200;
+/// How many commands are added to the counters of lists at a time, at least. A list counts those that are not added yet.
+const COUNTED_AT_ONCE: u64 = 200;
 /// How many goes an alarm takes before it makes room for another one.
 const GOES: u32 = 10;
 /// When an alarm that failed tries again, in seconds.
@@ -135,7 +137,7 @@ async fn ask(env: &Env, workspace: i64, ask: &Ask) -> Result<Option<Verification
 }
 
 const SCHEMA: [&str; 2] = [
-    // The one row: of which workspace it is, where its chain ends, and what D1 may not have been told of that; the last link of
+    // The one row: of which workspace it is, where its chain ends, and the seals that D1 may not have yet; the last link of
     // those that were deleted, and whether D1 may still have to delete them; the link up to which anonymous events may be expired.
     "CREATE TABLE IF NOT EXISTS chains (
         workspace INTEGER PRIMARY KEY, head TEXT NOT NULL, pending TEXT NOT NULL, base TEXT NOT NULL, is_deleting INTEGER NOT NULL,
@@ -149,7 +151,7 @@ const SCHEMA: [&str; 2] = [
 struct Chain {
     workspace: i64,
     head: Head,
-    pending: Vec<Seal>,
+    pending: Option<Seals>,
     base: Head,
     is_deleting: bool,
     expired: i64,
@@ -232,7 +234,7 @@ impl Sealer {
             self.sql().exec(statement, None)?;
         }
         let sql =
-            "INSERT OR IGNORE INTO chains (workspace, head, pending, base, is_deleting) VALUES (?1, ?2, '[]', ?2, 0)";
+            "INSERT OR IGNORE INTO chains (workspace, head, pending, base, is_deleting) VALUES (?1, ?2, 'null', ?2, 0)";
         let beginning = serde_json::to_string(&Head::default())?;
         self.sql().exec(sql, vec![workspace.into(), beginning.into()])?;
         let now = platform::now();
@@ -273,13 +275,15 @@ impl Sealer {
         }))
     }
 
-    /// Notes where the chain ends, and what D1 is to be told, all at once.
-    fn note(&self, head: &Head, pending: &[Seal]) -> worker::Result<()> {
-        for seal in pending.iter().filter(|seal| seal.link % ANCHOR_EVERY == 0) {
-            let values = vec![seal.link.into(), seal.hash.as_str().into()];
-            self.sql().exec("INSERT OR IGNORE INTO anchors (link, hash) VALUES (?, ?)", values)?;
+    /// Stores where the chain ends, and the seals that D1 does not have yet, at once.
+    fn note(&self, head: &Head, pending: Option<&Seals>) -> worker::Result<()> {
+        if let Some(seals) = pending {
+            for link in (seals.first..=seals.last).filter(|link| link % ANCHOR_EVERY == 0) {
+                let values = vec![link.into(), seals.hash(link).unwrap_or_default().into()];
+                self.sql().exec("INSERT OR IGNORE INTO anchors (link, hash) VALUES (?, ?)", values)?;
+            }
         }
-        let values = vec![serde_json::to_string(head)?.into(), serde_json::to_string(pending)?.into()];
+        let values = vec![serde_json::to_string(head)?.into(), serde_json::to_string(&pending)?.into()];
         self.sql().exec("UPDATE chains SET head = ?, pending = ?", values)?;
         Ok(())
     }
@@ -306,10 +310,13 @@ impl Sealer {
     /// Seals the next events; returns whose and how many. `None`: there are none.
     async fn seal_some(&self) -> Result<Option<(i64, u64)>, Error> {
         let Some(Chain { workspace, head, pending, .. }) = self.chain()? else { return Ok(None) };
-        if !pending.is_empty() {
+        if let Some(pending) = pending {
             self.tell_d1(workspace, &head, &pending).await?;
         }
-        let rows = audit_chain::unsealed(&self.env, workspace, AT_ONCE).await?;
+        let Unsealed { rows, uncounted } = audit_chain::unsealed(&self.env, workspace, head.link, AT_ONCE).await?;
+        if uncounted >= COUNTED_AT_ONCE {
+            audit_chain::count_commands(&self.env, workspace).await?;
+        }
         if rows.is_empty() {
             if head.link == 0 {
                 // Told of a workspace that is gone.
@@ -321,17 +328,17 @@ impl Sealer {
         if self.chain()?.is_none_or(|chain| chain.head != head) {
             return Ok(None);
         }
-        let (seals, head) = seal(workspace, &head, &rows);
-        self.note(&head, &seals)?;
+        let Some((seals, head)) = seal(workspace, &head, &rows) else { return Ok(None) };
+        self.note(&head, Some(&seals))?;
         self.tell_d1(workspace, &head, &seals).await?;
-        Ok(Some((workspace, seals.len() as u64)))
+        Ok(Some((workspace, (seals.last - seals.first + 1).cast_unsigned())))
     }
 
-    /// Tells D1 what its rows get, and notes that it knows.
-    async fn tell_d1(&self, workspace: i64, head: &Head, seals: &[Seal]) -> Result<(), Error> {
+    /// Writes seals to D1, and deletes the copy of them.
+    async fn tell_d1(&self, workspace: i64, head: &Head, seals: &Seals) -> Result<(), Error> {
         audit_chain::write_seals(&self.env, workspace, seals).await?;
         if self.chain()?.is_some_and(|chain| chain.head == *head) {
-            self.note(head, &[])?;
+            self.note(head, None)?;
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ impl Sealer {
             if !row.is_expired() && row.occurred_at().is_none_or(|at| at >= until) {
                 break;
             }
-            let anchor = row.link.and_then(|link| anchors.get(&link)).map(String::as_str);
+            let anchor = anchors.get(&row.link).map(String::as_str);
             if let Err(broken) = verifier.take(row, anchor) {
                 let fields = json!({"workspace_id": workspace, "link": broken.link});
                 log::trouble("audit_chain_broken", fields, &broken.problem);
@@ -76,12 +76,10 @@ impl Sealer {
         let old = rows.iter().take_while(|row| row.occurred_at().is_some_and(|at| at < until)).count();
         rows.truncate(old);
         // Meanwhile it may have been wiped.
-        let Some(last) =
-            rows.last().and_then(|row| row.link).filter(|_| self.chain().is_ok_and(|chain| chain.is_some()))
-        else {
+        let Some(last) = rows.last().filter(|_| self.chain().is_ok_and(|chain| chain.is_some())) else {
             return Ok(false);
         };
-        let values = vec![last.max(expired).into()];
+        let values = vec![last.link.max(expired).into()];
         self.sql().exec("UPDATE chains SET expired = ?", values)?;
         audit_chain::expire(&self.env, workspace, &rows).await?;
         log::event("audit_retention", json!({"workspace_id": workspace, "anonymous": rows.len()}));

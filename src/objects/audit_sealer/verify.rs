@@ -37,8 +37,8 @@ impl Sealer {
         let ends = |chain: &Chain| (chain.base.clone(), chain.head.clone());
         let (base, head) = chain.as_ref().map(ends).unwrap_or_default();
         if let Some(chain) = &chain {
-            if !chain.pending.is_empty() {
-                audit_chain::write_seals(&self.env, workspace, &chain.pending).await?;
+            if let Some(pending) = &chain.pending {
+                audit_chain::write_seals(&self.env, workspace, pending).await?;
             }
             if chain.is_deleting {
                 self.delete_up_to(workspace, &base).await?;
@@ -79,16 +79,15 @@ impl Sealer {
         links: &audit_chain::Links,
         found: &mut Verification,
     ) -> Result<Result<(), Broken>, Error> {
-        let foreign = |row: &Row| Broken {
-            link: row.link.unwrap_or(0),
-            event: row.id().map(str::to_owned),
-            problem: Problem::Foreign,
-        };
+        let foreign =
+            |row: &Row| Broken { link: row.link, event: row.id().map(str::to_owned), problem: Problem::Foreign };
         let mut verifier = match links.before.as_slice() {
             [] if first == base.link + 1 => Verifier::after(workspace, base.clone()),
             [row, ..] if first == base.link + 1 => return Ok(Err(foreign(row))),
-            [row, twin] if twin.link == row.link && row.link == Some(first - 1) => return Ok(Err(foreign(row))),
-            [row, ..] if row.link == Some(first - 1) => Verifier::behind(workspace, first - 1, row),
+            [row, twin] if twin.link == row.link && row.link == first - 1 => return Ok(Err(foreign(row))),
+            [row, ..] if row.link == first - 1 => {
+                Verifier::after(workspace, Head { link: row.link, hash: row.hash.clone().unwrap_or_default() })
+            }
             _ => return Ok(Err(Broken { link: first - 1, event: None, problem: Problem::Missing })),
         };
         // As it is now: what expired while this looked is noted there before D1 has it.
@@ -96,7 +95,7 @@ impl Sealer {
         verifier = verifier.expired_up_to(expired);
         let anchors = if first <= last { self.anchors(head, first, last)? } else { HashMap::new() };
         for row in &links.rows {
-            let anchor = row.link.and_then(|link| anchors.get(&link)).map(String::as_str);
+            let anchor = anchors.get(&row.link).map(String::as_str);
             if let Err(broken) = verifier.take(row, anchor) {
                 return Ok(Err(broken));
             }
@@ -108,7 +107,7 @@ impl Sealer {
         }
         // What was sealed while this looked is as it should be.
         match &links.beyond {
-            Some(row) if last >= head.link && row.link.unwrap_or(0) > end => Ok(Err(foreign(row))),
+            Some(row) if last >= head.link && row.link > end => Ok(Err(foreign(row))),
             _ => Ok(Ok(())),
         }
     }

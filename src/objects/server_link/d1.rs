@@ -13,6 +13,7 @@ use farhand_domain::link::event::{FromD1, Lacking, ToD1};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::rights::Rights;
 use farhand_domain::time::Timestamp;
+use farhand_sql::command_counts::{self, next_key};
 use farhand_sql::statement::{Parameters, Statement, Value as Parameter};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -22,7 +23,7 @@ use worker::Env;
 use super::calls::{Create, Refusal};
 use super::d1_server;
 use crate::platform::{self, Config};
-use crate::store::audit::{self, Insert, of_service};
+use crate::store::audit::{self, of_service};
 use crate::store::db::{self, Failure, params};
 use crate::store::servers;
 
@@ -42,7 +43,7 @@ pub async fn ask(env: &Env, request: &ToD1) -> Result<FromD1, Error> {
             FromD1::Restored
         }
         ToD1::Unrestore(commands) => {
-            send(env, commands.iter().map(unrestore_command).collect()).await?;
+            send(env, commands.iter().flat_map(unrestore_command).collect()).await?;
             FromD1::Restored
         }
     })
@@ -67,9 +68,9 @@ async fn tell(env: &Env, lacking: &[Lacking], is_one_by_one: bool) -> Vec<Result
 /// The statements for an entry that D1 lacks.
 fn update(lacking: &Lacking) -> Result<Vec<Statement>, Error> {
     match lacking {
-        Lacking::Command(stored, output) => Ok(update_command(stored, output)),
+        Lacking::Command(stored, output) => update_command(stored, output),
         Lacking::Withdrawal { workspace_id, id, bytes } => delete_command(*workspace_id, *id, *bytes),
-        Lacking::Server { workspace_id, server, facts } => Ok(d1_server::update_server(*workspace_id, *server, facts)),
+        Lacking::Server { workspace_id, server, facts } => d1_server::update_server(*workspace_id, *server, facts),
     }
 }
 
@@ -115,24 +116,29 @@ fn command_row(workspace_id: i64, command: &Command, origin: &Origin, life: &Lif
 /// command, so that they do not count as today's.
 fn restore_command(stored: &StoredCommand) -> Statement {
     let sql = format!(
-        "INSERT INTO commands ({COMMAND_COLUMNS}, output_bytes)
-         SELECT w.id, :id, :server_id, :server_name,
+        "INSERT INTO commands (seq, {COMMAND_COLUMNS}, output_bytes)
+         SELECT {}, w.id, :id, :server_id, :server_name,
             (SELECT u.id FROM users u
              WHERE u.id = :requested_by AND u.workspace_id = w.id AND u.date_joined <= :added_at),
             {COMMAND_VALUES}, :output_bytes
          FROM workspaces w
          WHERE w.id = :workspace_id AND w.deleted_at IS NULL
-            AND NOT EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = :workspace_id AND c.id = :id)"
+            AND NOT EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = :workspace_id AND c.id = :id)",
+        next_key("w.id")
     );
     let row = command_row(stored.workspace_id, &stored.command, &stored.origin, &stored.life);
     Statement::new(sql).bind_all(row).bind("output_bytes", stored.output_bytes())
 }
 
-/// The statement that deletes a restored command that no update followed.
-fn unrestore_command(stored: &StoredCommand) -> Statement {
-    let sql = "DELETE FROM commands
-        WHERE workspace_id = :workspace_id AND id = :id AND revision = 0 AND handled_at IS NULL";
-    Statement::new(sql).bind_all(params! { workspace_id: stored.workspace_id, id: stored.command.id })
+/// The statements that delete a restored command that no update followed.
+fn unrestore_command(stored: &StoredCommand) -> Vec<Statement> {
+    let StoredCommand { workspace_id, command, .. } = stored;
+    deletion(*workspace_id, command.id, "c.id = :id AND c.revision = 0 AND c.handled_at IS NULL")
+}
+
+/// The statements that delete a command for which a condition holds.
+fn deletion(workspace_id: i64, id: Uuid, which: &str) -> Vec<Statement> {
+    command_counts::delete(which).map(|sql| Statement::new(sql).bind_all(params! { workspace_id, id })).to_vec()
 }
 
 /// SQL for the condition that a new command is within the quotas of waiting commands of its
@@ -156,11 +162,12 @@ async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<
     let bytes = bytes_of(command, create.inputs.as_ref());
     let day: String = life.added_at.to_string().chars().take(DAY).collect();
     let sql = format!(
-        "INSERT INTO commands ({COMMAND_COLUMNS}, idempotency_key, idempotency_body)
-         SELECT w.id, :id, s.id, :server_name, :requested_by, {COMMAND_VALUES}, :key, :body
+        "INSERT INTO commands (seq, {COMMAND_COLUMNS}, idempotency_key, idempotency_body)
+         SELECT {}, w.id, :id, s.id, :server_name, :requested_by, {COMMAND_VALUES}, :key, :body
          FROM workspaces w JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id
          WHERE w.id = :workspace_id AND w.deleted_at IS NULL AND {HAS_ROOM} AND {HAS_BYTES_LEFT}
-         RETURNING id"
+         RETURNING id",
+        next_key("w.id")
     );
     let insert = Statement::new(sql).bind_all(command_row(workspace_id, command, origin, life)).bind_all(params! {
         key: key.map(|key| key.hash.as_str()),
@@ -307,7 +314,7 @@ async fn find_rights(
 
 /// The statements that write the latest state of a command, and before it the audit events that D1
 /// lacks.
-fn update_command(stored: &StoredCommand, output: &Output) -> Vec<Statement> {
+fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Statement>, Error> {
     let life = &stored.life;
     let outcome = life.outcome();
     let (head, whole) = split_result(output.result.as_deref());
@@ -334,7 +341,10 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Vec<Statement> {
         head,
         whole,
     });
-    pending_events(stored).into_iter().chain([update]).collect()
+    let mut statements =
+        audit::pending(("commands", "revision"), stored.workspace_id, stored.command.id, &stored.events)?;
+    statements.push(update);
+    Ok(statements)
 }
 
 /// The statements that delete a withdrawn command, and its `bytes` from those of its day. If D1 has
@@ -344,30 +354,13 @@ fn delete_command(workspace_id: i64, id: Uuid, bytes: u64) -> Result<Vec<Stateme
         WHERE workspace_id = :workspace_id AND day = (SELECT substr(c.added_at, 1, 10) FROM commands c
             WHERE c.workspace_id = :workspace_id AND c.id = :id AND c.acked_at IS NULL)";
     let uncount = Statement::new(uncount).bind_all(params! { workspace_id, id, bytes });
-    let delete = "DELETE FROM commands WHERE workspace_id = :workspace_id AND id = :id AND acked_at IS NULL";
-    let delete = Statement::new(delete).bind_all(params! { workspace_id, id });
+    let delete = deletion(workspace_id, id, "c.id = :id AND c.acked_at IS NULL");
     // The event follows the deletion, as it is written only after a change.
     let event = of_service("command.withdraw")?.on(Some(id.to_string()), None);
-    Ok(vec![uncount, delete, audit::after_change(workspace_id, &event)?])
+    Ok([vec![uncount], delete, vec![audit::after_change(workspace_id, &event)?]].concat())
 }
 
 /// Runs statements in one round trip.
 async fn send(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
     if statements.is_empty() { Ok(()) } else { db::execute_all(env, statements).await }
-}
-
-/// The statement that inserts a command's audit events, before D1 gets the command. Events of a
-/// revision that D1 has are in D1 already, so it can be repeated.
-fn pending_events(stored: &StoredCommand) -> Option<Statement> {
-    if stored.events.is_empty() {
-        return None;
-    }
-    let rest = "FROM commands c CROSS JOIN json_each(:events) p
-        WHERE c.workspace_id = :workspace_id AND c.id = :id AND c.revision < p.value ->> 'revision' ORDER BY p.key";
-    let insert = Insert::whole("c.workspace_id", "(p.value -> 'event')", rest);
-    Some(Statement::new(insert.sql()).bind_all(params! {
-        workspace_id: stored.workspace_id,
-        id: stored.command.id,
-        events: Parameter::list(&stored.events),
-    }))
 }

@@ -4,14 +4,13 @@
 use farhand_domain::error::Error;
 use farhand_domain::link::event::{Found, ServerChange};
 use farhand_domain::link::server_facts::ServerFacts;
-use farhand_domain::link::stored_command::PendingEvent;
-use farhand_sql::statement::{Statement, Value};
+use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use uuid::Uuid;
 use worker::Env;
 
 use super::calls::OfServer;
-use crate::store::audit::{self, Insert};
+use crate::store::audit;
 use crate::store::db::{self, boolean, params};
 
 /// Finds a server in a workspace that exists.
@@ -110,7 +109,7 @@ async fn change_server_of(
 
 /// The statements that write a server's facts, and before them its audit events. What the agent did
 /// not report stays as it was.
-pub fn update_server(workspace_id: i64, id: Uuid, facts: &ServerFacts) -> Vec<Statement> {
+pub fn update_server(workspace_id: i64, id: Uuid, facts: &ServerFacts) -> Result<Vec<Statement>, Error> {
     let sql = "UPDATE servers SET commissioned = :commissioned, is_connected = :is_connected,
             connected_at = :connected_at, last_seen_at = :last_seen_at, remote_ip = :remote_ip,
             agent_version = coalesce(:version, agent_version), platform = coalesce(:platform, platform),
@@ -143,17 +142,7 @@ pub fn update_server(workspace_id: i64, id: Uuid, facts: &ServerFacts) -> Vec<St
         identity_conflict_at: facts.identity_conflict_at,
         username: facts.reported_username.as_deref(),
     });
-    pending_events(workspace_id, id, &facts.events).into_iter().chain([update]).collect()
-}
-
-/// The statement that inserts a server's audit events that D1 lacks, before D1 gets the revision
-/// that they belong to. It can be repeated.
-fn pending_events(workspace_id: i64, id: Uuid, events: &[PendingEvent]) -> Option<Statement> {
-    if events.is_empty() {
-        return None;
-    }
-    let rest = "FROM servers s CROSS JOIN json_each(:events) p
-        WHERE s.workspace_id = :workspace_id AND s.id = :id AND s.link_revision < p.value ->> 'revision' ORDER BY p.key";
-    let insert = Insert::whole("s.workspace_id", "(p.value -> 'event')", rest);
-    Some(Statement::new(insert.sql()).bind_all(params! { workspace_id, id, events: Value::list(events) }))
+    let mut statements = audit::pending(("servers", "link_revision"), workspace_id, id, &facts.events)?;
+    statements.push(update);
+    Ok(statements)
 }

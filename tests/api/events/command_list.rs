@@ -398,10 +398,11 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
         };
         let moment = |name: &str| sql_text(command.moments[name].as_deref());
         sql += &format!(
-            "INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
+            "INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
                 timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message,
                 success, exit_code)
-             VALUES ({id}, '{}', '{}', '{}', {}, '{}', {}, '{}', '', 60, {}, {}, '{LATER}', {}, {}, {}, '{}', 'x', {}, {});\n",
+             VALUES (({id} << 40) + {}, {id}, '{}', '{}', '{}', {}, '{}', {}, '{}', '', 60, {}, {}, '{LATER}', {}, {}, {}, '{}', 'x', {}, {});\n",
+            commands.len() + 1,
             command.id,
             command.server,
             command.server_name,
@@ -596,9 +597,9 @@ async fn fill(instance: &Instance, id: i64, owner: i64, commands: u32) {
              INSERT INTO users (id, workspace_id, username, email, password, date_joined)
              SELECT {user} + i, {id}, 'user' || i, 'user' || i || '@example.com', '', '' FROM n;
              WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {commands})
-             INSERT INTO commands (workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
+             INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
                 timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success)
-             SELECT {id}, printf('%08x-0000-7000-8000-%012x', i * 2654435761 % 4294967296, i),
+             SELECT ({id} << 40) + i, {id}, printf('%08x-0000-7000-8000-%012x', i * 2654435761 % 4294967296, i),
                 {its_server}, 'web-' || (1 + i % 20), iif(i % 4 = 0, NULL, {user} + 1 + i % 10), iif(i % 50 = 0, 'internal', 'system'),
                 iif(i % 100 = 7, 'ls', 'run') || ' job ' || i || iif(i % 200 = 9, ' seldom', ' often'), 'root', '', 60,
                 {added}, iif(i % 5 = 0, {later}, {added}), '{LATER}', iif(i % 3 = 0, NULL, {delivered}),
@@ -819,9 +820,9 @@ async fn long_lines_are_searched_within_bounds() {
     // 200 lines of 16,384 characters; the first and the last have a word of their own at their end, all have some others.
     instance.d1(&format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
-             INSERT INTO commands (workspace_id, id, server_id, server_name, shell, line, username, groupname, timeout,
+             INSERT INTO commands (seq, workspace_id, id, server_id, server_name, shell, line, username, groupname, timeout,
                 added_at, scheduled_at, expires_at, state, status_message)
-             SELECT {id}, printf('ffffffff-0000-7000-8000-%012x', i), {}, 'web-1', 'system',
+             SELECT ({id} << 40) + 1000000 + i, {id}, printf('ffffffff-0000-7000-8000-%012x', i), {}, 'web-1', 'system',
                 substr(replace(printf('%.*c', 600, 'x'), 'x', 'abcdefgh ijklmnop qrstuvwx yz '), 1, 16370)
                     || iif(i = 1, ' earliest', iif(i = 200, ' latest', '')),
                 'root', '', 60, {}, {}, '{LATER}', 'success', 'x' FROM n",

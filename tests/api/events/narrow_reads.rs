@@ -270,10 +270,10 @@ async fn many_other_commands_do_not_hide_a_command() {
     let only_mine = BTreeSet::from([mine.clone()]);
     let store = |begin: &str, scheduled_at: &str| {
         instance.tamper_with_d1(&format!(
-            "INSERT INTO commands (id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname,
+            "INSERT INTO commands (seq, id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname,
                 timeout, added_at, scheduled_at, expires_at, state, status_message)
              WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {NARROW_WINDOW})
-             SELECT format('{begin}0000000-0000-7000-8000-%012d', i), c.workspace_id, c.server_id, c.server_name,
+             SELECT c.seq + {begin} * 10000 + i, format('{begin}0000000-0000-7000-8000-%012d', i), c.workspace_id, c.server_id, c.server_name,
                 (SELECT id FROM users WHERE username = 'boss'), 'system', 'id', 'deploy', '', 60, c.added_at, {scheduled_at},
                 '2999-01-01T00:00:00.000000+00:00', 'success', ''
              FROM n CROSS JOIN commands c WHERE c.id = '{mine}'"
@@ -308,9 +308,9 @@ fn stored(line: &str, argv: Option<&str>) -> rusqlite::Connection {
     database.execute_batch(include_str!("../../../migrations/0001_schema.sql")).unwrap();
     let sql = format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {NARROW_WINDOW})
-         INSERT INTO commands (id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname, argv,
+         INSERT INTO commands (seq, id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname, argv,
             timeout, added_at, scheduled_at, expires_at, state, status_message)
-         SELECT format('%08d', i), 1, 's', 's', 1, 'system', ?1, 'deploy', '', ?2, 60, '2026', format('2026%08d', i), '2027',
+         SELECT (1 << 40) + i, format('%08d', i), 1, 's', 's', 1, 'system', ?1, 'deploy', '', ?2, 60, '2026', format('2026%08d', i), '2027',
             'sent', '' FROM n"
     );
     database.execute(&sql, rusqlite::params![line, argv]).unwrap();

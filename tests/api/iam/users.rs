@@ -322,10 +322,10 @@ async fn a_deleted_users_credentials_are_gone_and_their_commands_stay() {
     }
     let id = workspace.admin.get("/api/users/users/alice/").await.expect(200)["id"].clone();
     instance
-        .d1("INSERT INTO commands (id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname,
+        .d1("INSERT INTO commands (seq, id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname,
                 timeout, added_at, scheduled_at, expires_at, state, status_message)
              WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 450)
-             SELECT printf('%s%s%03d', substr(c.id, 1, 32), iif(substr(c.id, 33, 1) = 'f', 'e', 'f'), n.i), workspace_id,
+             SELECT c.seq + 10 + n.i, printf('%s%s%03d', substr(c.id, 1, 32), iif(substr(c.id, 33, 1) = 'f', 'e', 'f'), n.i), workspace_id,
                 server_id, server_name, requested_by, shell, line, username, groupname, timeout, added_at, scheduled_at, expires_at, state, status_message
              FROM n, (SELECT * FROM commands LIMIT 1) c");
     let deleted = workspace.admin.delete(&format!("{PATH}{id}/")).await;

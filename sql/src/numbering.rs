@@ -1,0 +1,28 @@
+//! The keys of `commands`, `audit_events` and `audit_seals`.
+//!
+//! A key is 2^40 times the workspace's id, plus a number in the workspace that grows with each row.
+//! So the rows of a workspace are adjacent and in the order in which they were inserted.
+
+/// The bits of a key that are the number.
+const NUMBER: &str = "0xFFFFFFFFFF";
+
+/// SQL for the number in a key.
+pub fn number(key: &str) -> String {
+    format!("({key} & {NUMBER})")
+}
+
+/// SQL for the key with a number.
+pub fn key(workspace: &str, number: &str) -> String {
+    format!("({workspace} << 40 | {number})")
+}
+
+/// SQL for the condition that a key is one of the workspace.
+pub fn is_of(key: &str, workspace: &str) -> String {
+    format!("{key} BETWEEN ({workspace} << 40) AND ({workspace} << 40 | {NUMBER})")
+}
+
+/// SQL for the highest key of the workspace in a table, or the key with the number 0.
+pub fn highest(table: &str, column: &str, workspace: &str) -> String {
+    let is_of = is_of(&format!("h.{column}"), workspace);
+    format!("coalesce((SELECT max(h.{column}) FROM {table} h WHERE {is_of}), {workspace} << 40)")
+}
