@@ -374,7 +374,8 @@ CREATE TABLE commands (
   idempotency_body TEXT
 ) STRICT;
 
--- Serves: one command by its id, and the object's reports about it.
+-- Serves: one command by its id, the object's reports about it, and deleting commands that ended long ago: ids begin with the
+-- time of creation.
 CREATE UNIQUE INDEX commands_by_id ON commands (workspace_id, id);
 
 -- docs/contributing/cost.md has the price of each index. In its default order a list of commands is
@@ -398,9 +399,6 @@ CREATE INDEX commands_unsuccessful ON commands (workspace_id, scheduled_at, id) 
 
 -- Serves: `shell=internal`.
 CREATE INDEX commands_internal ON commands (workspace_id, scheduled_at, id) WHERE shell = 'internal';
-
--- Serves: deleting commands that ended long ago.
-CREATE INDEX commands_by_handled ON commands (workspace_id, handled_at, id) WHERE handled_at IS NOT NULL;
 
 -- Serves: the lookup of an Idempotency-Key, and that each is used once per user.
 CREATE UNIQUE INDEX commands_by_key ON commands (workspace_id, requested_by, idempotency_key)

@@ -3,7 +3,7 @@
 //! The counters have the commands of a workspace up to a key; [`behind`] are those that they do not
 //! have yet.
 
-use crate::numbering::{highest, is_of};
+use crate::numbering::{highest, last};
 
 /// SQL for the key up to which the counters have the commands of a workspace.
 fn counted(workspace: &str) -> String {
@@ -12,7 +12,7 @@ fn counted(workspace: &str) -> String {
 
 /// SQL for the condition that the counters do not have a row of `commands c` yet.
 pub fn behind(workspace: &str) -> String {
-    format!("c.seq > {} AND {}", counted(workspace), is_of("c.seq", workspace))
+    format!("c.seq > {} AND c.seq <= {}", counted(workspace), last(workspace))
 }
 
 /// SQL for the key of a new command.

@@ -16,9 +16,15 @@ pub fn key(workspace: &str, number: &str) -> String {
     format!("({workspace} << 40 | {number})")
 }
 
-/// SQL for the condition that a key is one of the workspace.
+/// SQL for the highest key that the workspace can have. The lowest is [`key`] with the number 0.
+pub fn last(workspace: &str) -> String {
+    key(workspace, NUMBER)
+}
+
+/// SQL for the condition that a key is one of the workspace. It must not stand beside another bound
+/// of the key: SQLite reads by one lower and one upper bound, whichever they are.
 pub fn is_of(key: &str, workspace: &str) -> String {
-    format!("{key} BETWEEN ({workspace} << 40) AND ({workspace} << 40 | {NUMBER})")
+    format!("{key} BETWEEN ({workspace} << 40) AND {}", last(workspace))
 }
 
 /// SQL for the highest key of the workspace in a table, or the key with the number 0.

@@ -4,7 +4,7 @@ use farhand_domain::audit_chain::{COLUMNS, HASH, Row, Seals};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::command_counts;
-use farhand_sql::numbering::{highest, is_of, key, number};
+use farhand_sql::numbering::{self, highest, key, number};
 use farhand_sql::statement::{Statement, Value};
 use serde_json::json;
 use worker::Env;
@@ -58,16 +58,16 @@ pub struct Unsealed {
 /// After Time Travel, D1 may have given new events the numbers of links that are lost. These events move behind the others first.
 pub async fn unsealed(env: &Env, workspace_id: i64, end: i64, limit: u64) -> Result<Unsealed, Error> {
     let (end_key, sealed) = (key(WORKSPACE, ":end"), sealed(WORKSPACE));
-    let last = highest("audit_events", "seq", WORKSPACE);
+    let highest = highest("audit_events", "seq", WORKSPACE);
     let move_lost = format!(
-        "UPDATE audit_events SET seq = seq + max({last}, {end_key}) - {sealed} WHERE seq > {sealed} AND seq <= {end_key}"
+        "UPDATE audit_events SET seq = seq + max({highest}, {end_key}) - {sealed} WHERE seq > {sealed} AND seq <= {end_key}"
     );
     let select = format!(
-        "SELECT {} AS body FROM audit_events e WHERE e.seq > {end_key} AND {}
+        "SELECT {} AS body FROM audit_events e WHERE e.seq > {end_key} AND e.seq <= {}
          AND (:workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL))
          ORDER BY e.seq LIMIT :limit + 0",
         row(),
-        is_of("e.seq", WORKSPACE)
+        numbering::last(WORKSPACE)
     );
     let uncounted = format!("SELECT {} AS number", command_counts::distance(WORKSPACE));
     let of = |sql| Statement::new(sql).bind_all(params! { workspace_id });
@@ -85,15 +85,14 @@ pub async fn count_commands(env: &Env, workspace_id: i64) -> Result<(), Error> {
 
 /// Writes seals. Those that are there already stay as they are.
 pub async fn write_seals(env: &Env, workspace_id: i64, seals: &Seals) -> Result<(), Error> {
-    let (first, last) = (key(WORKSPACE, ":first"), key(WORKSPACE, ":last"));
+    let [zero, first, last] = ["0", ":first", ":last"].map(|number| key(WORKSPACE, number));
     // `latest` is of all events up to these.
     let sql = format!(
         "INSERT INTO audit_seals (last, workspace_id, first, earliest, latest, hashes)
          SELECT {last}, :workspace_id, {first}, :earliest, max(:latest, coalesce((SELECT s.latest FROM audit_seals s
-            WHERE s.last < {last} AND {} ORDER BY s.last DESC LIMIT 1), '')), :hashes
+            WHERE s.last >= {zero} AND s.last < {last} ORDER BY s.last DESC LIMIT 1), '')), :hashes
          WHERE :workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id)
-         ON CONFLICT (last) DO NOTHING",
-        is_of("s.last", WORKSPACE)
+         ON CONFLICT (last) DO NOTHING"
     );
     let Seals { first, last, earliest, latest, hashes } = seals;
     let parameters = params! { workspace_id, first: *first, last: *last, earliest, latest, hashes };
@@ -120,30 +119,29 @@ pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end:
         let sql = format!(
             "SELECT body FROM (
                 SELECT * FROM (SELECT {} AS link, {} AS body FROM audit_events e
-                    WHERE {keys} AND {} ORDER BY e.seq {order})
+                    WHERE {keys} ORDER BY e.seq {order})
                 UNION ALL
                 SELECT * FROM (SELECT x.link, json_array(x.link, {expired_hash}, x.digest) FROM audit_expired x
                     WHERE x.workspace_id = :workspace_id AND x.link {which} ORDER BY x.link {order})
              ) ORDER BY link {order}",
             number("e.seq"),
             row(),
-            is_of("e.seq", WORKSPACE),
         );
         Statement::new(sql).bind("workspace_id", workspace_id)
     };
     let most = last + 2 - first;
-    let [first_key, last_key, end_key] = [":first", ":last", ":end"].map(|number| key(WORKSPACE, number));
+    let [zero, first_key, last_key, end_key] = ["0", ":first", ":last", ":end"].map(|number| key(WORKSPACE, number));
     let sealed = sealed(WORKSPACE);
     let count = format!(
-        "SELECT count(*) AS number FROM audit_events e WHERE e.seq > {end_key} AND {}",
-        is_of("e.seq", WORKSPACE)
+        "SELECT count(*) AS number FROM audit_events e WHERE e.seq > {sealed} AND e.seq <= {}",
+        numbering::last(WORKSPACE)
     );
     let statements = vec![
-        select(&format!("e.seq < {first_key}"), "< :first", "DESC LIMIT 2").bind("first", first),
+        select(&format!("e.seq >= {zero} AND e.seq < {first_key}"), "< :first", "DESC LIMIT 2").bind("first", first),
         select(&format!("e.seq BETWEEN {first_key} AND {last_key}"), "BETWEEN :first AND :last", "LIMIT :most + 0")
             .bind_all(params! { first, last, most }),
         select(&format!("e.seq > {end_key} AND e.seq <= {sealed}"), "> :end", "LIMIT 1").bind("end", end),
-        Statement::new(count).bind_all(params! { workspace_id, end }),
+        Statement::new(count).bind("workspace_id", workspace_id),
     ];
     let results = db::batch(env, statements).await?;
     let [before, rows, beyond, unsealed] = results.as_slice() else {
@@ -159,12 +157,12 @@ pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end:
 
 /// Deletes the links of a workspace up to one of them. The last seals stay: their number is not used again.
 pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(), Error> {
-    let (sealed, last_key) = (sealed(WORKSPACE), key(WORKSPACE, ":last"));
+    let (sealed, zero, last_key) = (sealed(WORKSPACE), key(WORKSPACE, "0"), key(WORKSPACE, ":last"));
     let delete = |rows: &str| Statement::new(format!("DELETE FROM {rows}")).bind_all(params! { workspace_id, last });
     let statements = vec![
-        delete(&format!("audit_events WHERE seq <= {last_key} AND {}", is_of("seq", WORKSPACE))),
+        delete(&format!("audit_events WHERE seq BETWEEN {zero} AND {last_key}")),
         delete("audit_expired WHERE workspace_id = :workspace_id AND link <= :last"),
-        delete(&format!("audit_seals WHERE last <= {last_key} AND last < {sealed} AND {}", is_of("last", WORKSPACE))),
+        delete(&format!("audit_seals WHERE last BETWEEN {zero} AND min({last_key}, {sealed} - 1)")),
     ];
     db::execute_all(env, statements).await
 }
@@ -227,17 +225,15 @@ pub struct KeptUntil {
 
 /// The next workspaces after one that have events to be sealed or deleted; 0 is the region cell.
 pub async fn workspaces_to_seal(env: &Env, after: i64, until: KeptUntil, limit: u64) -> Result<Vec<i64>, Error> {
-    let events = |which: &str| format!("SELECT 1 FROM audit_events e WHERE {} AND {which}", is_of("e.seq", "w.id"));
+    let (sealed, last, first) = (sealed("w.id"), numbering::last("w.id"), first_anonymous("w.id"));
     // Events are deleted from the first one on.
     let sql = format!(
         "SELECT w.id FROM (SELECT 0 AS id UNION ALL SELECT id FROM workspaces WHERE deleted_at IS NULL) w
-         WHERE w.id > :after AND (EXISTS ({}) OR EXISTS ({}) OR {} < :anonymous_until)
-         ORDER BY w.id LIMIT :limit + 0",
-        events(&format!("e.seq > {}", sealed("w.id"))),
-        events(
-            "w.id > 0 AND e.occurred_at < :until AND e.seq = (SELECT min(f.seq) FROM audit_events f WHERE f.seq > w.id << 40)"
-        ),
-        first_anonymous("w.id")
+         WHERE w.id > :after AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.seq > {sealed} AND e.seq <= {last})
+             OR w.id > 0 AND (SELECT e.occurred_at FROM audit_events e
+                WHERE e.seq >= w.id << 40 AND e.seq <= {last} ORDER BY e.seq LIMIT 1) < :until
+             OR {first} < :anonymous_until)
+         ORDER BY w.id LIMIT :limit + 0"
     );
     let statement = Statement::new(sql).bind_all(params! {
         after, until: until.all, limit, anonymous_until: until.anonymous,

@@ -1,28 +1,23 @@
-//! The end of commands that are over for long (contract 6, Delete; docs/scaling.md): found by the index of when they were
-//! handled, and removed with what is noted of servers and requesters for their sake alone.
+//! The end of commands that are over for long (contract 6, Delete; docs/scaling.md): found by their ids, and removed with what is
+//! noted of servers and requesters for their sake alone.
+//!
+//! A command ends after it was created, and its id begins with the time of its creation. So what ended long ago is among the
+//! first ids. Commands that were created long ago and have not ended, or ended later, are read and left.
 
 use std::collections::BTreeSet;
 
 use farhand_domain::error::Error;
+use farhand_domain::id;
 use farhand_domain::time::Timestamp;
 use farhand_sql::command_counts;
 use farhand_sql::statement::{Statement, Value};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use worker::Env;
 
 use super::db::{self, params};
 
 /// How many workspaces are looked at in one go.
 const WORKSPACES: u64 = 500;
-
-/// A place among the commands of a workspace, in the order in which they ended.
-#[derive(Clone, Default, Debug, Serialize, Deserialize)]
-pub struct Place {
-    /// When the command ended; empty: before all.
-    pub handled_at: String,
-    /// Its id.
-    pub id: String,
-}
 
 /// A command that is to go.
 #[derive(Clone, Debug, Deserialize)]
@@ -33,15 +28,6 @@ pub struct Due {
     pub server_id: String,
     /// The user who asked for it.
     pub requested_by: Option<i64>,
-    /// When it ended.
-    pub handled_at: String,
-}
-
-impl Due {
-    /// Its place.
-    pub fn place(&self) -> Place {
-        Place { handled_at: self.handled_at.clone(), id: self.id.clone() }
-    }
 }
 
 /// What a look through some workspaces found.
@@ -58,21 +44,28 @@ pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<L
     let sql = format!(
         "WITH next AS (SELECT id FROM workspaces WHERE id > :after AND deleted_at IS NULL ORDER BY id LIMIT {WORKSPACES})
          SELECT (SELECT n.id FROM next n WHERE EXISTS (
-                SELECT 1 FROM commands c INDEXED BY commands_by_handled WHERE c.workspace_id = n.id AND c.handled_at <= :until)
+                SELECT 1 FROM commands c INDEXED BY commands_by_id
+                WHERE c.workspace_id = n.id AND c.id < :created_before AND c.handled_at <= :until)
             ORDER BY n.id LIMIT 1) AS found, (SELECT max(id) FROM next) AS last"
     );
-    let result = db::run(env, Statement::new(sql).bind_all(params! { after, until })).await?;
+    let result =
+        db::run(env, Statement::new(sql).bind_all(params! { after, until, created_before: created_before(until) }))
+            .await?;
     db::first(&result)?.ok_or_else(|| Error::internal("D1 gave no row"))
 }
 
-/// The first commands of a workspace after a place that were over at a moment, so many.
-pub async fn find(env: &Env, workspace_id: i64, after: &Place, until: Timestamp, most: u64) -> Result<Vec<Due>, Error> {
-    let sql = "SELECT c.id, c.server_id, c.requested_by, c.handled_at
-        FROM commands c INDEXED BY commands_by_handled
-        WHERE c.workspace_id = :workspace_id AND c.handled_at <= :until AND (c.handled_at, c.id) > (:after_handled_at, :after_id)
-        ORDER BY c.handled_at, c.id LIMIT :most + 0";
+/// The lowest id that a command can have that was created at a moment.
+fn created_before(until: Timestamp) -> String {
+    id::new(until, [0; 10]).to_string()
+}
+
+/// The first commands of a workspace after an id that were over at a moment, so many.
+pub async fn find(env: &Env, workspace_id: i64, after: &str, until: Timestamp, most: u64) -> Result<Vec<Due>, Error> {
+    let sql = "SELECT c.id, c.server_id, c.requested_by FROM commands c INDEXED BY commands_by_id
+        WHERE c.workspace_id = :workspace_id AND c.id > :after AND c.id < :created_before AND c.handled_at <= :until
+        ORDER BY c.id LIMIT :most + 0";
     let statement = Statement::new(sql).bind_all(params! {
-        workspace_id, until, after_handled_at: &after.handled_at, after_id: &after.id, most,
+        workspace_id, after, until, created_before: created_before(until), most,
     });
     db::rows(&db::run(env, statement).await?)
 }

@@ -589,7 +589,7 @@ async fn the_operators_requests_ask_d1_twice_at_most() {
 /// What a command writes to D1, in rows (docs/scaling.md).
 const COMMAND_WRITES: i64 = 11;
 /// What its end writes, without output.
-const END_WRITES: i64 = 5;
+const END_WRITES: i64 = 4;
 
 /// What a command whose output comes with its end writes to its server's object at most, in rows,
 /// from the request to the end, with the settings of the alarm.

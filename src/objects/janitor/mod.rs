@@ -11,7 +11,7 @@
 //! they have, and take no agent.
 //!
 //! Old commands are looked for in passes, which the clock begins (wrangler.toml, triggers): through each workspace in turn, in
-//! the order in which its commands ended. First the server's object forgets them, then D1; so one that was cut off in between
+//! the order of their ids. First the server's object forgets them, then D1; so one that was cut off in between
 //! is found again. A pass goes by each command once: one whose object does not answer is for the next pass.
 
 mod old_commands;
@@ -38,7 +38,6 @@ use crate::objects::server_link::calls;
 use crate::objects::{self, alarm::Alarm};
 use crate::platform;
 use crate::platform::log;
-use crate::store::retention::Place;
 use crate::store::workspaces;
 use crate::store::{servers, sessions};
 
@@ -98,8 +97,8 @@ enum Progress {
 struct Pass {
     /// The workspace.
     workspace: i64,
-    /// The last command in it that was done.
-    after: Place,
+    /// The id of the last command in it that was done.
+    after: String,
     /// How often D1 failed at the next ones.
     failures: u32,
     /// How many commands it deleted.

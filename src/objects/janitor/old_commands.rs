@@ -13,7 +13,7 @@ use crate::objects::server_link::calls::{self, Forget, Forgotten};
 use crate::platform;
 use crate::platform::cost;
 use crate::platform::log;
-use crate::store::retention::{self, Due, Place};
+use crate::store::retention::{self, Due};
 
 /// How often D1 is told of the same ones, before they are left to the next pass.
 const TRIES: u32 = 3;
@@ -44,7 +44,7 @@ impl Janitor {
                 self.end_pass(&pass).await?;
                 return Ok(false);
             };
-            pass = Pass { workspace: next, after: Place::default(), failures: 0, ..pass };
+            pass = Pass { workspace: next, after: String::new(), failures: 0, ..pass };
             storage.put(PASS, &pass).await?;
             return Ok(true);
         };
@@ -57,7 +57,7 @@ impl Janitor {
             pass.deleted += forgotten.len() as u64;
         }
         if (is_all && deleted.is_ok()) || pass.failures >= TRIES {
-            (pass.after, pass.failures) = (last.place(), 0);
+            (pass.after, pass.failures) = (last.id.clone(), 0);
         }
         storage.put(PASS, &pass).await?;
         deleted?;

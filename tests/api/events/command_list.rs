@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
 use farhand_tests::client::{encoded, unique};
-use farhand_tests::{Api, Dice, Instance, Reply, Workspace};
+use farhand_tests::{Api, Dice, Instance, Reply, Workspace, eventually};
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
@@ -617,6 +617,11 @@ async fn a_list_costs_what_it_shows_however_many_commands_there_are() {
         let owner = workspace.user("owner").await;
         let id = workspace_id(&instance, &workspace).await;
         fill(&instance, id, user_id(&owner).await, commands).await;
+        // An event has the sealer look, and it counts the commands.
+        workspace.server("another").await;
+        let counted = format!("SELECT CAST(total AS TEXT) FROM counted_commands WHERE workspace_id = {id}");
+        eventually("the counters", || async { (instance.read_d1(&counted) == [commands.to_string()]).then_some(()) })
+            .await;
         rows.push(costs(&instance, &workspace, &owner, id, u64::from(commands)).await);
     }
     // The small one is a hundredth, and the large one was not there yet; now it is.
@@ -677,8 +682,9 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
                 "requested_by_isnull=false" => commands - of_all + 2 * size,
                 // Those that are open, and those that failed.
                 "success=true" => commands - of_all + size,
-                // Those that the filter leaves out.
-                "shell=system" => size,
+                // The internal ones, for `count`, and those that the filter leaves out.
+                "shell=system" => commands / 50 + size,
+                "shell=internal" => *of_all,
                 _ => 0,
             };
             if rows > 3 * size + 20 + more {
