@@ -5,6 +5,7 @@
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { output, root, run, say } from "./lib.mjs";
+import { checkRust } from "./toolchain.mjs";
 
 /** The target of a static binary for this machine, or null where it cannot be had. */
 function staticTarget() {
@@ -16,6 +17,7 @@ function staticTarget() {
 
 /** Builds the agent and returns the binary's path. cargo does nothing when nothing changed. */
 export function buildAgent() {
+  checkRust();
   const target = staticTarget();
   say(`agent: ${target ? `static, for ${target}` : "for this machine's libc (no musl target here)"}`);
   // Build scripts look at what cargo says of the package they are built for. A caller that cargo runs, such as a test, has

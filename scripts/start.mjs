@@ -10,7 +10,7 @@ import { buildAgent } from "./agent.mjs";
 import { build } from "./build.mjs";
 import { checkSecrets, isTaken, startInstance } from "./instance.mjs";
 import { endGroup, output, root, say, startGroup } from "./lib.mjs";
-import { npmPackages } from "./toolchain.mjs";
+import { isAtLeast, npmPackages, rustProblem } from "./toolchain.mjs";
 
 const port = Number(process.env.PORT || 8787);
 const stateDir = resolve(root, process.env.STATE_DIR || ".wrangler/state");
@@ -143,14 +143,6 @@ The same facts are in ${join(stateDir, "demo.json")}. Ctrl-C ends everything.
 `);
 }
 
-/** The parts of a version, as numbers, and whether one version is at least another one. */
-const parts = (version) => version.split(".").map((part) => parseInt(part, 10) || 0);
-const isAtLeast = (version, least) => {
-  const [have, want] = [parts(version), parts(least)];
-  const at = want.findIndex((part, index) => part !== (have[index] ?? 0));
-  return at === -1 || (have[at] ?? 0) > want[at];
-};
-
 /** Refuses what cannot work, before anything is downloaded or built. */
 async function check() {
   if (process.platform !== "linux") {
@@ -162,10 +154,8 @@ async function check() {
   const { engines } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
   const node = engines.node.replace(">=", "");
   if (!isAtLeast(process.versions.node, node)) throw new Error(`Node ${process.versions.node} is too old; Farhand needs ${node} or later`);
-  const rust = readFileSync(join(root, "Cargo.toml"), "utf8").match(/^rust-version = "(.*)"$/m)[1];
-  const rustc = output("rustc", ["--version"])?.split(" ")[1];
-  if (!rustc) throw new Error(`no rustc on PATH; install Rust ${rust} or later with rustup (https://rustup.rs)`);
-  if (!isAtLeast(rustc, rust)) throw new Error(`rustc ${rustc} is too old; Farhand needs ${rust} or later (rustup update)`);
+  const problem = rustProblem();
+  if (problem !== null) throw new Error(problem);
   if (output("cc", ["--version"]) === null) throw new Error("no C compiler on PATH (cc); install gcc or clang");
   if (isRoot && wantsDemo) {
     say("warning: you are root, so the demo's agent runs commands as root. Whoever has the demo's token has root on this machine.");

@@ -22,7 +22,7 @@ import { build } from "./build.mjs";
 import { freePort, startInstance } from "./instance.mjs";
 import { keptInstance, stopKeptInstance } from "./kept-instance.mjs";
 import { fail, output, root, run, say } from "./lib.mjs";
-import { cargoDeny, prepare, programs } from "./toolchain.mjs";
+import { cargoDeny, checkRust, prepare, programs } from "./toolchain.mjs";
 
 const MODES = ["lint", "unit", "e2e", "stop"];
 const [mode, ...rest] = process.argv.slice(2);
@@ -252,6 +252,7 @@ if (mode === "stop") {
   process.exit(0);
 }
 
+checkRust();
 const began = Date.now();
 try {
   if (mode === undefined || mode === "lint") await lint();

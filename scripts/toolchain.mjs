@@ -3,6 +3,7 @@
 // There are two ways to the wasm target. An ordinary rustup downloads it. Where rustup cannot (an offline or
 // mirrored network), Debian packages a compiler with the source of std, and std is compiled here once into a
 // sysroot of the project's own. Everything lands in .tools/ and node_modules/; only Debian's packages go elsewhere.
+import { spawnSync } from "node:child_process";
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, symlinkSync, copyFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -26,12 +27,38 @@ export async function npmPackages() {
   });
 }
 
+/** The parts of a version, as numbers. */
+const parts = (version) => version.split(".").map((part) => parseInt(part, 10) || 0);
+
+/** Whether a version is at least another one. */
+export function isAtLeast(version, least) {
+  const [have, want] = [parts(version), parts(least)];
+  const at = want.findIndex((part, index) => part !== (have[index] ?? 0));
+  return at === -1 || (have[at] ?? 0) > want[at];
+}
+
+/** Says why a compiler cannot build Farhand: it must be at least `rust-version` of Cargo.toml. Returns null if it can. */
+export function rustProblem(rustc = "rustc") {
+  const oldest = readFileSync(join(root, "Cargo.toml"), "utf8").match(/^rust-version = "(.*)"$/m)[1];
+  const { error, status, stdout, stderr } = spawnSync(rustc, ["--version"], { encoding: "utf8", cwd: root });
+  if (error) return `no rustc on PATH; install Rust ${oldest} or later with rustup (https://rustup.rs)`;
+  if (status !== 0) return `${rustc} --version failed: ${stderr.trim()}`;
+  const version = stdout.split(" ")[1];
+  return isAtLeast(version, oldest) ? null : `${rustc} ${version} is too old; Farhand needs ${oldest} or later (rustup update stable)`;
+}
+
+/** Ends the script if the Rust compiler on PATH is missing or too old. */
+export function checkRust() {
+  const problem = rustProblem();
+  if (problem !== null) fail(problem);
+}
+
 const hasStd = (libdir) => libdir !== null && existsSync(libdir) && readdirSync(libdir).some((name) => name.startsWith("libstd-"));
 
 /** The environment for `cargo ... --target wasm32-unknown-unknown`, and a line that says where it comes from. */
 function wasmToolchain() {
+  checkRust();
   const rustc = output("rustc", ["--version"]);
-  if (rustc === null) fail("no rustc on PATH: install Rust with rustup (https://rustup.rs)");
   const installed = () => hasStd(output("rustc", ["--print", "target-libdir", "--target", TARGET]));
   if (installed()) return { line: `${rustc}, its own ${TARGET}`, env: {} };
   // rustup says no at once where its server cannot be reached; a network that only hangs must not hang us.
@@ -63,6 +90,8 @@ export function programs(names, packages, why) {
 
 function debianToolchain() {
   debianPackages(DEBIAN_PACKAGES, `rustup could not add ${TARGET}`);
+  const problem = rustProblem("/usr/bin/rustc");
+  if (problem !== null) fail(`rustup could not add ${TARGET}, and Debian's compiler cannot replace it: ${problem}`);
   const version = output("/usr/bin/rustc", ["--version"]);
   const bin = join(debianRust, "bin");
   const stamp = join(debianRust, "version");

@@ -174,5 +174,16 @@ async fn what_cannot_work_is_refused_before_anything_is_built() {
     }
     let printed = Instance::refused(&state, &[("PATH", tools.path().to_str().unwrap())]).await;
     assert!(printed.contains("no rustc on PATH; install Rust 1."), "{printed}");
+    // A compiler that is older than rust-version, and one that fails.
+    let rustc = tools.path().join("rustc");
+    for (script, message) in [
+        ("echo 'rustc 1.9.0 (of a test)'", "rustc 1.9.0 is too old; Farhand needs 1."),
+        ("echo 'toolchain is not installed' >&2; exit 1", "rustc --version failed: toolchain is not installed"),
+    ] {
+        std::fs::write(&rustc, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&rustc, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let printed = Instance::refused(&state, &[("PATH", tools.path().to_str().unwrap())]).await;
+        assert!(printed.contains(message), "{printed}");
+    }
     assert!(!state.exists());
 }
