@@ -364,6 +364,8 @@ CREATE TABLE commands (
   response_delay REAL,
   elapsed_time REAL,
   output_bytes INTEGER NOT NULL DEFAULT 0,
+  -- What its line and its inputs count for the quota of stored bytes. Null for a command that was restored.
+  stored_bytes INTEGER,
   result_truncated INTEGER NOT NULL DEFAULT 0 CHECK (result_truncated IN (0, 1)),
   result TEXT,
   full_result TEXT,
@@ -430,34 +432,26 @@ CREATE INDEX idempotency_keys_by_added ON idempotency_keys (added_at);
 
 -- ==================== Derived data of commands ====================
 
--- The bytes that a workspace's commands stored on a day (UTC, 2026-11-21): lines and environments with their insert, output by a
--- trigger. Only today's row is read.
-CREATE TABLE stored_bytes (
-  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
-  day TEXT NOT NULL,
-  bytes INTEGER NOT NULL,
-  PRIMARY KEY (workspace_id, day)
-) STRICT, WITHOUT ROWID;
-
-CREATE TRIGGER stored_bytes_in AFTER INSERT ON stored_bytes BEGIN
-  DELETE FROM stored_bytes WHERE workspace_id = new.workspace_id AND day < new.day;
-END;
-
--- At most 16 MiB of a command's output are kept.
-CREATE TRIGGER commands_output AFTER UPDATE OF output_bytes ON commands WHEN new.output_bytes > coalesce(old.output_bytes, 0) BEGIN
-  INSERT INTO stored_bytes (workspace_id, day, bytes)
-  VALUES (new.workspace_id, strftime('%Y-%m-%d', 'now'), min(new.output_bytes, 16777216) - min(coalesce(old.output_bytes, 0), 16777216))
-  ON CONFLICT (workspace_id, day) DO UPDATE SET bytes = bytes + excluded.bytes;
-END;
-
 -- How many commands a workspace has up to the key `up_to`. Those behind it, some hundred at most, are counted when a list is read,
 -- so that its `count` is exact. The workspace's Sealer moves `up_to` to the last command. A deletion takes a command out of the
 -- counters that have it, in its transaction. No command gets a key up to `up_to`.
+-- `bytes` is what these commands stored on the latest `day` (UTC, 2026-11-21), for the quota: lines and inputs on the day of
+-- their insert, and output. For the commands behind `up_to` it is read from their rows.
 CREATE TABLE counted_commands (
   workspace_id INTEGER PRIMARY KEY REFERENCES workspaces (id),
   up_to INTEGER NOT NULL,
-  total INTEGER NOT NULL
+  total INTEGER NOT NULL,
+  day TEXT NOT NULL,
+  bytes INTEGER NOT NULL
 ) STRICT;
+
+-- Output of a command that is counted already. At most 16 MiB of it are kept.
+CREATE TRIGGER commands_output AFTER UPDATE OF output_bytes ON commands WHEN new.output_bytes > old.output_bytes
+  AND (new.stored_bytes IS NULL OR new.seq <= (SELECT up_to FROM counted_commands WHERE workspace_id = new.workspace_id)) BEGIN
+  UPDATE counted_commands SET day = strftime('%Y-%m-%d', 'now'), bytes = iif(day = strftime('%Y-%m-%d', 'now'), bytes, 0)
+    + min(new.output_bytes, 16777216) - min(old.output_bytes, 16777216)
+  WHERE workspace_id = new.workspace_id;
+END;
 
 -- How many of them a server has (kind 'server', the key is its id), and a user requested (kind 'requester').
 CREATE TABLE command_counts (

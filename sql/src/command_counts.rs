@@ -15,6 +15,24 @@ pub fn behind(workspace: &str) -> String {
     format!("c.seq > {} AND c.seq <= {}", counted(workspace), last(workspace))
 }
 
+/// SQL for the bytes that a row of `commands c` stored on a day, for the quota.
+fn bytes(day: &str) -> String {
+    format!(
+        "iif(c.stored_bytes IS NULL, 0, iif(substr(c.added_at, 1, 10) = {day}, c.stored_bytes, 0)
+            + iif(substr(coalesce(c.handled_at, {day}), 1, 10) = {day}, min(c.output_bytes, 16777216), 0))"
+    )
+}
+
+/// SQL for the bytes that a workspace stored on a day.
+pub fn bytes_of_day(workspace: &str, day: &str) -> String {
+    format!(
+        "(coalesce((SELECT iif(n.day = {day}, n.bytes, 0) FROM counted_commands n WHERE n.workspace_id = {workspace}), 0)
+          + coalesce((SELECT sum({}) FROM commands c NOT INDEXED WHERE {}), 0))",
+        bytes(day),
+        behind(workspace)
+    )
+}
+
 /// SQL for the key of a new command.
 pub fn next_key(workspace: &str) -> String {
     format!("max({}, {}) + 1", highest("commands", "seq", workspace), counted(workspace))
@@ -35,6 +53,9 @@ fn counts(commands: &str) -> String {
     )
 }
 
+/// SQL for the day.
+const TODAY: &str = "strftime('%Y-%m-%d', 'now')";
+
 /// The statements that add the commands that are not counted yet to the counters of the workspace
 /// `:workspace_id`. They are one transaction.
 pub fn add() -> [String; 2] {
@@ -47,9 +68,11 @@ pub fn add() -> [String; 2] {
             counts(&behind)
         ),
         format!(
-            "INSERT INTO counted_commands (workspace_id, up_to, total)
-             SELECT :workspace_id, max(c.seq), count(*) FROM {behind} HAVING count(*) > 0
-             ON CONFLICT (workspace_id) DO UPDATE SET up_to = excluded.up_to, total = total + excluded.total"
+            "INSERT INTO counted_commands (workspace_id, up_to, total, day, bytes)
+             SELECT :workspace_id, max(c.seq), count(*), {TODAY}, sum({}) FROM {behind} HAVING count(*) > 0
+             ON CONFLICT (workspace_id) DO UPDATE SET up_to = excluded.up_to, total = total + excluded.total,
+                day = excluded.day, bytes = excluded.bytes + iif(day = excluded.day, bytes, 0)",
+            bytes(TODAY)
         ),
     ]
 }
@@ -66,9 +89,10 @@ pub fn delete(which: &str) -> [String; 3] {
             counts(&counted)
         ),
         format!(
-            "UPDATE counted_commands SET total = counted_commands.total - d.total
-             FROM (SELECT count(*) AS total FROM {counted}) d
-             WHERE workspace_id = :workspace_id AND d.total > 0"
+            "UPDATE counted_commands SET total = counted_commands.total - d.total, bytes = counted_commands.bytes - d.bytes
+             FROM (SELECT count(*) AS total, coalesce(sum({}), 0) AS bytes FROM {counted}) d
+             WHERE workspace_id = :workspace_id AND d.total > 0",
+            bytes("(SELECT n.day FROM counted_commands n WHERE n.workspace_id = :workspace_id)")
         ),
         format!("DELETE FROM commands AS {which}"),
     ]

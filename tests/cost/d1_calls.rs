@@ -8,6 +8,7 @@ use std::time::Duration;
 use farhand_domain::endpoints::Access;
 use farhand_tests::agents::{dial, wait_until_connected};
 use farhand_tests::client::{PASSWORD, unique};
+use farhand_tests::commands::stored_bytes;
 use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, USERS, at, group_path};
 use farhand_tests::{Api, Instance, ScriptedAgent, Workspace, eventually, far_ahead, setting_of_instance};
 use futures_util::future;
@@ -586,10 +587,14 @@ async fn the_operators_requests_ask_d1_twice_at_most() {
     }
 }
 
-/// What a command writes to D1, in rows (docs/scaling.md).
-const COMMAND_WRITES: i64 = 11;
-/// What its end writes, without output.
+/// What a command writes to D1, in rows (docs/contributing/cost.md).
+const COMMAND_WRITES: i64 = 10;
+/// What its end writes.
 const END_WRITES: i64 = 4;
+/// What all events that a sealer finds at a time write.
+const SEAL_WRITES: i64 = 1;
+/// What 200 commands of a user on a server write when a sealer counts them.
+const COUNT_WRITES: i64 = 3;
 
 /// What a command without output writes to its server's object at most, in rows, from the request
 /// to the end, with the settings of the alarm. A chunk of output is one row more.
@@ -633,8 +638,8 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
     let (_, rows, calls) = post(TOKENS, &token("two"), Some("token")).await;
     assert_eq!((rows, calls), (0, 1));
 
-    // What D1 is told of the end of a command: output writes one row more, which counts its bytes. (On a slow machine the
-    // acknowledgement goes alone: the least of some counts.)
+    // What D1 is told of the end of a command, with and without output. (On a slow machine the acknowledgement goes alone: the
+    // least of some counts.)
     let log = instance.state.join("worker.log");
     let total = |field: &str| {
         let alarms = lines(&log).into_iter().filter(|line| line["event"] == "alarm");
@@ -667,7 +672,24 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
     }
     let are_few = least_of_object[0] <= OBJECT_WRITES && least_of_object[1] <= OBJECT_WRITES + 1;
     assert!(are_few, "{least_of_object:?}");
-    assert_eq!(least, [END_WRITES, END_WRITES + 1]);
-    let bytes = instance.read_d1("SELECT CAST(bytes AS TEXT) FROM stored_bytes");
-    assert_eq!(bytes, [(9 * "id".len() + 3 * "some output".len()).to_string()]);
+    assert_eq!(least, [END_WRITES; 2]);
+    assert_eq!(stored_bytes(&instance, "acme") as usize, 9 * "id".len() + 3 * "some output".len());
+
+    // The sealer writes a row for all events that it finds. Commands are counted once there are 200 that are not.
+    let seals = || lines(&log).into_iter().filter(|line| line["event"] == "sealed").collect::<Vec<_>>();
+    let sealed = "SELECT CAST((SELECT max(seq) FROM audit_events) = (SELECT max(last) FROM audit_seals) AS TEXT)";
+    eventually("the seals", || async { (instance.read_d1(sealed) == ["1"]).then_some(()) }).await;
+    assert!(seals().iter().all(|line| line["rows_written"] == SEAL_WRITES), "{:#?}", seals());
+    let before = seals().len();
+    instance.tamper_with_d1(
+        "INSERT INTO commands (seq, id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname,
+            timeout, added_at, scheduled_at, expires_at, handled_at, state, status_message)
+         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
+         SELECT c.seq + n.i, format('%s%03d', substr(c.id, 1, 33), n.i), workspace_id, server_id, server_name, requested_by, shell,
+            line, username, groupname, timeout, added_at, scheduled_at, expires_at, handled_at, state, status_message
+         FROM n, (SELECT * FROM commands ORDER BY seq DESC LIMIT 1) c",
+    );
+    post(TOKENS, &token("three"), None).await;
+    let line = eventually("the seal", || async { seals().get(before).cloned() }).await;
+    assert_eq!(line["rows_written"], SEAL_WRITES + COUNT_WRITES, "{line}");
 }

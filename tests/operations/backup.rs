@@ -71,9 +71,9 @@ async fn derived(instance: &Instance) -> Vec<Value> {
     all
 }
 
-/// The bytes that the instance's workspaces stored today.
+/// The bytes that the instance's workspace stored today.
 async fn stored_bytes(instance: &Instance) -> i64 {
-    instance.d1("SELECT coalesce(sum(bytes), 0) AS n FROM stored_bytes")[0]["n"].as_i64().unwrap()
+    farhand_tests::commands::stored_bytes(instance, "acme")
 }
 
 /// Replaces a folder by a copy of another one.

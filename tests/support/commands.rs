@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use farhand_sql::command_counts::{self, bytes_of_day};
 use serde_json::Value;
 
+use crate::Instance;
 use crate::client::Api;
 use crate::people::COMMANDS;
 use crate::{PATIENCE, eventually_within};
@@ -53,4 +55,22 @@ pub async fn ended(api: &Api, id: &str) -> Value {
 /// When that takes longer than `patience`.
 pub async fn ended_within(patience: Duration, api: &Api, id: &str) -> Value {
     command_when_within(patience, api, id, "the command's end", |command| command["handled_at"].is_string()).await
+}
+
+/// SQL of the service for the workspace that has a slug.
+fn of_workspace(sql: &str, slug: &str) -> String {
+    sql.replace(":workspace_id", &format!("(SELECT id FROM workspaces WHERE slug = '{slug}')"))
+}
+
+/// The bytes that a workspace stored today.
+pub fn stored_bytes(instance: &Instance, slug: &str) -> i64 {
+    let sql = format!("SELECT {} AS n", bytes_of_day(":workspace_id", "strftime('%Y-%m-%d', 'now')"));
+    instance.d1(&of_workspace(&sql, slug))[0]["n"].as_i64().expect("a number")
+}
+
+/// Adds a workspace's commands to its counters, as its sealer does when there are some hundred.
+pub fn count_commands(instance: &Instance, slug: &str) {
+    for sql in command_counts::add() {
+        instance.tamper_with_d1(&of_workspace(&sql, slug));
+    }
 }

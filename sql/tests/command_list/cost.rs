@@ -158,3 +158,36 @@ fn times_at_a_million() {
         }
     }
 }
+
+/// `cargo test -p farhand-sql --test command_list -- --ignored --nocapture sizes`: the bytes of 100,000 commands and their audit
+/// events, for each table and index.
+#[test]
+#[ignore = "takes a minute"]
+fn sizes() {
+    let database = database();
+    let commands = 100_000;
+    fill(&database, 1, commands);
+    // Each has a line of 56 characters, 200 of output, and two events, sealed 200 at a time.
+    database
+        .execute_batch(&format!(
+            "INSERT INTO audit_events (seq, id, workspace_id, occurred_at, actor_type, actor_id, actor_name, credential_type,
+                credential_id, action, object_type, object_id, outcome, remote_ip, request_id, details)
+             SELECT (1 << 40) + 2 * (c.seq - (1 << 40)) + e.value, c.server_id, 1, c.scheduled_at,
+                iif(e.value = 0, 'user', 'agent'), iif(e.value = 0, '1', c.server_id), iif(e.value = 0, 'anna', c.server_name),
+                iif(e.value = 0, 'api_token', 'agent_key'), c.server_id, iif(e.value = 0, 'command.create', 'command.finish'),
+                'command', substr(c.server_id, 1, 20) || format('%016x', c.seq), 'success', '192.0.2.1', c.server_id,
+                format('%.*c', iif(e.value = 0, 360, 230), 'x')
+             FROM commands c CROSS JOIN json_each('[0, 1]') e;
+             INSERT INTO audit_seals
+             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {commands} / 100)
+             SELECT (1 << 40) + 200 * i, 1, (1 << 40) + 200 * i - 199, '', '', format('%.*c', 12800, 'x') FROM n"
+        ))
+        .unwrap();
+    let sql = "SELECT name, sum(pgsize) AS bytes FROM dbstat GROUP BY name HAVING bytes > 100000 ORDER BY bytes DESC";
+    let mut prepared = database.prepare(sql).unwrap();
+    let mut rows = prepared.query([]).unwrap();
+    while let Some(row) = rows.next().unwrap() {
+        let (name, bytes): (String, i64) = (row.get(0).unwrap(), row.get(1).unwrap());
+        println!("{name:30} {:7.1} bytes of each command", bytes as f64 / commands as f64);
+    }
+}

@@ -13,7 +13,7 @@ use farhand_domain::link::event::{FromD1, Lacking, ToD1};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::rights::Rights;
 use farhand_domain::time::Timestamp;
-use farhand_sql::command_counts::{self, next_key};
+use farhand_sql::command_counts::{self, bytes_of_day, next_key};
 use farhand_sql::statement::{Parameters, Statement, Value as Parameter};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -69,7 +69,7 @@ async fn tell(env: &Env, lacking: &[Lacking], is_one_by_one: bool) -> Vec<Result
 fn update(lacking: &Lacking) -> Result<Vec<Statement>, Error> {
     match lacking {
         Lacking::Command(stored, output) => update_command(stored, output),
-        Lacking::Withdrawal { workspace_id, id, bytes } => delete_command(*workspace_id, *id, *bytes),
+        Lacking::Withdrawal { workspace_id, id, .. } => delete_command(*workspace_id, *id),
         Lacking::Server { workspace_id, server, facts } => d1_server::update_server(*workspace_id, *server, facts),
     }
 }
@@ -152,8 +152,9 @@ const HAS_ROOM: &str = "(:delivered_at IS NOT NULL
         WHERE c.workspace_id = :workspace_id AND c.delivered_at IS NULL AND c.handled_at IS NULL
         LIMIT :waiting_of_workspace + 0)))";
 /// SQL for the condition that a workspace may store so many bytes more on a day.
-const HAS_BYTES_LEFT: &str = ":bytes + coalesce((SELECT b.bytes FROM stored_bytes b
-    WHERE b.workspace_id = :workspace_id AND b.day = :day), 0) <= :bytes_of_day";
+fn has_bytes_left() -> String {
+    format!(":bytes + {} <= :bytes_of_day", bytes_of_day(":workspace_id", ":day"))
+}
 
 /// Inserts a new command, or returns why not: then nothing is written.
 async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<Option<Refusal>, Error> {
@@ -162,12 +163,13 @@ async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<
     let bytes = bytes_of(command, create.inputs.as_ref());
     let day: String = life.added_at.to_string().chars().take(DAY).collect();
     let sql = format!(
-        "INSERT INTO commands (seq, {COMMAND_COLUMNS}, idempotency_key, idempotency_body)
-         SELECT {}, w.id, :id, s.id, :server_name, :requested_by, {COMMAND_VALUES}, :key, :body
+        "INSERT INTO commands (seq, {COMMAND_COLUMNS}, idempotency_key, idempotency_body, stored_bytes)
+         SELECT {}, w.id, :id, s.id, :server_name, :requested_by, {COMMAND_VALUES}, :key, :body, :bytes
          FROM workspaces w JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id
-         WHERE w.id = :workspace_id AND w.deleted_at IS NULL AND {HAS_ROOM} AND {HAS_BYTES_LEFT}
+         WHERE w.id = :workspace_id AND w.deleted_at IS NULL AND {HAS_ROOM} AND {}
          RETURNING id",
-        next_key("w.id")
+        next_key("w.id"),
+        has_bytes_left()
     );
     let insert = Statement::new(sql).bind_all(command_row(workspace_id, command, origin, life)).bind_all(params! {
         key: key.map(|key| key.hash.as_str()),
@@ -191,12 +193,8 @@ async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<
         })
     });
     // The event is written only with the command.
-    let count = "INSERT INTO stored_bytes (workspace_id, day, bytes)
-        SELECT :workspace_id, :day, :bytes WHERE changes() > 0
-        ON CONFLICT (workspace_id, day) DO UPDATE SET bytes = bytes + excluded.bytes";
-    let count = Statement::new(count).bind_all(params! { workspace_id, day: &day, bytes });
     let event = audit::after_change(workspace_id, event)?;
-    let statements = release.into_iter().chain([insert, event, count]).collect();
+    let statements = release.into_iter().chain([insert, event]).collect();
     match db::batch(env, statements).await {
         Ok(results) => {
             // Only the insertion returns something.
@@ -220,9 +218,10 @@ async fn why_not(
     bytes_of_day: i64,
 ) -> Result<Refusal, Error> {
     let sql = format!(
-        "SELECT CASE WHEN {HAS_BYTES_LEFT} THEN 'waiting' ELSE 'bytes' END AS body
+        "SELECT CASE WHEN {} THEN 'waiting' ELSE 'bytes' END AS body
          FROM workspaces w JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id
-         WHERE w.id = :workspace_id AND w.deleted_at IS NULL"
+         WHERE w.id = :workspace_id AND w.deleted_at IS NULL",
+        has_bytes_left()
     );
     let statement = Statement::new(sql).bind_all(params! { workspace_id, server_id, bytes, day, bytes_of_day });
     let found = db::first_value::<String>(&db::run(env, statement).await?)?;
@@ -347,17 +346,12 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
     Ok(statements)
 }
 
-/// The statements that delete a withdrawn command, and its `bytes` from those of its day. If D1 has
-/// the command, they add an audit event.
-fn delete_command(workspace_id: i64, id: Uuid, bytes: u64) -> Result<Vec<Statement>, Error> {
-    let uncount = "UPDATE stored_bytes SET bytes = max(bytes - :bytes, 0)
-        WHERE workspace_id = :workspace_id AND day = (SELECT substr(c.added_at, 1, 10) FROM commands c
-            WHERE c.workspace_id = :workspace_id AND c.id = :id AND c.acked_at IS NULL)";
-    let uncount = Statement::new(uncount).bind_all(params! { workspace_id, id, bytes });
+/// The statements that delete a withdrawn command. If D1 has the command, they add an audit event.
+fn delete_command(workspace_id: i64, id: Uuid) -> Result<Vec<Statement>, Error> {
     let delete = deletion(workspace_id, id, "c.id = :id AND c.acked_at IS NULL");
     // The event follows the deletion, as it is written only after a change.
     let event = of_service("command.withdraw")?.on(Some(id.to_string()), None);
-    Ok([vec![uncount], delete, vec![audit::after_change(workspace_id, &event)?]].concat())
+    Ok([delete, vec![audit::after_change(workspace_id, &event)?]].concat())
 }
 
 /// Runs statements in one round trip.

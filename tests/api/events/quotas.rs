@@ -1,6 +1,7 @@
 //! What users and workspaces may have (contract 11, Quotas).
 
 use farhand_tests::client::PASSWORD;
+use farhand_tests::commands::{count_commands, stored_bytes};
 use farhand_tests::{Instance, Reply, ScriptedAgent, Workspace, eventually};
 use serde_json::{Value, json};
 
@@ -80,21 +81,32 @@ async fn bytes_of_lines_environments_and_output() {
     agent.next_command().await;
     agent.next_command().await;
     agent.fin(id_of(&made), 0, &"o".repeat(6_000)).await;
-    eventually("D1 to have the output", || async {
-        let rows = instance.d1("SELECT bytes FROM stored_bytes");
-        (rows[0]["bytes"].as_i64()? > 9_000).then_some(())
-    })
-    .await;
+    let bytes = || stored_bytes(&instance, "acme");
+    eventually("D1 to have the output", || async { (bytes() > 9_000).then_some(()) }).await;
     exceeded(&run("l".repeat(1_000), json!({})).await);
-    run("id".to_owned(), json!({})).await.expect(201);
+    let late = run("id".to_owned(), json!({})).await.expect(201);
     assert_eq!(stored_commands(&instance).await, 3);
-    // Another day is counted on its own, and yesterday's row goes.
-    instance.d1("UPDATE stored_bytes SET day = '2020-01-01'");
-    run("l".repeat(7_000), json!({})).await.expect(201);
-    let rows = instance.d1("SELECT bytes FROM stored_bytes");
-    let bytes = rows[0]["bytes"].as_i64().unwrap();
-    // The line, and the empty environment in its stored form.
-    assert!(rows.as_array().unwrap().len() == 1 && (7_000..7_050).contains(&bytes), "{rows}");
+    // The counters have all of it, and then output of a command that is counted.
+    let before = bytes();
+    count_commands(&instance, "acme");
+    assert_eq!(bytes(), before);
+    exceeded(&run("l".repeat(1_000), json!({})).await);
+    agent.next_command().await;
+    agent.fin(id_of(&late), 0, "output").await;
+    eventually("D1 to have the output", || async { (bytes() == before + 6).then_some(()) }).await;
+    // Another day is counted on its own, whether the counters have it or not.
+    for sql in [
+        "UPDATE counted_commands SET day = '2020-01-01'",
+        "UPDATE commands SET added_at = '2020-01-01T00:00:00.000000+00:00', handled_at = '2020-01-01T00:00:00.000000+00:00'",
+    ] {
+        instance.d1(sql);
+        run("l".repeat(7_000), json!({})).await.expect(201);
+        // The line, and the empty environment in its stored form.
+        assert!((7_000..7_050).contains(&bytes()), "{}", bytes());
+        exceeded(&run("l".repeat(7_000), json!({})).await);
+    }
+    count_commands(&instance, "acme");
+    assert!((7_000..7_050).contains(&bytes()), "{}", bytes());
 }
 
 #[tokio::test]
