@@ -152,10 +152,11 @@ impl Statement {
             rest = after;
         }
         let parameters: Vec<Value> = names.iter().filter_map(|name| values.remove(name)).collect();
+        let names = names.into_iter().map(str::to_owned).collect();
         match values.into_keys().next() {
             Some(name) => Err(Mistake::Unused(name.to_owned())),
             None if parameters.len() > MAX_PARAMETERS => Err(Mistake::TooMany),
-            None => Ok(Built { sql, parameters }),
+            None => Ok(Built { sql, names, parameters }),
         }
     }
 }
@@ -165,6 +166,8 @@ impl Statement {
 pub struct Built {
     /// Its text, with `?1`, `?2` ...
     pub sql: String,
+    /// The names of `?1`, `?2` ... in order.
+    pub names: Vec<String>,
     /// The values of `?1`, `?2` ... in order.
     pub parameters: Vec<Value>,
 }
@@ -266,6 +269,7 @@ mod tests {
             .build()
             .unwrap();
         assert_eq!(built.sql, "SELECT ?1, ?2, ?1, ?3 LIMIT ?4 + 0 OFFSET ?2");
+        assert_eq!(built.names, ["b", "a", "a_1", "limit"]);
         assert_eq!(built.parameters, [Value::Null, Value::Integer(1), Value::Integer(1), Value::Real(0.5)]);
     }
 

@@ -95,23 +95,30 @@ fn staff(caller: &Caller) -> Result<(), Error> {
     if caller.is_staff_or_superuser() { Ok(()) } else { Err(staff_only()) }
 }
 
-/// Answers with a page of a list of the caller's that a query asks for, to those who are permitted it.
+/// Answers with a page of a list of the caller's that a query asks for, to those who are permitted it. `list` is a plain function:
+/// what it gives depends on the query only, so it can be kept.
 async fn page_of(
     call: &Call,
     permit: impl Fn(&Caller) -> Result<(), Error>,
-    list: impl FnOnce(&page::Query, Page) -> Result<List, Error>,
+    list: fn(&page::Query, Page) -> Result<List, Error>,
 ) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let query = call.query();
-    let page = Page::of(&query);
-    // What else is wrong is told together with what is wrong with the page.
-    let list = list(&query, *page.as_ref().unwrap_or(&Page::FIRST));
-    let (page, list) = match error::both(page, list) {
-        Ok(read) => read,
+    let kept = credential.kept_list().map_or_else(
+        || {
+            let page = Page::of(&query);
+            // What else is wrong is told together with what is wrong with the page.
+            let list = list(&query, *page.as_ref().unwrap_or(&Page::FIRST));
+            error::both(page, list).map(|(page, list)| credential.keep_list(list, page))
+        },
+        Ok,
+    );
+    let kept = match kept {
+        Ok(kept) => kept,
         // The caller's right comes before the input (contract 3, order of refusals).
         Err(error) => return Err(permit(&credential.check().await?).err().unwrap_or(error)),
     };
-    let (caller, items, count) = credential.list(&list, page).await?;
+    let (caller, items, count) = credential.list(&kept).await?;
     permit(&caller)?;
-    envelope(call, &query, page, items, count)
+    envelope(call, &query, kept.page, items, count)
 }

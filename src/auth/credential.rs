@@ -4,6 +4,7 @@
 //! credential is alive in the request's workspace and none otherwise. So a read finds nothing and a write changes
 //! nothing for a dead credential, and a revocation is effective at the very next request.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use farhand_domain::caller::{Caller, Kind};
@@ -19,6 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use worker::Env;
 
+use crate::auth::kept_lists::{Kept, KeptList};
 use crate::http::request::Call;
 use crate::objects::janitor;
 use crate::platform;
@@ -26,7 +28,7 @@ use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::store::batch::{Batch, BatchResult};
 use crate::store::db::{self, Failure, Items, Outcome};
-use crate::store::list::{self, List, Select};
+use crate::store::list::{self, List};
 use crate::store::login_tokens::{self, Entry};
 use crate::store::scope::{Limited, Query, Scope, Who};
 use crate::store::{api_tokens, sessions, workspaces};
@@ -253,38 +255,49 @@ impl<'a> Credential<'a> {
         Ok((caller, found.map(|found| serde_json::from_str(&found)).transpose()?))
     }
 
+    /// The list that is kept for the request's path and query.
+    pub fn kept_list(&self) -> Option<Rc<KeptList>> {
+        KeptList::find(&self.scope, self.call)
+    }
+
+    /// Keeps a page of a list for the next request with the same path and query: it must depend on nothing else.
+    pub fn keep_list(&self, list: List, page: Page) -> Rc<KeptList> {
+        KeptList::keep(&self.scope, self.call, list, page)
+    }
+
     /// Reads a page of a list. Returns the caller, the JSON array of the items, and the number of all.
-    pub async fn list(&self, list: &List, page: Page) -> Result<(Caller, Items, u64), Error> {
-        let Some(narrow) = &list.narrow else { return self.list_widely(list, page).await };
+    pub async fn list(&self, list: &KeptList) -> Result<(Caller, Items, u64), Error> {
+        let Some(narrow) = &list.narrow else { return self.list_widely(list).await };
         if self.traits().reads_narrowly {
-            let (caller, items, total) = self.page(narrow, page).await?;
+            let (caller, items, total) = self.page(narrow).await?;
             if caller.reads_narrowly() {
                 return Ok((caller, items, total.unwrap_or(0)));
             }
         }
-        let found = self.list_widely(list, page).await?;
+        let found = self.list_widely(list).await?;
         if !found.0.reads_narrowly() {
             return Ok(found);
         }
         // Not the other way round: a list that became narrow in between must not be read widely.
-        let (caller, items, total) = self.page(narrow, page).await?;
+        let (caller, items, total) = self.page(narrow).await?;
         Ok((caller, items, total.unwrap_or(0)))
     }
 
     /// Reads a page of a list, whatever the API token's list allows of it.
-    async fn list_widely(&self, list: &List, page: Page) -> Result<(Caller, Items, u64), Error> {
+    async fn list_widely(&self, list: &KeptList) -> Result<(Caller, Items, u64), Error> {
         if let (Some(select), true) = (&list.full_access, self.traits().reaches_all)
-            && let (caller, items, Some(total)) = self.page(select, page).await?
+            && let (caller, items, Some(total)) = self.page(select).await?
         {
             return Ok((caller, items, total));
         }
-        let (caller, items, total) = self.page(&list.select, page).await?;
+        let (caller, items, total) = self.page(&list.select).await?;
         Ok((caller, items, total.unwrap_or(0)))
     }
 
     /// Reads a page of a list with one of its statements.
-    async fn page(&self, select: &Select, page: Page) -> Result<(Caller, Items, Option<u64>), Error> {
-        let reading = db::run_page(&self.call.env, self.scope.list(select, page));
+    async fn page(&self, kept: &Kept) -> Result<(Caller, Items, Option<u64>), Error> {
+        let (statement, values) = (kept.statement(&self.scope)?, self.scope.values());
+        let reading = db::run_page(&self.call.env, statement, &values);
         let (read, entry) = future::join(reading, self.entry()).await;
         let (first, items) = read?;
         Ok((self.settle(&first, entry)?, items, list::total(&first)?))

@@ -4,3 +4,4 @@ pub mod audit;
 pub mod credential;
 pub mod guesses;
 pub mod hashing;
+pub mod kept_lists;

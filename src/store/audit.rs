@@ -15,7 +15,7 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::audit_chain;
-use super::db::{self, Items, params};
+use super::db::{self, Items, PageStatement, params};
 use super::list::{self, Filters, List};
 use super::scope::Scope;
 use crate::platform;
@@ -263,6 +263,6 @@ pub async fn list_of_cell(env: &Env, workspace: i64, filter: EventFilter, page: 
     let List { select, .. } = events(filter, "true");
     let sql = format!("WITH me AS (SELECT :workspace_id AS workspace_id){}", select.text(&[], page));
     let statement = select.bind(Statement::new(sql).bind("workspace_id", workspace), page);
-    let (first, items) = db::run_page(env, statement).await?;
+    let (first, items) = db::run_page(env, &PageStatement::new(statement)?, &[]).await?;
     Ok((items, list::total(&first)?.unwrap_or(0)))
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use farhand_domain::error::Error;
-use farhand_sql::statement::{Statement, Value};
+use farhand_sql::statement::{Built, Statement, Value};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::json;
@@ -33,7 +33,7 @@ extern "C" {
     async fn run_all(env: &Env, texts: &str, parameters: &str) -> Result<JsValue, JsValue>;
 
     #[wasm_bindgen(catch, js_name = runList)]
-    async fn run_list(env: &Env, text: &str, parameters: &str) -> Result<JsValue, JsValue>;
+    async fn run_list(env: &Env, text: &JsValue, parameters: &str) -> Result<JsValue, JsValue>;
 
     /// What `run_list` gives.
     type ListOutcome;
@@ -85,6 +85,32 @@ fn build(statements: impl IntoIterator<Item = Statement>) -> Result<(String, Str
         parameters.push(built.parameters.into_iter().map(json_value).collect());
     }
     Ok((texts.join("\0"), serde_json::Value::Array(parameters).to_string()))
+}
+
+/// The statement of a list's page: the items are in the column `body` of its rows, and the first row has the other columns. It may
+/// run again with other values.
+pub struct PageStatement {
+    /// A text of JavaScript.
+    text: JsValue,
+    names: Vec<String>,
+    values: Vec<serde_json::Value>,
+}
+
+impl PageStatement {
+    /// Makes its text.
+    pub fn new(statement: Statement) -> Result<Self, Error> {
+        let Built { sql, names, parameters } = statement.build()?;
+        Ok(Self { text: sql.into(), names, values: parameters.into_iter().map(json_value).collect() })
+    }
+
+    /// The parameters as `d1.js` takes them, with `current` values in place of those that it was made with.
+    fn parameters(&self, current: &[(&str, Value)]) -> String {
+        let value = |(name, value): (&String, &serde_json::Value)| {
+            let found = current.iter().find(|(current, _)| current == name);
+            found.map_or_else(|| value.clone(), |(_, value)| json_value(value.clone()))
+        };
+        json!([self.names.iter().zip(&self.values).map(value).collect::<Vec<_>>()]).to_string()
+    }
 }
 
 /// D1 takes every number as a double. That is exact up to 2^53; ids and sizes do not come near.
@@ -157,14 +183,17 @@ pub async fn run(env: &Env, statement: Statement) -> Result<Outcome, Failure> {
     outcome.ok_or_else(|| Error::internal("D1 gave no result").into())
 }
 
-/// Runs the statement of a list's page, with the page's items in the column `body` of its rows. The first row has the other columns.
+/// Runs the statement of a list's page with `current` values of its parameters. Returns the first row and the items.
 ///
 /// # Errors
 /// As [`batch`].
-pub async fn run_page(env: &Env, statement: Statement) -> Result<(Outcome, Items), Failure> {
-    let (text, parameters) = build([statement])?;
+pub async fn run_page(
+    env: &Env,
+    statement: &PageStatement,
+    current: &[(&str, Value)],
+) -> Result<(Outcome, Items), Failure> {
     cost::add_d1_call();
-    let page: ListOutcome = run_list(env, &text, &parameters).await?.unchecked_into();
+    let page: ListOutcome = run_list(env, &statement.text, &statement.parameters(current)).await?.unchecked_into();
     let outcome: Outcome = serde_json::from_str(&page.outcome()).map_err(Error::from)?;
     outcome.add_cost();
     Ok((outcome, Items(page.items())))

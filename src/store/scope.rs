@@ -6,10 +6,9 @@
 use farhand_domain::page::Page;
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
-use farhand_sql::statement::{Parameters, Statement};
+use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;
 
-use super::db::params;
 use super::list::Select;
 
 /// The first common tables. Their parameters are the workspace's `:slug`, the `:token_hash`, `:now`, and `:dead_until`: now less
@@ -119,9 +118,19 @@ impl<'a> Scope<'a> {
 
     /// A statement on the common tables `credential` and `me`.
     pub fn statement(&self, sql: &str) -> Statement {
-        let dead_until = session::dead_until(self.now);
-        Statement::new(self.text(sql))
-            .bind_all(params! { slug: self.workspace, token_hash: &self.hash, now: self.now, dead_until })
+        self.values()
+            .into_iter()
+            .fold(Statement::new(self.text(sql)), |statement, (name, value)| statement.bind(name, value))
+    }
+
+    /// The parameters of the common tables.
+    pub fn values(&self) -> [(&'static str, Value); 4] {
+        [
+            ("slug", self.workspace.into()),
+            ("token_hash", (&self.hash).into()),
+            ("now", self.now.into()),
+            ("dead_until", session::dead_until(self.now).into()),
+        ]
     }
 
     /// The statement that selects [`Who`] alone.

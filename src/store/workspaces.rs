@@ -12,7 +12,7 @@ use serde::Deserialize;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::db::{self, Failure, Items, boolean, params};
+use super::db::{self, Failure, Items, PageStatement, boolean, params};
 use super::list;
 use crate::platform::hints::Hints;
 
@@ -117,7 +117,7 @@ pub async fn list(env: &Env, region: &str, page: Page) -> Result<(Items, u64), E
             'added_at', added_at, 'deleted_at', deleted_at, 'purge_at', purge_at) AS body
             FROM workspaces WHERE is_purging = 0 ORDER BY id LIMIT :page_size + 0 OFFSET :page_offset)";
     let statement = list::bind_page(Statement::new(sql).bind("region", region), page);
-    let (first, items) = db::run_page(env, statement).await?;
+    let (first, items) = db::run_page(env, &PageStatement::new(statement)?, &[]).await?;
     Ok((items, list::total(&first)?.unwrap_or(0)))
 }
 
