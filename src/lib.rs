@@ -10,8 +10,13 @@ mod platform;
 mod rooms;
 mod store;
 
+use std::task::{self, Poll, Waker};
+
+use js_sys::futures::future_to_promise;
 use serde_json::json;
-use worker::{Context, Env, ScheduleContext, ScheduledEvent, event, web_sys};
+use wasm_bindgen::JsValue;
+use wasm_bindgen::prelude::wasm_bindgen;
+use worker::{Context, Env, ScheduleContext, ScheduledEvent, event, web_sys, worker_sys};
 
 use crate::api::dispatch;
 use crate::auth::audit;
@@ -27,9 +32,17 @@ fn start() {
 }
 
 /// Answers a request. Every refusal is a response: an `Err` would show the platform's own text.
-#[event(fetch)]
-async fn fetch(request: web_sys::Request, env: Env, context: Context) -> worker::Result<web_sys::Response> {
-    dispatch::respond(Call::new(request, env, context)).await
+///
+/// A response that waits for nothing is returned as it is; others are promised. The macro of the `worker` crate promises all.
+#[wasm_bindgen]
+pub fn fetch(request: web_sys::Request, env: Env, context: worker_sys::Context) -> Result<JsValue, JsValue> {
+    let call = Call::new(request, env, Context::new(context));
+    let mut response = Box::pin(async { dispatch::respond(call).await.map(JsValue::from).map_err(JsValue::from) });
+    // The next poll brings a waker.
+    match response.as_mut().poll(&mut task::Context::from_waker(Waker::noop())) {
+        Poll::Ready(response) => response,
+        Poll::Pending => Ok(future_to_promise(response).into()),
+    }
 }
 
 /// Cron trigger (wrangler.toml): purges idempotency keys, starts the janitor's pass, and writes pending audit events.
