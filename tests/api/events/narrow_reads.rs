@@ -378,7 +378,7 @@ fn the_dearest_lists_are_bounded() {
         let database = stored(line, argv);
         let start = Instant::now();
         let statement = Statement::new(&sql).bind("acl", acl.to_string()).bind("now", "2027");
-        let Built { sql, parameters } = statement.bind("page_size", 15).bind("page_offset", 0).build().unwrap();
+        let Built { sql, parameters, .. } = statement.bind("page_size", 15).bind("page_offset", 0).build().unwrap();
         let parameters = parameters.into_iter().map(|parameter| match parameter {
             Parameter::Text(text) => rusqlite::types::Value::from(text),
             Parameter::Integer(number) => number.into(),
