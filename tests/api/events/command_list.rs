@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
 use farhand_tests::client::{encoded, unique};
-use farhand_tests::{Api, Dice, Instance, Reply, Workspace, eventually};
+use farhand_tests::{Api, Dice, Instance, Reply, Workspace, eventually, far_ahead};
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
@@ -868,5 +868,25 @@ async fn long_lines_are_searched_within_bounds() {
         (&workspace.admin, "search=latest&ordering=-handled_at,added_at", 1),
     ] {
         assert_eq!(of(api, query).await, found, "{query}");
+    }
+}
+
+#[tokio::test]
+async fn pages_of_the_longest_commands_are_answered() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::made_by(&instance.operator(), "long").await;
+    workspace.server("web-1").await;
+    // JSON writes each of these characters as six.
+    let line = "\u{1}".repeat(16_384);
+    for _ in 0..16 {
+        let body = json!({"server": "web-1", "line": line, "scheduled_at": far_ahead()});
+        workspace.admin.post(PATH, &body).await.expect(201);
+    }
+    instance.d1("UPDATE commands SET result = replace(hex(zeroblob(2048)), '0', char(1))");
+    for (query, expected) in [("", 15), ("?page_size=15", 15), ("?page_size=16", 16), ("?page_size=100", 16)] {
+        let list = workspace.admin.get(&format!("{PATH}{query}")).await.expect(200);
+        let results = list["results"].as_array().unwrap();
+        assert_eq!(results.len(), expected, "{query}");
+        assert!(results.iter().all(|one| one["line"] == line && one["result"].as_str().unwrap().len() == 4_096));
     }
 }
