@@ -391,6 +391,11 @@ pub struct Command {
 }
 
 impl Command {
+    /// How many bytes it adds to its workspace's quota, without its output.
+    pub fn stored_bytes(&self, inputs: Option<&Inputs>) -> u64 {
+        (self.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
+    }
+
     /// A feature that the command needs and an agent lacks.
     pub fn lacks(&self, inputs: Option<&Inputs>, features: Features) -> Option<Feature> {
         let needs_words = self.argv.as_ref().is_some_and(|words| !shell_words::fit_a_line(words));

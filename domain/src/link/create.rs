@@ -1,6 +1,5 @@
 //! New commands: stored here, inserted into D1, then accepted and delivered.
 
-use serde_json::json;
 use uuid::Uuid;
 
 use super::call::{Answer, Create, Created, Key, Refusal};
@@ -9,17 +8,12 @@ use super::machine::Link;
 use super::memory::{Asked, FromD1Result, Recording, Then, What};
 use super::store::{Failed, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
-use crate::command::{Command, Inputs, KEY_LASTS, OnOffline};
+use crate::command::{Inputs, KEY_LASTS, OnOffline};
 use crate::lifecycle::{Cancellation, Lifecycle, State as Life};
 
 /// After this time, in seconds, a command that is still being recorded is withdrawn. Only a crash
 /// makes recording take that long.
 const RECORD_WITHIN: i64 = 60;
-
-/// How many bytes a new command adds to its workspace's quota.
-pub fn bytes_of(command: &Command, inputs: Option<&Inputs>) -> u64 {
-    (command.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
-}
 
 impl<S: Store> Link<S> {
     /// Creates a command, or repeats the answer to the same request.
@@ -88,8 +82,7 @@ impl<S: Store> Link<S> {
         self.begin_use()?;
         let is_sent = life.is_immediate() && backhaul.is_some() && self.has_room()?;
         let (command, origin) = (create.command.clone(), create.origin.clone());
-        let bytes = bytes_of(&command, create.inputs.as_ref());
-        let new = StoredCommand::new(create.workspace_id, command, origin, inputs, bytes, life.clone());
+        let new = StoredCommand::new(create.workspace_id, command, origin, inputs, life.clone());
         self.store.insert(&new, now.plus_seconds(RECORD_WITHIN))?;
         if let Some(key) = &create.key {
             let until = now.plus_seconds(KEY_LASTS);
@@ -201,11 +194,10 @@ impl<S: Store> Link<S> {
         let id = create.command.id;
         if self.find(id)?.is_none() {
             self.begin_use()?;
-            let bytes = bytes_of(&create.command, create.inputs.as_ref());
             let Create { workspace_id, command, origin, .. } = create;
             // It was never delivered, also if D1 has it as delivered.
             let life = Lifecycle { delivered_at: None, ..life };
-            let new = StoredCommand::new(workspace_id, command, origin, None, bytes, life);
+            let new = StoredCommand::new(workspace_id, command, origin, None, life);
             self.store.insert(&new, self.scene.now)?;
         }
         self.withdraw(id)

@@ -243,8 +243,6 @@ pub enum Lacking {
         workspace_id: i64,
         /// The command.
         id: Uuid,
-        /// The bytes that no longer count for the workspace's quota.
-        bytes: u64,
     },
     /// The latest facts of the server.
     Server {

@@ -19,7 +19,7 @@
 mod answers;
 pub mod call;
 mod connection;
-pub mod create;
+mod create;
 mod ending;
 pub mod event;
 mod identity;

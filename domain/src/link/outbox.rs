@@ -51,8 +51,7 @@ impl<S: Store> Link<S> {
             let (id, revision) = (stored.command.id, stored.revision);
             if stored.phase == Phase::Withdrawing {
                 told.push(Told::Withdrawal { id, revision });
-                let (workspace_id, bytes) = (stored.workspace_id, stored.stored_bytes);
-                lacking.push(Lacking::Withdrawal { workspace_id, id, bytes });
+                lacking.push(Lacking::Withdrawal { workspace_id: stored.workspace_id, id });
             } else {
                 told.push(Told::Command { id, revision, has_events: !stored.events.is_empty() });
                 let output = self.store.output(&stored)?;

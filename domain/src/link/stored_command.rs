@@ -65,8 +65,6 @@ pub struct StoredCommand {
     pub origin: Origin,
     /// Its inputs, encrypted under `SECRET_KEY`, until the command is delivered or ends.
     pub inputs: Option<String>,
-    /// How many bytes it adds to its workspace's quota, without its output.
-    pub stored_bytes: u64,
     /// Whether the agent's result was cut.
     pub result_cut: bool,
     /// Bytes of the agent's result before the cut.
@@ -125,21 +123,13 @@ pub struct PendingEvent {
 
 impl StoredCommand {
     /// A new command, which is to be recorded.
-    pub fn new(
-        workspace_id: i64,
-        command: Command,
-        origin: Origin,
-        inputs: Option<String>,
-        stored_bytes: u64,
-        life: Lifecycle,
-    ) -> Self {
+    pub fn new(workspace_id: i64, command: Command, origin: Origin, inputs: Option<String>, life: Lifecycle) -> Self {
         Self {
             workspace_id,
             command,
             life,
             origin,
             inputs,
-            stored_bytes,
             result: None,
             result_cut: false,
             result_bytes: 0,
@@ -334,7 +324,7 @@ mod tests {
         };
         let origin = Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: true };
         let life = Lifecycle::new(at(0), None, None, 60);
-        let new = StoredCommand::new(1, command, origin, Some("sealed".into()), 9, life);
+        let new = StoredCommand::new(1, command, origin, Some("sealed".into()), life);
         StoredCommand { phase: Phase::Accepted, ..new }
     }
 

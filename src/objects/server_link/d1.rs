@@ -8,7 +8,6 @@ use farhand_domain::command::{self, Command, Origin};
 use farhand_domain::command_object::{Output, split_result};
 use farhand_domain::error::Error;
 use farhand_domain::lifecycle::{Denial, Lifecycle};
-use farhand_domain::link::create::bytes_of;
 use farhand_domain::link::event::{FromD1, Lacking, ToD1};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::rights::Rights;
@@ -69,7 +68,7 @@ async fn tell(env: &Env, lacking: &[Lacking], is_one_by_one: bool) -> Vec<Result
 fn update(lacking: &Lacking) -> Result<Vec<Statement>, Error> {
     match lacking {
         Lacking::Command(stored, output) => update_command(stored, output),
-        Lacking::Withdrawal { workspace_id, id, .. } => delete_command(*workspace_id, *id),
+        Lacking::Withdrawal { workspace_id, id } => delete_command(*workspace_id, *id),
         Lacking::Server { workspace_id, server, facts } => d1_server::update_server(*workspace_id, *server, facts),
     }
 }
@@ -160,7 +159,7 @@ fn has_bytes_left() -> String {
 async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<Option<Refusal>, Error> {
     let Create { workspace_id, command, origin, key, event, .. } = create;
     let (workspace_id, key, quotas) = (*workspace_id, key.as_ref(), Config::of(env).quotas);
-    let bytes = bytes_of(command, create.inputs.as_ref());
+    let bytes = command.stored_bytes(create.inputs.as_ref());
     let day: String = life.added_at.to_string().chars().take(DAY).collect();
     let sql = format!(
         "INSERT INTO commands (seq, {COMMAND_COLUMNS}, idempotency_key, idempotency_body, stored_bytes)
