@@ -49,7 +49,7 @@ function connect(url, reports, server, handed, failed) {
       try {
         return await reports.call("POST", `${COMMANDS}${id}/${kind}/`, { headers, body, expected: 204 });
       } catch (error) {
-        // As agent-protocol 4 has it, and told at the end.
+        // As agent-protocol 4.1 has it, and told at the end.
         if (seconds === null) throw error;
         handed.retries.push(error.message);
         await pause(seconds * 1000);

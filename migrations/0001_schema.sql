@@ -231,7 +231,7 @@ CREATE TRIGGER server_names_in AFTER INSERT ON server_names BEGIN
     AND freed_at <= strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now', '-30 days');
 END;
 
--- A group: its members can access its servers (contract 5). The folded columns are in Unicode lower case, for the search.
+-- A group: its members can access its servers (contract 5.4). The folded columns are in Unicode lower case, for the search.
 -- `id` counts within the workspace: see last_group_id. The primary key also serves the list of groups, oldest first.
 CREATE TABLE groups (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),

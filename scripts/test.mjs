@@ -31,7 +31,7 @@ const isKept = rest.includes("--keep");
 const filter = rest.filter((argument) => argument !== "--keep");
 // Further arguments go to the test program; options among them select no tests.
 const names = filter.filter((argument) => !argument.startsWith("-"));
-/** Many end-to-end tests wait for a minute of the contract's to pass. With 2 threads per core, the cores were idle for a third of the run. */
+/** Many end-to-end tests wait for a minute to pass (contract 7.12). With 2 threads per core, the cores were idle for a third of the run. */
 const THREADS = `--test-threads=${4 * availableParallelism()}`;
 /** workerd uses one core. A run of a few tests needs no second one. */
 const INSTANCES = names.length === 0 ? Math.min(availableParallelism(), 4) : 1;

@@ -10,7 +10,7 @@ use farhand_domain::secret::Secret;
 use serde::Deserialize;
 use uuid::Uuid;
 
-/// How many commands run at once unless the file says otherwise (agent-protocol 4).
+/// How many commands run at once unless the file says otherwise (agent-protocol 4.3).
 pub const MAX_RUNNING: usize = 20;
 /// The most that the file may ask for: each one costs a process and up to a megabyte of kept output.
 const MOST_RUNNING: usize = 1_000;

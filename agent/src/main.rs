@@ -1,7 +1,7 @@
 //! Farhand's agent: runs commands on a server, as the accounts that they name, and reports their output.
 //!
 //! One binary without anything around it: it reads a small file or a few flags, keeps a WebSocket to the service, and
-//! runs what comes there. `agent-protocol` in the documentation of these modules is the protocol between the two.
+//! runs what comes there. `agent-protocol 4.1` in a comment is the heading 4.1 of `docs/spec/agent-protocol.md`.
 
 mod agent;
 mod cli;

@@ -1,4 +1,4 @@
-//! Reports of commands: what is sent, in which order, how often it is tried, and what is given up when (agent-protocol 4).
+//! Reports of commands: what is sent, in which order, how often it is tried, and what is given up when (agent-protocol 4 and 6.3).
 //!
 //! Each command has one sender of its own, which sends its ack, then its chunks, then its fin, one after the other.
 //! - A call without a 2xx in 5 s is tried again 1, 3, 7, 15 and 31 s after it first failed. 404 means that the service

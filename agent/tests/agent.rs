@@ -1,4 +1,4 @@
-//! The real agent, as a process, against a service that the tests play (agent-protocol 1 to 6).
+//! The real agent, as a process, against a service that the tests play (agent-protocol).
 
 #![allow(clippy::unwrap_used)]
 

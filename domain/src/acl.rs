@@ -1,4 +1,4 @@
-//! What an API token may do, where its owner limits it (contract 4, Token ACL).
+//! What an API token may do, where its owner limits it (contract 4.12).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -883,7 +883,7 @@ mod tests {
         }
     }
 
-    /// What no star may stand for, spelled out a second time (contract 4, Token ACL).
+    /// What no star may stand for, spelled out a second time (contract 4.12).
     fn is_barred(c: char) -> bool {
         ";&|<>`$()\\{}#'\"~\u{2028}\u{2029}".contains(c) || c.is_control()
     }

@@ -1,5 +1,5 @@
-//! The client's address, and whether its connection is encrypted: which headers of a request count (contract 11, Address
-//! and transport). Only a peer that the deployment names in `TRUSTED_PROXIES` may speak for another address.
+//! The client's address, and whether its connection is encrypted: which headers of a request count (contract
+//! 11.2). Only a peer that the deployment names in `TRUSTED_PROXIES` may speak for another address.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! API tokens: what requests that make, replace, change and list them must look like (spec.md, API token; contract 4).
+//! API tokens: what requests that make, replace, change and list them must look like (contract 4.8).
 
 use crate::acl::Acl;
 use crate::error::Error;

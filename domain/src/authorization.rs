@@ -6,7 +6,7 @@ use crate::error::{Code, Error, Kind};
 use crate::id;
 use crate::secret::Secret;
 
-/// The longest header that is looked at, in bytes (contract 4).
+/// The longest header that is looked at, in bytes (contract 4.1).
 const LONGEST: usize = 512;
 
 /// What a user's endpoint says of a header that it cannot read.
@@ -15,7 +15,7 @@ const USER_FORM: &str =
 /// What an agent's endpoint says of a header that it cannot read.
 const AGENT_FORM: &str = "The Authorization header must be: id=\"<server id>\", key=\"<agent key>\".";
 
-/// An agent's credential (agent-protocol 1).
+/// An agent's credential (agent-protocol 1.1).
 #[derive(Clone, Debug)]
 pub struct AgentCredential {
     /// The server that the agent says it serves.
@@ -39,7 +39,7 @@ fn quoted(text: &str) -> Option<&str> {
         .filter(|inner| !inner.is_empty() && !inner.contains(|c: char| c == '"' || c.is_control()))
 }
 
-/// Reads `token="<value>"`, a login token or an API token (spec.md, Authentication 1).
+/// Reads `token="<value>"`, a login token or an API token (contract 4.1).
 ///
 /// # Errors
 /// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] where it has another form.
@@ -49,7 +49,7 @@ pub fn user(header: Option<&str>) -> Result<Secret, Error> {
     value.map(Secret::new).ok_or_else(|| malformed(USER_FORM))
 }
 
-/// Reads `id="<server uuid>", key="<agent key>"` (agent-protocol 1).
+/// Reads `id="<server uuid>", key="<agent key>"` (agent-protocol 1.1).
 ///
 /// # Errors
 /// [`Kind::Unauthenticated`] without a header, [`Kind::NotFound`] with a user's token, as paths for agents do not exist for
@@ -71,7 +71,7 @@ pub fn is_agent(header: Option<&str>) -> bool {
     header.is_some_and(|header| header.starts_with("id="))
 }
 
-/// Reads `Bearer <OPERATOR_TOKEN>` (contract 2).
+/// Reads `Bearer <OPERATOR_TOKEN>` (contract 2.1).
 ///
 /// # Errors
 /// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] where it has another form.

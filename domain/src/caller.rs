@@ -56,12 +56,12 @@ impl Caller {
         self.expires_at.filter(|_| self.kind == Kind::ApiToken)
     }
 
-    /// Whether the caller reaches all of the workspace's servers (contract 5, Server access).
+    /// Whether the caller reaches all of the workspace's servers (contract 5.5).
     pub fn reaches_all(&self) -> bool {
         self.is_staff_or_superuser() && self.acl.as_ref().is_none_or(|acl| acl.servers.is_none())
     }
 
-    /// Whether the API token reads only commands that its list allows (contract 11, ACL).
+    /// Whether the API token reads only commands that its list allows (contract 4.13).
     pub fn reads_narrowly(&self) -> bool {
         self.acl.as_ref().is_some_and(Acl::reads_narrowly)
     }

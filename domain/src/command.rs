@@ -1,4 +1,4 @@
-//! Commands: what a request for one must look like (contract 7), and how one is shown.
+//! Commands: what a request for one must look like (contract 7.2), and how one is shown.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ pub enum ServerRef {
     Name(String),
 }
 
-/// How long an Idempotency-Key gives the first answer again, in seconds (contract 7).
+/// How long an Idempotency-Key gives the first answer again, in seconds (contract 3.11).
 pub const KEY_LASTS: i64 = 24 * 60 * 60;
 
 /// Environment variables by name.
@@ -91,7 +91,7 @@ impl Inputs {
     }
 }
 
-/// What becomes of an immediate command whose agent is not connected (contract 7).
+/// What becomes of an immediate command whose agent is not connected (contract 7.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum OnOffline {
     /// It is refused, and nothing is stored.
@@ -341,7 +341,7 @@ impl NewCommand {
     }
 }
 
-/// What a command was asked for with: its right is checked against that again when it goes out (contract 7).
+/// What a command was asked for with: its right is checked against that again when it goes out (contract 7.5).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Origin {
     /// The API token, where it was one.
@@ -355,7 +355,7 @@ pub struct Origin {
     pub has_inputs: bool,
 }
 
-/// Who asked for a command (spec.md, Command).
+/// Who asked for a command (contract 7.1).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Requester {
     /// The user's id.

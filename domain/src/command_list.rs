@@ -1,4 +1,4 @@
-//! Lists of commands: what may be asked of them (spec.md, Commands; contract 7, List).
+//! Lists of commands: what may be asked of them (contract 7.10).
 
 use std::collections::{HashMap, HashSet};
 

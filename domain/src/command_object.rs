@@ -54,7 +54,7 @@ fn members(object: Value) -> Map<String, Value> {
     }
 }
 
-/// The whole command object (spec.md, Command; contract 7).
+/// The whole command object (contract 7.1).
 pub fn object(command: &Command, live: Map<String, Value>) -> Map<String, Value> {
     let mut object = members(json!({
         "id": command.id,

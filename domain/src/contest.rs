@@ -1,4 +1,4 @@
-//! Two hosts with one identity (agent-protocol 5): when a newer connection no longer replaces the older one.
+//! Two hosts with one identity (agent-protocol 5.2): when a newer connection no longer replaces the older one.
 
 use serde::{Deserialize, Serialize};
 

@@ -36,10 +36,10 @@ struct Row {
 struct Options {
     /// The action in the audit log (`docs/audit.md`).
     audit_action: Option<&'static str>,
-    /// API tokens with an access control list may call the endpoint (contract 4, Token ACL). All other endpoints refuse
+    /// API tokens with an access control list may call the endpoint (contract 4.12). All other endpoints refuse
     /// such tokens, so that a token cannot widen its own access.
     takes_limited_tokens: bool,
-    /// A cloud deployment hides the endpoint (spec.md).
+    /// A cloud deployment hides the endpoint (contract 4.15).
     is_on_prem_only: bool,
 }
 
@@ -213,7 +213,7 @@ endpoints! {
     AgentUnknown: Agent, [
         GET "/api/history/{*rest}", GET "/api/metrics/{*rest}", GET "/api/servers/servers/-/{*rest}"
     ];
-    /// Accepts a report without any use for it: agents retry a report until it succeeds (agent-protocol 4).
+    /// Accepts a report without any use for it: agents retry a report until it succeeds (agent-protocol 4.4).
     AgentIgnored: Agent, [
         DELETE "/api/proc/{*rest}",
         POST PUT PATCH DELETE "/api/history/{*rest}",
@@ -290,7 +290,7 @@ pub fn find(path: &str) -> Option<(&'static Route, Params<'_, '_>)> {
     ROUTER.at(path).ok().map(|found| (*found.value, found.params))
 }
 
-/// Every path under these ends with a slash (contract 11). Other paths are files and pages.
+/// Every path under these ends with a slash (contract 3.1). Other paths are files and pages.
 const SLASHED: [&str; 3] = ["/api/", "/operator/", "/ws/"];
 
 /// The path with a trailing slash, if the path lacks one.

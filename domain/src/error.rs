@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Messages by field (spec.md, Error body on 400). The key of messages that belong to no field is
+/// Messages by field (contract 3.9). The key of messages that belong to no field is
 /// [`NON_FIELD`].
 pub type FieldErrors = BTreeMap<Cow<'static, str>, Vec<Cow<'static, str>>>;
 
@@ -15,7 +15,7 @@ pub const NON_FIELD: &str = "non_field_errors";
 /// Makes the codes of names and texts, so that there is one list of them.
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// The codes that an error body can carry in `code` (contract 3): those of spec.md and this project's own, all here.
+        /// The codes that an error body can carry in `code` (contract 3.10): those of contract 3.10 and this project's own, all here.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Code {
             $($(#[$doc])* $name,)*
@@ -36,11 +36,11 @@ macro_rules! codes {
 }
 
 codes! {
-    /// A request to a command endpoint is invalid (spec.md; contract 11, Answers).
+    /// A request to a command endpoint is invalid (contract 3.10; contract 3.9).
     InvalidCommand = "INVALID_COMMAND",
-    /// No such command, or none that the caller can see (spec.md).
+    /// No such command, or none that the caller can see (contract 3.10).
     CommandNotFound = "COMMAND_NOT_FOUND",
-    /// The command's server has no agent connected (spec.md).
+    /// The command's server has no agent connected (contract 3.10).
     ServerNotConnected = "SERVER_NOT_CONNECTED",
     /// The credential is not alive: unknown, expired, disabled, revoked, of another workspace; all alike.
     InvalidToken = "INVALID_TOKEN",
@@ -48,13 +48,13 @@ codes! {
     InvalidAuthorization = "INVALID_AUTHORIZATION",
     /// The credential is right, its holder may not do this.
     PermissionDenied = "PERMISSION_DENIED",
-    /// The API token's access control list does not allow it (spec.md).
+    /// The API token's access control list does not allow it (contract 4.12).
     ApiTokenAclNotAllowed = "API_TOKEN_ACL_NOT_ALLOWED",
     /// Too many tries; the header Retry-After says when to try again.
     Throttled = "THROTTLED",
-    /// The user or the workspace has as many of these as its quota allows (contract 11, Quotas).
+    /// The user or the workspace has as many of these as its quota allows (contract 11.4).
     QuotaExceeded = "QUOTA_EXCEEDED",
-    /// The command was delivered to the server, and cannot be cancelled any more (spec.md).
+    /// The command was delivered to the server, and cannot be cancelled any more (contract 7.7).
     EventCommandAlreadySent = "EVENT_COMMAND_ALREADY_SENT",
     /// The command has ended.
     CommandAlreadyHandled = "COMMAND_ALREADY_HANDLED",
@@ -157,7 +157,7 @@ pub struct Error {
     pub fields: FieldErrors,
     /// Seconds after which another try makes sense.
     pub retry_after: Option<u64>,
-    /// The body is `null`: the endpoint tells nobody what is wrong (spec.md, reset-password).
+    /// The body is `null`: the endpoint tells nobody what is wrong (contract 4.10).
     pub is_silent: bool,
 }
 
@@ -222,7 +222,7 @@ impl Error {
         Self::new(Kind::NotFound, "There is no such path.")
     }
 
-    /// The one answer for every credential that is not alive (contract 4).
+    /// The one answer for every credential that is not alive (contract 4.1).
     pub fn invalid_token() -> Self {
         Self::new(Kind::Forbidden, "Invalid or expired token.").code(Code::InvalidToken)
     }
@@ -232,14 +232,14 @@ impl Error {
         Self::new(Kind::Forbidden, rule).code(Code::PermissionDenied)
     }
 
-    /// An invalid request to a command endpoint (spec.md, Command errors). The sentence names the bad fields.
+    /// An invalid request to a command endpoint (contract 3.9). The sentence names the bad fields.
     pub fn invalid_command(self) -> Self {
         let names: Vec<&str> = self.fields.keys().map(AsRef::as_ref).collect();
         let detail = format!("Invalid input: {}.", names.join(", "));
         Self { detail: detail.into(), ..self }.code(Code::InvalidCommand)
     }
 
-    /// The API token's access control list does not allow it (contract 4).
+    /// The API token's access control list does not allow it (contract 4.12).
     pub fn acl_not_allowed() -> Self {
         Self::new(Kind::Forbidden, "The access control list of the API token does not allow this.")
             .code(Code::ApiTokenAclNotAllowed)
@@ -257,7 +257,7 @@ impl Error {
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// A quota is used up (contract 11, Quotas); another try makes sense after so many seconds.
+    /// A quota is used up (contract 11.4); another try makes sense after so many seconds.
     pub fn quota_exceeded(detail: impl Into<Cow<'static, str>>, retry_after: u64) -> Self {
         let error = Self::new(Kind::Throttled, detail).code(Code::QuotaExceeded);
         Self { retry_after: Some(retry_after), ..error }

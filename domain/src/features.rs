@@ -1,4 +1,4 @@
-//! What an agent can do beyond Alpamon, as it announces when it connects (agent-protocol 6 and 7).
+//! What an agent can do beyond Alpamon, as it announces when it connects (agent-protocol 6.1).
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Reads a request body field by field, and reports every error in one answer.
 //!
 //! [`Fields`] records each name it is asked for. [`Fields::finish`] rejects every other field of the body, so a
-//! misspelled limit is never dropped silently (contract 11, Input).
+//! misspelled limit is never dropped silently (contract 11.1).
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -63,7 +63,7 @@ impl Fields {
     /// Reads a JSON object. An empty body is an empty object, so that what is missing is told by field.
     ///
     /// # Errors
-    /// Malformed JSON, or JSON that is not an object, under `non_field_errors` (contract 3).
+    /// Malformed JSON, or JSON that is not an object, under `non_field_errors` (contract 3.3).
     pub fn from_json(body: &[u8]) -> Result<Self, Error> {
         if body.iter().all(u8::is_ascii_whitespace) {
             return Ok(Self::default());
@@ -290,7 +290,7 @@ impl Fields {
         self.finish_lenient()
     }
 
-    /// Ends the reading of a body whose sender may add fields of its own: an agent, or a reset request (contract 11, Input).
+    /// Ends the reading of a body whose sender may add fields of its own: an agent, or a reset request (contract 11.1).
     ///
     /// # Errors
     /// Every error that was noted.

@@ -1,4 +1,4 @@
-//! The fingerprint of an agent's key (contract 11, Approval): short enough to compare by eye, and useless as a
+//! The fingerprint of an agent's key (contract 6.5): short enough to compare by eye, and useless as a
 //! credential.
 
 use sha2::{Digest, Sha256};

@@ -1,4 +1,4 @@
-//! Groups of users and servers, and who may do what in one (contract 5).
+//! Groups of users and servers, and who may do what in one (contract 5.4).
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -79,7 +79,7 @@ impl Standing {
     }
 }
 
-/// The refusal to leave a group without an owner (spec.md, Error body on 400).
+/// The refusal to leave a group without an owner (contract 5.4).
 pub fn only_owner() -> Error {
     Error::field(NON_FIELD, "The only owner of a group cannot be removed. Make somebody else an owner first.")
 }

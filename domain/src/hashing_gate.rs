@@ -1,5 +1,4 @@
-//! Who may hash a password next, in one isolate: one request at a time, known callers first (contract 11, logins must not starve
-//! the Worker).
+//! Who may hash a password next, in one isolate: one request at a time, known callers first (contract 4.6).
 //!
 //! An isolate has one thread. A hashing yields between its slices, so that other requests go on; two hashings concurrently would
 //! only make each of them take twice as long. Requests wait in a bounded queue, and are refused beyond it before any hashing.

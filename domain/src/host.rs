@@ -1,4 +1,4 @@
-//! Which workspace a request belongs to, told by its Host header (contract 1).
+//! Which workspace a request belongs to, told by its Host header (contract 1.1).
 
 use std::net::IpAddr;
 

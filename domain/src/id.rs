@@ -4,7 +4,7 @@ use uuid::{Builder, Uuid};
 
 use crate::time::Timestamp;
 
-/// A UUID of version 7 from the time and ten random bytes: ids sort by creation (contract 3).
+/// A UUID of version 7 from the time and ten random bytes: ids sort by creation (contract 3.6).
 pub fn new(now: Timestamp, random: [u8; 10]) -> Uuid {
     Builder::from_unix_timestamp_millis(now.as_millis(), &random).into_uuid()
 }

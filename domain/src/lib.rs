@@ -4,8 +4,8 @@
 //! go out as values. So every rule is tested natively, in milliseconds, and the Worker at the root of the
 //! repository only carries them out.
 //!
-//! "spec.md" and "contract" with a section in the documentation of these modules mean the user's specification and the
-//! project's HTTP contract; `docs/api.md` tells what of them is served today.
+//! `contract 7.8` in a comment is the heading 7.8 of `docs/spec/contract.md`, `agent-protocol 4.1` one of
+//! `docs/spec/agent-protocol.md`. A test finds each of them (`tests/docs/citations.rs`).
 
 pub mod account;
 pub mod acl;

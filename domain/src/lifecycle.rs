@@ -21,7 +21,7 @@ const DELIVERED_WITHIN: i64 = 3_600;
 pub enum Cancellation {
     /// A user took it back, by name.
     By(String),
-    /// When it was to go out, it was not allowed any more (contract 7: its right is checked again).
+    /// When it was to go out, it was not allowed any more (contract 7.5: its right is checked again).
     NotAllowed(Denial),
     /// Its server was deleted.
     ServerDeleted,
@@ -42,7 +42,7 @@ impl fmt::Display for Cancellation {
     }
 }
 
-/// Why a command may not run (contract 5, Run-as; contract 7, the check when it goes out).
+/// Why a command may not run (contract 5.6 and 7.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Denial {
     /// Its requester was deactivated or deleted.
@@ -189,7 +189,7 @@ impl State {
         }
     }
 
-    /// The `state` of a command object (contract 11, Answers): a waiting command is `queued` once it is due.
+    /// The `state` of a command object (contract 7.1): a waiting command is `queued` once it is due.
     pub fn shown(self, is_due: bool) -> &'static str {
         match self {
             Self::Waiting if is_due => "queued",
@@ -204,7 +204,7 @@ impl State {
     }
 }
 
-/// A row of contract 7's status table.
+/// A row of contract 7.11.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Label {
     /// For a person.
@@ -250,7 +250,7 @@ impl State {
     ];
 }
 
-/// The status object (spec.md, Command status object).
+/// The status object (contract 7.11).
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Status {
     /// Human-readable summary.
@@ -265,7 +265,7 @@ pub struct Status {
 
 impl Lifecycle {
     /// A command accepted now. A time that is past means now; its latest delivery is an hour after its time where none is
-    /// given (contract 7).
+    /// given (contract 7.2).
     pub fn new(now: Timestamp, scheduled_at: Option<Timestamp>, expires_at: Option<Timestamp>, timeout: i64) -> Self {
         let scheduled_at = scheduled_at.map_or(now, |at| at.max(now));
         Self {
@@ -353,7 +353,7 @@ impl Lifecycle {
         Status { text: label.text, color: label.color, cancellable: label.cancellable, message }
     }
 
-    /// Whether it went well; `None` until that is known (contract 7).
+    /// Whether it went well; `None` until that is known (contract 7.1).
     pub fn success(&self) -> Option<bool> {
         match &self.end {
             None => None,
@@ -376,7 +376,7 @@ impl Lifecycle {
     }
 
     /// It goes to the agent now. Returns false where it went before: a command is handed over at most once
-    /// (contract 8, 2).
+    /// (contract 8.2).
     pub fn deliver(&mut self, now: Timestamp) -> bool {
         let first = self.delivered_at.is_none() && self.end.is_none();
         if first {
@@ -413,7 +413,7 @@ impl Lifecycle {
         self.end = Some(end);
     }
 
-    /// Its agent reported a new start, which a command that is under way may not have survived (contract 7). The first
+    /// Its agent reported a new start, which a command that is under way may not have survived (contract 7.12). The first
     /// report counts.
     pub fn agent_restarted(&mut self, now: Timestamp) -> bool {
         let concerns = matches!(self.state(), State::Sent | State::Acked) && self.restarted_at.is_none();
@@ -449,7 +449,7 @@ impl Lifecycle {
         true
     }
 
-    /// The agent reported the end. The first report stands, except over Stuck (contract 8, 4).
+    /// The agent reported the end. The first report stands, except over Stuck (contract 8.4).
     pub fn finish(&mut self, now: Timestamp, outcome: Outcome) -> bool {
         let Some(delivered_at) = self.delivered_at.filter(|_| self.outcome().is_none()) else { return false };
         let handled_at = now.max(self.acked_at.unwrap_or(delivered_at));

@@ -1,4 +1,4 @@
-//! The output of a command, and how much of it is kept where (contract 7, Output).
+//! The output of a command, and how much of it is kept where (contract 7.9).
 
 use std::fmt::Write;
 

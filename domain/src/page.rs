@@ -1,4 +1,4 @@
-//! Pages of lists (spec.md, Paginated list envelope; contract 3).
+//! Pages of lists (contract 3.7).
 
 use crate::error::{Error, FieldErrors, Kind};
 

@@ -10,13 +10,13 @@ use sha2::{Digest, Sha256};
 use similar::{Algorithm, capture_diff_slices, diff_ratio};
 use subtle::ConstantTimeEq;
 
-/// The fewest characters of a new password (spec.md, Limits).
+/// The fewest characters of a new password (contract 4.11).
 pub const MIN_LENGTH: usize = 8;
-/// The most characters of a new password (contract 4).
+/// The most characters of a new password (contract 4.11).
 pub const MAX_LENGTH: usize = 128;
-/// From this sequence-match ratio on, a password is too similar to what is known of its user (contract 4).
+/// From this sequence-match ratio on, a password is too similar to what is known of its user (contract 4.11).
 const TOO_SIMILAR: f32 = 0.7;
-/// The fewest rounds of PBKDF2, whatever is configured (contract 4).
+/// The fewest rounds of PBKDF2, whatever is configured (contract 4.6).
 pub const MIN_ROUNDS: u32 = 100_000;
 
 /// 20,500 common passwords in lower case, made by `scripts/common-passwords.mjs`, which tells the form.
@@ -45,7 +45,7 @@ fn is_pattern(lower: &str) -> bool {
     (1..=LONGEST_UNIT).any(repeats) || RUNS.iter().any(|row| row.contains(lower) || row.contains(&reversed))
 }
 
-/// All the rules that a new password breaks, as messages for its field (contract 4). None: it is good.
+/// All the rules that a new password breaks, as messages for its field (contract 4.11). None: it is good.
 pub fn violations(password: &str, personal: Personal<'_>) -> Vec<Cow<'static, str>> {
     let mut messages = Vec::new();
     let length = password.chars().count();
@@ -317,7 +317,7 @@ mod tests {
             }
             entries.push(entry.clone());
         }
-        assert!(entries.len() >= 20_000, "contract 4 asks for 20,000");
+        assert!(entries.len() >= 20_000, "contract 4.11 asks for 20,000");
         assert!(entries.is_sorted());
         for entry in &entries {
             let text = std::str::from_utf8(entry).unwrap();

@@ -1,4 +1,4 @@
-//! Registration tokens, with which agents make servers of their own hosts (contract 6; agent-protocol 1).
+//! Registration tokens, with which agents make servers of their own hosts (contract 6.4; agent-protocol 1.2).
 
 use std::net::IpAddr;
 

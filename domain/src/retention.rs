@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::time::Timestamp;
 
-/// The shortest that commands may be kept, in days: an Idempotency-Key answers with its command for 24 hours (contract 7).
+/// The shortest that commands may be kept, in days: an Idempotency-Key answers with its command for 24 hours (contract 3.11).
 const LEAST_DAYS: i64 = 2;
 /// The longest, in days: a hundred years.
 const MOST_DAYS: i64 = 36_500;
@@ -50,7 +50,7 @@ pub fn until(days: &str, now: Timestamp) -> Result<Option<Timestamp>, BadDays> {
 
 /// Whether a server may have had a command of that id which was taken since: it is younger than the server, and old enough.
 ///
-/// A late report of such a one is answered like any late report (agent-protocol 4), of any other unknown one with 404.
+/// A late report of such a one is answered like any late report (agent-protocol 4.1), of any other unknown one with 404.
 pub fn may_be_taken(command: Uuid, server: Uuid, now: Timestamp) -> bool {
     let (Some(made), Some(server_made)) = (made_at(command), made_at(server)) else { return false };
     server_made <= made && made <= now.plus_seconds(-LEAST_DAYS * DAY)

@@ -18,14 +18,14 @@ pub struct Rights {
     pub username: String,
     /// Staff and superusers may use the agent's built-ins.
     pub is_staff: bool,
-    /// Whether the user may name any remote account there (contract 5, Run-as).
+    /// Whether the user may name any remote account there (contract 5.6).
     pub any_account: bool,
     /// The list of the API token, where it has one.
     pub acl: Option<Acl>,
 }
 
 impl Rights {
-    /// Tells whether a user with these rights may run a command (contract 5, Run-as; contract 4, Token ACL).
+    /// Tells whether a user with these rights may run a command (contract 5.6; contract 4.12).
     ///
     /// # Errors
     /// What does not allow it.
@@ -54,7 +54,7 @@ pub enum Tried {
     Token(Uuid),
 }
 
-/// A question whether an access control list allows a command (contract 11, ACL).
+/// A question whether an access control list allows a command (contract 4.14).
 #[derive(Clone, Debug)]
 pub struct AclCheck {
     /// The list.

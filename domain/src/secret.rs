@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
-/// The length of login tokens, API keys and agent keys, in characters (spec.md, Limits).
+/// The length of login tokens, API keys and agent keys, in characters (contract 4.2).
 pub const TOKEN_LENGTH: usize = 128;
 
 const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
@@ -68,7 +68,7 @@ impl fmt::Debug for Secret {
 /// What a credential is for. The stored hash depends on it, so a hash of one kind never matches another kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// A login token or an API key: one kind; the table that has the hash distinguishes them (contract 4).
+    /// A login token or an API key: one kind; the table that has the hash distinguishes them (contract 4.2).
     Token,
     /// An agent's key.
     AgentKey,
@@ -135,7 +135,7 @@ fn mac(key: &[u8], text: &str) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-/// The shortest `SECRET_KEY` and `OPERATOR_TOKEN`, in characters (contract 11).
+/// The shortest `SECRET_KEY` and `OPERATOR_TOKEN`, in characters (contract 11.3).
 pub const SHORTEST_SECRET: usize = 32;
 
 /// Why a `SECRET_KEY` cannot be used.

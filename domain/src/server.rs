@@ -1,4 +1,4 @@
-//! What a server must look like (contract 6).
+//! What a server must look like (contract 6.1).
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -10,7 +10,7 @@ use crate::id;
 use crate::page::{Query, boolean_parameter, id_parameter, ordering, parameter, words};
 use crate::secret::Secret;
 
-/// The shell commands that start an agent for a server on the host where they are pasted (contract 6).
+/// The shell commands that start an agent for a server on the host where they are pasted (contract 6.3).
 ///
 /// They put the key into a file that only its owner can read, as an argument would be seen by everyone on the host.
 pub fn install_commands(base_url: &str, server: Uuid, key: &Secret) -> String {
@@ -25,7 +25,7 @@ farhand-agent run --config farhand-agent.toml"
     )
 }
 
-/// The shell commands that connect an installed Alpamon 2.x to a server, for root on the host (contract 6).
+/// The shell commands that connect an installed Alpamon 2.x to a server, for root on the host (contract 6.3).
 pub fn install_commands_of_alpamon(base_url: &str, server: Uuid, key: &Secret) -> String {
     let key = key.expose();
     format!(

@@ -1,4 +1,4 @@
-//! How long a login lives (spec.md, Limits; contract 4, Sliding).
+//! How long a login lives (contract 4.3).
 
 use crate::time::Timestamp;
 

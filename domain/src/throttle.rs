@@ -1,4 +1,4 @@
-//! The throttles of login and of password reset (contract 4, POST login and reset-password).
+//! The throttles of login and of password reset (contract 4.5 and 4.10 and reset-password).
 //!
 //! Failures are counted in fixed windows: a window begins at its first counted failure and lasts its length; then the
 //! count begins anew. The counters lie in objects that each count on their own. One holds what bounds a username

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A moment in UTC, in microseconds since 1970.
 ///
-/// Its text is of one width, `2026-11-21T01:23:45.678901+00:00` (contract 3), so that texts sort as the moments
+/// Its text is of one width, `2026-11-21T01:23:45.678901+00:00` (contract 3.5), so that texts sort as the moments
 /// do: that is the form in D1, in the objects' storage and in JSON.
 ///
 /// ```
@@ -43,7 +43,7 @@ impl Timestamp {
         u64::try_from(self.0.div_euclid(1000)).unwrap_or(0)
     }
 
-    /// Reads ISO 8601 with an offset (contract 3: input times need one).
+    /// Reads ISO 8601 with an offset (contract 3.5: input times need one).
     ///
     /// # Errors
     /// Another form, no offset, or a year outside 1 to 9999 in UTC.

@@ -1,4 +1,4 @@
-//! What a user account must look like (contract 5).
+//! What a user account must look like (contract 5.1).
 
 use serde::Deserialize;
 
@@ -31,7 +31,7 @@ pub const MANAGES: &str = "Only staff may change ordinary users, and only superu
 /// The rule for who makes staff and superusers.
 pub const RANKS: &str = "Only superusers may set is_staff and is_superuser.";
 
-/// What a user may do beyond what everyone may (contract 5).
+/// What a user may do beyond what everyone may (contract 5.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rank {
     /// Staff manage servers and ordinary users.
@@ -46,7 +46,7 @@ impl Rank {
         self.is_staff || self.is_superuser
     }
 
-    /// Tells whether users of this rank may edit and delete users of another (contract 5): staff ordinary ones,
+    /// Tells whether users of this rank may edit and delete users of another (contract 5.2): staff ordinary ones,
     /// superusers all.
     pub fn manages(self, other: Self) -> bool {
         self.is_superuser || (self.is_staff && !other.is_staff_or_superuser())
@@ -310,7 +310,7 @@ pub enum Proof {
     Password,
 }
 
-/// Decides whether a caller may make changes to an account (contract 5). `has_other` tells whether the workspace has
+/// Decides whether a caller may make changes to an account (contract 5.2). `has_other` tells whether the workspace has
 /// another active superuser.
 ///
 /// # Errors
@@ -343,7 +343,7 @@ pub fn may_change(caller: (i64, Rank), account: &Account, changes: &Changes, has
     }
 }
 
-/// Decides whether a caller may delete an account (contract 5). `has_other` is as for [`may_change`]; `is_only_owner` tells
+/// Decides whether a caller may delete an account (contract 5.2). `has_other` is as for [`may_change`]; `is_only_owner` tells
 /// whether a group has no other owner.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::fields::as_integer;
 
 /// The header of a WebSocket's handshake in which an agent announces what it can beyond Alpamon, separated by commas
-/// (agent-protocol 6).
+/// (agent-protocol 6.1).
 pub const FEATURES_HEADER: &str = "X-Agent-Features";
 /// It kills commands: on demand, and when their timeout is over.
 pub const FEATURE_KILL: &str = "kill";
@@ -38,7 +38,7 @@ pub enum ToAgent {
         /// The command.
         command: Box<Order>,
     },
-    /// Asks to kill a command with all that it started, or not to start it (agent-protocol 6): only for agents that
+    /// Asks to kill a command with all that it started, or not to start it (agent-protocol 6.2): only for agents that
     /// announce [`FEATURE_KILL`].
     Kill {
         /// The command.
@@ -170,7 +170,7 @@ pub struct Fin {
     pub reason: Option<String>,
 }
 
-/// What an agent tells of itself and its host: the body of `PUT …/commit/` and `PATCH …/sync/` (agent-protocol 2), as far
+/// What an agent tells of itself and its host: the body of `PUT …/commit/` and `PATCH …/sync/` (agent-protocol 2.2), as far
 /// as it is of use.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct HostFacts {
@@ -232,7 +232,7 @@ impl HostFacts {
         })
     }
 
-    /// Reads what an agent that is commissioned tells of one category, `info` or `os` (agent-protocol 2); `None` of another
+    /// Reads what an agent that is commissioned tells of one category, `info` or `os` (agent-protocol 2.2); `None` of another
     /// one, or of a body of another form.
     pub fn read_category(category: &str, body: &str) -> Option<Self> {
         let told: Members<'_> = serde_json::from_str(body).ok()?;

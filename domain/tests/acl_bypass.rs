@@ -1,4 +1,4 @@
-//! Attempts to get a line past a pattern of an access control list (contract 4, Token ACL; contract 11, ACL), and the proof
+//! Attempts to get a line past a pattern of an access control list (contract 4.12), and the proof
 //! with the host's own shell that what is allowed runs as the one program with the words that are written there.
 
 // A test says with unwrap that the rest makes no sense without it.

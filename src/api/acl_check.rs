@@ -1,4 +1,4 @@
-//! Whether an access control list allows a command, without running it (contract 11, ACL).
+//! Whether an access control list allows a command, without running it (contract 4.14).
 
 use farhand_domain::acl::Acl;
 use farhand_domain::caller::Caller;

@@ -1,4 +1,4 @@
-//! What agents call (agent-protocol 1 to 4). Every call goes to the object of the agent's server, which knows the hash
+//! What agents call (agent-protocol). Every call goes to the object of the agent's server, which knows the hash
 //! of its key: so no call costs a read of D1.
 
 use std::collections::BTreeMap;
@@ -156,7 +156,7 @@ pub async fn sync_check(call: &mut Call) -> Result<Reply, Error> {
     Reply::ok(&json!({"sync_required": required}))
 }
 
-/// An event that an agent tells of (agent-protocol 2).
+/// An event that an agent tells of (agent-protocol 2.1).
 #[derive(Deserialize)]
 struct Event {
     record: String,

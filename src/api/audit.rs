@@ -20,7 +20,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 pub async fn verify(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let caller = Credential::of(call)?.check().await?;
-    // The caller's right comes before the input (contract 3, order of refusals).
+    // The caller's right comes before the input (contract 3.4).
     staff(&caller)?;
     let first = fields.and_then(read_first_link)?;
     Reply::ok(&audit_sealer::verify(&call.env, caller.workspace_id, first).await?)

@@ -1,7 +1,7 @@
 //! How a handler changes something that exists. One attempt has four steps:
 //!
 //! 1. **Find** caller and resource in one round trip ([`find`]).
-//! 2. **Decide** on what was found: permission first, then the input (contract 3, order of refusals).
+//! 2. **Decide** on what was found: permission first, then the input (contract 3.4).
 //! 3. **Write** with the audit event in one transaction: a store function returns the [`crate::store::batch::Batch`], and
 //!    [`Credential::write`] runs it. Its statements repeat the decision as conditions.
 //! 4. **Reply** with what the batch returned. No reply means that another request changed something in between, so that the

@@ -1,4 +1,4 @@
-//! A command's output: page by page, and while it comes (contract 7, Output).
+//! A command's output: page by page, and while it comes (contract 7.9).
 
 use std::time::Duration;
 
@@ -24,12 +24,12 @@ use crate::platform;
 use crate::platform::log;
 use crate::store::commands;
 
-/// How often a stream says that it is there, and looks whether it may go on, in milliseconds (contract 7).
+/// How often a stream says that it is there, and looks whether it may go on, in milliseconds (contract 7.9).
 const KEEP_ALIVE: i64 = 15_000;
 /// How long a stream gathers output before it asks for more, in milliseconds: each question costs.
 const GATHER: u64 = 100;
 /// How long a stream waits for a chunk that is missing while later ones are there, in seconds. An agent tries a report for
-/// half a minute and then gives it up (agent-protocol 4), and its command may run on for hours.
+/// half a minute and then gives it up (agent-protocol 4.3), and its command may run on for hours.
 const GAP_LASTS: i64 = 40;
 /// How many questions a stream asks at most; the platform allows a request 10,000. Then it ends without an `end`, and who
 /// follows resumes.

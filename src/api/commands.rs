@@ -1,4 +1,4 @@
-//! Commands (spec.md, Commands; contract 7).
+//! Commands (contract 7).
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ use crate::platform::log;
 use crate::store::command_list;
 use crate::store::commands;
 
-/// The longest time that an answer may be waited for, in seconds (contract 7).
+/// The longest time that an answer may be waited for, in seconds (contract 7.6).
 const MAX_WAIT: u32 = 60;
 
 /// For how long after its end a command's object is still asked: late chunks may change what it says of the output.
@@ -100,7 +100,7 @@ const RECHECKED_AFTER: i64 = 1_000;
 ///
 /// 1. Reads the fields; what is wrong with them is told after the credential's own refusal.
 /// 2. Looks up the caller, the server and an earlier command with the same Idempotency-Key in one round trip.
-/// 3. Checks the run-as rule (contract 5), and the API token's access control list (contract 4).
+/// 3. Checks the run-as rule (contract 5.6), and the API token's access control list (contract 4.12).
 /// 4. Asks the server's object, which records the command in D1 and hands it to the agent when it is due, or refuses. Of the
 ///    requests with one Idempotency-Key one makes the command, and the others get its answer.
 /// 5. With `Prefer: wait=N`, the answer comes when the command is handled, or after N seconds.
@@ -243,8 +243,7 @@ async fn take(call: &Call, create: Create) -> Result<Result<Created, Refusal>, E
     Ok(Ok(Created { command: command_object::object(&command, live), replayed: false }))
 }
 
-/// The command that a request asks for, if the caller may run it on that server (contract 5, Run-as; contract 4, Token
-/// ACL).
+/// The command that a request asks for, if the caller may run it on that server (contract 5.6 and 4.12).
 fn authorize(
     call: &Call,
     new: &NewCommand,
@@ -304,7 +303,7 @@ fn authorize(
     })
 }
 
-/// Who may do what a command was denied for (contract 5, Run-as; contract 7).
+/// Who may do what a command was denied for (contract 5.6).
 fn rule_of(denial: Denial) -> &'static str {
     match denial {
         Denial::Internal => "Only staff and superusers may use the shell internal.",
@@ -383,7 +382,7 @@ impl Known {
     }
 }
 
-/// Only its requester, staff and superusers cancel or kill a command (contract 7).
+/// Only its requester, staff and superusers cancel or kill a command (contract 7.7).
 fn may_be_ended(command: &Command, caller: &Caller) -> Result<(), Error> {
     let is_own = command.requested_by.as_ref().is_some_and(|requester| requester.id == caller.user_id);
     if is_own || caller.is_staff_or_superuser() {

@@ -32,7 +32,7 @@ pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
         call.require_https()?;
         setup::require_secrets(&call)?;
         match answer(&mut call).await {
-            // A workspace that does not exist is 404 before anything else about the request (contract 3).
+            // A workspace that does not exist is 404 before anything else about the request (contract 3.4).
             Err(error) => Err(command_error(&call, workspace_missing(&call).await.unwrap_or(error))),
             reply => reply,
         }
@@ -70,13 +70,13 @@ fn challenge(access: Access) -> &'static str {
     }
 }
 
-/// Gives invalid input of the command endpoints its code (spec.md, Command errors). An agent's reports keep the plain form.
+/// Gives invalid input of the command endpoints its code (contract 3.9). An agent's reports keep the plain form.
 fn command_error(call: &Call, error: Error) -> Error {
     let is_command = call.route.is_some_and(|route| route.access == Access::User && route.path.starts_with(COMMANDS));
     if is_command && error.kind == Kind::Invalid { error.invalid_command() } else { error }
 }
 
-/// Finds the endpoint and calls its handler. The order of refusals is the contract's: host, path, method, then the
+/// Finds the endpoint and calls its handler. The order of refusals is the contract 3.4: host, path, method, then the
 /// handler's own.
 async fn answer(call: &mut Call) -> Result<Reply, Error> {
     let needs_workspace =

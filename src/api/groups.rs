@@ -1,4 +1,4 @@
-//! Groups, and who is in them (contract 5).
+//! Groups, and who is in them (contract 5.4).
 
 use farhand_domain::audit::show_ids;
 use farhand_domain::caller::Caller;
@@ -54,7 +54,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let input = fields.and_then(GroupChanges::read_new);
     let servers = input.as_ref().ok().and_then(|new| new.servers.clone()).unwrap_or_default();
     let (caller, unknown) = credential.find(groups::names_unknown_server(&servers)).await?;
-    // The caller's right comes before the input (contract 3, order of refusals).
+    // The caller's right comes before the input (contract 3.4).
     staff(&caller)?;
     let new = input?;
     let once = Once::of(call, &KEPT, body)?;
@@ -106,7 +106,7 @@ fn standing(caller: &Caller, role: Option<Role>) -> Standing {
 /// `PUT` and `PATCH /api/iam/groups/<id>/`.
 ///
 /// 1. Finds caller and group. A caller who may not change it is refused before the input is looked at.
-/// 2. Only staff change its servers (contract 5). To name the same servers is no change. A `PUT` without servers removes them if
+/// 2. Only staff change its servers (contract 5.4). To name the same servers is no change. A `PUT` without servers removes them if
 ///    the caller is staff, and keeps them otherwise.
 /// 3. Writes, if the caller still may.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
@@ -180,7 +180,7 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
     let once = Once::of(call, &MEMBERSHIP_KEPT, idempotency::body_of(&fields));
     let input = fields.and_then(NewMembership::read);
     let attempt = async || {
-        // The caller's permission comes before other refusals (contract 3, order of refusals).
+        // The caller's permission comes before other refusals (contract 3.4).
         let (group, role) = asked.unwrap_or((0, Role::Member));
         let user = input.as_ref().map_or(0, |new| new.user);
         let (caller, found) = find::<ForJoining>(&credential, groups::for_joining(group, user)).await?;

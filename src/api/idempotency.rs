@@ -1,4 +1,4 @@
-//! `Idempotency-Key` on requests that create something (contract 11, Input). Commands have their own way, in `commands.rs`.
+//! `Idempotency-Key` on requests that create something (contract 3.11). Commands have their own way, in `commands.rs`.
 //!
 //! The answer, without its secrets, is stored in the transaction of the change. So a key has an answer exactly if its change
 //! was made.
@@ -21,7 +21,7 @@ use crate::store::batch::Batch;
 use crate::store::db::Failure;
 use crate::store::idempotency_keys::{self, ReplaySource};
 
-/// The longest Idempotency-Key, in bytes (contract 7).
+/// The longest Idempotency-Key, in bytes (contract 3.11).
 const MAX_KEY: usize = 128;
 
 /// A kind of resource that requests create.

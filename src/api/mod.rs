@@ -56,7 +56,7 @@ fn page_url(call: &Call, query: &page::Query, number: u64) -> String {
     format!("{}{}?{}", call.origin, call.path, parameters.finish())
 }
 
-/// Answers with a page of a list, in the envelope of spec.md (Paginated list envelope).
+/// Answers with a page of a list, in the envelope of contract 3.7 (Paginated list envelope).
 fn envelope(call: &Call, query: &page::Query, page: Page, items: Items, count: u64) -> Result<Reply, Error> {
     let (previous, next) = page.neighbours(count)?;
     let url = |number: u64| page_url(call, query, number);
@@ -115,7 +115,7 @@ async fn page_of(
     );
     let kept = match kept {
         Ok(kept) => kept,
-        // The caller's right comes before the input (contract 3, order of refusals).
+        // The caller's right comes before the input (contract 3.4).
         Err(error) => return Err(permit(&credential.check().await?).err().unwrap_or(error)),
     };
     let (caller, items, count) = credential.list(&kept).await?;

@@ -19,7 +19,7 @@ const FILES: [(&str, &str, &str); 3] = [
 
 /// `GET /reset-password/` and its files.
 ///
-/// The page's address holds the key of a reset, so no request that it makes may tell its address (contract 4).
+/// The page's address holds the key of a reset, so no request that it makes may tell its address (contract 4.10).
 pub fn file(call: &Call) -> Result<Reply, Error> {
     let file = FILES.into_iter().find(|(path, ..)| *path == call.path);
     let (_, media_type, text) = file.ok_or_else(Error::not_found)?;

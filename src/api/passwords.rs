@@ -1,4 +1,4 @@
-//! Passwords: changing one's own, setting another's, and resets by mail (spec.md, Password rules; contract 4).
+//! Passwords: changing one's own, setting another's, and resets by mail (contract 4.9 and 4.10; contract 4.11).
 
 use farhand_domain::audit::{ActorType, CredentialType};
 use farhand_domain::caller::Caller;
@@ -21,7 +21,7 @@ use crate::platform;
 use crate::store::reset_requests::{self, Requested};
 use crate::store::users::{self, Found, NewPassword, Target};
 
-/// 403 in place of 401, for endpoints of which spec.md says so: logout and change-password.
+/// 403 in place of 401, for endpoints of which contract 4.1 says so: logout and change-password.
 pub fn forbidden_without_header(error: Error) -> Error {
     match error.kind {
         Kind::Unauthenticated => Error { kind: Kind::Forbidden, ..error }.code(Code::InvalidAuthorization),
@@ -115,7 +115,7 @@ pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     user.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
-/// `POST /api/auth/reset-password/`: `null`, whatever is answered (spec.md: no error body in any case).
+/// `POST /api/auth/reset-password/`: `null`, whatever is answered (contract 4.10: no error body in any case).
 pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
     match try_to_request(call).await {
         Ok(()) => Reply::ok(&Value::Null),
@@ -124,7 +124,7 @@ pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
     }
 }
 
-/// Does the same for every address, registered or not (contract 4).
+/// Does the same for every address, registered or not (contract 4.10).
 ///
 /// 1. Counts the request for the client's address.
 /// 2. Stores it, unless the address asked for has as many pending as may be. What is no address is not stored.

@@ -1,4 +1,4 @@
-//! Registration tokens, for staff, and the servers that agents register with them (contract 6; agent-protocol 1).
+//! Registration tokens, for staff, and the servers that agents register with them (contract 6.4; agent-protocol 1.2).
 
 use farhand_domain::audit::show_ids;
 use farhand_domain::error::Error;
@@ -39,7 +39,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
     let groups = input.as_ref().map_or(&[][..], |new| &new.groups);
     let (caller, problem) = credential.read(servers::problem_of_groups(groups)).await?;
-    // The caller's right comes before the input (contract 3, order of refusals).
+    // The caller's right comes before the input (contract 3.4).
     staff(&caller)?;
     let new = input?;
     let once = Once::of(call, &KEPT, body)?;
@@ -83,7 +83,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     deleted.map(|_| Reply::no_content()).ok_or_else(Error::not_found)
 }
 
-/// `POST /api/servers/servers/register/`: an agent makes a server of its host. Exactly 201 (agent-protocol 1).
+/// `POST /api/servers/servers/register/`: an agent makes a server of its host. Exactly 201 (agent-protocol 1.2).
 ///
 /// The server has no owner and is in the token's groups. A name that is taken gets a number.
 pub async fn register(call: &mut Call) -> Result<Reply, Error> {

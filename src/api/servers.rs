@@ -85,7 +85,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let once = Once::of(call, &KEPT, body);
     let (new, once) = match fields.and_then(ServerChanges::read_new).and_then(|new| Ok((new, once?))) {
         Ok(read) => read,
-        // The caller's right comes before the input (contract 3, order of refusals).
+        // The caller's right comes before the input (contract 3.4).
         Err(error) => return Err(staff(&credential.check().await?).err().unwrap_or(error)),
     };
     if let Some((caller, reply)) = once.replay(&credential).await? {
@@ -138,7 +138,7 @@ pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), E
     Ok(())
 }
 
-/// Who changes servers (contract 5, Run-as).
+/// Who changes servers (contract 5.7).
 const EDITS: &str = "Only staff and the server's owner may change or delete it.";
 
 /// What a server is to somebody who wants to change it, for whom it is there at all.
@@ -158,7 +158,7 @@ async fn for_change(
 /// `PUT` and `PATCH /api/servers/servers/<id>/`: its name, its groups and its owner.
 ///
 /// 1. Finds caller and server. A caller who may not change it is refused before the input is looked at.
-/// 2. Only staff change its groups (contract 5). To name the same groups is no change. A `PUT` without groups removes them if the
+/// 2. Only staff change its groups (contract 5.7). To name the same groups is no change. A `PUT` without groups removes them if the
 ///    caller is staff, and keeps them otherwise.
 /// 3. Only superusers change its owner. To name the same owner is no change. A `PUT` without an owner keeps it.
 /// 4. Writes, if the caller still may.

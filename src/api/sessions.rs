@@ -1,4 +1,4 @@
-//! Login sessions: logging in and out, and the list of them (spec.md, Authentication endpoints; contract 4).
+//! Login sessions: logging in and out, and the list of them (contract 4.4; contract 4.7).
 
 use farhand_domain::audit::{ActorType, CredentialType, Event};
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
@@ -31,7 +31,7 @@ const MAX_USER_AGENT: usize = 512;
 
 /// `POST /api/auth/login/`.
 ///
-/// 1. Reads the fields from JSON or either kind of form; missing ones are 403 with the field arrays (contract 4).
+/// 1. Reads the fields from JSON or either kind of form; missing ones are 403 with the field arrays (contract 4.4).
 /// 2. Refuses whoever guessed too often lately.
 /// 3. Looks the user up, and checks the password; for a user who is unknown or inactive the same work is done.
 /// 4. Makes the session in D1, on the condition that the user and the password are still the same.
@@ -117,7 +117,7 @@ async fn begin_session(
     Reply::ok(&json!({"token": token.expose(), "expires_at": entry.expires_at})).map(Some)
 }
 
-/// A login's fields. Missing or blank ones are 403 and not 400 (spec.md: 403 on failure); unknown ones are 400.
+/// A login's fields. Missing or blank ones are 403 and not 400 (contract 4.4: 403 on failure); unknown ones are 400.
 fn read(mut fields: Fields) -> Result<(String, String), Error> {
     let username = fields.text("username", 1..=usize::MAX);
     let password = fields.text("password", 1..=usize::MAX);
@@ -126,7 +126,7 @@ fn read(mut fields: Fields) -> Result<(String, String), Error> {
     fields.finish_with(username.zip(password)).map_err(refused)
 }
 
-/// `GET /api/auth/is-authenticated/`: 200 whatever the header holds (contract 4).
+/// `GET /api/auth/is-authenticated/`: 200 whatever the header holds (contract 4.4).
 pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
     let outcome = match Credential::of(call) {
         Ok(credential) => credential.check().await.map(drop),
@@ -141,7 +141,7 @@ pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
 }
 
 /// `GET` or `POST /api/auth/logout/`: ends the session of a login token. Without a header it is 403, not 401
-/// (spec.md); with an API token it is 403, and the token stays (contract 4).
+/// (contract 4.4); with an API token it is 403, and the token stays (contract 4.4).
 pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     let credential = Credential::of(call).map_err(forbidden_without_header)?;
@@ -171,7 +171,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let keep_scheduled = match boolean_parameter(&call.query(), "keep_scheduled") {
         Ok(keep_scheduled) => keep_scheduled.unwrap_or(false),
-        // That there is no such session comes before the input (contract 3, order of refusals).
+        // That there is no such session comes before the input (contract 3.4).
         Err(error) => {
             retrieve(call).await?;
             return Err(error);

@@ -1,4 +1,4 @@
-//! API tokens (spec.md, API token).
+//! API tokens (contract 4.8).
 
 use farhand_domain::api_token::{self, NewToken, TokenChanges, TokenFilter, TokenReplacement};
 use farhand_domain::error::Error;
@@ -68,7 +68,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 }
 
 /// `PUT` and `PATCH /api/auth/tokens/<id>/`: everything but the key. In a `PUT`, fields that are left out are as in a new token.
-/// A missing token is refused before the input (contract 3).
+/// A missing token is refused before the input (contract 3.4).
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let now = call.now;
     let whole = |fields| TokenReplacement::read(fields, now).map(TokenChanges::from);

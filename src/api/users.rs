@@ -1,4 +1,4 @@
-//! Users (contract 5): under `/api/iam/users/` by id, with `-` for the caller, and under `/api/users/users/` by name.
+//! Users (contract 5.1): under `/api/iam/users/` by id, with `-` for the caller, and under `/api/users/users/` by name.
 
 use farhand_domain::error::{Error, FieldErrors};
 use farhand_domain::user::{self, Account, Changes, Filter, Proof};
@@ -19,7 +19,7 @@ use crate::store::users::{self, Found, Target};
 /// The user that the path names.
 ///
 /// # Errors
-/// A malformed id is a 404 (contract 3).
+/// A malformed id is a 404 (contract 3.6).
 pub fn target(call: &Call) -> Result<Target, Error> {
     let (id, username) = (call.parameter("id"), call.parameter("username"));
     if !username.is_empty() {
@@ -136,7 +136,7 @@ fn details(account: &Account, changes: &Changes) -> Value {
 /// `PUT` and `PATCH`: everything but the password.
 ///
 /// 1. Finds caller and user. A user whom the caller may not change at all is refused before the input is looked at.
-/// 2. Decides by contract 5, and checks the caller's password if the change needs it.
+/// 2. Decides by contract 5.2, and checks the caller's password if the change needs it.
 /// 3. Writes, if caller and user are still what was decided on.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;

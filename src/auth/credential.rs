@@ -232,7 +232,7 @@ impl<'a> Credential<'a> {
     }
 
     /// Passes on input that was read before the credential was looked up; where it is bad, the credential's own
-    /// refusal comes first (contract 3, order of refusals).
+    /// refusal comes first (contract 3.4).
     pub async fn checked<T>(&self, input: Result<T, Error>) -> Result<T, Error> {
         match input {
             Ok(input) => Ok(input),

@@ -1,4 +1,4 @@
-//! Cross-origin requests (contract 3). `farhand_domain::cors` decides which origins may call.
+//! Cross-origin requests (contract 3.2). `farhand_domain::cors` decides which origins may call.
 
 use farhand_domain::cors;
 

@@ -27,9 +27,9 @@ use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 use crate::http::head::Head;
 use crate::platform::{self, Config, PeerSource};
 
-/// The largest body of a request, in bytes (contract 3).
+/// The largest body of a request, in bytes (contract 3.3).
 const MAX_BODY: usize = 1024 * 1024;
-/// The largest body of an agent's report, in bytes (contract 3).
+/// The largest body of an agent's report, in bytes (contract 3.3).
 const MAX_REPORT: usize = 16 * 1024 * 1024;
 /// The header in which `scripts/serve.mjs` names the peer of a connection: a key and an address.
 const PEER_HEADER: &str = "Farhand-Peer";
@@ -95,7 +95,7 @@ fn split_url(url: &str) -> (&str, &str, &str) {
     (origin, path, query)
 }
 
-/// Tells whether a caller's own request id is kept: 1 to 64 of `[A-Za-z0-9_-]` (contract 3).
+/// Tells whether a caller's own request id is kept: 1 to 64 of `[A-Za-z0-9_-]` (contract 3.8).
 fn is_request_id(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
@@ -148,7 +148,7 @@ impl Call {
         self.origin.starts_with("https://")
     }
 
-    /// Refuses plain http, except on the caller's own machine and if the deployment allows it (contract 11).
+    /// Refuses plain http, except on the caller's own machine and if the deployment allows it (contract 11.2).
     ///
     /// # Errors
     /// 403. Not a redirect: what the request carries was readable already, and clients would go on like that unnoticed.
@@ -189,7 +189,7 @@ impl Call {
     /// The path's `{id}`.
     ///
     /// # Errors
-    /// A malformed id in a path is a 404 (contract 3), with `missing` saying of what.
+    /// A malformed id in a path is a 404 (contract 3.6), with `missing` saying of what.
     pub fn path_id(&self, missing: fn() -> Error) -> Result<Uuid, Error> {
         id::parse(self.parameter("id")).ok_or_else(missing)
     }
@@ -205,7 +205,7 @@ impl Call {
         number.ok_or_else(missing)
     }
 
-    /// The address at the other end of the connection, if the deployment says how to know it (contract 11).
+    /// The address at the other end of the connection, if the deployment says how to know it (contract 11.2).
     fn peer(&self) -> Option<IpAddr> {
         *self.peer.get_or_init(|| match &self.config.peer {
             PeerSource::Local(key) => {
@@ -336,7 +336,7 @@ impl Call {
     /// The fields of a JSON body.
     ///
     /// # Errors
-    /// Too large, another media type, or not a JSON object (contract 3).
+    /// Too large, another media type, or not a JSON object (contract 3.3).
     pub async fn fields(&mut self) -> Result<Fields, Error> {
         let body = self.json_body(MAX_BODY).await?;
         Fields::from_json(&body)
@@ -356,10 +356,10 @@ impl Call {
     }
 
     /// Reads the body of a request that has no fields: empty, `null` or `{}`. The credential is checked before the result is
-    /// used (contract 3, order of refusals).
+    /// used (contract 3.4).
     ///
     /// # Errors
-    /// Too large, another media type, or an unknown field (contract 11, Input).
+    /// Too large, another media type, or an unknown field (contract 11.1).
     pub async fn no_fields(&mut self) -> Result<(), Error> {
         let body = self.json_body(MAX_BODY).await?;
         if body.trim_ascii() == b"null" { Ok(()) } else { Fields::from_json(&body)?.finish() }
@@ -422,7 +422,7 @@ impl Call {
         self.body(MAX_REPORT).await.map(drop)
     }
 
-    /// The fields of a login: JSON or either kind of form (spec.md, Authentication endpoints).
+    /// The fields of a login: JSON or either kind of form (contract 4.4).
     ///
     /// # Errors
     /// Too large, another media type, or malformed.

@@ -151,7 +151,7 @@ impl Reply {
         let mut body: BTreeMap<&str, Value> =
             error.fields.iter().map(|(name, messages)| (name.as_ref(), json!(messages))).collect();
         let code = error.code.unwrap_or(error.kind.code()).as_str();
-        // Field arrays alone keep the shape of spec.md; their code is in the header only.
+        // Field arrays alone keep the shape of contract 3.9; their code is in the header only.
         if error.fields.is_empty() || error.code.is_some() {
             body.insert("code", json!(code));
             body.insert("detail", json!(error.detail));

@@ -1,4 +1,4 @@
-//! Whether the deployment is complete. If not, every request is refused with 503 `NOT_SET_UP` and what to do (contract 11),
+//! Whether the deployment is complete. If not, every request is refused with 503 `NOT_SET_UP` and what to do (contract 11.3),
 //! instead of with an error that only its log explains.
 
 use std::cell::Cell;
@@ -49,7 +49,7 @@ pub fn require_secrets(call: &Call) -> Result<(), Error> {
 
 /// Replaces the error of a request by 503 `NOT_SET_UP` if the cause is a missing table. A request that was refused before it
 /// asked D1 anything is checked with a query of its own, until D1 is known to have tables. `is-authenticated` is answered
-/// as always (spec.md).
+/// as always (contract 11.3).
 ///
 /// # Errors
 /// That of the request, or 503 `NOT_SET_UP`.

@@ -1,4 +1,4 @@
-//! The Durable Objects that count guesses (contract 4). `farhand_domain::throttle` has the rules.
+//! The Durable Objects that count guesses (contract 4.5). `farhand_domain::throttle` has the rules.
 //!
 //! There is a fixed number of objects; each attempt belongs to one by the hash of what it is counted by. An object stores
 //! counters, which expire, so that guessing cannot fill it; the attempts under way are in its memory, where losing them

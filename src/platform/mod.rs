@@ -103,7 +103,7 @@ pub struct Config {
     pub allow_http: bool,
 }
 
-/// How much of what a user or a workspace may have (contract 11, Quotas).
+/// How much of what a user or a workspace may have (contract 11.4).
 #[derive(Clone, Copy, Debug)]
 pub struct Quotas {
     /// Commands of a user that wait.
@@ -207,7 +207,7 @@ impl Config {
         self.base_url.replace("{workspace}", slug)
     }
 
-    /// The address of the web client for a workspace (contract 4, reset confirm GET).
+    /// The address of the web client for a workspace (contract 4.10).
     pub fn web_client_of(&self, slug: &str) -> String {
         if self.web_client_url.is_empty() { self.base_url_of(slug) } else { self.web_client_url.clone() }
     }

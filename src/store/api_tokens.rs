@@ -18,7 +18,7 @@ use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 use super::servers;
 
-/// SQL for the token object (spec.md, API token) of a row of `api_tokens t`, as JSON. The key is not in it.
+/// SQL for the token object (contract 4.8) of a row of `api_tokens t`, as JSON. The key is not in it.
 const OBJECT: &str = "json_object('id', t.id, 'name', t.name, 'enabled', json(iif(t.enabled, 'true', 'false')),
     'acl', json(t.acl), 'added_at', t.added_at, 'updated_at', t.updated_at, 'expires_at', t.expires_at,
     'last_used_at', t.last_used_at)";

@@ -10,7 +10,7 @@ use super::scope::Query;
 use super::servers;
 use super::within_acl::{line_patterns, within, word_lists};
 
-/// SQL for the command object (spec.md, Command; contract 7) of a row of `commands c`, as JSON, with the given SQL for
+/// SQL for the command object (contract 7.1) of a row of `commands c`, as JSON, with the given SQL for
 /// its result and for whether that is cut. `:now` is the time.
 fn object(result: &str, truncated: &str) -> String {
     let (state, status) = (command_object::state_sql(":now"), command_object::status_sql(":now"));

@@ -14,7 +14,7 @@ use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 
-/// SQL for the group object (contract 5) of a row of `groups g`, as JSON.
+/// SQL for the group object (contract 5.4) of a row of `groups g`, as JSON.
 const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
     'description', g.description,
     'num_members', (SELECT count(*) FROM memberships n WHERE n.workspace_id = g.workspace_id AND n.group_id = g.id),
@@ -223,7 +223,7 @@ pub fn delete(scope: &Scope<'_>, id: i64, event: &Event) -> Result<Batch, Error>
 
 // Memberships.
 
-/// SQL for the membership object (contract 5) of a row of `memberships m`, as JSON.
+/// SQL for the membership object (contract 5.4) of a row of `memberships m`, as JSON.
 const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
 
 /// Where the answer to a new membership is read.

@@ -18,7 +18,7 @@ use super::list::List;
 use super::scope::{Query, Scope};
 use super::servers;
 
-/// SQL for the registration token object (contract 6) of a row of `registration_tokens t`, as JSON. The key is not in it.
+/// SQL for the registration token object (contract 6.4) of a row of `registration_tokens t`, as JSON. The key is not in it.
 const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
     'groups', json((SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM registration_token_groups
         WHERE workspace_id = t.workspace_id AND token_id = t.id ORDER BY group_id) i)),

@@ -16,9 +16,9 @@ use super::db::{self, params};
 use super::users::NewPassword;
 use super::{sessions, users};
 
-/// How many requests of an address may be pending (spec.md, Limits).
+/// How many requests of an address may be pending (contract 4.10).
 const MOST_PENDING: u64 = 5;
-/// How long a request is pending, in seconds: 24 hours (contract 4).
+/// How long a request is pending, in seconds: 24 hours (contract 4.10).
 const LIFETIME: i64 = 24 * 3600;
 /// How many expired requests are cleared away with a new one: more than come in.
 const CLEARED: u64 = 20;

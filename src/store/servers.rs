@@ -20,7 +20,7 @@ use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 
-/// SQL for the server object (contract 6) of a row of `servers s`, as JSON, as the caller `me` sees it.
+/// SQL for the server object (contract 6.1) of a row of `servers s`, as JSON, as the caller `me` sees it.
 const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'is_connected', json(iif(s.is_connected, 'true', 'false')), 'remote_ip', s.remote_ip, 'platform', s.platform,
     'os_name', s.os_name, 'os_version', s.os_version, 'agent_version', s.agent_version,
@@ -39,8 +39,8 @@ const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
 pub const REPLAY: ReplaySource =
     ReplaySource { object: OBJECT, row: "servers s ON s.id = :resource AND s.workspace_id = me.workspace_id" };
 
-/// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5, Server access), and that
-/// the API token is not kept from (contract 4, Token ACL).
+/// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5.5), and that
+/// the API token is not kept from (contract 4.12).
 pub const REACHABLE: &str =
     "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
         OR EXISTS (SELECT 1 FROM memberships m
@@ -48,13 +48,13 @@ pub const REACHABLE: &str =
             WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id))
     AND (me.acl_servers IS NULL OR s.id IN (SELECT value FROM json_each(me.acl_servers)))";
 
-/// SQL for whether the caller may name any remote account on a row of `servers s` that they reach (contract 5, Run-as).
+/// SQL for whether the caller may name any remote account on a row of `servers s` that they reach (contract 5.6).
 pub const ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
     OR EXISTS (SELECT 1 FROM memberships m
         JOIN server_groups i ON i.workspace_id = m.workspace_id AND i.group_id = m.group_id AND i.server_id = s.id
         WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id AND m.role IN ('manager', 'owner')))";
 
-/// SQL for the condition on `me` that they may edit and delete the server of a row of `servers s` (contract 5, Run-as).
+/// SQL for the condition on `me` that they may edit and delete the server of a row of `servers s` (contract 5.7).
 const EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
 
 /// The server object of a server that the caller can access.
@@ -65,7 +65,7 @@ pub fn one(id: Uuid) -> Query {
 /// SQL for a server that a command names, as `{id, name, default_username, any_account, is_pending}`, and the value of its
 /// parameter `:server`.
 ///
-/// `any_account` tells whether the caller may name any remote account there (contract 5, Run-as).
+/// `any_account` tells whether the caller may name any remote account there (contract 5.6).
 pub fn for_command(server: &ServerRef) -> (String, String) {
     let (column, value) = match server {
         ServerRef::Id(id) => ("id", id.to_string()),

@@ -15,7 +15,7 @@ use super::db::{self, params};
 use super::list::List;
 use super::scope::{Query, Scope};
 
-/// SQL for the session object (spec.md, Login session; contract 4) of a row of `sessions s`, as JSON.
+/// SQL for the session object (contract 4.7) of a row of `sessions s`, as JSON.
 const OBJECT: &str = "json_object('id', s.id, 'user_agent', s.user_agent, 'remote_ip', s.remote_ip,
     'added_at', s.added_at, 'expires_at', s.expires_at,
     'current', json(iif(s.id = me.credential_id, 'true', 'false')))";

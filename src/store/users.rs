@@ -18,7 +18,7 @@ use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 use super::sessions;
 
-/// SQL for the user object (contract 5) of a row of `users u`, as JSON.
+/// SQL for the user object (contract 5.1) of a row of `users u`, as JSON.
 pub const OBJECT: &str = "json_object('id', u.id, 'username', u.username, 'email', u.email,
     'first_name', u.first_name, 'last_name', u.last_name,
     'is_active', json(iif(u.is_active, 'true', 'false')), 'is_staff', json(iif(u.is_staff, 'true', 'false')),

@@ -1,5 +1,5 @@
 //! The access control list of an API token as an SQL condition on a row of `commands c`: the same rule as
-//! [`farhand_domain::acl::Acl::refusal`], for reading (contract 11, ACL). A property test compares the two.
+//! [`farhand_domain::acl::Acl::refusal`], for reading (contract 4.13). A property test compares the two.
 //!
 //! The condition ignores `servers` and `read_only`, which other conditions and the method decide.
 

@@ -16,7 +16,7 @@ use super::db::{self, Failure, Items, PageStatement, boolean, params};
 use super::list;
 use crate::platform::hints::Hints;
 
-/// How long it may be remembered that a workspace exists (contract 1).
+/// How long it may be remembered that a workspace exists (contract 1.1).
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 thread_local! {

@@ -1,4 +1,4 @@
-//! An unmodified Alpamon 2.x (agent-protocol 1 to 5): its start, its day's work, and what it reports late. Whatever it does,
+//! An unmodified Alpamon 2.x (agent-protocol): its start, its day's work, and what it reports late. Whatever it does,
 //! it sees nothing that its log would complain of.
 
 use std::collections::HashSet;

@@ -1,4 +1,4 @@
-//! `Idempotency-Key` on everything that is created, but for commands (contract 11, Input), which `api/events/idempotency.rs`
+//! `Idempotency-Key` on everything that is created, but for commands (contract 3.11), which `api/events/idempotency.rs`
 //! tests.
 
 use farhand_tests::client::{PASSWORD, new_workspace, unique};

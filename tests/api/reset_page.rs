@@ -210,7 +210,7 @@ async fn nothing_else_of_the_files_is_served() {
         "/page.css/",
     ] {
         api.get(path).await.expect_detail(404, None);
-        // The slash rule is for the API's paths (contract 11).
+        // The slash rule is for the API's paths (contract 3.1).
         api.get(path.trim_end_matches('/')).await.expect_detail(404, None);
     }
     api.get("/reset-password/page.css/").await.expect_detail(404, None);

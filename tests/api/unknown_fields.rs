@@ -1,4 +1,4 @@
-//! Unknown fields in request bodies (contract 11, Input): every operation for users and operators refuses them.
+//! Unknown fields in request bodies (contract 11.1): every operation for users and operators refuses them.
 
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::mail::reset_link;
@@ -7,7 +7,7 @@ use farhand_tests::{Api, Workspace};
 use serde_json::{Value, json};
 
 /// The operations whose bodies may hold fields of the sender's own, each with the reason.
-const LENIENT: [(&str, &str); 1] = [("requestPasswordReset", "spec.md: no error in any case")];
+const LENIENT: [(&str, &str); 1] = [("requestPasswordReset", "contract 11.1: no error in any case")];
 
 /// An operation for users or operators that takes a JSON body.
 struct Operation {

@@ -1,5 +1,4 @@
-//! `/api/users/users/<username>/`: a user by name, and the superuser's way to set a password (spec.md, Authentication
-//! endpoints).
+//! `/api/users/users/<username>/`: a user by name, and the superuser's way to set a password (contract 4.9).
 
 use farhand_tests::Workspace;
 use farhand_tests::client::PASSWORD;

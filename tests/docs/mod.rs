@@ -1,5 +1,6 @@
 //! Documents that say what is so: the OpenAPI document, links, dependencies.
 
+mod citations;
 mod dependencies;
 mod documents;
 mod openapi;

@@ -70,7 +70,7 @@ pub enum Finding {
     Unasked(String),
     /// It is another server's than the one that it was asked for.
     Elsewhere(String),
-    /// Its timestamps are not in the order of spec.md.
+    /// Its timestamps are not in the order of contract 8.4.
     OutOfOrder(String),
     /// It never went out by its status, and ran or was handed out.
     RanUnsent(String),

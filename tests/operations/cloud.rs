@@ -1,4 +1,4 @@
-//! `DEPLOYMENT=cloud`: what spec.md marks as on-prem only does not exist, and all else does.
+//! `DEPLOYMENT=cloud`: what contract 4.15 marks as on-prem only does not exist, and all else does.
 
 use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::client::PASSWORD;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::api::endpoints::{all, path_of};
 
-/// The endpoints that spec.md marks as on-prem only.
+/// The endpoints that contract 4.15 marks as on-prem only.
 const ON_PREM_ONLY: &[(&str, &str)] = &[
     ("POST", "/api/auth/login/"),
     ("POST", "/api/auth/change-password/"),

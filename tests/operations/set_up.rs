@@ -1,4 +1,4 @@
-//! Contract 11: a deployment that is not complete says what to do.
+//! Contract 11.3: a deployment that is not complete says what to do.
 
 use farhand_tests::client::{PASSWORD, new_workspace};
 use farhand_tests::{Api, Instance, Workspace};

@@ -114,7 +114,7 @@ async fn without_the_demo_and_with_variables_of_its_own() {
     let acme = api.under("acme.eu9.farhand.example");
     acme.get("/api/status/").await.expect_detail(401, None);
     acme.under("acme.local.localhost").get("/api/status/").await.expect_detail(404, None);
-    // spec.md: login is for on-prem deployments only.
+    // contract 4.15: login is for on-prem deployments only.
     acme.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await.expect_detail(404, None);
     acme.get("/api/auth/login/").await.expect_detail(404, None);
     let preflight = acme.request("OPTIONS", "/api/status/").header("Origin", "https://console.example");

@@ -1,4 +1,4 @@
-//! Contract 5, Server access and Run-as, as far as these endpoints reach it: staff, an owner, and an ordinary user.
+//! Contract 5.5 and 5.6, as far as these endpoints reach it: staff, an owner, and an ordinary user.
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;

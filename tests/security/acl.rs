@@ -1,4 +1,4 @@
-//! Access control lists of API tokens (contract 4, Token ACL): what such a token may reach, endpoint by endpoint.
+//! Access control lists of API tokens (contract 4.12): what such a token may reach, endpoint by endpoint.
 
 use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::agents::ScriptedAgent;
@@ -10,7 +10,7 @@ use crate::api::endpoints::{all, path_of};
 const COMMANDS: &str = "/api/events/commands/";
 const REFUSED: Option<&str> = Some("API_TOKEN_ACL_NOT_ALLOWED");
 
-/// What a token with any ACL may reach; the contract's own list, as far as it is served.
+/// What a token with any ACL may reach; the contract 4.12 own list, as far as it is served.
 pub const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/api/status/"),
     ("POST", "/api/auth/acl-check/"),

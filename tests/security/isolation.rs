@@ -72,7 +72,7 @@ fn cell(kind: &str, (method, path, access): (&str, &str, Access)) -> Option<Cell
     };
     let (_, row) = MATRIX.iter().find(|(name, _)| *name == kind).unwrap();
     Some(match row[column] {
-        // spec.md: where it is not authenticated, logout and change-password are 403.
+        // contract 4.1: where it is not authenticated, logout and change-password are 403.
         MISSING if ["/api/auth/logout/", "/api/auth/change-password/"].contains(&path) => MALFORMED,
         Reads if method == "GET" && ALLOWED.contains(&(method, path)) => In,
         Reads => LIMITED,

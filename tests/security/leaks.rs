@@ -1,4 +1,4 @@
-//! Contract 4: what is stored and logged has no usable credential in it. `npm test` runs this after all end-to-end tests, on
+//! Contract 4.2: what is stored and logged has no usable credential in it. `npm test` runs this after all end-to-end tests, on
 //! the state folders (D1, KV, Durable Objects) and the logs of all instances that they ran, with all the credentials that
 //! they sent or were shown, and all the secret keys and operators' tokens of the instances.
 

@@ -116,7 +116,7 @@ async fn secrets_are_rotated_and_every_credential_goes_on() {
     keyed(&workspace.admin, "one", "true").await.expect(201);
     run_for_real(&workspace, &real).await;
 
-    // What is stored is the plain SHA-256 of the contract, in D1 and as the key of KV alike.
+    // What is stored is the plain SHA-256 of contract 4.2, in D1 and as the key of KV alike.
     let hash = credential_hash(Purpose::Token, &Secret::new(&workspace.login_token));
     let entries = instance.kv_entries(&workspace.slug);
     assert!(entries.iter().any(|entry| entry["name"] == format!("{}/{hash}", workspace.slug)), "{entries:?}");

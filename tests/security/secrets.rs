@@ -1,4 +1,4 @@
-//! Contract 4: credentials are not stored in clear. `leaks.rs` searches for all that the tests had to do with; here are
+//! Contract 4.2: credentials are not stored in clear. `leaks.rs` searches for all that the tests had to do with; here are
 //! those that are sent where none belongs, and what that search must find.
 
 use farhand_tests::agents::ScriptedAgent;

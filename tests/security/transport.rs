@@ -1,4 +1,4 @@
-//! Contract 11, Address and transport: whose word counts on where a request comes from, and plain http.
+//! Contract 11.2: whose word counts on where a request comes from, and plain http.
 
 use farhand_tests::client::{PASSWORD, Reply};
 use farhand_tests::{Api, Instance, Workspace};

@@ -35,7 +35,7 @@ pub async fn dial(api: &Api, path: &str) -> Result<Socket, u16> {
     dial_announcing(api, path, None).await
 }
 
-/// The same as an agent that announces what it can beyond Alpamon (agent-protocol 6).
+/// The same as an agent that announces what it can beyond Alpamon (agent-protocol 6.1).
 async fn dial_announcing(api: &Api, path: &str, features: Option<&str>) -> Result<Socket, u16> {
     let address = api.url.strip_prefix("http://").unwrap();
     let mut request = format!("ws://{address}{path}").into_client_request().unwrap();

@@ -1,4 +1,4 @@
-//! An agent that behaves on the wire as an unmodified Alpamon 2.x does (agent-protocol 1 to 5), and keeps a ledger of what
+//! An agent that behaves on the wire as an unmodified Alpamon 2.x does (agent-protocol), and keeps a ledger of what
 //! it saw. A test says what its commands do, and how fast its clock goes.
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub const BACKHAUL: &str = "/ws/servers/backhaul/";
 pub const CONTROL: &str = "/ws/servers/control/";
 /// Where it asks who it is.
 const OWN: &str = "/api/servers/servers/-/";
-/// What may be missing in a service (agent-protocol 2, 5).
+/// What may be missing in a service (agent-protocol 2 and 5).
 const ACCESS_POLICY: &str = "/api/servers/servers/-/access-policy/";
 
 /// How many commands run at once.

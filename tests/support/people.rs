@@ -1,4 +1,4 @@
-//! Groups, and a cast of people who stand in every way to a server and to a group (contract 5).
+//! Groups, and a cast of people who stand in every way to a server and to a group (contract 5.4).
 
 use serde_json::{Value, json};
 

@@ -65,7 +65,7 @@ pub trait Commands {
     fn take(&self, order: Order);
     /// Kills a command.
     fn kill(&self, id: Uuid);
-    /// What is announced in [`FEATURES_HEADER`] (agent-protocol 6).
+    /// What is announced in [`FEATURES_HEADER`] (agent-protocol 6.1).
     fn features(&self) -> String;
 }
 

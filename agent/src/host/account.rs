@@ -1,4 +1,4 @@
-//! The account that a command runs as, and who may run as whom (agent-protocol 3, and the last paragraph of 6).
+//! The account that a command runs as, and who may run as whom (agent-protocol 3.2 and 6.5).
 //!
 //! As root the agent runs a command as any account that the order names, and refuses an order
 //! without one: root has to be requested by name. As another account it can run commands as itself

@@ -1,4 +1,4 @@
-//! What the agent reports of its host (agent-protocol 2). Everything is read from files that a
+//! What the agent reports of its host (agent-protocol 2.2). Everything is read from files that a
 //! minimal host may not have: what is missing is left out, and is no error.
 
 use std::collections::{HashMap, HashSet};

@@ -1,4 +1,4 @@
-//! The file in which the agent keeps what it knows of commands, so that it knows it after a restart (agent-protocol 6).
+//! The file in which the agent keeps what it knows of commands, so that it knows it after a restart (agent-protocol 6.3).
 //!
 //! An append-only file of lines, which is rewritten now and then without outdated lines. Each line
 //! is one event of one command, behind a checksum. So a write that was cut off loses the event that

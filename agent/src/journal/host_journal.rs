@@ -1,4 +1,4 @@
-//! The host's own record of commands (agent-protocol 7): each one is written to the system log before it runs, with its
+//! The host's own record of commands (agent-protocol 7.4): each one is written to the system log before it runs, with its
 //! account, its line and its requester. The service has no way to change that record.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! The agent's built-ins: what an order of the shell `internal` asks for (contract 7, `shell`).
+//! The agent's built-ins: what an order of the shell `internal` asks for (contract 7.1, agent-protocol 6.7).
 //!
 //! They start no process, so the order's account, environment and timeout do not matter. They do
 //! not wait behind commands, as a client may ask why those do not end.

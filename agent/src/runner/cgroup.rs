@@ -1,6 +1,6 @@
 //! A control group (cgroup v2) for each command, if the agent can create one. All descendants of a
 //! command stay in it, even those that leave its session, so a kill reaches all of them
-//! (agent-protocol 7).
+//! (agent-protocol 6.5).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

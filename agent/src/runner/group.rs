@@ -1,5 +1,5 @@
 //! The processes of a command: whether any runs, when the command has exited, and how all are ended
-//! (agent-protocol 6).
+//! (agent-protocol 6.2).
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;

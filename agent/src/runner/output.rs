@@ -1,5 +1,5 @@
 //! What a command writes: bytes to text, text to chunks, and the part of it that the last report repeats
-//! (agent-protocol 4).
+//! (agent-protocol 6.4).
 //!
 //! Nothing here grows with the output: a command that never stops writing costs the same as one that wrote a megabyte.
 

@@ -1,4 +1,4 @@
-//! The host's policy: what this host lets the service do here, whatever the service asks for (agent-protocol 7).
+//! The host's policy: what this host lets the service do here, whatever the service asks for (agent-protocol 7.3).
 //!
 //! The file is read again before each command, so a change counts for the next one. A file that is not root's own, or that
 //! cannot be read, refuses every command: a broken lock stays locked. An agent that is not root is bound by the same

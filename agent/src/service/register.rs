@@ -1,4 +1,4 @@
-//! `register` and `unregister`: how a server comes to be in a workspace, and leaves it (agent-protocol 1).
+//! `register` and `unregister`: how a server comes to be in a workspace, and leaves it (agent-protocol 1.2 and 1.3).
 //!
 //! The token is read from a file or the environment: as an argument everybody on the host could see it. Neither it nor
 //! the key is ever shown.

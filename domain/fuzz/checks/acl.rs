@@ -25,7 +25,7 @@ pub fn check(data: &[u8]) {
     assert_eq!(acl.allows_line(&line.iter().collect::<String>()), expected, "{pattern:?} {line:?}");
 }
 
-/// Whether a pattern fits, by the grammar (contract 4, Token ACL): for each length of the line, whether the pattern so far
+/// Whether a pattern fits, by the grammar (contract 4.12): for each length of the line, whether the pattern so far
 /// fits that beginning of it.
 fn fits(pattern: &[char], line: &[char]) -> bool {
     let mut reached = vec![false; line.len() + 1];

@@ -261,7 +261,7 @@ pub struct Identity {
     pub key_hash: String,
     /// Its address.
     pub remote_ip: String,
-    /// The features that it announced (agent-protocol 6 and 7).
+    /// The features that it announced (agent-protocol 6.1).
     #[serde(default)]
     pub features: Features,
 }
@@ -357,7 +357,7 @@ impl Answer {
 pub enum Refusal {
     /// The agent's id or key is wrong.
     InvalidAgent,
-    /// An older connection of an agent with the same identity is alive (agent-protocol 5).
+    /// An older connection of an agent with the same identity is alive (agent-protocol 5.2).
     IdentityInUse,
     /// No such command here.
     NotFound,

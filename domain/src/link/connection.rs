@@ -1,4 +1,4 @@
-//! The agent's connections: which one counts (agent-protocol 5), pings, and what the audit log says
+//! The agent's connections: which one counts (agent-protocol 5.1), pings, and what the audit log says
 //! about them.
 
 use serde_json::json;

@@ -148,7 +148,7 @@ impl<S: Store> Link<S> {
         self.await_d1(ticket, by.id, Then::Live)
     }
 
-    /// Kills a delivered command. A waiting one is cancelled (contract 7, Kill).
+    /// Kills a delivered command. A waiting one is cancelled (contract 7.8).
     pub(super) fn kill(&mut self, ticket: Ticket, by: ByUser) -> Result<()> {
         let Some(mut stored) = self.find(by.id)? else {
             self.refuse(ticket, Refusal::NotFound);

@@ -32,7 +32,7 @@ pub(super) enum What {
     Recorded(Live),
     /// A command's end.
     End(Uuid, Then),
-    /// Output that its command's end has overtaken (agent-protocol 4).
+    /// Output that its command's end has overtaken (agent-protocol 4.1).
     Output(Uuid, Then),
     /// D1's copy: until it has a command's end, or a withdrawn command is deleted from it.
     D1(Uuid, Then),

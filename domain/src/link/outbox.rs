@@ -13,7 +13,7 @@ use crate::lifecycle::State as Life;
 /// How many commands one request to D1 has at most.
 pub(super) const BATCH: u32 = 50;
 /// How long changes are collected before a flush, in milliseconds. Lists follow within a second
-/// (contract 8).
+/// (contract 8.1).
 const GATHER: i64 = 300;
 /// How long a command under way waits for its next report, to be written together with it, in
 /// milliseconds: most end within a moment. The rest of the second is for the way to D1.

@@ -20,7 +20,7 @@ const CHECKED_TOGETHER: u64 = 50;
 const CHECK_AGAIN: i64 = 2;
 
 impl<S: Store> Link<S> {
-    /// Delivers what is due, in order (contract 8, 5), after a permission check.
+    /// Delivers what is due, in order (contract 8.5), after a permission check.
     pub(super) fn hand_out(&mut self) -> Result<()> {
         self.hand_out_with(&[])
     }

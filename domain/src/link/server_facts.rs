@@ -74,7 +74,7 @@ impl ServerFacts {
     }
 
     /// Takes an agent's facts about itself and its host. Missing ones stay as they were. Once an
-    /// agent has committed, its server is commissioned (agent-protocol 2).
+    /// agent has committed, its server is commissioned (agent-protocol 2.1).
     pub fn learn(&mut self, told: HostFacts, is_commit: bool, now: Timestamp) {
         fn set<T>(field: &mut Option<T>, value: Option<T>) {
             if value.is_some() {

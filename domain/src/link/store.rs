@@ -83,8 +83,8 @@ pub trait Store {
     fn command(&self, id: Uuid) -> Result<Option<StoredCommand>>;
     /// Whether there is any command.
     fn has_commands(&self) -> Result<bool>;
-    /// Waiting commands that may be delivered now, ordered by `scheduled_at`, then id (contract 8,
-    /// 5).
+    /// Waiting commands that may be delivered now, ordered by `scheduled_at`, then id
+    /// (contract 8.5).
     fn due_waiting(&self, now: Timestamp, limit: u64) -> Result<Vec<StoredCommand>>;
     /// All waiting commands.
     fn waiting(&self) -> Result<Vec<StoredCommand>>;

@@ -166,7 +166,7 @@ impl StoredCommand {
         self.chunks.count < self.chunks.top
     }
 
-    /// Whether a chunk that comes now is part of its output (contract 11, Running). Later chunks
+    /// Whether a chunk that comes now is part of its output (contract 7.9). Later chunks
     /// could change history.
     pub fn takes_chunk(&self, seq: u64, now: Timestamp) -> bool {
         if self.life.delivered_at.is_none() {
@@ -180,7 +180,7 @@ impl StoredCommand {
     /// From when on no more output is waited for; `None` while it may run.
     ///
     /// An agent's reports can overtake each other: its fin may come before its last chunks
-    /// (agent-protocol 4). The output is complete if the agent reported the number of chunks, or if
+    /// (agent-protocol 4.1). The output is complete if the agent reported the number of chunks, or if
     /// the chunks are as long as its result. Otherwise chunks that come shortly after still count.
     pub fn settles_at(&self) -> Option<Timestamp> {
         let handled_at = self.life.handled_at?;

@@ -160,8 +160,8 @@ impl<S: Store> Link<S> {
         self.await_d1(ticket, id, then)
     }
 
-    /// Waits until D1 has a command's end, so that no list lags behind the answer (contract 11,
-    /// Answers). If D1 does not answer, the outbox goes on without the call.
+    /// Waits until D1 has a command's end, so that no list lags behind the answer
+    /// (contract 8.1). If D1 does not answer, the outbox goes on without the call.
     pub(super) fn await_d1(&mut self, ticket: Ticket, id: Uuid, then: Then) -> Result<()> {
         self.await_d1_until(ticket, id, self.scene.now.plus_millis(D1_HAS_END_WITHIN), then)
     }

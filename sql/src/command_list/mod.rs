@@ -1,4 +1,4 @@
-//! The list of commands: SQL for its pages and its count (spec.md, Commands; contract 7, List).
+//! The list of commands: SQL for its pages and its count (contract 7.10).
 //!
 //! The statements begin with the table `me`, which has one row for a live credential and none
 //! otherwise. So the caller is resolved inside the statement. It has one way for callers with full

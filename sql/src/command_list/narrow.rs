@@ -1,5 +1,5 @@
-//! The list of an API token that reads only commands its access control list allows (contract 11,
-//! ACL).
+//! The list of an API token that reads only commands its access control list allows
+//! (contract 4.13).
 
 use farhand_domain::command_list::CommandList;
 

@@ -141,7 +141,7 @@ fn deletion(workspace_id: i64, id: Uuid, which: &str) -> Vec<Statement> {
 }
 
 /// SQL for the condition that a new command is within the quotas of waiting commands of its
-/// requester and its workspace (contract 11, Quotas). A command that is inserted as delivered does
+/// requester and its workspace (contract 11.4). A command that is inserted as delivered does
 /// not count.
 const HAS_ROOM: &str = "(:delivered_at IS NOT NULL
     OR :waiting_of_user > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting

@@ -18,7 +18,7 @@ pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Opt
     change_server_of(env, workspace, server, vec![], "w.deleted_at IS NULL").await
 }
 
-/// SQL for the condition that the user `:by` may still change a row of `servers s` (contract 5): an
+/// SQL for the condition that the user `:by` may still change a row of `servers s` (contract 5.7): an
 /// active user who is staff or its owner. A change waits for its turn, and the user may lose the
 /// permission until then.
 const PERMITTED: &str =

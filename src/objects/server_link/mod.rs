@@ -43,7 +43,7 @@ use crate::platform::cost::{self, Cost};
 use crate::platform::log;
 
 /// How many unfinished commands an agent has at most. It takes 200 beyond those that run
-/// (agent-protocol 4).
+/// (agent-protocol 4.3, contract 7.4).
 const WINDOW: u64 = 200;
 
 /// The object.

@@ -1,4 +1,4 @@
-//! `/api/auth/change-password/` (spec.md, Password rules; contract 4).
+//! `/api/auth/change-password/` (contract 4.9; contract 4.11).
 
 use farhand_tests::Workspace;
 use farhand_tests::client::PASSWORD;

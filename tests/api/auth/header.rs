@@ -1,4 +1,4 @@
-//! The Authorization header: its form, and 401 against 403 (spec.md, Authentication; contract 4).
+//! The Authorization header: its form, and 401 against 403 (contract 4.1).
 
 use farhand_tests::Workspace;
 

@@ -1,4 +1,4 @@
-//! `/api/auth/is-authenticated/`: always 200 (spec.md).
+//! `/api/auth/is-authenticated/`: always 200 (contract 4.4).
 
 use farhand_tests::Workspace;
 use serde_json::json;

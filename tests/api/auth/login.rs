@@ -1,4 +1,4 @@
-//! `/api/auth/login/` (spec.md, Authentication endpoints; contract 4).
+//! `/api/auth/login/` (contract 4.4).
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::client::{PASSWORD, unique};

@@ -1,4 +1,4 @@
-//! `/api/auth/logout/` (spec.md, Authentication endpoints; contract 4).
+//! `/api/auth/logout/` (contract 4.4).
 
 use farhand_tests::Workspace;
 use farhand_tests::client::PASSWORD;

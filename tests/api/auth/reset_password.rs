@@ -1,4 +1,4 @@
-//! `/api/auth/reset-password/` and its links (spec.md, Password rules 3 to 6; contract 4).
+//! `/api/auth/reset-password/` and its links (contract 4.10).
 
 use std::path::{Path, PathBuf};
 

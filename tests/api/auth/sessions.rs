@@ -1,4 +1,4 @@
-//! `/api/auth/sessions/` (spec.md, Login session; contract 4).
+//! `/api/auth/sessions/` (contract 4.7).
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::client::PASSWORD;

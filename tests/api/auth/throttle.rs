@@ -1,4 +1,4 @@
-//! The throttles of guesses (contract 4, POST login).
+//! The throttles of guesses (contract 4.5).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! `/api/auth/tokens/` (spec.md, API token; contract 4).
+//! `/api/auth/tokens/` (contract 4.8).
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::people::{at, column};

@@ -1,4 +1,4 @@
-//! `POST /api/auth/acl-check/` (contract 11, ACL).
+//! `POST /api/auth/acl-check/` (contract 4.14).
 
 use farhand_tests::people::Person;
 use farhand_tests::{Api, Workspace};

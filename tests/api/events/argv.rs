@@ -1,4 +1,4 @@
-//! Commands without a shell, standard input and a directory (contract 11, Running; agent-protocol 7).
+//! Commands without a shell, standard input and a directory (contract 7.3; agent-protocol 7.1).
 
 use farhand_tests::agents::{ScriptedAgent, own_account};
 use farhand_tests::commands::ended;

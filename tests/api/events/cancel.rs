@@ -1,4 +1,4 @@
-//! Taking commands back, and killing them (contract 7, Cancel and Kill).
+//! Taking commands back, and killing them (contract 7.7 and 7.8).
 
 use farhand_tests::agents::{ScriptedAgent, own_account};
 use farhand_tests::{Api, Person, RealAgent, Workspace, eventually, far_ahead};

@@ -1,4 +1,4 @@
-//! Attempts to run, end or see commands past the access control list of an API token (contract 4, Token ACL; contract 7).
+//! Attempts to run, end or see commands past the access control list of an API token (contract 4.12; contract 7.7).
 //! Beside what is refused stands what is allowed, so that a service that refuses everything does not pass.
 
 use farhand_tests::agents::ScriptedAgent;

@@ -1,4 +1,4 @@
-//! `GET /api/events/commands/`: filters, search, ordering, pages and counts (spec.md, Commands; contract 7, List), and what
+//! `GET /api/events/commands/`: filters, search, ordering, pages and counts (contract 7.10), and what
 //! they cost (`docs/performance.md`, What lists cost). Commands are put into the database of an instance of the test's own:
 //! by the hundred thousand, and with moments of any kind.
 

@@ -1,4 +1,4 @@
-//! `/api/events/commands/<id>/chunks/` and `.../stream/` (contract 7, Output; 4, Token ACL; 8).
+//! `/api/events/commands/<id>/chunks/` and `.../stream/` (contract 7.9, 4.12 and 8).
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

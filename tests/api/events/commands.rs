@@ -1,4 +1,4 @@
-//! `/api/events/commands/` (spec.md, Commands; contract 7 and 8).
+//! `/api/events/commands/` (contract 7 and 8).
 
 use std::time::{Duration, Instant};
 

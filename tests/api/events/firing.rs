@@ -1,4 +1,4 @@
-//! Commands that wait: when they go out, in which order, and whether they still may (contract 7 and 8).
+//! Commands that wait: when they go out, in which order, and whether they still may (contract 7.5 and 8.5).
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -631,7 +631,7 @@ async fn the_farthest_times_are_in_nobodys_way() {
     }
 }
 
-/// How many unfinished commands an agent has at most (agent-protocol 4).
+/// How many unfinished commands an agent has at most (agent-protocol 4.3, contract 7.4).
 const WINDOW: usize = 200;
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! Commands that wait while what their requester is in a group, or the group itself, changes (contract 5, Run-as;
-//! contract 7, the check when a command goes out). What else can happen to their right is in `firing.rs`.
+//! Commands that wait while what their requester is in a group, or the group itself, changes (contract 5.6 and
+//! 7.5). What else can happen to their right is in `firing.rs`.
 
 use std::pin::Pin;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `Idempotency-Key` (contract 7): what is posted twice runs once.
+//! `Idempotency-Key` (contract 3.11): what is posted twice runs once.
 
 use farhand_tests::agents::{ScriptedAgent, credential};
 use farhand_tests::client::PASSWORD;

@@ -1,4 +1,4 @@
-//! How commands end that nobody ends (contract 7, Status).
+//! How commands end that nobody ends (contract 7.12).
 
 use std::time::Duration;
 

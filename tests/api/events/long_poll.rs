@@ -1,4 +1,4 @@
-//! Contract 11: an answer that waited is for a credential that is still good, and that can still read the command.
+//! Contract 7.6: an answer that waited is for a credential that is still good, and that can still read the command.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! What an API token with `commands`, `argv` or `usernames` reads: only commands that its list allows, unless `read_all` is true
-//! (contract 11, ACL).
+//! (contract 4.13).
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

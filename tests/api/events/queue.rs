@@ -1,4 +1,4 @@
-//! Commands that wait: for their time, or for their agent (contract 7 and 8).
+//! Commands that wait: for their time, or for their agent (contract 7.4 and 8).
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, wait_until_connected};

@@ -1,4 +1,4 @@
-//! What users and workspaces may have (contract 11, Quotas).
+//! What users and workspaces may have (contract 11.4).
 
 use farhand_tests::client::PASSWORD;
 use farhand_tests::commands::{count_commands, stored_bytes};

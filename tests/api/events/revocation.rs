@@ -1,4 +1,4 @@
-//! What a revoked session takes with it: the commands that it created and that still wait (contract 11, Credentials and rights).
+//! What a revoked session takes with it: the commands that it created and that still wait (contract 11.5).
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;

@@ -1,4 +1,4 @@
-//! `/api/iam/groups/` (contract 5).
+//! `/api/iam/groups/` (contract 5.4).
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::people::{GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys};

@@ -1,4 +1,4 @@
-//! `/api/iam/memberships/` (contract 5).
+//! `/api/iam/memberships/` (contract 5.4).
 
 use farhand_tests::people::{GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, USERS, at, column, group_path, keys};
 use farhand_tests::{Api, Person, Reply, Workspace};

@@ -1,4 +1,4 @@
-//! `/api/iam/users/` (contract 5).
+//! `/api/iam/users/` (contract 5.1).
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::ScriptedAgent;

@@ -1,4 +1,4 @@
-//! What a registration token limits, and servers that wait for approval (contract 11, Registration tokens and Approval).
+//! What a registration token limits, and servers that wait for approval (contract 6.4 and 6.5).
 
 use farhand_domain::fingerprint;
 use farhand_domain::secret::Secret;

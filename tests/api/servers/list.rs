@@ -1,4 +1,4 @@
-//! The list of servers: filters, search, ordering, pages and counts (contract 6), for those who reach all and for those
+//! The list of servers: filters, search, ordering, pages and counts (contract 6.2), for those who reach all and for those
 //! who reach some.
 
 use std::cmp::Ordering;

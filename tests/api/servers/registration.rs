@@ -1,5 +1,5 @@
-//! `/api/servers/registration-tokens/`, and agents that register and unregister themselves (contract 6;
-//! agent-protocol 1).
+//! `/api/servers/registration-tokens/`, and agents that register and unregister themselves (contract 6.4;
+//! agent-protocol 1.2).
 
 use std::collections::BTreeSet;
 
