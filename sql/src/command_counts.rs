@@ -38,9 +38,9 @@ pub fn next_key(workspace: &str) -> String {
     format!("max({}, {}) + 1", highest("commands", "seq", workspace), counted(workspace))
 }
 
-/// SQL for the difference of the last command's key and that up to which commands are counted.
+/// SQL for how many commands the counters do not have yet, or more: keys may be missing.
 pub fn distance(workspace: &str) -> String {
-    format!("({} - {})", highest("commands", "seq", workspace), counted(workspace))
+    format!("max({} - {}, 0)", highest("commands", "seq", workspace), counted(workspace))
 }
 
 /// SQL for the counters of `commands` (text that follows FROM), with the number of each.

@@ -388,12 +388,11 @@ async fn a_step_is_as_large_however_much_there_is() {
     assert_eq!(of("d1_calls"), [2; 5]);
     for ((deleted, read), written) in of("deleted").into_iter().zip(of("rows_read")).zip(of("rows_written")) {
         assert!(read <= 40 * deleted + 50, "{read} for {deleted}");
-        assert!(written <= 5 * deleted + 10, "{written} for {deleted}");
+        assert!(written <= 6 * deleted + 10, "{written} for {deleted}");
     }
-    eprintln!("WRITES {steps:#?}");
-    // On one server: each itself and its place in the search index, and the counters once.
-    for written in &of("rows_written")[..3] {
-        assert!(*written <= 2 * 100 + 10, "{written}");
+    // On one server: each itself and its place in the search index.
+    for (deleted, written) in of("deleted").into_iter().zip(of("rows_written")).take(3) {
+        assert!(written <= 2 * deleted + 10, "{written} for {deleted} of one server");
     }
 }
 
@@ -519,10 +518,11 @@ async fn revoked_sessions_are_forgotten_after_a_day() {
     }
     instance.stop().await;
     let (instance, _) = looked(&state, "0").await;
-    eprintln!(
-        "REVOKED {} {}",
-        instance.d1("SELECT id, revoked_at, is_settled, user_id FROM revoked_sessions"),
-        instance.d1("SELECT id, requested_by, state, delivered_at, handled_at FROM commands")
-    );
-    assert_eq!(instance.read_d1("SELECT id FROM revoked_sessions ORDER BY id"), ["needed", "young"]);
+    // The look may be one that the instance before had begun.
+    eventually("the clock to forget", || async {
+        let left = instance.read_d1("SELECT id FROM revoked_sessions ORDER BY id");
+        assert!(["needed", "young"].iter().all(|id| left.iter().any(|left| left == id)), "{left:?}");
+        (left.len() == 2).then_some(())
+    })
+    .await;
 }

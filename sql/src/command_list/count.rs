@@ -20,9 +20,10 @@ fn counter(counters: &str, condition: &str) -> String {
     )
 }
 
-/// SQL for the number of all commands.
-fn all() -> String {
-    counter("counted_commands n WHERE n.workspace_id = me.workspace_id", "true")
+/// SQL for the number of all commands less those that are counted by `others`.
+fn all_but(others: &str) -> String {
+    let all = counter("counted_commands n WHERE n.workspace_id = me.workspace_id", "true");
+    format!("({all} - {others})")
 }
 
 /// SQL for the number of commands of a kind whose key fulfils a condition. `keys` are tables that
@@ -67,38 +68,26 @@ impl Parts<'_> {
 
     /// The number from the counters, if the list has at most one filter and they have its number.
     fn counter_with_full_access(&self) -> Option<String> {
-        let list = self.list;
-        match self.filter_count {
-            0 => return Some(all()),
-            1 => {}
-            _ => return None,
-        }
-        if list.server.is_some() {
-            return Some(counter_of("server", "", "n.key = :server", &self.filters));
-        }
-        if list.requested_by.is_some() {
-            let user = "n.key = (SELECT CAST(u.id AS TEXT) FROM users u
-                WHERE u.workspace_id = me.workspace_id AND u.id = :requested_by)";
-            return Some(counter_of("requester", "", user, &self.filters));
-        }
-        // All commands less those that do not match, which are few.
-        let others = match list {
-            CommandList { requested_by_isnull: Some(false), .. } => counted(NOBODY, BY_REQUESTER, OF_NOBODY),
-            CommandList { is_scheduled: Some(false), .. } => counted("", BY_SCHEDULE, "c.scheduled_at > :now"),
-            CommandList { shell: Some(Shell::System), .. } => counted("", INTERNAL, "c.shell = 'internal'"),
+        let user = "n.key = (SELECT CAST(u.id AS TEXT) FROM users u
+            WHERE u.workspace_id = me.workspace_id AND u.id = :requested_by)";
+        Some(match self.list {
+            _ if self.filter_count > 1 => return None,
+            _ if self.filter_count == 0 => all_but("0"),
+            CommandList { server: Some(_), .. } => counter_of("server", "", "n.key = :server", &self.filters),
+            CommandList { requested_by: Some(_), .. } => counter_of("requester", "", user, &self.filters),
+            // Those that do not match are few.
+            CommandList { requested_by_isnull: Some(false), .. } => all_but(&counted(NOBODY, BY_REQUESTER, OF_NOBODY)),
+            CommandList { is_scheduled: Some(false), .. } => {
+                all_but(&counted("", BY_SCHEDULE, "c.scheduled_at > :now"))
+            }
+            CommandList { shell: Some(Shell::System), .. } => all_but(&counted("", INTERNAL, "c.shell = 'internal'")),
             CommandList { success: Some(true), .. } => {
-                format!(
-                    "({} + {})",
-                    counted("", UNSUCCESSFUL, "c.success = 0"),
-                    counted("", OPEN, "c.handled_at IS NULL")
-                )
+                let open = counted("", OPEN, "c.handled_at IS NULL");
+                all_but(&format!("({} + {open})", counted("", UNSUCCESSFUL, "c.success = 0")))
             }
-            _ if self.has_found && search::is_exact(&list.words) => {
-                return Some("(SELECT count(*) FROM found)".to_owned());
-            }
+            _ if self.has_found && search::is_exact(&self.list.words) => "(SELECT count(*) FROM found)".to_owned(),
             _ => return None,
-        };
-        Some(format!("({} - {others})", all()))
+        })
     }
 
     fn total_without_full_access(&self) -> String {

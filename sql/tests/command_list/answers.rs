@@ -1,5 +1,7 @@
 //! Every list is the one of the naive model.
 
+use farhand_sql::command_counts::{behind, distance};
+
 use crate::data::{Dice, Variant, count, database, delete, list_of, run, statement};
 use crate::model::{MOMENTS, Model, WORDS};
 
@@ -107,6 +109,9 @@ fn the_number_of_commands_is_exact_at_any_time() {
                 model.add(&database, 1, again, &format!("{step:08x}"));
             }
         }
+        let uncounted = |sql: &str| database.query_row(sql, [1], |row| row.get::<_, i64>(0)).unwrap();
+        let behind = uncounted(&format!("SELECT count(*) FROM commands c WHERE {}", behind("?1")));
+        assert!(uncounted(&format!("SELECT {}", distance("?1"))) >= behind, "{step}");
         let command = dice.pick(&model.commands).clone();
         let requester = command.requested_by.unwrap_or(1).to_string();
         for query in [vec![], vec![("server", command.server)], vec![("requested_by", requester)]] {

@@ -166,21 +166,46 @@ fn times_at_a_million() {
 fn sizes() {
     let database = database();
     let commands = 100_000;
-    fill(&database, 1, commands);
+    // Another workspace comes first, so that all rows go into the middle of their tables and indexes.
+    fill(&database, 2, 1_000);
     // Each has a line of 56 characters, 200 of output, and two events, sealed 200 at a time.
-    database
-        .execute_batch(&format!(
+    let (numbers, id) = (
+        format!("SELECT value AS i FROM generated WHERE value <= {commands}"),
+        "format('019f0000-%04x-7000-8000-%012x', i % 65536, i)",
+    );
+    let (server, at) = (
+        "format('019e0000-0000-7000-8000-%012x', i % 20)",
+        "format('2026-01-01T00:%02d:%02d.%06d+00:00', i / 60 % 60, i % 60, i)",
+    );
+    let event = |number: i64, who: &str, action: &str, details: u32| {
+        format!(
             "INSERT INTO audit_events (seq, id, workspace_id, occurred_at, actor_type, actor_id, actor_name, credential_type,
                 credential_id, action, object_type, object_id, outcome, remote_ip, request_id, details)
-             SELECT (1 << 40) + 2 * (c.seq - (1 << 40)) + e.value, c.server_id, 1, c.scheduled_at,
-                iif(e.value = 0, 'user', 'agent'), iif(e.value = 0, '1', c.server_id), iif(e.value = 0, 'anna', c.server_name),
-                iif(e.value = 0, 'api_token', 'agent_key'), c.server_id, iif(e.value = 0, 'command.create', 'command.finish'),
-                'command', substr(c.server_id, 1, 20) || format('%016x', c.seq), 'success', '192.0.2.1', c.server_id,
-                format('%.*c', iif(e.value = 0, 360, 230), 'x')
-             FROM commands c CROSS JOIN json_each('[0, 1]') e;
+             SELECT (1 << 40) + 2 * i - {number}, {id}, 1, {at}, {who}, {server}, '{action}', 'command', {id}, 'success',
+                '192.0.2.100', {id}, format('%.*c', {details}, 'x') FROM ({numbers});"
+        )
+    };
+    let (user, agent) =
+        ("'user', '17', 'anna', 'api_token'", format!("'agent', {server}, 'web-' || i % 20, 'agent_key'"));
+    database
+        .execute_batch(&format!(
+            "CREATE TEMP TABLE generated AS
+             WITH RECURSIVE n(value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM n WHERE value < {commands}) SELECT value FROM n;
+             INSERT INTO workspaces (id, slug, name, added_at) VALUES (1, 'one', '', '');
+             INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
+                timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success,
+                exit_code, response_delay, elapsed_time, output_bytes, stored_bytes, result)
+             SELECT (1 << 40) + i, 1, {id}, {server}, 'web-' || i % 20, 1 + i % 10, 'system',
+                format('%-56s', 'systemctl restart app-' || i % 977 || ' && tail /var/log/' || i), 'deploy', '', 1800,
+                {at}, {at}, {at}, {at}, {at}, {at}, 'success', 'Success', 1, 0, 0.125, 1.5, 200, 56, format('%.*c', 200, 'x')
+             FROM ({numbers});
+             {}
+             {}
              INSERT INTO audit_seals
-             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {commands} / 100)
-             SELECT (1 << 40) + 200 * i, 1, (1 << 40) + 200 * i - 199, '', '', format('%.*c', 12800, 'x') FROM n"
+             SELECT (1 << 40) + 200 * i, 1, (1 << 40) + 200 * i - 199, '2026-01-01T00:00:00.000000+00:00',
+                '2026-01-01T00:00:00.000000+00:00', format('%.*c', 12800, 'x') FROM ({numbers}) WHERE i <= {commands} / 100",
+            event(1, user, "command.create", 320),
+            event(0, &agent, "command.finish", 205),
         ))
         .unwrap();
     let sql = "SELECT name, sum(pgsize) AS bytes FROM dbstat GROUP BY name HAVING bytes > 100000 ORDER BY bytes DESC";
