@@ -1,14 +1,14 @@
 // npm run bench -- output [--megabytes N] [--runs N]: how fast the output of one command goes from the agent to the service, and from
 // there to a reader. The project's agent and the service run on this machine. Writes the table `output` of docs/performance.md.
-import { mkdtempSync, openSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir, userInfo } from "node:os";
+import { openSync, writeFileSync } from "node:fs";
+import { userInfo } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { buildAgent } from "../scripts/agent.mjs";
 import { build } from "../scripts/build.mjs";
 import { endGroup, say, startGroup } from "../scripts/lib.mjs";
 import { Client, cpuTime } from "./load.mjs";
-import { startService, stopAll } from "./peers.mjs";
+import { runBench, startService } from "./peers.mjs";
 import { judged, median, publish, table } from "./report.mjs";
 import { makeWorkspace, userToken } from "./workspace.mjs";
 
@@ -74,15 +74,4 @@ async function bench(folder) {
   }
 }
 
-for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void stopAll().then(() => process.exit(1)));
-const folder = mkdtempSync(join(tmpdir(), "farhand-bench-"));
-try {
-  await bench(folder);
-} catch (error) {
-  say(error.stack);
-  process.exitCode = 1;
-} finally {
-  await stopAll();
-  rmSync(folder, { recursive: true, force: true });
-}
-process.exit();
+await runBench(bench);

@@ -1,6 +1,7 @@
 // The Workers that are measured: this checkout's, another checkout's, and the peers of this folder. Each runs in workerd as
 // `npm start` has it (scripts/serve.mjs), in a process and with a state folder of its own, with the settings of our wrangler.toml.
-import { copyFileSync, cpSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { copyFileSync, cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
 import { build as bundle } from "esbuild";
@@ -95,4 +96,20 @@ export async function buildCrate(folder) {
   copyFileSync(join(root, "Cargo.lock"), join(crate, "Cargo.lock"));
   const env = { ...(await prepare()), CARGO_TARGET_DIR: join(root, "target", "bench"), CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS: "" };
   run("cargo", ["build", "--quiet", "--release", "--target", TARGET], { cwd: crate, env });
+}
+
+/** Runs a bench with a folder of its own, and stops what it started. Ends the process. */
+export async function runBench(bench) {
+  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void stopAll().then(() => process.exit(1)));
+  const folder = mkdtempSync(join(tmpdir(), "farhand-bench-"));
+  try {
+    await bench(folder);
+  } catch (error) {
+    say(error.stack);
+    process.exitCode = 1;
+  } finally {
+    await stopAll();
+    rmSync(folder, { recursive: true, force: true });
+  }
+  process.exit();
 }

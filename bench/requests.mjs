@@ -1,8 +1,7 @@
 // node bench/requests.mjs [--windows N] [--milliseconds N] [--against CHECKOUT] [--only TEXT]: what requests cost, each in relation to
 // peers that run beside the service and take their turns with it, and what the Worker weighs. Writes the table `requests` of
 // docs/performance.md; with another checkout, whose service is one more peer, or for some rows only, it only prints it.
-import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { build } from "../scripts/build.mjs";
@@ -11,7 +10,7 @@ import { sizes } from "../scripts/size.mjs";
 import { connectAgent } from "./agent.mjs";
 import { Client, alternate, timesAsMuch } from "./load.mjs";
 import { observe } from "./observe.mjs";
-import { buildCrate, buildOther, copyDatabase, startOther, startPeer, startService, stopAll } from "./peers.mjs";
+import { buildCrate, buildOther, copyDatabase, runBench, startOther, startPeer, startService, stopAll } from "./peers.mjs";
 import { judged, publish, ratio, table } from "./report.mjs";
 import { startUp } from "./startup.mjs";
 import { makeWorkspace, userToken } from "./workspace.mjs";
@@ -207,15 +206,4 @@ one, one at a time. Medians of ${turns.windows} pairs of windows of ${turns.mill
   else publish("requests", text);
 }
 
-for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void stopAll().then(() => process.exit(1)));
-const folder = mkdtempSync(join(tmpdir(), "farhand-bench-"));
-try {
-  await bench(folder);
-} catch (error) {
-  say(error.stack);
-  process.exitCode = 1;
-} finally {
-  await stopAll();
-  rmSync(folder, { recursive: true, force: true });
-}
-process.exit();
+await runBench(bench);
