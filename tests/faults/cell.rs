@@ -359,9 +359,9 @@ impl Cell {
             UNION ALL SELECT kind || ' ' || key FROM command_counts c JOIN counted_commands n USING (workspace_id) WHERE c.total <>
                 (SELECT count(*) FROM commands r WHERE r.workspace_id = c.workspace_id AND r.seq <= n.up_to
                     AND iif(kind = 'server', r.server_id, CAST(r.requested_by AS TEXT)) = c.key)
-            UNION ALL SELECT kind FROM (SELECT 'server' AS kind UNION ALL SELECT 'requester') WHERE
-                (SELECT coalesce(sum(total), 0) FROM command_counts c WHERE c.kind = kind) <>
-                (SELECT count(iif(kind = 'server', r.server_id, r.requested_by)) FROM commands r
+            UNION ALL SELECT k.name FROM (SELECT 'server' AS name UNION ALL SELECT 'requester') k WHERE
+                (SELECT coalesce(sum(total), 0) FROM command_counts c WHERE c.kind = k.name) <>
+                (SELECT count(iif(k.name = 'server', r.server_id, r.requested_by)) FROM commands r
                     JOIN counted_commands n USING (workspace_id) WHERE r.seq <= n.up_to)",
         );
         assert_eq!(wrong, Vec::<String>::new(), "counters that are not what the rows come to");

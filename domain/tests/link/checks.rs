@@ -6,6 +6,7 @@ use farhand_domain::link::event::{FromD1, Kind, RequestId, ServerChange, ToD1};
 use farhand_domain::link::state::Plan;
 use farhand_domain::link::store::Store;
 use farhand_domain::link::stored_command::{Phase, Stage};
+use farhand_domain::time::Timestamp;
 use uuid::Uuid;
 
 use super::world::{Check, WINDOW, What, World};
@@ -147,10 +148,12 @@ impl World {
         let is_exempt = self.history.was_taken_back || self.history.forgotten.contains(&id) || self.history.was_severed;
         ensure!(is_exempt || self.d1.commands.contains_key(&id), "a command is answered that D1 does not have");
         if let Some(key) = key {
-            let now = self.now;
-            let (made, at) = *self.history.made.entry(key.clone()).or_insert((id, now));
+            // A call can be answered long after its key was stored.
+            let added_at = created.command.get("added_at").and_then(|text| text.as_str());
+            let added_at = added_at.and_then(|text| Timestamp::parse(text).ok()).ok_or("a command without a time")?;
+            let (made, at) = *self.history.made.entry(key.clone()).or_insert((id, added_at));
             let is_forgotten = self.history.forgotten.contains(&made) || self.history.was_severed;
-            let is_over = at.plus_seconds(23 * 60 * 60) <= now || is_forgotten;
+            let is_over = at.plus_seconds(23 * 60 * 60) <= self.now || is_forgotten;
             ensure!(made == id || is_over, "an Idempotency-Key made two commands");
         }
         Ok(())
@@ -248,7 +251,7 @@ impl World {
                 .any(|flight| flight.is_awaited() && single(&flight.request).is_some_and(|of| of == kind))
         };
         let later = self.now.plus_seconds(D1_WITHIN);
-        let unless = |at: Option<farhand_domain::time::Timestamp>, kinds: &[&str]| {
+        let unless = |at: Option<Timestamp>, kinds: &[&str]| {
             let is_asked = self.history.is_fresh || kinds.iter().any(|kind| asked(kind));
             at.map(|at| if is_asked { at.max(later) } else { at })
         };
