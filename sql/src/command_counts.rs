@@ -3,6 +3,8 @@
 //! The counters have the commands of a workspace up to a key; [`behind`] are those that they do not
 //! have yet.
 
+use farhand_domain::output::MAX_KEPT;
+
 use crate::numbering::{highest, last};
 
 /// SQL for the key up to which the counters have the commands of a workspace.
@@ -19,7 +21,7 @@ pub fn behind(workspace: &str) -> String {
 fn bytes(day: &str) -> String {
     format!(
         "iif(c.stored_bytes IS NULL, 0, iif(substr(c.added_at, 1, 10) = {day}, c.stored_bytes, 0)
-            + iif(substr(coalesce(c.handled_at, {day}), 1, 10) = {day}, min(c.output_bytes, 16777216), 0))"
+            + iif(substr(coalesce(c.handled_at, {day}), 1, 10) = {day}, min(c.output_bytes, {MAX_KEPT}), 0))"
     )
 }
 
