@@ -12,13 +12,13 @@ const CITED: [(&str, &str); 2] =
 const LEFT_OUT: [&str; 7] = [".git", ".tools", ".wrangler", "build", "corpus", "node_modules", "target"];
 const EXTENSIONS: [&str; 8] = ["html", "js", "md", "mjs", "rs", "sql", "toml", "ts"];
 
-fn texts(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
+fn below(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
     for entry in fs::read_dir(folder).unwrap().flatten() {
         let path = entry.path();
         let name = entry.file_name();
         if path.is_dir() {
             if !LEFT_OUT.iter().any(|left_out| name == *left_out) {
-                texts(&path, found);
+                below(&path, found);
             }
         } else if path.extension().is_some_and(|own| EXTENSIONS.iter().any(|extension| own == *extension)) {
             found.push((path.clone(), fs::read_to_string(&path).unwrap()));
@@ -28,6 +28,13 @@ fn texts(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// The texts of the repository, with their paths.
+fn texts() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    below(&root(), &mut found);
+    found
 }
 
 /// The headings of a document, without the signs.
@@ -71,8 +78,7 @@ fn one_line(text: &str) -> String {
 
 #[test]
 fn every_citation_is_a_heading() {
-    let mut files = Vec::new();
-    texts(&root(), &mut files);
+    let files = texts();
     let mut cited = 0;
     let mut wrong = Vec::new();
     for (word, document) in CITED {
@@ -97,8 +103,7 @@ fn every_citation_is_a_heading() {
 
 #[test]
 fn every_link_within_the_repository_leads_somewhere() {
-    let mut files = Vec::new();
-    texts(&root(), &mut files);
+    let files = texts();
     let mut links = 0;
     let mut broken = Vec::new();
     for (path, text) in files.iter().filter(|(path, _)| path.extension().is_some_and(|own| own == "md")) {
