@@ -119,7 +119,7 @@ export async function alternate(peers, { width, windows, milliseconds }) {
 export function timesAsMuch(one, other, what) {
   const all = (windows) => windows.map((figures) => figures[what]).sort((a, b) => a - b);
   const tenth = (windows) => all(windows)[Math.floor(windows.length / 10)];
-  // What is not the median is for whoever watches: the tenth is of the windows that other programs disturbed least.
+  // Only the median goes into the table. The tenth is of the windows that other programs disturbed least.
   say(`${what}: ${tenth(one).toFixed(1)} / ${tenth(other).toFixed(1)} = ${(tenth(one) / tenth(other)).toFixed(3)} in a tenth`);
   return median(one.map((figures, round) => figures[what] / other[round][what]));
 }
