@@ -1,4 +1,5 @@
-//! Makes the OpenAPI document that the Worker serves, as JSON, of the one that people write, as YAML.
+//! Makes the OpenAPI document that the Worker serves, as JSON, of the one that people write, as
+//! YAML.
 
 use std::error::Error;
 use std::path::Path;

@@ -33,11 +33,17 @@ fn start() {
 
 /// Answers a request. Every refusal is a response: an `Err` would show the platform's own text.
 ///
-/// A response that waits for nothing is returned as it is; others are promised. The macro of the `worker` crate promises all.
+/// A response that waits for nothing is returned as it is; others are promised. The macro of the
+/// `worker` crate promises all.
 #[wasm_bindgen]
-pub fn fetch(request: web_sys::Request, env: Env, context: worker_sys::Context) -> Result<JsValue, JsValue> {
+pub fn fetch(
+    request: web_sys::Request,
+    env: Env,
+    context: worker_sys::Context,
+) -> Result<JsValue, JsValue> {
     let call = Call::new(request, env, Context::new(context));
-    let mut response = Box::pin(async { dispatch::respond(call).await.map(JsValue::from).map_err(JsValue::from) });
+    let mut response =
+        Box::pin(async { dispatch::respond(call).await.map(JsValue::from).map_err(JsValue::from) });
     // The next poll brings a waker.
     match response.as_mut().poll(&mut task::Context::from_waker(Waker::noop())) {
         Poll::Ready(response) => response,
@@ -45,7 +51,8 @@ pub fn fetch(request: web_sys::Request, env: Env, context: worker_sys::Context) 
     }
 }
 
-/// Cron trigger (wrangler.toml): purges idempotency keys, starts the janitor's pass, and writes pending audit events.
+/// Cron trigger (wrangler.toml): purges idempotency keys, starts the janitor's pass, and writes
+/// pending audit events.
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     if let Err(error) = idempotency_keys::purge(&env).await {

@@ -1,4 +1,5 @@
-//! The order of the Worker's rooms, which are the folders of `src`: a file imports from its own room and from lower ones only.
+//! The order of the Worker's rooms, which are the folders of `src`: a file imports from its own
+//! room and from lower ones only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -28,20 +29,24 @@ fn modules(folder: &str) -> BTreeMap<Vec<String>, String> {
         let text = fs::read_to_string(&file).unwrap();
         let text = text.split("#[cfg(test)]\nmod tests").next().unwrap().to_owned();
         let path = file.strip_prefix(&root).unwrap().with_extension("");
-        let mut path: Vec<String> = path.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
+        let mut path: Vec<String> =
+            path.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
         path.pop_if(|last| last == "mod" || last == "lib");
         (path, text)
     };
     sources(folder).into_iter().map(module).collect()
 }
 
-/// The files that a file imports from: of `crate::`, `self::` and `super::` paths, with what is in braces.
+/// The files that a file imports from: of `crate::`, `self::` and `super::` paths, with what is in
+/// braces.
 fn imports(module: &[String], text: &str, all: &BTreeSet<Vec<String>>) -> BTreeSet<Vec<String>> {
     let mut found = BTreeSet::new();
-    let uses = text.split("\nuse ").skip(1).filter_map(|rest| rest.split_once(';')).map(|(path, _)| path);
+    let uses =
+        text.split("\nuse ").skip(1).filter_map(|rest| rest.split_once(';')).map(|(path, _)| path);
     for path in uses {
         let (path, braced) = path.split_once('{').unwrap_or((path, ""));
-        let parts: Vec<&str> = path.split("::").map(str::trim).filter(|part| !part.is_empty()).collect();
+        let parts: Vec<&str> =
+            path.split("::").map(str::trim).filter(|part| !part.is_empty()).collect();
         let parent = &module[..module.len().saturating_sub(1)];
         let base: Vec<String> = match parts[0] {
             "crate" => Vec::new(),
@@ -58,7 +63,8 @@ fn imports(module: &[String], text: &str, all: &BTreeSet<Vec<String>>) -> BTreeS
         let inside: Vec<&str> = braced.trim_end_matches('}').split(',').map(str::trim).collect();
         for name in inside {
             let name = name.split("::").next().unwrap_or("").split(' ').next().unwrap_or("");
-            let whole: Vec<&str> = parts[1..].iter().copied().chain((!name.is_empty()).then_some(name)).collect();
+            let whole: Vec<&str> =
+                parts[1..].iter().copied().chain((!name.is_empty()).then_some(name)).collect();
             found.insert(named(&whole));
         }
     }
@@ -88,7 +94,9 @@ fn arrows(folder: &str) -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
 
 #[test]
 fn no_file_imports_from_a_higher_room() {
-    let rank = |module: &[String]| ROOMS.iter().position(|room| module.first().is_some_and(|first| first == room));
+    let rank = |module: &[String]| {
+        ROOMS.iter().position(|room| module.first().is_some_and(|first| first == room))
+    };
     let mut seen = 0;
     for (module, targets) in arrows("src") {
         for target in targets {
@@ -122,10 +130,13 @@ fn handlers_hold_no_sql() {
 fn files_are_short() {
     let long = |folder: &str| {
         let is_long = |text: &String| {
-            text.lines().count() > MAX_LINES && !text.lines().take(30).any(|line| line.starts_with(REASON))
+            text.lines().count() > MAX_LINES
+                && !text.lines().take(30).any(|line| line.starts_with(REASON))
         };
         let modules = modules(folder).into_iter().filter(|(_, text)| is_long(text));
-        modules.map(|(module, text)| format!("{}: {}", module.join("::"), text.lines().count())).collect::<Vec<_>>()
+        modules
+            .map(|(module, text)| format!("{}: {}", module.join("::"), text.lines().count()))
+            .collect::<Vec<_>>()
     };
     let all: Vec<_> = ["src", "domain/src", "sql/src"].into_iter().flat_map(long).collect();
     assert_eq!(all, Vec::<String>::new());

@@ -1,5 +1,5 @@
-//! The end-to-end tests, through HTTP and WebSocket only. `npm test` starts the service that they talk to; each test
-//! makes its own workspace, so that they run side by side.
+//! The end-to-end tests, through HTTP and WebSocket only. `npm test` starts the service that they
+//! talk to; each test makes its own workspace, so that they run side by side.
 
 mod agent;
 mod api;

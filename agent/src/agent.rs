@@ -58,14 +58,20 @@ pub enum Exit {
     Restart,
 }
 
-/// Runs until a signal or the service ends it. Running commands have `patience` to end by themselves then; before a
-/// restart those that wait have it too. `program` is what a restart would start.
+/// Runs until a signal or the service ends it. Running commands have `patience` to end by
+/// themselves then; before a restart those that wait have it too. `program` is what a restart would
+/// start.
 ///
 /// # Errors
 /// What keeps the agent from starting, in one line.
-pub async fn run(settings: Settings, mut patience: Duration, program: Program) -> Result<Exit, String> {
+pub async fn run(
+    settings: Settings,
+    mut patience: Duration,
+    program: Program,
+) -> Result<Exit, String> {
     let listen = |kind| signal(kind).map_err(|error| format!("cannot listen for signals: {error}"));
-    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) =
+        (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     let mut next_signal = async || {
         tokio::select! {
             _ = terminate.recv() => "SIGTERM",
@@ -78,16 +84,29 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
     if !own.uid.is_root() {
         log::info!("not root: commands run as user number {} only", own.uid);
     }
-    let (shutdown, groups, flushing) = (Shutdown::default(), Groups::default(), CancellationToken::new());
+    let (shutdown, groups, flushing) =
+        (Shutdown::default(), Groups::default(), CancellationToken::new());
     let (journal, remembered) = open_journal(settings.state_dir).await;
     let reports = Reports::new(client.clone(), journal.clone(), flushing.clone());
     let uses_https = settings.service.tls;
     let policy = PolicyFile::new(settings.policy, uses_https);
-    let site = Site { own, policy, host_journal: HostJournal::new(settings.syslog), cgroups: Cgroups::find() };
+    let site = Site {
+        own,
+        policy,
+        host_journal: HostJournal::new(settings.syslog),
+        cgroups: Cgroups::find(),
+    };
     if !site.cgroups.is_there() {
         log::info!("no control groups: each command gets a supervisor instead");
     }
-    let runner = Runner::new(settings.max_running, site, reports.clone(), groups.clone(), shutdown.clone(), program);
+    let runner = Runner::new(
+        settings.max_running,
+        site,
+        reports.clone(),
+        groups.clone(),
+        shutdown.clone(),
+        program,
+    );
     runner.recover(remembered);
     let runner = Arc::new(runner);
 
@@ -139,8 +158,12 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
         }
         flushing.cancel();
         if timeout(FLUSHING, reports.finished()).await.is_err() {
-            let fate = if journal.is_durable() { "are kept for the next start" } else { "are lost" };
-            log::error!("the reports of {} commands could not be sent and {fate}", reports.unsent());
+            let fate =
+                if journal.is_durable() { "are kept for the next start" } else { "are lost" };
+            log::error!(
+                "the reports of {} commands could not be sent and {fate}",
+                reports.unsent()
+            );
         }
         // Else the next start would send once more what was sent just now.
         journal.flush().await;
@@ -159,14 +182,16 @@ pub async fn run(settings: Settings, mut patience: Duration, program: Program) -
             }
         }
     };
-    // Nothing that the agent ran outlives it, except what a command left in the background on purpose.
+    // Nothing that the agent ran outlives it, except what a command left in the background on
+    // purpose.
     groups.kill();
     if exit == Exit::Restart {
         for kind in [Signal::SIGTERM, Signal::SIGINT] {
             // SAFETY: the usual effect of a signal is no code of this program.
             let _ = unsafe { nix::sys::signal::signal(kind, SigHandler::SigDfl) };
         }
-        // From here on a signal ends the process, which has nothing left to do. One that came just before is not lost.
+        // From here on a signal ends the process, which has nothing left to do. One that came just
+        // before is not lost.
         if timeout(SETTLED, next_signal()).await.is_ok() {
             log::info!("the agent exits, and is not restarted");
             return Ok(Exit::Drained);
@@ -193,7 +218,11 @@ async fn open_journal(directory: PathBuf) -> (JournalWriter, Vec<(Uuid, Stage)>)
 }
 
 /// Checks in, then keeps the heartbeat and the WebSocket going.
-async fn serve(client: Client, runner: Arc<Runner<Client>>, leaving: CancellationToken) -> Finished {
+async fn serve(
+    client: Client,
+    runner: Arc<Runner<Client>>,
+    leaving: CancellationToken,
+) -> Finished {
     let interval = tokio::select! {
         interval = checkin::check_in(&client) => interval,
         () = leaving.cancelled() => return Finished::Draining,

@@ -21,30 +21,34 @@ pub struct CommandLine {
 pub enum Action {
     /// Connect to the service and run the commands that it sends, until stopped.
     ///
-    /// As root the agent runs commands as any account that they name. As another account it runs them as itself only.
-    /// SIGTERM and SIGINT drain: no more commands are taken, and those that run may end. A second one exits at once.
+    /// As root the agent runs commands as any account that they name. As another account it runs
+    /// them as itself only. SIGTERM and SIGINT drain: no more commands are taken, and those that
+    /// run may end. A second one exits at once.
     Run(RunArgs),
-    /// Make this host a server of a workspace, with a registration token, and write the agent's file.
+    /// Make this host a server of a workspace, with a registration token, and write the agent's
+    /// file.
     ///
-    /// The token is read from --token-file or from the environment variable FARHAND_REGISTRATION_TOKEN. It is no argument,
-    /// as everyone on this host could see it.
+    /// The token is read from --token-file or from the environment variable
+    /// FARHAND_REGISTRATION_TOKEN. It is no argument, as everyone on this host could see it.
     Register(RegisterArgs),
     /// Take this server out of its workspace, and remove the agent's file and state.
     Unregister(UnregisterArgs),
-    /// Install this program as a service of systemd, or bring the one that is installed up to date. Needs root.
+    /// Install this program as a service of systemd, or bring the one that is installed up to date.
+    /// Needs root.
     Install(InstallArgs),
     /// Stop the service of systemd and remove its unit. Needs root.
     Uninstall(UninstallArgs),
     /// Tell whether an agent runs on this host, and whether the service takes its key.
     ///
-    /// Exit code 0: both. 4: the service refuses the key. 3: no agent runs. 1: the service is not reached.
+    /// Exit code 0: both. 4: the service refuses the key. 3: no agent runs. 1: the service is not
+    /// reached.
     Status(StatusArgs),
 }
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// A TOML file with url, id and key, and optionally max_running, state_dir, policy, syslog and allow_plain_http. Each
-    /// flag below is used in place of its key in the file.
+    /// A TOML file with url, id and key, and optionally max_running, state_dir, policy, syslog and
+    /// allow_plain_http. Each flag below is used in place of its key in the file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The workspace's address, such as https://example.farhand.dev.
@@ -56,8 +60,9 @@ pub struct RunArgs {
     /// A file that holds the server's key and nothing else.
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
-    /// Where the agent keeps what it must not forget over a restart. Without it: state_dir of the file, then the folder
-    /// that systemd gives, then one beside the file, named as that and ending in .state.
+    /// Where the agent keeps what it must not forget over a restart. Without it: state_dir of the
+    /// file, then the folder that systemd gives, then one beside the file, named as that and ending
+    /// in .state.
     #[arg(long, value_name = "DIRECTORY")]
     pub state_dir: Option<PathBuf>,
     /// The host's policy, in place of /etc/farhand/policy.toml. A file that is named must exist.

@@ -12,16 +12,18 @@ use uuid::Uuid;
 
 /// How many commands run at once unless the file says otherwise (agent-protocol 4.3).
 pub const MAX_RUNNING: usize = 20;
-/// The most that the file may ask for: each one costs a process and up to a megabyte of kept output.
+/// The most that the file may ask for: each one costs a process and up to a megabyte of kept
+/// output.
 const MOST_RUNNING: usize = 1_000;
-/// Where the agent keeps what it remembers when nothing says otherwise, and there is no file beside which it could. The
-/// unit of `install` names the same.
+/// Where the agent keeps what it remembers when nothing says otherwise, and there is no file beside
+/// which it could. The unit of `install` names the same.
 const STATE_DIR: &str = "/var/lib/farhand-agent";
 /// The file of the agent that is installed.
 pub const CONFIG: &str = "/etc/farhand/agent.toml";
 /// The socket of syslog, which journald serves too.
 const SYSLOG: &str = "/dev/log";
-/// The most of a file that is read, in bytes: far more than any that makes sense, and `/dev/zero` ends too.
+/// The most of a file that is read, in bytes: far more than any that makes sense, and `/dev/zero`
+/// ends too.
 const MAX_FILE: u64 = 64 * 1024;
 
 /// What is wrong with the configuration, in one line for the one who started the agent.
@@ -91,9 +93,11 @@ pub struct Settings {
     pub key: Secret,
     /// How many commands run at once.
     pub max_running: usize,
-    /// Where this server's agent keeps what it remembers, whether or not that exists yet: a folder of its own.
+    /// Where this server's agent keeps what it remembers, whether or not that exists yet: a folder
+    /// of its own.
     pub state_dir: PathBuf,
-    /// Where an agent of this file may keep that instead, as it depends on who started it: `state_dir` first.
+    /// Where an agent of this file may keep that instead, as it depends on who started it:
+    /// `state_dir` first.
     pub state_dirs: Vec<PathBuf>,
     /// The host's policy, if the configuration names it.
     pub policy: Option<PathBuf>,
@@ -113,7 +117,8 @@ impl Settings {
         let file = match &overrides.config {
             Some(path) => {
                 let text = read(path, &mut warnings)?;
-                toml::from_str(&text).or_else(|e| error(format!("{}: {}", path.display(), describe(&e, &text))))?
+                toml::from_str(&text)
+                    .or_else(|e| error(format!("{}: {}", path.display(), describe(&e, &text))))?
             }
             None => File::default(),
         };
@@ -139,7 +144,9 @@ impl Settings {
         check_credential("key: a key", &key)?;
         let max_running = file.max_running.unwrap_or(MAX_RUNNING);
         if !(1..=MOST_RUNNING).contains(&max_running) {
-            return error(format!("max_running: {max_running} is not between 1 and {MOST_RUNNING}"));
+            return error(format!(
+                "max_running: {max_running} is not between 1 and {MOST_RUNNING}"
+            ));
         }
         let service = Service::parse(&url)?;
         service.check_transport(file.allow_plain_http)?;
@@ -147,7 +154,12 @@ impl Settings {
         let beside_file = overrides.config.as_deref().map(|path| path.with_extension("state"));
         let mut state_dirs: Vec<PathBuf> = match overrides.state_dir.or(file.state_dir) {
             Some(named) => vec![named],
-            None => overrides.service_state_dir.into_iter().chain(beside_file).chain([STATE_DIR.into()]).collect(),
+            None => overrides
+                .service_state_dir
+                .into_iter()
+                .chain(beside_file)
+                .chain([STATE_DIR.into()])
+                .collect(),
         };
         if state_dirs[0].as_os_str().is_empty() {
             return error("state_dir: the name is empty");
@@ -165,7 +177,9 @@ impl Settings {
 pub fn check_credential(what: &str, credential: &Secret) -> Result<(), ConfigError> {
     let is_fit = |b: u8| b.is_ascii_graphic() && b != b'"';
     if credential.expose().is_empty() || !credential.expose().bytes().all(is_fit) {
-        return error(format!("{what} is made of visible ASCII characters, without quotes and blanks"));
+        return error(format!(
+            "{what} is made of visible ASCII characters, without quotes and blanks"
+        ));
     }
     Ok(())
 }
@@ -183,7 +197,10 @@ pub fn read(path: &Path, warnings: &mut Vec<String>) -> Result<String, ConfigErr
             .push(format!("{shown} can be read or changed by other accounts: chmod 600 it, as it holds a credential"));
     }
     let mut bytes = Vec::new();
-    file.by_ref().take(MAX_FILE + 1).read_to_end(&mut bytes).or_else(|e| error(format!("{shown}: {e}")))?;
+    file.by_ref()
+        .take(MAX_FILE + 1)
+        .read_to_end(&mut bytes)
+        .or_else(|e| error(format!("{shown}: {e}")))?;
     if bytes.len() as u64 > MAX_FILE {
         return error(format!("{shown}: larger than {MAX_FILE} bytes"));
     }
@@ -234,13 +251,19 @@ impl Service {
             _ => return bad("does not begin with https:// or http://"),
         };
         // A fragment is thrown away while parsing.
-        if uri.query().is_some() || url.contains('#') || uri.authority().is_none_or(|a| a.as_str().contains('@')) {
+        if uri.query().is_some()
+            || url.contains('#')
+            || uri.authority().is_none_or(|a| a.as_str().contains('@'))
+        {
             return bad("has more than a host, a port and a path");
         }
         let written = uri.host().unwrap_or("");
         let usual = if tls { 443 } else { 80 };
         // A port that does not fit is no port at all to `Uri`, so it is read here.
-        let behind = uri.authority().and_then(|authority| authority.as_str().strip_prefix(written)).unwrap_or("");
+        let behind = uri
+            .authority()
+            .and_then(|authority| authority.as_str().strip_prefix(written))
+            .unwrap_or("");
         let port = match behind.strip_prefix(':').map(str::parse) {
             None => usual,
             Some(Ok(port)) if port > 0 => port,
@@ -255,8 +278,8 @@ impl Service {
         Ok(Self { tls, host, port, authority, path: uri.path().trim_end_matches('/').to_owned() })
     }
 
-    /// Whether the host is this one by its name: the C library does not resolve what ends in `.localhost`, and what
-    /// does is by definition never anywhere else.
+    /// Whether the host is this one by its name: the C library does not resolve what ends in
+    /// `.localhost`, and what does is by definition never anywhere else.
     pub fn is_local_name(&self) -> bool {
         let host = self.host.strip_suffix('.').unwrap_or(&self.host);
         host == "localhost" || host.ends_with(".localhost")
@@ -264,7 +287,8 @@ impl Service {
 
     /// Whether nothing leaves this host on the way.
     fn is_local(&self) -> bool {
-        self.is_local_name() || self.host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+        self.is_local_name()
+            || self.host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
     }
 
     /// Whether it is http to another host.
@@ -321,7 +345,8 @@ mod tests {
     fn load(content: &str) -> Result<Settings, String> {
         let file = file(content);
         let overrides = Overrides { config: Some(file.path().to_owned()), ..Overrides::default() };
-        Settings::load(overrides).map_err(|error| error.to_string().replace(&file.path().display().to_string(), "FILE"))
+        Settings::load(overrides)
+            .map_err(|error| error.to_string().replace(&file.path().display().to_string(), "FILE"))
     }
 
     fn good() -> String {
@@ -348,14 +373,23 @@ mod tests {
                  `policy`, `syslog`, `allow_plain_http`",
             ),
             (good() + "max_running = 0", "max_running: 0 is not between 1 and 1000"),
-            (good() + "max_running = \"x\"", "FILE: line 4: invalid type: string \"x\", expected usize"),
+            (
+                good() + "max_running = \"x\"",
+                "FILE: line 4: invalid type: string \"x\", expected usize",
+            ),
             (good().replace(ID, "web-1"), "id: \"web-1\" is not the UUID of a server"),
-            (good().replace("https:", "ftp:"), "url: \"ftp://a.example\" does not begin with https:// or http://"),
+            (
+                good().replace("https:", "ftp:"),
+                "url: \"ftp://a.example\" does not begin with https:// or http://",
+            ),
             (
                 good().replace("sesame", "ses ame"),
                 "key: a key is made of visible ASCII characters, without quotes and blanks",
             ),
-            (format!("id = \"{ID}\"\nkey = \"k\""), "no url is given: put `url` into the config file, or use --url"),
+            (
+                format!("id = \"{ID}\"\nkey = \"k\""),
+                "no url is given: put `url` into the config file, or use --url",
+            ),
             (
                 "url = \"http://localhost\"\nkey = \"k\"".to_owned(),
                 "no id is given: put `id` into the config file, or use --id",
@@ -367,7 +401,10 @@ mod tests {
         let number = load(&good().replace("\"sesame\"", "123456")).unwrap_err();
         assert_eq!(number, "FILE: line 3: `key` must be given once, as text in quotes");
         let unclosed = load(&good().replace("sesame\"", "sesame")).unwrap_err();
-        assert!(unclosed.starts_with("FILE: line 3: ") && !unclosed.contains("sesame"), "{unclosed}");
+        assert!(
+            unclosed.starts_with("FILE: line 3: ") && !unclosed.contains("sesame"),
+            "{unclosed}"
+        );
         assert_eq!(unclosed.lines().count(), 1);
     }
 
@@ -415,7 +452,8 @@ mod tests {
         assert_eq!(state(overrides.clone()), Path::new("/file").join(ID));
         let overrides = Overrides { state_dir: Some("/flag".into()), ..overrides };
         assert_eq!(state(overrides.clone()), Path::new("/flag").join(ID));
-        let error = Settings::load(Overrides { state_dir: Some("".into()), ..overrides }).unwrap_err();
+        let error =
+            Settings::load(Overrides { state_dir: Some("".into()), ..overrides }).unwrap_err();
         assert_eq!(error.to_string(), "state_dir: the name is empty");
     }
 
@@ -423,8 +461,11 @@ mod tests {
     fn a_file_that_others_can_read_is_warned_of() {
         let file = file(&good());
         fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644)).unwrap();
-        let settings =
-            Settings::load(Overrides { config: Some(file.path().to_owned()), ..Overrides::default() }).unwrap();
+        let settings = Settings::load(Overrides {
+            config: Some(file.path().to_owned()),
+            ..Overrides::default()
+        })
+        .unwrap();
         assert_eq!(settings.warnings.len(), 1);
         assert!(settings.warnings[0].contains("chmod 600"), "{:?}", settings.warnings);
     }
@@ -434,14 +475,20 @@ mod tests {
         let plain = good().replace("https:", "http:");
         let refusal = load(&plain).unwrap_err();
         assert!(
-            refusal.contains("anybody on the way is root here") && refusal.contains("allow_plain_http"),
+            refusal.contains("anybody on the way is root here")
+                && refusal.contains("allow_plain_http"),
             "{refusal}"
         );
         assert!(load(&(plain.clone() + "allow_plain_http = false")).is_err());
         let allowed = load(&(plain + "allow_plain_http = true")).unwrap();
-        assert!(allowed.warnings.len() == 1 && allowed.warnings[0].contains("root here"), "{:?}", allowed.warnings);
+        assert!(
+            allowed.warnings.len() == 1 && allowed.warnings[0].contains("root here"),
+            "{:?}",
+            allowed.warnings
+        );
         for local in ["localhost", "a.localhost:8787", "127.0.0.1", "[::1]:80"] {
-            let settings = load(&good().replace("https://a.example", &format!("http://{local}"))).unwrap();
+            let settings =
+                load(&good().replace("https://a.example", &format!("http://{local}"))).unwrap();
             assert_eq!(settings.warnings, [] as [&str; 0], "{local}");
         }
     }
@@ -450,18 +497,34 @@ mod tests {
     fn services() {
         let service = Service::parse("https://A.Example:8443/base/").unwrap();
         assert_eq!((service.tls, service.host.as_str(), service.port), (true, "a.example", 8443));
-        assert_eq!((service.authority.as_str(), service.path.as_str()), ("a.example:8443", "/base"));
+        assert_eq!(
+            (service.authority.as_str(), service.path.as_str()),
+            ("a.example:8443", "/base")
+        );
         assert_eq!(Service::parse("http://[::1]").unwrap().host, "::1");
         assert_eq!(Service::parse("http://[::1]:8080").unwrap().origin(), "http://[::1]:8080");
         assert_eq!(Service::parse("https://a.example:443").unwrap().origin(), "https://a.example");
-        for (name, local) in
-            [("localhost", true), ("a.b.localhost", true), ("notlocalhost", false), ("127.0.0.1", false)]
-        {
-            assert_eq!(Service::parse(&format!("http://{name}")).unwrap().is_local_name(), local, "{name}");
+        for (name, local) in [
+            ("localhost", true),
+            ("a.b.localhost", true),
+            ("notlocalhost", false),
+            ("127.0.0.1", false),
+        ] {
+            assert_eq!(
+                Service::parse(&format!("http://{name}")).unwrap().is_local_name(),
+                local,
+                "{name}"
+            );
         }
-        for bad in
-            ["", "a.example", "https://", "https://u:p@a.example", "https://a?x=1", "https://a#x", "https://a:99999"]
-        {
+        for bad in [
+            "",
+            "a.example",
+            "https://",
+            "https://u:p@a.example",
+            "https://a?x=1",
+            "https://a#x",
+            "https://a:99999",
+        ] {
             assert!(Service::parse(bad).is_err(), "{bad}");
         }
     }

@@ -1,7 +1,7 @@
 //! The log: one line for each event, on standard error.
 //!
-//! Only the agent's own events are shown, as libraries may show headers. A command's line and its output are never
-//! logged, and neither is the key.
+//! Only the agent's own events are shown, as libraries may show headers. A command's line and its
+//! output are never logged, and neither is the key.
 
 use std::io::Write;
 
@@ -20,7 +20,10 @@ impl Log for Lines {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            let line = line(record, self.has_time.then(|| Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true)));
+            let line = line(
+                record,
+                self.has_time.then(|| Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true)),
+            );
             // If stderr is closed, the line is lost.
             let _ = std::io::stderr().lock().write_all(line.as_bytes());
         }
@@ -50,7 +53,8 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line() {
-        let record = Record::builder().args(format_args!("a\nb\x1b[0m")).level(log::Level::Warn).build();
+        let record =
+            Record::builder().args(format_args!("a\nb\x1b[0m")).level(log::Level::Warn).build();
         assert_eq!(line(&record, None), "WARN  a b [0m\n");
         assert_eq!(
             line(&record, Some("2026-01-01T00:00:00.000Z".to_owned())),

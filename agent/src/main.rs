@@ -1,7 +1,9 @@
-//! Farhand's agent: runs commands on a server, as the accounts that they name, and reports their output.
+//! Farhand's agent: runs commands on a server, as the accounts that they name, and reports their
+//! output.
 //!
-//! One binary without anything around it: it reads a small file or a few flags, keeps a WebSocket to the service, and
-//! runs what comes there. `agent-protocol 4.1` in a comment is the heading 4.1 of `docs/spec/agent-protocol.md`.
+//! One binary without anything around it: it reads a small file or a few flags, keeps a WebSocket
+//! to the service, and runs what comes there. `agent-protocol 4.1` in a comment is the heading 4.1
+//! of `docs/spec/agent-protocol.md`.
 
 mod agent;
 mod cli;
@@ -25,7 +27,9 @@ use clap::Parser;
 use farhand_domain::secret::Secret;
 
 use crate::agent::Exit;
-use crate::cli::{Action, CommandLine, InstallArgs, RegisterArgs, RunArgs, StatusArgs, UnregisterArgs};
+use crate::cli::{
+    Action, CommandLine, InstallArgs, RegisterArgs, RunArgs, StatusArgs, UnregisterArgs,
+};
 use crate::config::{ConfigError, Overrides, Service, Settings};
 use crate::host::program::Program;
 use crate::service::install::{self, Failure, Installation};
@@ -35,13 +39,15 @@ use crate::service::status::Status;
 /// The exit code for what is wrong with the command line or the configuration.
 const MISUSE: u8 = 2;
 
-/// The environment variable of the key. It is not one of clap's, whose help would show its value; neither is the next.
+/// The environment variable of the key. It is not one of clap's, whose help would show its value;
+/// neither is the next.
 const KEY_VARIABLE: &str = "FARHAND_AGENT_KEY";
 
 /// The environment variable of the registration token.
 const TOKEN_VARIABLE: &str = "FARHAND_REGISTRATION_TOKEN";
 
-/// The environment variable in which systemd names the folders of `StateDirectory=`, with colons between.
+/// The environment variable in which systemd names the folders of `StateDirectory=`, with colons
+/// between.
 const STATE_VARIABLE: &str = "STATE_DIRECTORY";
 
 /// The first of some folders.
@@ -131,7 +137,9 @@ fn do_register(register: RegisterArgs) -> Result<String, Failure> {
         None => secret(TOKEN_VARIABLE),
     };
     let Some(token) = token else {
-        return Err(Failure::Misuse(format!("no registration token is given: use --token-file or {TOKEN_VARIABLE}")));
+        return Err(Failure::Misuse(format!(
+            "no registration token is given: use --token-file or {TOKEN_VARIABLE}"
+        )));
     };
     config::check_credential("the registration token", &token)?;
     warn(&warnings);
@@ -147,13 +155,17 @@ fn do_unregister(unregister: UnregisterArgs) -> Result<String, Failure> {
 
 fn do_install(install: InstallArgs) -> Result<String, Failure> {
     // A path in a unit is whole.
-    let config = std::path::absolute(&install.config).map_err(|error| Failure::Misuse(error.to_string()))?;
+    let config =
+        std::path::absolute(&install.config).map_err(|error| Failure::Misuse(error.to_string()))?;
     let InstallArgs { user, prefix, no_start, .. } = install;
     install::install(&Installation { config, user, prefix, start: !no_start })
 }
 
 fn do_status(arguments: StatusArgs) -> Result<(String, u8), Failure> {
-    let settings = Settings::load(Overrides { state_dir: arguments.state_dir, ..overrides(Some(arguments.config)) })?;
+    let settings = Settings::load(Overrides {
+        state_dir: arguments.state_dir,
+        ..overrides(Some(arguments.config))
+    })?;
     warn(&settings.warnings);
     let status = wait_for(Status::collect(&settings))?;
     let text = if arguments.json { status.json().to_string() } else { status.text() };
@@ -179,13 +191,14 @@ fn serve(run: RunArgs, program: Program) -> ExitCode {
         log::warn!("{warning}");
     }
     // Two threads: one may be busy with draining a command's endless output.
-    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            log::error!("cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let runtime =
+        match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                log::error!("cannot start: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
     let patience = Duration::from_secs(run.drain_seconds.into());
     let exit = runtime.block_on(agent::run(settings, patience, program.clone()));
     // What hangs in the file system or in a look-up does not keep the agent from exiting.

@@ -1,18 +1,23 @@
-//! Reports of commands: what is sent, in which order, how often it is tried, and what is given up when (agent-protocol 4 and 6.3).
+//! Reports of commands: what is sent, in which order, how often it is tried, and what is given up
+//! when (agent-protocol 4 and 6.3).
 //!
-//! Each command has one sender of its own, which sends its ack, then its chunks, then its fin, one after the other.
-//! - A call without a 2xx in 5 s is tried again 1, 3, 7, 15 and 31 s after it first failed. 404 means that the service
-//!   does not know the command: nothing is tried again.
-//! - An ack or a chunk is then given up. From there on the service counts as away, and chunks are tried once every few
-//!   seconds and dropped in between, so that a command never stands still for long behind a service that is not there.
-//! - A fin is tried for a day, except after 403, which a deleted server gets. At most [`MAX_FINS`] wait, and the oldest
-//!   gives way; together they are bounded too, and beyond that they keep a short piece of output only.
+//! Each command has one sender of its own, which sends its ack, then its chunks, then its fin, one
+//! after the other.
+//! - A call without a 2xx in 5 s is tried again 1, 3, 7, 15 and 31 s after it first failed. 404
+//!   means that the service does not know the command: nothing is tried again.
+//! - An ack or a chunk is then given up. From there on the service counts as away, and chunks are
+//!   tried once every few seconds and dropped in between, so that a command never stands still for
+//!   long behind a service that is not there.
+//! - A fin is tried for a day, except after 403, which a deleted server gets. At most [`MAX_FINS`]
+//!   wait, and the oldest gives way; together they are bounded too, and beyond that they keep a
+//!   short piece of output only.
 //!
-//! Before a command is acknowledged, and before its end is sent, that is in the agent's memory; after a restart what was
-//! not taken by the service is sent from there.
+//! Before a command is acknowledged, and before its end is sent, that is in the agent's memory;
+//! after a restart what was not taken by the service is sent from there.
 //!
-//! A command's output waits in a queue of a few chunks, and behind it in a buffer of bounded size. When both are full,
-//! the command waits for the service, until all the output that the service keeps is read.
+//! A command's output waits in a queue of a few chunks, and behind it in a buffer of bounded size.
+//! When both are full, the command waits for the service, until all the output that the service
+//! keeps is read.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -39,26 +44,33 @@ const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 /// How long a fin is tried.
 const FIN_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long the service has for a later try of a fin. Longer than for the first ones, as a slow line may be what failed.
+/// How long the service has for a later try of a fin. Longer than for the first ones, as a slow
+/// line may be what failed.
 const LATE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a chunk is tried while the service is away.
 const AWAY_PAUSE: Duration = Duration::from_secs(5);
 /// The pause between tries while the agent is about to exit.
 const FLUSH_PAUSE: Duration = Duration::from_millis(500);
-/// How many chunks of one command wait to be sent. Few, so that chunks grow soon if the service is slow.
+/// How many chunks of one command wait to be sent. Few, so that chunks grow soon if the service is
+/// slow.
 pub const QUEUE: usize = 4;
 /// How many fins wait to be sent.
 const MAX_FINS: usize = 1_000;
 /// How large all waiting fins are together, in bytes; beyond that a new one is shortened.
 const MAX_FIN_BYTES: usize = 64 * 1024 * 1024;
-/// How many calls are under way at once: first tries and, apart from them, later tries of fins, so that a day's worth of
-/// those cannot stand in the way of what is going on.
+/// How many calls are under way at once: first tries and, apart from them, later tries of fins, so
+/// that a day's worth of those cannot stand in the way of what is going on.
 const CALLS: (usize, usize) = (16, 4);
 
 /// By what reports are sent. The tests have one that answers as they like.
 pub trait Transport: Clone + Send + Sync + 'static {
     /// Posts `body` to `path` and returns the status of the response.
-    fn post(&self, path: &str, body: Bytes, timeout: Duration) -> impl Future<Output = Outcome> + Send;
+    fn post(
+        &self,
+        path: &str,
+        body: Bytes,
+        timeout: Duration,
+    ) -> impl Future<Output = Outcome> + Send;
 }
 
 impl Transport for Client {
@@ -125,8 +137,8 @@ enum Delivery {
 }
 
 impl<T: Transport> Reports<T> {
-    /// Reports that go by `transport`, and are noted in `journal`. Once `flushing` is cancelled, tries follow each other
-    /// quickly.
+    /// Reports that go by `transport`, and are noted in `journal`. Once `flushing` is cancelled,
+    /// tries follow each other quickly.
     pub fn new(transport: T, journal: JournalWriter, flushing: CancellationToken) -> Self {
         Self {
             transport,
@@ -154,7 +166,12 @@ impl<T: Transport> Reports<T> {
             written.wait().await;
             sender.serve(id, reports).await;
         });
-        Reporter { id, queue, pending_fins: self.pending_fins.clone(), journal: self.journal.clone() }
+        Reporter {
+            id,
+            queue,
+            pending_fins: self.pending_fins.clone(),
+            journal: self.journal.clone(),
+        }
     }
 
     /// Sends the acknowledgement and the end of a command that ended before, from memory; behind
@@ -220,7 +237,8 @@ impl<T: Transport> Reports<T> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all reports are sent or given up. For the time after the last [`begin`](Self::begin).
+    /// Waits until all reports are sent or given up. For the time after the last
+    /// [`begin`](Self::begin).
     pub async fn finished(&self) {
         self.senders.close();
         self.senders.wait().await;
@@ -282,7 +300,9 @@ impl<T: Transport> Reports<T> {
                 return log::warn!("command {id}: its end was refused: is the server deleted?");
             }
             Delivery::GivenUp(_) => {
-                log::warn!("command {id}: its end could not be sent yet, and will be tried for a day")
+                log::warn!(
+                    "command {id}: its end could not be sent yet, and will be tried for a day"
+                )
             }
         }
         while began.elapsed() < FIN_LIFE {
@@ -293,7 +313,9 @@ impl<T: Transport> Reports<T> {
                     return self.answered(id);
                 }
                 Ok(404) => return self.answered(id),
-                Ok(403) => return log::warn!("command {id}: its end was refused: is the server deleted?"),
+                Ok(403) => {
+                    return log::warn!("command {id}: its end was refused: is the server deleted?");
+                }
                 _ => {}
             }
         }
@@ -434,7 +456,8 @@ mod tests {
 
     impl Scripted {
         fn new(answers: &[u16], at_last: u16) -> Self {
-            let outcome = |status: u16| if status == 0 { Err(NoAnswer("away".into())) } else { Ok(status) };
+            let outcome =
+                |status: u16| if status == 0 { Err(NoAnswer("away".into())) } else { Ok(status) };
             let answers = answers.iter().map(|status| outcome(*status)).collect();
             let state = State { answers, at_last: outcome(at_last), calls: Vec::new() };
             Self { began: Instant::now(), state: Arc::new(Mutex::new(state)) }
@@ -446,8 +469,16 @@ mod tests {
 
         /// Each call: at which second, what of, and its `seq` or `exit_code`.
         fn calls(&self) -> Vec<(u64, String, i64)> {
-            let number = |body: &serde_json::Value| body["seq"].as_i64().or(body["exit_code"].as_i64()).unwrap_or(-1);
-            self.state.lock().unwrap().calls.iter().map(|(at, what, body)| (*at, what.clone(), number(body))).collect()
+            let number = |body: &serde_json::Value| {
+                body["seq"].as_i64().or(body["exit_code"].as_i64()).unwrap_or(-1)
+            };
+            self.state
+                .lock()
+                .unwrap()
+                .calls
+                .iter()
+                .map(|(at, what, body)| (*at, what.clone(), number(body)))
+                .collect()
         }
 
         fn whats(&self) -> Vec<String> {
@@ -515,8 +546,16 @@ mod tests {
         one_command(&reports, 1).await;
         reports.finished().await;
         let times: Vec<_> = service.calls().into_iter().map(|(at, what, _)| (at, what)).collect();
-        let expected =
-            [(0, "ack"), (1, "ack"), (3, "ack"), (7, "ack"), (15, "ack"), (31, "ack"), (31, "chunk"), (31, "fin")];
+        let expected = [
+            (0, "ack"),
+            (1, "ack"),
+            (3, "ack"),
+            (7, "ack"),
+            (15, "ack"),
+            (31, "ack"),
+            (31, "chunk"),
+            (31, "fin"),
+        ];
         assert_eq!(times, expected.map(|(at, what)| (at, what.to_owned())));
     }
 
@@ -544,7 +583,8 @@ mod tests {
         let service = Scripted::new(&[], 0);
         let reports = reports(&service);
         one_command(&reports, 1_000).await;
-        // All that stood behind the ack is dropped with a try now and then, and the fin is not much later.
+        // All that stood behind the ack is dropped with a try now and then, and the fin is not much
+        // later.
         assert!(service.began.elapsed() < Duration::from_secs(70), "{:?}", service.began.elapsed());
         sleep(Duration::from_secs(5 * 60 * 60)).await;
         assert_eq!(reports.unsent(), 1);
@@ -577,8 +617,12 @@ mod tests {
         let _ = reporter.queue().send(chunk(2)).await;
         reporter.fin(fin(0, "")).await;
         reports.finished().await;
-        let behind: Vec<_> = service.calls().into_iter().skip(7).map(|(_, what, number)| (what, number)).collect();
-        assert_eq!(behind, [("chunk".to_owned(), 1), ("chunk".to_owned(), 2), ("fin".to_owned(), 0)]);
+        let behind: Vec<_> =
+            service.calls().into_iter().skip(7).map(|(_, what, number)| (what, number)).collect();
+        assert_eq!(
+            behind,
+            [("chunk".to_owned(), 1), ("chunk".to_owned(), 2), ("fin".to_owned(), 0)]
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -599,11 +643,15 @@ mod tests {
             reports.begin(Uuid::nil(), Written::already()).fin(fin(number as i64, "")).await;
         }
         sleep(Duration::from_secs(600)).await;
-        assert_eq!((reports.unsent(), reports.pending_fins.lock().fins.len()), (MAX_FINS, MAX_FINS));
+        assert_eq!(
+            (reports.unsent(), reports.pending_fins.lock().fins.len()),
+            (MAX_FINS, MAX_FINS)
+        );
         let before = service.calls().len();
         service.answer(204);
         reports.finished().await;
-        let mut sent: Vec<_> = service.calls().split_off(before).into_iter().map(|(_, _, number)| number).collect();
+        let mut sent: Vec<_> =
+            service.calls().split_off(before).into_iter().map(|(_, _, number)| number).collect();
         sent.sort_unstable();
         assert_eq!(sent, (5..MAX_FINS as i64 + 5).collect::<Vec<_>>());
     }
@@ -612,7 +660,8 @@ mod tests {
     fn waiting_fins_are_bounded_together() {
         let pending_fins = PendingFins::default();
         let large = "\0".repeat(256 * 1024);
-        let entered: Vec<_> = (0..200).map(|number| pending_fins.enter(fin(number, &large))).collect();
+        let entered: Vec<_> =
+            (0..200).map(|number| pending_fins.enter(fin(number, &large))).collect();
         assert!(pending_fins.lock().bytes < MAX_FIN_BYTES + 200 * 8 * SHORT_RESULT);
         drop(entered);
         assert_eq!(pending_fins.lock().bytes, 0);

@@ -1,5 +1,5 @@
-//! The order of the agent's rooms, which are the folders and files of `src`: a file imports from its own room and from
-//! lower ones only, and no files import from each other in a circle.
+//! The order of the agent's rooms, which are the folders and files of `src`: a file imports from
+//! its own room and from lower ones only, and no files import from each other in a circle.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,8 +8,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the lowest to the highest.
-const ROOMS: [&str; 11] =
-    ["logging", "config", "host", "journal", "connection", "reports", "runner", "service", "agent", "cli", "main"];
+const ROOMS: [&str; 11] = [
+    "logging",
+    "config",
+    "host",
+    "journal",
+    "connection",
+    "reports",
+    "runner",
+    "service",
+    "agent",
+    "cli",
+    "main",
+];
 
 /// The files of `src` by their module (`runner::queue`), without their tests.
 fn modules() -> BTreeMap<String, String> {
@@ -30,21 +41,31 @@ fn modules() -> BTreeMap<String, String> {
 
 /// The modules that a file uses: those of its paths from `crate::`, and its own submodules.
 fn imports<'a>(module: &str, text: &str, all: &'a BTreeMap<String, String>) -> BTreeSet<&'a str> {
-    let parent = |module: &str| module.rsplit_once("::").map_or("main", |(parent, _)| parent).to_owned();
-    let mut found: BTreeSet<&str> = all.keys().filter(|other| parent(other) == module).map(String::as_str).collect();
+    let parent =
+        |module: &str| module.rsplit_once("::").map_or("main", |(parent, _)| parent).to_owned();
+    let mut found: BTreeSet<&str> =
+        all.keys().filter(|other| parent(other) == module).map(String::as_str).collect();
     let code: Vec<_> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     let code = code.join("\n");
-    assert!(!code.contains("super::"), "{module} has a path from super::, which this test does not follow");
+    assert!(
+        !code.contains("super::"),
+        "{module} has a path from super::, which this test does not follow"
+    );
     for rest in code.split("crate::").skip(1) {
-        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(rest.len());
+        let end =
+            rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(rest.len());
         let (path, rest) = rest.split_at(end);
         let braced = rest.strip_prefix('{').map_or("", |rest| rest.split('}').next().unwrap());
-        assert!(!braced.contains('{'), "{module} has braces in braces, which this test does not follow");
+        assert!(
+            !braced.contains('{'),
+            "{module} has braces in braces, which this test does not follow"
+        );
         for name in braced.split(',') {
             let whole = format!("{path}{}", name.trim());
             let mut named = whole.as_str();
             while !all.contains_key(named) {
-                named = named.rsplit_once("::").unwrap_or_else(|| panic!("{module} imports {whole}")).0;
+                named =
+                    named.rsplit_once("::").unwrap_or_else(|| panic!("{module} imports {whole}")).0;
             }
             found.extend(all.get_key_value(named).map(|(named, _)| named.as_str()));
         }
@@ -86,7 +107,8 @@ fn no_file_imports_from_a_higher_room() {
 #[test]
 fn no_files_import_from_each_other() {
     let all = modules();
-    let arrows = all.iter().map(|(module, text)| (module.as_str(), imports(module, text, &all))).collect();
+    let arrows =
+        all.iter().map(|(module, text)| (module.as_str(), imports(module, text, &all))).collect();
     assert_eq!(circle(&arrows), [""; 0]);
     let text = "use crate::runner::{self, queue::Queue};".to_owned();
     let bad = BTreeMap::from([
@@ -94,7 +116,8 @@ fn no_files_import_from_each_other() {
         ("runner".to_owned(), String::new()),
         ("runner::queue".to_owned(), text),
     ]);
-    let arrows = bad.iter().map(|(module, text)| (module.as_str(), imports(module, text, &bad))).collect();
+    let arrows =
+        bad.iter().map(|(module, text)| (module.as_str(), imports(module, text, &bad))).collect();
     assert_eq!(circle(&arrows), ["main", "runner", "runner::queue"]);
 }
 

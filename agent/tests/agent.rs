@@ -48,7 +48,10 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
 #[test]
 fn it_tells_its_version_and_its_usage() {
     let version = run(&["--version"]);
-    assert_eq!(String::from_utf8(version.stdout).unwrap(), format!("farhand-agent {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        String::from_utf8(version.stdout).unwrap(),
+        format!("farhand-agent {}\n", env!("CARGO_PKG_VERSION"))
+    );
     for arguments in [&["--help"][..], &["run", "--help"]] {
         let help = run(arguments);
         assert!(help.status.success() && !help.stdout.is_empty());
@@ -62,7 +65,9 @@ async fn it_checks_in_and_then_connects() {
     service.url = format!("http://acme.localhost:{}", service.port);
     let _agent = service.agent();
     let _socket = service.socket().await;
-    service.until(|calls| calls.iter().any(|seen| seen.call == "PATCH /api/servers/servers/-/status/")).await;
+    service
+        .until(|calls| calls.iter().any(|seen| seen.call == "PATCH /api/servers/servers/-/status/"))
+        .await;
     let calls = service.calls();
     let expected = [
         "GET /api/servers/servers/-/",
@@ -76,9 +81,13 @@ async fn it_checks_in_and_then_connects() {
     assert_eq!(calls.iter().map(|seen| seen.call.as_str()).collect::<Vec<_>>(), expected);
     for seen in &calls {
         assert_eq!(seen.headers["authorization"], format!("id=\"{SERVER}\", key=\"{KEY}\""));
-        assert_eq!(seen.headers["user-agent"], format!("farhand-agent/{}", env!("CARGO_PKG_VERSION")));
+        assert_eq!(
+            seen.headers["user-agent"],
+            format!("farhand-agent/{}", env!("CARGO_PKG_VERSION"))
+        );
         assert_eq!(seen.headers["host"], format!("acme.localhost:{}", service.port));
-        let announced = seen.call.contains("/ws/").then_some("kill, replay, argv, script, stdin, cwd");
+        let announced =
+            seen.call.contains("/ws/").then_some("kill, replay, argv, script, stdin, cwd");
         assert_eq!(seen.headers.get("x-agent-features").map(String::as_str), announced);
         if !seen.call.starts_with("GET") {
             assert_eq!(seen.headers["content-type"], "application/json");
@@ -86,11 +95,20 @@ async fn it_checks_in_and_then_connects() {
         }
     }
     assert_eq!(calls[5].headers["origin"], service.url);
-    assert_eq!((&calls[1].body["record"], &calls[1].body["reporter"]), (&json!("started"), &json!("farhand-agent")));
+    assert_eq!(
+        (&calls[1].body["record"], &calls[1].body["reporter"]),
+        (&json!("started"), &json!("farhand-agent"))
+    );
     let facts = &calls[2].body;
     assert_eq!(facts["version"], env!("CARGO_PKG_VERSION"));
-    assert!(facts["load"].is_number() && facts["info"]["physical_memory"].as_u64() > Some(0), "{facts}");
-    assert!(facts["info"]["cpu_logical_cores"].as_u64() > Some(0) && facts["os"].is_object(), "{facts}");
+    assert!(
+        facts["load"].is_number() && facts["info"]["physical_memory"].as_u64() > Some(0),
+        "{facts}"
+    );
+    assert!(
+        facts["info"]["cpu_logical_cores"].as_u64() > Some(0) && facts["os"].is_object(),
+        "{facts}"
+    );
     assert!(calls[3].body["hashes"]["os"].is_string());
     assert!(calls[6].body["load"].as_f64().is_some_and(|load| load >= 0.0), "{}", calls[6].body);
 }
@@ -114,7 +132,10 @@ async fn nothing_is_done_before_the_service_knows_it() {
     // The second attempt comes after ten seconds.
     let _socket = service.socket().await;
     let calls: Vec<_> = service.calls().into_iter().map(|seen| seen.call).collect();
-    assert_eq!(calls[..3], ["GET /api/servers/servers/-/", "GET /api/servers/servers/-/", "POST /api/events/events/"]);
+    assert_eq!(
+        calls[..3],
+        ["GET /api/servers/servers/-/", "GET /api/servers/servers/-/", "POST /api/events/events/"]
+    );
     assert!(agent.log().contains("the id or the key is wrong"), "{}", agent.log());
 }
 
@@ -142,7 +163,11 @@ async fn a_command_is_acknowledged_then_streamed_then_ended() {
     let mut service = Service::start(true).await;
     let agent = service.agent();
     let mut socket = service.socket().await;
-    let id = socket.command("i=0; while [ $i -lt 2000 ]; do echo \"line $i ä€\"; i=$((i+1)); done; env; exit 3").await;
+    let id = socket
+        .command(
+            "i=0; while [ $i -lt 2000 ]; do echo \"line $i ä€\"; i=$((i+1)); done; env; exit 3",
+        )
+        .await;
     let fin = service.fin(id).await;
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(3)));
     assert!(fin["elapsed_time"].as_f64() > Some(0.0));
@@ -198,7 +223,10 @@ async fn a_refused_command_is_acknowledged_and_ended() {
     let id = socket.command_as("", "id").await;
     let fin = service.fin(id).await;
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(126)));
-    assert_eq!((&fin["result"], &fin["reason"]), (&json!(""), &json!("The command names no account to run as.")));
+    assert_eq!(
+        (&fin["result"], &fin["reason"]),
+        (&json!(""), &json!("The command names no account to run as."))
+    );
     assert_eq!(service.reports(id)[0].0, "ack");
 }
 
@@ -253,7 +281,12 @@ async fn a_refused_key_is_named_in_the_log() {
     // The second attempt comes after five seconds.
     let _socket = service.socket().await;
     let log = agent.log();
-    assert!(log.contains("the service refuses the key: it is wrong, or the server is deleted; next try in"), "{log}");
+    assert!(
+        log.contains(
+            "the service refuses the key: it is wrong, or the server is deleted; next try in"
+        ),
+        "{log}"
+    );
 }
 
 #[tokio::test]
@@ -266,8 +299,13 @@ async fn a_policy_that_is_named_must_be_there() {
     let reason = fin["reason"].as_str().unwrap();
     assert_eq!((&fin["exit_code"], &fin["result"]), (&json!(126), &json!("")));
     assert!(reason.contains("/no/such/policy.toml") && reason.contains("does not exist"), "{fin}");
-    eventually(|| agent.records().iter().any(|record| record.contains("refused: ") && record.contains("line=echo x")))
-        .await;
+    eventually(|| {
+        agent
+            .records()
+            .iter()
+            .any(|record| record.contains("refused: ") && record.contains("line=echo x"))
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -296,7 +334,8 @@ async fn a_fin_is_sent_until_it_is_taken() {
     let mut socket = service.socket().await;
     service.answer("/fin/", &[503, 500]);
     let id = socket.command("echo x").await;
-    let fins = |reports: &[(String, Value)]| reports.iter().filter(|(kind, _)| kind == "fin").count();
+    let fins =
+        |reports: &[(String, Value)]| reports.iter().filter(|(kind, _)| kind == "fin").count();
     eventually(|| fins(&service.reports(id)) == 3).await;
     let kinds: Vec<_> = service.reports(id).into_iter().map(|(kind, _)| kind).collect();
     assert_eq!(kinds, ["ack", "chunk", "fin", "fin", "fin"]);
@@ -309,8 +348,12 @@ async fn a_dropped_socket_is_renewed_and_commands_go_on() {
     let mut socket = service.socket().await;
     let directory = tempfile::tempdir().unwrap();
     let go = directory.path().join("go");
-    let id =
-        socket.command(&format!("echo begun; until [ -e {} ]; do sleep 0.02; done; echo ended", go.display())).await;
+    let id = socket
+        .command(&format!(
+            "echo begun; until [ -e {} ]; do sleep 0.02; done; echo ended",
+            go.display()
+        ))
+        .await;
     service.wrote(id, "begun").await;
     // Without a close.
     drop(socket);
@@ -360,8 +403,12 @@ async fn sigterm_lets_commands_end() {
     let mut socket = service.socket().await;
     let directory = tempfile::tempdir().unwrap();
     let go = directory.path().join("go");
-    let id =
-        socket.command(&format!("echo begun; until [ -e {} ]; do sleep 0.02; done; echo ended", go.display())).await;
+    let id = socket
+        .command(&format!(
+            "echo begun; until [ -e {} ]; do sleep 0.02; done; echo ended",
+            go.display()
+        ))
+        .await;
     service.wrote(id, "begun").await;
     agent.signal(Signal::SIGTERM);
     assert_eq!(socket.next().await, Err(1000));
@@ -440,7 +487,9 @@ async fn a_kill_ends_the_whole_group_and_then_the_command() {
     let _agent = service.agent();
     let mut socket = service.socket().await;
     // The child in the background takes no TERM.
-    let id = socket.command("(trap '' TERM; echo $$; sleep 60; sleep 60) & sleep 60 & echo $!; wait").await;
+    let id = socket
+        .command("(trap '' TERM; echo $$; sleep 60; sleep 60) & sleep 60 & echo $!; wait")
+        .await;
     service.wrote(id, "\n").await;
     eventually(|| service.reports(id).iter().filter(|(kind, _)| kind == "chunk").count() > 0).await;
     socket.kill(id).await;
@@ -453,12 +502,16 @@ async fn a_kill_ends_the_whole_group_and_then_the_command() {
     // What has ended or is not known stays as it is.
     socket.kill(id).await;
     socket.kill(uuid::Uuid::nil()).await;
-    // Killed after it wrote something: between the ack and its process it would be killed before it ran.
+    // Killed after it wrote something: between the ack and its process it would be killed before it
+    // ran.
     let next = socket.command("echo x; exec sleep 60").await;
     service.wrote(next, "x\n").await;
     socket.kill(next).await;
     let fin = service.fin(next).await;
-    assert_eq!((&fin["exit_code"], &fin["result"]), (&json!(143), &json!("x\n\nThe command was killed.\n")));
+    assert_eq!(
+        (&fin["exit_code"], &fin["result"]),
+        (&json!(143), &json!("x\n\nThe command was killed.\n"))
+    );
     let fins = service.fins(id);
     assert!(fins.iter().all(|fin| *fin == fins[0]), "{fins:#?}");
 }
@@ -490,7 +543,9 @@ async fn a_command_that_waits_is_killed_before_it_runs() {
     let mut socket = service.socket().await;
     let directory = tempfile::tempdir().unwrap();
     let (go, ran) = (directory.path().join("go"), directory.path().join("ran"));
-    let first = socket.command(&format!("echo begun; until [ -e {} ]; do sleep 0.02; done", go.display())).await;
+    let first = socket
+        .command(&format!("echo begun; until [ -e {} ]; do sleep 0.02; done", go.display()))
+        .await;
     service.wrote(first, "begun").await;
     let second = socket.command(&format!("touch {}", ran.display())).await;
     socket.kill(second).await;
@@ -514,7 +569,10 @@ async fn a_timeout_is_a_kill() {
     let fin = service.fin(id).await;
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(124)));
     let result = fin["result"].as_str().unwrap();
-    assert!(result.ends_with("\nThe command was killed: its timeout of 1 s was over.\n"), "{result}");
+    assert!(
+        result.ends_with("\nThe command was killed: its timeout of 1 s was over.\n"),
+        "{result}"
+    );
     assert!(result.lines().take(2).all(|pid| !is_running(pid)), "{result}");
     assert_eq!(service.fin(quick).await["result"], "quick\n");
 }
@@ -538,7 +596,10 @@ async fn what_ran_when_the_agent_died_has_failed() {
     let fin = service.fin(running).await;
     assert!(!is_running(&pid), "its end came before it was gone");
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));
-    assert_eq!(fin["result"], "The agent died while the command ran. What was left of it was killed.");
+    assert_eq!(
+        fin["result"],
+        "The agent died while the command ran. What was left of it was killed."
+    );
     let fin = service.fin(waiting).await;
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));
     assert_eq!(fin["reason"], "The agent died before the command ran. It was not run.");
@@ -566,7 +627,11 @@ async fn an_end_that_was_not_taken_is_sent_after_a_restart() {
     let mut socket = service.socket().await;
     service.until(|_| service.fins(id).len() == 4).await;
     let fins = service.fins(id);
-    assert!(fins.iter().all(|fin| *fin == fins[0] && fin["result"] == "kept\n" && fin["exit_code"] == 3), "{fins:#?}");
+    assert!(
+        fins.iter()
+            .all(|fin| *fin == fins[0] && fin["result"] == "kept\n" && fin["exit_code"] == 3),
+        "{fins:#?}"
+    );
     // Now it was taken: it is sent again only to who asks.
     let next = socket.command("true").await;
     service.fin(next).await;
@@ -632,7 +697,10 @@ async fn no_command_runs_twice_whenever_the_agent_dies() {
         match fins[0]["reason"].as_str().or(fins[0]["result"].as_str()).unwrap() {
             "done\n" => assert_eq!(ran, 1),
             "The agent died before the command ran. It was not run." => assert_eq!(ran, 0),
-            other => assert!(ran <= 1 && other.starts_with("The agent died while the command ran. "), "{other} {ran}"),
+            other => assert!(
+                ran <= 1 && other.starts_with("The agent died while the command ran. "),
+                "{other} {ran}"
+            ),
         }
     }
 }
@@ -645,7 +713,9 @@ async fn without_a_place_for_its_state_it_works_and_does_not_announce_replay() {
     let calls = service.calls();
     let handshake = calls.iter().find(|seen| seen.call.contains("/ws/")).unwrap();
     assert_eq!(handshake.headers["x-agent-features"], "kill, argv, script, stdin, cwd");
-    assert!(agent.log().contains("ERROR commands are not remembered over a restart: /dev/null/state/"));
+    assert!(
+        agent.log().contains("ERROR commands are not remembered over a restart: /dev/null/state/")
+    );
     let id = socket.command("echo all the same").await;
     assert_eq!(service.fin(id).await["result"], "all the same\n");
     let id = socket.command("exec sleep 60").await;

@@ -1,5 +1,6 @@
-//! The client's address, and whether its connection is encrypted: which headers of a request count (contract
-//! 11.2). Only a peer that the deployment names in `TRUSTED_PROXIES` may speak for another address.
+//! The client's address, and whether its connection is encrypted: which headers of a request count
+//! (contract 11.2). Only a peer that the deployment names in `TRUSTED_PROXIES` may speak for
+//! another address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,7 +21,11 @@ impl TrustedProxies {
         let entries = text.split([',', ' ', '\t', '\n']).filter(|entry| !entry.is_empty());
         let network = |entry: &str| {
             let of_address = || entry.parse::<IpAddr>().map(IpNet::from);
-            entry.parse::<IpNet>().or_else(|_| of_address()).map(canonical).map_err(|_| entry.to_owned())
+            entry
+                .parse::<IpNet>()
+                .or_else(|_| of_address())
+                .map(canonical)
+                .map_err(|_| entry.to_owned())
         };
         entries.map(network).collect::<Result<_, _>>().map(Self)
     }
@@ -31,23 +36,35 @@ impl TrustedProxies {
     }
 }
 
-/// Reads an address of a forwarding header: IPv4 or IPv6, with or without a port, IPv6 in brackets or not. An IPv4
-/// address in IPv6 form is returned as IPv4.
+/// Reads an address of a forwarding header: IPv4 or IPv6, with or without a port, IPv6 in brackets
+/// or not. An IPv4 address in IPv6 form is returned as IPv4.
 pub fn parse(text: &str) -> Option<IpAddr> {
     let text = text.trim();
-    let in_brackets = || text.strip_prefix('[')?.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok().map(IpAddr::V6);
+    let in_brackets = || {
+        text.strip_prefix('[')?
+            .strip_suffix(']')?
+            .parse::<std::net::Ipv6Addr>()
+            .ok()
+            .map(IpAddr::V6)
+    };
     let with_port = || text.parse::<SocketAddr>().ok().map(|socket| socket.ip());
     let address = text.parse().ok().or_else(in_brackets).or_else(with_port)?;
     Some(address.to_canonical())
 }
 
-/// The client's address: the peer's, or if the peer is a trusted proxy, the rightmost entry of `X-Forwarded-For` that is
-/// not a trusted proxy. `None` is an unknown address.
+/// The client's address: the peer's, or if the peer is a trusted proxy, the rightmost entry of
+/// `X-Forwarded-For` that is not a trusted proxy. `None` is an unknown address.
 ///
-/// Each proxy appends the address that it was called from, so entries further left are the client's own words.
-pub fn client(peer: Option<IpAddr>, forwarded_for: Option<&str>, trusted: &TrustedProxies) -> Option<IpAddr> {
+/// Each proxy appends the address that it was called from, so entries further left are the client's
+/// own words.
+pub fn client(
+    peer: Option<IpAddr>,
+    forwarded_for: Option<&str>,
+    trusted: &TrustedProxies,
+) -> Option<IpAddr> {
     let peer = peer?.to_canonical();
-    let forwarded_for = forwarded_for.filter(|list| !list.trim().is_empty() && trusted.contains(peer));
+    let forwarded_for =
+        forwarded_for.filter(|list| !list.trim().is_empty() && trusted.contains(peer));
     let Some(forwarded_for) = forwarded_for else { return Some(peer) };
     let mut leftmost = peer;
     for entry in forwarded_for.rsplit(',') {
@@ -60,9 +77,15 @@ pub fn client(peer: Option<IpAddr>, forwarded_for: Option<&str>, trusted: &Trust
     Some(leftmost)
 }
 
-/// Whether a trusted proxy says that the client's connection is encrypted. Of a chain of proxies, each has to say so.
-pub fn is_forwarded_https(peer: Option<IpAddr>, forwarded_proto: Option<&str>, trusted: &TrustedProxies) -> bool {
-    let is_https = |list: &str| list.split(',').all(|scheme| scheme.trim().eq_ignore_ascii_case("https"));
+/// Whether a trusted proxy says that the client's connection is encrypted. Of a chain of proxies,
+/// each has to say so.
+pub fn is_forwarded_https(
+    peer: Option<IpAddr>,
+    forwarded_proto: Option<&str>,
+    trusted: &TrustedProxies,
+) -> bool {
+    let is_https =
+        |list: &str| list.split(',').all(|scheme| scheme.trim().eq_ignore_ascii_case("https"));
     peer.is_some_and(|peer| trusted.contains(peer)) && forwarded_proto.is_some_and(is_https)
 }
 
@@ -118,8 +141,13 @@ mod tests {
 
     #[test]
     fn proxies_are_addresses_and_networks() {
-        let trusted = TrustedProxies::parse(" 127.0.0.1, 10.0.0.0/8 ::1,2001:db8::/32,,::ffff:192.0.2.0/120 ").unwrap();
-        for yes in ["127.0.0.1", "10.255.0.1", "::1", "2001:db8:ffff::1", "::ffff:10.0.0.1", "192.0.2.9"] {
+        let trusted = TrustedProxies::parse(
+            " 127.0.0.1, 10.0.0.0/8 ::1,2001:db8::/32,,::ffff:192.0.2.0/120 ",
+        )
+        .unwrap();
+        for yes in
+            ["127.0.0.1", "10.255.0.1", "::1", "2001:db8:ffff::1", "::ffff:10.0.0.1", "192.0.2.9"]
+        {
             assert!(trusted.contains(ip(yes)), "{yes}");
         }
         for no in ["127.0.0.2", "11.0.0.1", "::2", "2001:db9::1", "192.0.3.1"] {
@@ -135,7 +163,10 @@ mod tests {
     fn only_a_trusted_peer_names_another_address() {
         let trusted = TrustedProxies::parse("127.0.0.1, 10.0.0.0/8").unwrap();
         let none = TrustedProxies::default();
-        let check = |peer: Option<&str>, list: Option<&str>, trusted: &TrustedProxies, expected: Option<&str>| {
+        let check = |peer: Option<&str>,
+                     list: Option<&str>,
+                     trusted: &TrustedProxies,
+                     expected: Option<&str>| {
             let client = client(peer.map(ip), list, trusted);
             assert_eq!(client, expected.map(ip), "{peer:?} {list:?}");
         };
@@ -171,7 +202,9 @@ mod tests {
         let local = Some(ip("127.0.0.1"));
         assert!(is_forwarded_https(local, Some("https"), &trusted));
         assert!(is_forwarded_https(local, Some("HTTPS, https"), &trusted));
-        for scheme in [None, Some(""), Some("http"), Some("https,http"), Some("http, https"), Some("httpsx")] {
+        for scheme in
+            [None, Some(""), Some("http"), Some("https,http"), Some("http, https"), Some("httpsx")]
+        {
             assert!(!is_forwarded_https(local, scheme, &trusted), "{scheme:?}");
         }
         for peer in [None, Some(ip("127.0.0.2"))] {

@@ -1,4 +1,5 @@
-//! API tokens: what requests that make, replace, change and list them must look like (contract 4.8).
+//! API tokens: what requests that make, replace, change and list them must look like (contract
+//! 4.8).
 
 use crate::acl::Acl;
 use crate::error::Error;
@@ -60,17 +61,18 @@ pub fn expires_at(fields: &mut Fields, now: Timestamp) -> Option<Option<Timestam
     if !fields.has("expires_at") {
         return None;
     }
-    let moment = fields.optional_text("expires_at", 1..=64).and_then(|text| match Timestamp::parse(&text) {
-        Ok(moment) if moment > now => Some(moment),
-        Ok(_) => {
-            fields.reject("expires_at", "Must be in the future.");
-            None
-        }
-        Err(problem) => {
-            fields.reject("expires_at", problem.to_string());
-            None
-        }
-    });
+    let moment =
+        fields.optional_text("expires_at", 1..=64).and_then(|text| match Timestamp::parse(&text) {
+            Ok(moment) if moment > now => Some(moment),
+            Ok(_) => {
+                fields.reject("expires_at", "Must be in the future.");
+                None
+            }
+            Err(problem) => {
+                fields.reject("expires_at", problem.to_string());
+                None
+            }
+        });
     Some(moment)
 }
 
@@ -87,7 +89,8 @@ fn acl(fields: &mut Fields) -> Option<Option<Acl>> {
 }
 
 impl NewToken {
-    /// Reads a request for a token. `expires_at` is required. A new token is enabled, so `enabled` may only be true.
+    /// Reads a request for a token. `expires_at` is required. A new token is enabled, so `enabled`
+    /// may only be true.
     ///
     /// # Errors
     /// All bad fields together.
@@ -153,9 +156,15 @@ impl TokenChanges {
     }
 }
 
-/// The refusal of a change by which a token would outlive the API token that asks for it, which expires at `limit`.
+/// The refusal of a change by which a token would outlive the API token that asks for it, which
+/// expires at `limit`.
 pub fn outlives(field: &'static str, limit: Timestamp) -> Error {
-    Error::field(field, format!("A token that expires cannot create, extend or enable one that outlives it ({limit})."))
+    Error::field(
+        field,
+        format!(
+            "A token that expires cannot create, extend or enable one that outlives it ({limit})."
+        ),
+    )
 }
 
 impl TokenChanges {
@@ -224,9 +233,13 @@ mod tests {
 
     #[test]
     fn a_new_token_is_limited_as_asked_and_enabled() {
-        let body = json!({"name": "ci", "expires_at": null, "acl": {"read_only": true}, "enabled": true});
+        let body =
+            json!({"name": "ci", "expires_at": null, "acl": {"read_only": true}, "enabled": true});
         assert_eq!(read(&body).unwrap().acl, reader());
-        assert_eq!(read(&json!({"name": "ci", "expires_at": null, "acl": {}})).unwrap().acl, Some(Acl::default()));
+        assert_eq!(
+            read(&json!({"name": "ci", "expires_at": null, "acl": {}})).unwrap().acl,
+            Some(Acl::default())
+        );
     }
 
     #[test]
@@ -245,13 +258,18 @@ mod tests {
             refused(replacement(&json!({"name": "ci", "expires_at": bad})), &["expires_at"]);
             refused(changes(&json!({"expires_at": bad})), &["expires_at"]);
         }
-        for bad in [json!([]), json!("read_only"), json!({"readonly": true}), json!({"commands": "ls"})] {
+        for bad in
+            [json!([]), json!("read_only"), json!({"readonly": true}), json!({"commands": "ls"})]
+        {
             refused(read(&json!({"name": "ci", "expires_at": null, "acl": bad})), &["acl"]);
             refused(replacement(&json!({"name": "ci", "expires_at": null, "acl": bad})), &["acl"]);
             refused(changes(&json!({"acl": bad})), &["acl"]);
         }
         for bad in [json!(null), json!("true"), json!(1)] {
-            refused(replacement(&json!({"name": "ci", "expires_at": null, "enabled": bad})), &["enabled"]);
+            refused(
+                replacement(&json!({"name": "ci", "expires_at": null, "enabled": bad})),
+                &["enabled"],
+            );
             refused(changes(&json!({"enabled": bad})), &["enabled"]);
         }
         refused(changes(&json!({"name": null})), &["name"]);
@@ -261,10 +279,16 @@ mod tests {
     #[test]
     fn what_would_silently_give_an_unlimited_token_is_refused() {
         for name in ["ACL", "scopes", "expires", "id", "key"] {
-            refused(read(&json!({"name": "ci", "expires_at": null, name: {"read_only": true}})), &[name]);
+            refused(
+                read(&json!({"name": "ci", "expires_at": null, name: {"read_only": true}})),
+                &[name],
+            );
         }
         refused(read(&json!({"name": "ci", "expires_at": null, "enabled": false})), &["enabled"]);
-        refused(replacement(&json!({"name": "ci", "expires_at": null, "scopes": ["read"]})), &["scopes"]);
+        refused(
+            replacement(&json!({"name": "ci", "expires_at": null, "scopes": ["read"]})),
+            &["scopes"],
+        );
         refused(changes(&json!({"ACL": null, "key": "x"})), &["ACL"]);
     }
 
@@ -282,10 +306,16 @@ mod tests {
     #[test]
     fn a_replacement_is_as_a_new_token_where_it_says_nothing() {
         let token = replacement(&json!({"name": "ci", "expires_at": null})).unwrap();
-        assert_eq!(token, TokenReplacement { name: "ci".into(), enabled: true, expires_at: None, acl: None });
+        assert_eq!(
+            token,
+            TokenReplacement { name: "ci".into(), enabled: true, expires_at: None, acl: None }
+        );
         let body = json!({"name": "ci", "enabled": false, "expires_at": FUTURE, "acl": {"read_only": true}});
         let token = replacement(&body).unwrap();
-        assert_eq!((token.enabled, token.expires_at, token.acl), (false, Timestamp::parse(FUTURE).ok(), reader()));
+        assert_eq!(
+            (token.enabled, token.expires_at, token.acl),
+            (false, Timestamp::parse(FUTURE).ok(), reader())
+        );
         refused(replacement(&json!({})), &["expires_at", "name"]);
     }
 
@@ -293,17 +323,25 @@ mod tests {
     fn a_change_keeps_what_it_says_nothing_of() {
         assert_eq!(changes(&json!({"id": 7})).unwrap(), TokenChanges::default());
         let nulls = changes(&json!({"expires_at": null, "acl": null})).unwrap();
-        assert_eq!(nulls, TokenChanges { expires_at: Some(None), acl: Some(None), ..TokenChanges::default() });
+        assert_eq!(
+            nulls,
+            TokenChanges { expires_at: Some(None), acl: Some(None), ..TokenChanges::default() }
+        );
         let body = json!({"name": "cd", "enabled": false, "expires_at": FUTURE, "acl": {"read_only": true}});
         let all = changes(&body).unwrap();
         assert_eq!((all.name.as_deref(), all.enabled), (Some("cd"), Some(false)));
-        assert_eq!((all.expires_at, all.acl), (Some(Timestamp::parse(FUTURE).ok()), Some(reader())));
+        assert_eq!(
+            (all.expires_at, all.acl),
+            (Some(Timestamp::parse(FUTURE).ok()), Some(reader()))
+        );
     }
 
     #[test]
     fn filters() {
         let of = |pairs: &[(&str, &str)]| {
-            TokenFilter::of(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<Vec<_>>())
+            TokenFilter::of(
+                &pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<Vec<_>>(),
+            )
         };
         assert_eq!(of(&[("page", "2")]).unwrap(), TokenFilter::default());
         let both = of(&[("name", "ci"), ("enabled", "False")]).unwrap();

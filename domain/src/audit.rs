@@ -147,7 +147,8 @@ pub struct Event {
     pub outcome: Outcome,
     /// From where.
     pub source: Source,
-    /// What else is worth knowing: an object. Never a secret's value, a command's environment or its output.
+    /// What else is worth knowing: an object. Never a secret's value, a command's environment or
+    /// its output.
     pub details: Value,
 }
 
@@ -204,7 +205,8 @@ pub fn shown_line(line: &str) -> String {
     line.chars().take(MAX_LINE).collect()
 }
 
-/// Adds a list of ids to an event's details, under a name: the first 100, and under `<name>_total` how many there are.
+/// Adds a list of ids to an event's details, under a name: the first 100, and under `<name>_total`
+/// how many there are.
 pub fn show_ids(details: &mut Value, name: &str, ids: &[impl Serialize]) {
     details[name] = json!(ids.iter().take(MAX_IDS).collect::<Vec<_>>());
     details[format!("{name}_total")] = json!(ids.len());
@@ -301,7 +303,10 @@ mod tests {
         assert!(filter.from < filter.before && filter.outcome == Some(Outcome::Denied));
         for outcome in Outcome::ALL {
             assert_eq!(serde_json::to_value(outcome).unwrap(), outcome.as_str());
-            assert_eq!(EventFilter::of(&query(&[("outcome", outcome.as_str())])).unwrap().outcome, Some(outcome));
+            assert_eq!(
+                EventFilter::of(&query(&[("outcome", outcome.as_str())])).unwrap().outcome,
+                Some(outcome)
+            );
         }
         let bad = query(&[
             ("occurred_at__gte", "today"),

@@ -1,12 +1,14 @@
-//! The chain of hashes that shows whether audit events were changed, taken away or put in between afterwards
-//! (`docs/audit.md`).
+//! The chain of hashes that shows whether audit events were changed, taken away or put in between
+//! afterwards (`docs/audit.md`).
 //!
-//! Each sealed event is a *link*: it has a number, from 1 on in its workspace, and the SHA-256 of the hash before it, that
-//! number, the type of its actor and the digest of all of its columns. Whoever changes one must compute all later hashes again;
-//! and the hash of the latest is kept elsewhere.
+//! Each sealed event is a *link*: it has a number, from 1 on in its workspace, and the SHA-256 of
+//! the hash before it, that number, the type of its actor and the digest of all of its columns.
+//! Whoever changes one must compute all later hashes again; and the hash of the latest is kept
+//! elsewhere.
 //!
-//! Old anonymous events are deleted from the middle of the chain. Their digest stays, so the chain can still be verified, and
-//! the type of the actor in the hash proves that the deleted event was an anonymous one.
+//! Old anonymous events are deleted from the middle of the chain. Their digest stays, so the chain
+//! can still be verified, and the type of the actor in the hash proves that the deleted event was
+//! an anonymous one.
 
 use std::fmt;
 
@@ -110,8 +112,8 @@ pub struct Head {
     pub hash: String,
 }
 
-/// What is hashed, so that no two different inputs make the same bytes: each text with its length before it, and a
-/// missing one told apart from an empty one.
+/// What is hashed, so that no two different inputs make the same bytes: each text with its length
+/// before it, and a missing one told apart from an empty one.
 struct Encoder(Sha256);
 
 impl Encoder {
@@ -142,7 +144,8 @@ pub fn digest(columns: &Columns) -> String {
     encoder.finish()
 }
 
-/// The hash of a link: of its workspace, the hash before it, its number, the type of its event's actor and the event's digest.
+/// The hash of a link: of its workspace, the hash before it, its number, the type of its event's
+/// actor and the event's digest.
 pub fn hash(workspace: i64, before: &str, link: i64, actor: Option<&str>, digest: &str) -> String {
     let mut encoder = Encoder(Sha256::new());
     encoder.text(Some("farhand audit link 2"));
@@ -245,7 +248,8 @@ impl Verifier {
         Self { workspace, last, expired: 0 }
     }
 
-    /// The same, which accepts that anonymous events up to a link were deleted because of their age.
+    /// The same, which accepts that anonymous events up to a link were deleted because of their
+    /// age.
     pub fn expired_up_to(self, link: i64) -> Self {
         Self { expired: link, ..self }
     }
@@ -260,8 +264,8 @@ impl Verifier {
         Broken { link: self.last.link + 1, event: None, problem: Problem::Missing }
     }
 
-    /// Looks at the row with the next higher number, or the same one again. `anchor` is the hash that is kept elsewhere of
-    /// that link, if there is one.
+    /// Looks at the row with the next higher number, or the same one again. `anchor` is the hash
+    /// that is kept elsewhere of that link, if there is one.
     ///
     /// # Errors
     /// It is not the next link of the chain.
@@ -304,7 +308,11 @@ mod tests {
 
     fn rows(most: usize) -> impl Strategy<Value = Vec<Row>> {
         proptest::collection::vec(columns(), 1..=most).prop_map(|all| {
-            let row = |(link, columns)| Row { link, hash: None, content: Content::Event(Box::new(columns)) };
+            let row = |(link, columns)| Row {
+                link,
+                hash: None,
+                content: Content::Event(Box::new(columns)),
+            };
             (1..).zip(all).map(row).collect()
         })
     }
@@ -497,7 +505,9 @@ mod tests {
             bytes.extend((text.unwrap_or("").len() as u64).to_be_bytes());
             bytes.extend(text.unwrap_or("").bytes());
         };
-        let hex = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let hex = |bytes: &[u8]| {
+            Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+        };
         let mut event = Vec::new();
         text(&mut event, Some("farhand audit event 1"));
         columns.iter().for_each(|column| text(&mut event, column.as_deref()));

@@ -1,4 +1,5 @@
-//! The Authorization header in its three forms: a user's token, an agent's id and key, the operator's bearer token.
+//! The Authorization header in its three forms: a user's token, an agent's id and key, the
+//! operator's bearer token.
 
 use uuid::Uuid;
 
@@ -10,10 +11,10 @@ use crate::secret::Secret;
 const LONGEST: usize = 512;
 
 /// What a user's endpoint says of a header that it cannot read.
-const USER_FORM: &str =
-    "The Authorization header must be: token=\"<API_TOKEN>\", with the double quotes, and at most 512 bytes long.";
+const USER_FORM: &str = "The Authorization header must be: token=\"<API_TOKEN>\", with the double quotes, and at most 512 bytes long.";
 /// What an agent's endpoint says of a header that it cannot read.
-const AGENT_FORM: &str = "The Authorization header must be: id=\"<server id>\", key=\"<agent key>\".";
+const AGENT_FORM: &str =
+    "The Authorization header must be: id=\"<server id>\", key=\"<agent key>\".";
 
 /// An agent's credential (agent-protocol 1.1).
 #[derive(Clone, Debug)]
@@ -45,15 +46,16 @@ fn quoted(text: &str) -> Option<&str> {
 /// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] where it has another form.
 pub fn user(header: Option<&str>) -> Result<Secret, Error> {
     let header = header.ok_or_else(unauthenticated)?;
-    let value = (header.len() <= LONGEST).then(|| header.strip_prefix("token=").and_then(quoted)).flatten();
+    let value =
+        (header.len() <= LONGEST).then(|| header.strip_prefix("token=").and_then(quoted)).flatten();
     value.map(Secret::new).ok_or_else(|| malformed(USER_FORM))
 }
 
 /// Reads `id="<server uuid>", key="<agent key>"` (agent-protocol 1.1).
 ///
 /// # Errors
-/// [`Kind::Unauthenticated`] without a header, [`Kind::NotFound`] with a user's token, as paths for agents do not exist for
-/// users, [`Kind::Forbidden`] where it has another form.
+/// [`Kind::Unauthenticated`] without a header, [`Kind::NotFound`] with a user's token, as paths for
+/// agents do not exist for users, [`Kind::Forbidden`] where it has another form.
 pub fn agent(header: Option<&str>) -> Result<AgentCredential, Error> {
     let header = header.ok_or_else(unauthenticated)?;
     let parse = || {
@@ -77,8 +79,11 @@ pub fn is_agent(header: Option<&str>) -> bool {
 /// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] where it has another form.
 pub fn operator(header: Option<&str>) -> Result<Secret, Error> {
     let header = header.ok_or_else(unauthenticated)?;
-    let value = header.strip_prefix("Bearer ").filter(|value| !value.is_empty() && header.len() <= LONGEST);
-    value.map(Secret::new).ok_or_else(|| malformed("The Authorization header must be: Bearer <OPERATOR_TOKEN>."))
+    let value =
+        header.strip_prefix("Bearer ").filter(|value| !value.is_empty() && header.len() <= LONGEST);
+    value
+        .map(Secret::new)
+        .ok_or_else(|| malformed("The Authorization header must be: Bearer <OPERATOR_TOKEN>."))
 }
 
 #[cfg(test)]

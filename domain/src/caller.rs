@@ -51,7 +51,8 @@ impl Caller {
         self.rank().is_staff_or_superuser()
     }
 
-    /// When the caller's API token expires, if it does: no token that it creates or changes may end later.
+    /// When the caller's API token expires, if it does: no token that it creates or changes may end
+    /// later.
     pub fn token_expires_at(&self) -> Option<Timestamp> {
         self.expires_at.filter(|_| self.kind == Kind::ApiToken)
     }
@@ -72,7 +73,8 @@ impl Caller {
             Kind::Session => CredentialType::Session,
             Kind::ApiToken => CredentialType::ApiToken,
         };
-        let event = event.by(ActorType::User, Some(self.user_id.to_string()), Some(self.username.clone()));
+        let event =
+            event.by(ActorType::User, Some(self.user_id.to_string()), Some(self.username.clone()));
         event.with(kind, Some(self.credential_id.to_string()))
     }
 

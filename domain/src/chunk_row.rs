@@ -1,4 +1,5 @@
-//! Output chunks packed into rows: a row holds consecutive chunks, so that many small ones do not make many rows.
+//! Output chunks packed into rows: a row holds consecutive chunks, so that many small ones do not
+//! make many rows.
 
 use crate::wire::Chunk;
 
@@ -9,8 +10,8 @@ const MAX_CHUNKS: usize = 4_096;
 
 /// Consecutive chunks of a command.
 ///
-/// Of the chunks of a command those below some `seq` are kept. So `content` is what the first chunks of the row had, and
-/// nothing of the others.
+/// Of the chunks of a command those below some `seq` are kept. So `content` is what the first
+/// chunks of the row had, and nothing of the others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChunkRow {
     /// The `seq` of the first chunk.
@@ -101,7 +102,8 @@ mod tests {
         }
         let row = ChunkRow::stored(row.first, &row.lengths(), row.content);
         assert_eq!((row.end(), row.bytes()), (7, 11));
-        let all = [(3, "one"), (4, ""), (5, "zw\u{f6}lf\0"), (6, "x")].map(|(seq, text)| (seq, text.to_owned()));
+        let all = [(3, "one"), (4, ""), (5, "zw\u{f6}lf\0"), (6, "x")]
+            .map(|(seq, text)| (seq, text.to_owned()));
         assert_eq!(texts(&row, 0, 100), all);
         assert_eq!(texts(&row, 5, 6), all[2..3]);
         assert!(texts(&row, 7, 100).is_empty() && texts(&row, 0, 3).is_empty());
@@ -111,8 +113,14 @@ mod tests {
     fn rows_are_bounded() {
         let large = "x".repeat(MAX_BYTES);
         let row = ChunkRow::new(0, &large, true);
-        assert!(row.has_room_for(&ChunkRow::new(1, "", true)) && !row.has_room_for(&ChunkRow::new(1, "y", true)));
-        assert!(!ChunkRow::new(0, "", true).has_room_for(&ChunkRow::new(2, "", true)), "there is a gap");
+        assert!(
+            row.has_room_for(&ChunkRow::new(1, "", true))
+                && !row.has_room_for(&ChunkRow::new(1, "y", true))
+        );
+        assert!(
+            !ChunkRow::new(0, "", true).has_room_for(&ChunkRow::new(2, "", true)),
+            "there is a gap"
+        );
         let mut row = ChunkRow::new(0, "", true);
         while row.has_room_for(&ChunkRow::new(row.end(), "", true)) {
             row.append(&ChunkRow::new(row.end(), "", true));

@@ -70,7 +70,8 @@ pub const KEY_LASTS: i64 = 24 * 60 * 60;
 /// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
 
-/// What a command is given beside what it runs. It is never returned, and deleted when the command is delivered or ends.
+/// What a command is given beside what it runs. It is never returned, and deleted when the command
+/// is delivered or ends.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Inputs {
     /// More environment variables.
@@ -129,7 +130,9 @@ pub struct NewCommand {
 
 /// The server, by its id or its name.
 pub(crate) fn read_server(fields: &mut Fields) -> Option<ServerRef> {
-    fields.text("server", 1..=64).map(|text| id::parse(&text).map_or(ServerRef::Name(text), ServerRef::Id))
+    fields
+        .text("server", 1..=64)
+        .map(|text| id::parse(&text).map_or(ServerRef::Name(text), ServerRef::Id))
 }
 
 /// A moment that may be missing or null.
@@ -154,14 +157,18 @@ fn read_moment(fields: &mut Fields, name: &'static str) -> Option<Timestamp> {
 fn read_environment(fields: &mut Fields) -> Option<Environment> {
     let is_name = |name: &str| {
         let first = name.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
-        first && name.len() <= MAX_VARIABLE_NAME && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        first
+            && name.len() <= MAX_VARIABLE_NAME
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
     };
     let problem: Cow<'static, str> = match fields.value("env")? {
         Value::Object(variables) if variables.len() > MAX_VARIABLES => {
             format!("Ensure there are no more than {MAX_VARIABLES} variables.").into()
         }
         Value::Object(variables) => {
-            let texts = variables.iter().map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
+            let texts = variables
+                .iter()
+                .map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
             match texts.collect::<Option<Environment>>() {
                 None => "Ensure all values are strings.".into(),
                 Some(env) if !env.keys().all(|name| is_name(name)) => {
@@ -214,7 +221,8 @@ fn read_cwd(fields: &mut Fields) -> Option<String> {
 
 /// Reads the line from `line` or its alias `command`.
 fn read_line(fields: &mut Fields) -> Option<String> {
-    let (has_line, has_command) = (fields.value("line").is_some(), fields.value("command").is_some());
+    let (has_line, has_command) =
+        (fields.value("line").is_some(), fields.value("command").is_some());
     let name = if has_command && !has_line { "command" } else { "line" };
     if has_line && has_command && fields.value("line") != fields.value("command") {
         fields.reject("command", "line and command differ. Send one of them.");
@@ -226,7 +234,9 @@ fn read_line(fields: &mut Fields) -> Option<String> {
             return None;
         }
         Some(Value::String(line)) if line.trim().is_empty() => BLANK.into(),
-        Some(Value::String(line)) if line.contains('\0') => "Null characters are not allowed.".into(),
+        Some(Value::String(line)) if line.contains('\0') => {
+            "Null characters are not allowed.".into()
+        }
         Some(Value::String(line)) if line.chars().count() > MAX_LINE => {
             format!("Ensure this field has no more than {MAX_LINE} characters.").into()
         }
@@ -247,9 +257,10 @@ fn read_words(fields: &mut Fields) -> Option<Vec<String>> {
         return None;
     }
     let words = match fields.value("argv") {
-        Some(Value::Array(words)) => {
-            words.iter().map(|word| word.as_str().map(ToOwned::to_owned)).collect::<Option<Vec<_>>>()
-        }
+        Some(Value::Array(words)) => words
+            .iter()
+            .map(|word| word.as_str().map(ToOwned::to_owned))
+            .collect::<Option<Vec<_>>>(),
         _ => None,
     };
     let Some(words) = words else {
@@ -280,7 +291,8 @@ pub(crate) fn read_run(fields: &mut Fields) -> Option<(String, Option<Vec<String
 }
 
 impl NewCommand {
-    /// Reads a request for a command that came in at `now`, and is scheduled at most so many days ahead.
+    /// Reads a request for a command that came in at `now`, and is scheduled at most so many days
+    /// ahead.
     ///
     /// # Errors
     /// All bad fields together.
@@ -297,7 +309,8 @@ impl NewCommand {
         };
         let username = read_account(&mut fields, "username", 1);
         let groupname = read_account(&mut fields, "groupname", 0).unwrap_or_default();
-        let timeout = fields.optional_integer("timeout", 1..=MAX_TIMEOUT).unwrap_or(DEFAULT_TIMEOUT);
+        let timeout =
+            fields.optional_integer("timeout", 1..=MAX_TIMEOUT).unwrap_or(DEFAULT_TIMEOUT);
         if shell == Some(Shell::Internal) {
             for name in ["argv", "stdin", "cwd"] {
                 if fields.value(name).is_some() {
@@ -309,12 +322,17 @@ impl NewCommand {
         let (stdin, cwd) = (read_stdin(&mut fields), read_cwd(&mut fields));
         let inputs = Inputs { env, stdin, cwd }.given();
         let scheduled_at = read_moment(&mut fields, "scheduled_at");
-        if scheduled_at.is_some_and(|at| at > now.plus_seconds(most_days.saturating_mul(24 * 60 * 60))) {
+        if scheduled_at
+            .is_some_and(|at| at > now.plus_seconds(most_days.saturating_mul(24 * 60 * 60)))
+        {
             fields.reject("scheduled_at", format!("Must be at most {most_days} days ahead."));
         }
         let expires_at = read_moment(&mut fields, "expires_at");
-        if expires_at.is_some_and(|expires| expires <= scheduled_at.map_or(now, |scheduled| scheduled.max(now))) {
-            fields.reject("expires_at", "Ensure this is in the future, and later than scheduled_at.");
+        if expires_at.is_some_and(|expires| {
+            expires <= scheduled_at.map_or(now, |scheduled| scheduled.max(now))
+        }) {
+            fields
+                .reject("expires_at", "Ensure this is in the future, and later than scheduled_at.");
         }
         let on_offline = match fields.value("on_offline").map(Value::as_str) {
             None | Some(Some("reject")) => OnOffline::Reject,
@@ -341,12 +359,14 @@ impl NewCommand {
     }
 }
 
-/// What a command was asked for with: its right is checked against that again when it goes out (contract 7.5).
+/// What a command was asked for with: its right is checked against that again when it goes out
+/// (contract 7.5).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Origin {
     /// The API token, where it was one.
     pub api_token: Option<Uuid>,
-    /// The login session, where it was one. Its logout or expiry changes nothing, its revocation cancels the command.
+    /// The login session, where it was one. Its logout or expiry changes nothing, its revocation
+    /// cancels the command.
     #[serde(default)]
     pub session: Option<Uuid>,
     /// The client's address.
@@ -411,7 +431,9 @@ impl Command {
     /// What the agent is sent. It has what the command needs; see [`Command::lacks`].
     pub fn order(&self, inputs: Option<&Inputs>, timeout: i64, features: Features) -> Order {
         let inputs = inputs.cloned().unwrap_or_default();
-        let env = inputs.env.map(|env| env.into_iter().map(|(name, value)| (name, json!(value))).collect());
+        let env = inputs
+            .env
+            .map(|env| env.into_iter().map(|(name, value)| (name, json!(value))).collect());
         Order {
             id: self.id,
             shell: self.shell.as_str().to_owned(),
@@ -457,13 +479,19 @@ mod tests {
     #[test]
     fn both_forms_of_the_payload() {
         let command = read(&json!({"server": SERVER, "line": "id", "username": "deploy"})).unwrap();
-        assert_eq!((command.server, command.line.as_str()), (ServerRef::Id(id::parse(SERVER).unwrap()), "id"));
+        assert_eq!(
+            (command.server, command.line.as_str()),
+            (ServerRef::Id(id::parse(SERVER).unwrap()), "id")
+        );
         let command = read(&json!({"server": "web-1", "command": "id"})).unwrap();
         assert_eq!(
             (command.server, command.line.as_str(), command.username),
             (ServerRef::Name("web-1".into()), "id", None)
         );
-        assert_eq!((command.shell, command.timeout, command.groupname.as_str()), (Shell::System, 1_800, ""));
+        assert_eq!(
+            (command.shell, command.timeout, command.groupname.as_str()),
+            (Shell::System, 1_800, "")
+        );
         assert!(read(&json!({"server": "web-1", "command": "id", "line": "id"})).is_ok());
         assert!(
             read(&json!({"server": "web-1", "command": null, "line": "id", "groupname": "", "shell": "internal"}))
@@ -507,7 +535,10 @@ mod tests {
         }
         assert!(read(&json!({"server": "a", "line": "id", "env": {"ANY": "name"}})).is_ok());
         let error = read(&json!({"line": "id", "data": ""})).unwrap_err().invalid_command();
-        assert_eq!((error.code, error.detail.as_ref()), (Some(Code::InvalidCommand), "Invalid input: data, server."));
+        assert_eq!(
+            (error.code, error.detail.as_ref()),
+            (Some(Code::InvalidCommand), "Invalid input: data, server.")
+        );
     }
 
     #[test]
@@ -518,7 +549,10 @@ mod tests {
             body
         };
         let command = read(&with(json!({}))).unwrap();
-        assert_eq!((command.scheduled_at, command.expires_at, command.on_offline), (None, None, OnOffline::Reject));
+        assert_eq!(
+            (command.scheduled_at, command.expires_at, command.on_offline),
+            (None, None, OnOffline::Reject)
+        );
         let nulls = json!({"scheduled_at": null, "expires_at": null, "on_offline": null, "env": null, "timeout": null});
         assert!(read(&with(nulls)).is_ok());
         let command = read(&with(json!({
@@ -526,11 +560,26 @@ mod tests {
         })))
         .unwrap();
         assert_eq!(command.scheduled_at, Some(now().plus_seconds(3_600)));
-        assert_eq!((command.expires_at, command.on_offline), (Some(now().plus_seconds(3_601)), OnOffline::Queue));
-        assert!(read(&with(json!({"scheduled_at": "2020-01-01T00:00:00Z"}))).is_ok(), "the past means now");
+        assert_eq!(
+            (command.expires_at, command.on_offline),
+            (Some(now().plus_seconds(3_601)), OnOffline::Queue)
+        );
+        assert!(
+            read(&with(json!({"scheduled_at": "2020-01-01T00:00:00Z"}))).is_ok(),
+            "the past means now"
+        );
         assert!(read(&with(json!({"scheduled_at": now().plus_seconds(400 * 86_400)}))).is_ok());
-        refused(&with(json!({"scheduled_at": now().plus_seconds(400 * 86_400 + 1)})), &["scheduled_at"]);
-        for bad in [json!("2026-11-21T13:00:00"), json!("tomorrow"), json!(""), json!(1_700_000_000), json!({})] {
+        refused(
+            &with(json!({"scheduled_at": now().plus_seconds(400 * 86_400 + 1)})),
+            &["scheduled_at"],
+        );
+        for bad in [
+            json!("2026-11-21T13:00:00"),
+            json!("tomorrow"),
+            json!(""),
+            json!(1_700_000_000),
+            json!({}),
+        ] {
             refused(&with(json!({"scheduled_at": bad})), &["scheduled_at"]);
             refused(&with(json!({"expires_at": bad})), &["expires_at"]);
         }
@@ -539,7 +588,10 @@ mod tests {
             (json!("2020-01-01T00:00:00Z"), "2020-01-01T00:00:01Z"),
             (json!("2026-11-21T13:00:00Z"), "2026-11-21T13:00:00Z"),
         ] {
-            refused(&with(json!({"scheduled_at": scheduled_at, "expires_at": expires_at})), &["expires_at"]);
+            refused(
+                &with(json!({"scheduled_at": scheduled_at, "expires_at": expires_at})),
+                &["expires_at"],
+            );
         }
         for bad in [json!("drop"), json!("Queue"), json!(true), json!("")] {
             refused(&with(json!({"on_offline": bad})), &["on_offline"]);
@@ -606,21 +658,37 @@ mod tests {
     fn input_and_directory() {
         let with = |name: &str, value: Value| json!({"server": "a", "line": "id", name: value});
         let inputs = |name: &str, value: Value| read(&with(name, value)).unwrap().inputs;
-        assert_eq!(inputs("stdin", json!("")), Some(Inputs { stdin: Some(String::new()), ..Inputs::default() }));
-        assert!(inputs("stdin", json!("\0é\n")).is_some() && inputs("stdin", json!(null)).is_none());
+        assert_eq!(
+            inputs("stdin", json!("")),
+            Some(Inputs { stdin: Some(String::new()), ..Inputs::default() })
+        );
+        assert!(
+            inputs("stdin", json!("\0é\n")).is_some() && inputs("stdin", json!(null)).is_none()
+        );
         assert!(inputs("stdin", json!("x".repeat(65_536))).is_some());
-        for bad in [json!(1), json!([]), json!({}), json!("x".repeat(65_537)), json!("é".repeat(32_769))] {
+        for bad in
+            [json!(1), json!([]), json!({}), json!("x".repeat(65_537)), json!("é".repeat(32_769))]
+        {
             refused(&with("stdin", bad), &["stdin"]);
         }
         assert_eq!(
             inputs("cwd", json!("/srv/a b")),
             Some(Inputs { cwd: Some("/srv/a b".into()), ..Inputs::default() })
         );
-        for bad in [json!(""), json!("srv"), json!("./x"), json!("~"), json!(" /x"), json!("/a\0"), json!(1)] {
+        for bad in [
+            json!(""),
+            json!("srv"),
+            json!("./x"),
+            json!("~"),
+            json!(" /x"),
+            json!("/a\0"),
+            json!(1),
+        ] {
             refused(&with("cwd", bad), &["cwd"]);
         }
         refused(&with("cwd", json!(format!("/{}", "x".repeat(4_095)))), &["cwd"]);
-        let internal = json!({"server": "a", "line": "id", "shell": "internal", "stdin": "x", "cwd": "/"});
+        let internal =
+            json!({"server": "a", "line": "id", "shell": "internal", "stdin": "x", "cwd": "/"});
         refused(&internal, &["cwd", "stdin"]);
     }
 
@@ -640,16 +708,28 @@ mod tests {
         let all = Features { kill: true, argv: true, stdin: true, cwd: true };
         let none = Features::default();
         let order = command.order(None, 60, all);
-        assert_eq!((order.line.as_str(), order.allow_sh, order.timeout), ("echo A=a", false, Some(60)));
+        assert_eq!(
+            (order.line.as_str(), order.allow_sh, order.timeout),
+            ("echo A=a", false, Some(60))
+        );
         assert_eq!(order.argv.as_deref(), command.argv.as_deref());
         let order = command.order(None, 60, none);
-        assert_eq!((order.line.as_str(), order.allow_sh, order.timeout, order.argv), ("echo A=a", false, None, None));
+        assert_eq!(
+            (order.line.as_str(), order.allow_sh, order.timeout, order.argv),
+            ("echo A=a", false, None, None)
+        );
         assert_eq!(command.lacks(None, none), None);
         let blank = Command { argv: Some(vec!["echo".into(), String::new()]), ..command.clone() };
         assert_eq!((blank.lacks(None, none), blank.lacks(None, all)), (Some(Feature::Argv), None));
         let inputs = Inputs { stdin: Some("x".into()), cwd: Some("/".into()), ..Inputs::default() };
-        assert_eq!(command.lacks(Some(&inputs), Features { stdin: false, ..all }), Some(Feature::Stdin));
-        assert_eq!(command.lacks(Some(&inputs), Features { cwd: false, ..all }), Some(Feature::Cwd));
+        assert_eq!(
+            command.lacks(Some(&inputs), Features { stdin: false, ..all }),
+            Some(Feature::Stdin)
+        );
+        assert_eq!(
+            command.lacks(Some(&inputs), Features { cwd: false, ..all }),
+            Some(Feature::Cwd)
+        );
         assert_eq!(command.lacks(Some(&inputs), all), None);
         let order = command.order(Some(&inputs), 60, all);
         assert_eq!((order.stdin.as_deref(), order.cwd.as_deref()), (Some("x"), Some("/")));

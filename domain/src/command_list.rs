@@ -11,7 +11,8 @@ use crate::lifecycle::State;
 use crate::page::{boolean_parameter, id_parameter, ordering, parameter};
 use crate::time::Timestamp;
 
-/// How many words of a search the index of all lines is asked for; the others are looked for in what that finds.
+/// How many words of a search the index of all lines is asked for; the others are looked for in
+/// what that finds.
 pub const INDEXED_WORDS: usize = 16;
 /// The longest phrase that the index is asked for, in characters.
 const MAX_PHRASE: usize = 64;
@@ -41,7 +42,8 @@ pub enum Moment {
 
 impl Moment {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Added, Self::Scheduled, Self::Delivered, Self::Acked, Self::Handled];
+    pub const ALL: [Self; 5] =
+        [Self::Added, Self::Scheduled, Self::Delivered, Self::Acked, Self::Handled];
 
     /// The name in requests, answers and D1.
     pub fn as_str(self) -> &'static str {
@@ -71,7 +73,8 @@ const STATES: &str = "Use any of scheduled, queued, sent, acked, success, failed
 /// What a list without `ordering` is ordered by.
 const DEFAULT_ORDER: Key = Key { moment: Moment::Scheduled, descending: true };
 
-/// A word that each command of a list has in the name of its server, its line or the name of its requester.
+/// A word that each command of a list has in the name of its server, its line or the name of its
+/// requester.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Word(String);
 
@@ -81,12 +84,14 @@ impl Word {
         self.0.to_lowercase()
     }
 
-    /// A query on the index of all lines that finds every line with the word, in upper and lower case; `None` where that
-    /// is no help. Every character stands for itself. The index has the column `line`, which ends with a line feed, and
-    /// `wide`, which is `yes` for lines that are not all ASCII.
+    /// A query on the index of all lines that finds every line with the word, in upper and lower
+    /// case; `None` where that is no help. Every character stands for itself. The index has the
+    /// column `line`, which ends with a line feed, and `wide`, which is `yes` for lines that are
+    /// not all ASCII.
     ///
-    /// Of a long word only a part is asked for, in which no three characters come again: the index steps through every place
-    /// of each of a phrase's tokens, so a line of one character thousands of times would cost the square of that.
+    /// Of a long word only a part is asked for, in which no three characters come again: the index
+    /// steps through every place of each of a phrase's tokens, so a line of one character thousands
+    /// of times would cost the square of that.
     pub fn query(&self) -> Option<String> {
         let length = self.0.chars().count();
         if length >= TOKEN {
@@ -101,10 +106,13 @@ impl Word {
         (length + 1 == TOKEN).then(|| format!("line:({}) OR wide:\"yes\"", phrases.join(" OR ")))
     }
 
-    /// The longest part in which no three characters come again, in upper and lower case, of at most [`MAX_PHRASE`].
+    /// The longest part in which no three characters come again, in upper and lower case, of at
+    /// most [`MAX_PHRASE`].
     fn part(&self) -> &str {
-        let ends: Vec<usize> = self.0.char_indices().map(|(at, _)| at).chain([self.0.len()]).collect();
-        let folded: Vec<String> = self.0.chars().map(|letter| letter.to_lowercase().collect()).collect();
+        let ends: Vec<usize> =
+            self.0.char_indices().map(|(at, _)| at).chain([self.0.len()]).collect();
+        let folded: Vec<String> =
+            self.0.chars().map(|letter| letter.to_lowercase().collect()).collect();
         let mut seen: HashMap<&[String], usize> = HashMap::new();
         let (mut start, mut longest) = (0, 0..0);
         for (at, token) in folded.windows(TOKEN).enumerate() {
@@ -130,13 +138,14 @@ impl Word {
         self.0.is_ascii()
     }
 
-    /// The word with A to Z in lower case, and other letters as they are: what SQLite's `lower` makes of it.
+    /// The word with A to Z in lower case, and other letters as they are: what SQLite's `lower`
+    /// makes of it.
     pub fn in_line(&self) -> String {
         self.0.to_ascii_lowercase()
     }
 
-    /// A GLOB pattern that finds it in a line, in upper and lower case, and in which every character stands for itself;
-    /// `None` where it would be longer than D1 takes.
+    /// A GLOB pattern that finds it in a line, in upper and lower case, and in which every
+    /// character stands for itself; `None` where it would be longer than D1 takes.
     pub fn glob(&self) -> Option<String> {
         let mut pattern = String::from("*");
         for letter in self.0.chars() {
@@ -162,8 +171,8 @@ impl Word {
     }
 }
 
-/// How many characters of lines that are longer than [`INDEXED_CHARACTERS`] a search for words reads, so that its time is
-/// bounded.
+/// How many characters of lines that are longer than [`INDEXED_CHARACTERS`] a search for words
+/// reads, so that its time is bounded.
 pub fn read_characters(words: &[Word]) -> u64 {
     READ_CHARACTERS / words.iter().map(Word::weight).sum::<u64>().max(1)
 }
@@ -236,7 +245,8 @@ fn read_shell(query: &[(String, String)]) -> Result<Option<Shell>, Error> {
 fn read_states(query: &[(String, String)]) -> Result<Option<Vec<&'static str>>, Error> {
     let all = || State::ALL.into_iter().flat_map(|state| [state.shown(false), state.shown(true)]);
     let read = |name| all().find(|known| *known == name);
-    let states = parameter(query, "state").map(|text| text.split(',').map(read).collect::<Option<Vec<_>>>());
+    let states =
+        parameter(query, "state").map(|text| text.split(',').map(read).collect::<Option<Vec<_>>>());
     states.map(|states| states.ok_or_else(|| Error::field("state", STATES))).transpose()
 }
 
@@ -253,7 +263,8 @@ fn read_exit_code(query: &[(String, String)]) -> Result<Option<i64>, Error> {
 }
 
 fn read_moment(query: &[(String, String)], name: &'static str) -> Result<Option<Timestamp>, Error> {
-    let read = |text: &str| Timestamp::parse(text).map_err(|error| Error::field(name, error.to_string()));
+    let read =
+        |text: &str| Timestamp::parse(text).map_err(|error| Error::field(name, error.to_string()));
     parameter(query, name).map(read).transpose()
 }
 
@@ -263,12 +274,18 @@ fn read_words(query: &[(String, String)]) -> Result<Vec<Word>, Error> {
         return Err(Error::field("search", "Null characters are not allowed."));
     }
     let mut known = HashSet::new();
-    Ok(text.split_whitespace().filter(|word| known.insert(*word)).map(|word| Word(word.to_owned())).collect())
+    Ok(text
+        .split_whitespace()
+        .filter(|word| known.insert(*word))
+        .map(|word| Word(word.to_owned()))
+        .collect())
 }
 
 fn read_order(query: &[(String, String)]) -> Result<Vec<Key>, Error> {
     let order = ordering(query, &Moment::ALL, Moment::as_str)?;
-    let keys = |order: Vec<_>| order.into_iter().map(|(moment, descending)| Key { moment, descending }).collect();
+    let keys = |order: Vec<_>| {
+        order.into_iter().map(|(moment, descending)| Key { moment, descending }).collect()
+    };
     Ok(order.map_or_else(|| vec![DEFAULT_ORDER], keys))
 }
 
@@ -285,7 +302,8 @@ impl CommandList {
         let server = take(read_server(query), &mut errors);
         let shell = take(read_shell(query), &mut errors);
         let requested_by = take(id_parameter(query, "requested_by"), &mut errors);
-        let requested_by_isnull = take(boolean_parameter(query, "requested_by_isnull"), &mut errors);
+        let requested_by_isnull =
+            take(boolean_parameter(query, "requested_by_isnull"), &mut errors);
         let is_scheduled = take(boolean_parameter(query, "is_scheduled"), &mut errors);
         let states = take(read_states(query), &mut errors);
         let success = take(boolean_parameter(query, "success"), &mut errors);
@@ -322,7 +340,9 @@ mod tests {
 
     fn of(text: &str) -> Result<CommandList, Error> {
         let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
-        CommandList::of(&pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect::<Vec<_>>())
+        CommandList::of(
+            &pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect::<Vec<_>>(),
+        )
     }
 
     #[track_caller]
@@ -365,7 +385,11 @@ mod tests {
         assert_eq!((list.shell, list.requested_by), (Some(Shell::Internal), Some(7)));
         assert_eq!((list.requested_by_isnull, list.is_scheduled), (Some(false), Some(true)));
         for nobody in ["0", "-1", "9007199254740992", "99999999999999999999"] {
-            assert_eq!(of(&format!("requested_by={nobody}")).unwrap().requested_by, Some(0), "{nobody}");
+            assert_eq!(
+                of(&format!("requested_by={nobody}")).unwrap().requested_by,
+                Some(0),
+                "{nobody}"
+            );
         }
     }
 
@@ -375,7 +399,10 @@ mod tests {
             added_at__gte=2026-01-01T00:00:00Z&added_at__lt=2026-01-01T02:00:00Z")
         .unwrap();
         assert_eq!(list.states, Some(vec!["scheduled", "queued", "stuck"]));
-        assert_eq!((list.success, list.exit_code, list.username.as_deref()), (Some(false), Some(-1), Some("root")));
+        assert_eq!(
+            (list.success, list.exit_code, list.username.as_deref()),
+            (Some(false), Some(-1), Some("root"))
+        );
         assert_eq!(list.added_from, Timestamp::parse("2026-01-01T00:00:00Z").ok());
         assert_eq!(list.added_before, Timestamp::parse("2026-01-01T02:00:00Z").ok());
         for state in ["sent", "acked", "success", "failed", "cancelled", "expired"] {
@@ -422,15 +449,29 @@ mod tests {
         }
         refused(
             "server=x&shell=x&requested_by=x&requested_by_isnull=x&is_scheduled=x&search=\0&ordering=x",
-            &["is_scheduled", "ordering", "requested_by", "requested_by_isnull", "search", "server", "shell"],
+            &[
+                "is_scheduled",
+                "ordering",
+                "requested_by",
+                "requested_by_isnull",
+                "search",
+                "server",
+                "shell",
+            ],
         );
     }
 
     #[test]
     fn orderings() {
         for moment in Moment::ALL {
-            assert_eq!(of(&format!("ordering={}", moment.as_str())).unwrap().order, [key(moment, false)]);
-            assert_eq!(of(&format!("ordering=-{}", moment.as_str())).unwrap().order, [key(moment, true)]);
+            assert_eq!(
+                of(&format!("ordering={}", moment.as_str())).unwrap().order,
+                [key(moment, false)]
+            );
+            assert_eq!(
+                of(&format!("ordering=-{}", moment.as_str())).unwrap().order,
+                [key(moment, true)]
+            );
         }
         let several = of("ordering=-acked_at,added_at,acked_at,-added_at").unwrap().order;
         assert_eq!(several, [key(Moment::Acked, true), key(Moment::Added, false)]);
@@ -488,7 +529,8 @@ mod tests {
 
     #[test]
     fn the_more_there_is_to_look_for_the_less_is_read() {
-        let words = |texts: &[&str]| texts.iter().map(|text| Word((*text).to_owned())).collect::<Vec<_>>();
+        let words =
+            |texts: &[&str]| texts.iter().map(|text| Word((*text).to_owned())).collect::<Vec<_>>();
         assert_eq!(read_characters(&words(&["deploy"])), 24_000_000);
         assert_eq!(read_characters(&words(&["deploy", "web-1"])), 12_000_000);
         assert_eq!(read_characters(&words(&["größe"])), 6_000_000);

@@ -104,13 +104,15 @@ const ORDER: [&str; 30] = [
     "email",
 ];
 
-/// A command object as answers show it: its fields in the order of [`ORDER`], any others after them.
+/// A command object as answers show it: its fields in the order of [`ORDER`], any others after
+/// them.
 #[derive(Debug)]
 pub struct Shown<'a>(pub &'a Map<String, Value>);
 
 impl Serialize for Shown<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let place = |name: &str| ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len());
+        let place =
+            |name: &str| ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len());
         let mut members: Vec<_> = self.0.iter().collect();
         members.sort_by_cached_key(|(name, _)| place(name));
         let mut map = serializer.serialize_map(Some(members.len()))?;
@@ -135,10 +137,11 @@ pub fn state_sql(now: &str) -> String {
     )
 }
 
-/// SQL for the status object of a row of `commands c`, as JSON, at the moment in the parameter `now`.
+/// SQL for the status object of a row of `commands c`, as JSON, at the moment in the parameter
+/// `now`.
 ///
-/// It is made from the same table as [`Lifecycle::status`], so that the two cannot differ; the Worker's tests compare
-/// what both say of each command.
+/// It is made from the same table as [`Lifecycle::status`], so that the two cannot differ; the
+/// Worker's tests compare what both say of each command.
 pub fn status_sql(now: &str) -> String {
     let json = |label: Label, message: &str| {
         let Label { text, color, cancellable } = label;
@@ -148,11 +151,18 @@ pub fn status_sql(now: &str) -> String {
     };
     let waiting = State::Waiting.as_str();
     let scheduled = json(SCHEDULED, "'Scheduled for ' || c.scheduled_at || '.'");
-    let queued = json(State::Waiting.label(), "'Waiting for the agent since ' || c.scheduled_at || '.'");
+    let queued =
+        json(State::Waiting.label(), "'Waiting for the agent since ' || c.scheduled_at || '.'");
     let others: String = State::ALL
         .into_iter()
         .filter(|state| *state != State::Waiting)
-        .map(|state| format!(" WHEN c.state = '{}' THEN {}", state.as_str(), json(state.label(), "c.status_message")))
+        .map(|state| {
+            format!(
+                " WHEN c.state = '{}' THEN {}",
+                state.as_str(),
+                json(state.label(), "c.status_message")
+            )
+        })
         .collect();
     format!(
         "CASE WHEN c.state = '{waiting}' AND c.scheduled_at > {now} THEN {scheduled} WHEN c.state = '{waiting}' THEN {queued}{others} END"
@@ -163,7 +173,9 @@ pub fn status_sql(now: &str) -> String {
 pub fn split_result(result: Option<&str>) -> (Option<&str>, Option<&str>) {
     match result {
         None => (None, None),
-        Some(whole) => output::in_list(whole).map_or((Some(whole), None), |head| (Some(head), Some(whole))),
+        Some(whole) => {
+            output::in_list(whole).map_or((Some(whole), None), |head| (Some(head), Some(whole)))
+        }
     }
 }
 
@@ -173,8 +185,10 @@ mod tests {
 
     #[test]
     fn a_command_object_is_shown_in_one_order() {
-        let object = members(json!({"zzz": 1, "status": {"message": "m", "text": "t"}, "line": "id", "id": 7,
-            "requested_by": {"email": "e", "id": 1, "username": "u"}}));
+        let object = members(
+            json!({"zzz": 1, "status": {"message": "m", "text": "t"}, "line": "id", "id": 7,
+            "requested_by": {"email": "e", "id": 1, "username": "u"}}),
+        );
         let shown = r#"{"id":7,"line":"id","requested_by":{"id":1,"username":"u","email":"e"},"status":{"text":"t","message":"m"},"zzz":1}"#;
         assert_eq!(serde_json::to_string(&Shown(&object)).unwrap(), shown);
     }

@@ -1,4 +1,5 @@
-//! Two hosts with one identity (agent-protocol 5.2): when a newer connection no longer replaces the older one.
+//! Two hosts with one identity (agent-protocol 5.2): when a newer connection no longer replaces the
+//! older one.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,10 +9,12 @@ use crate::time::Timestamp;
 const REPLACEMENTS: usize = 3;
 /// The time in which replacements count, in seconds.
 const WINDOW: i64 = 60;
-/// How long after a refused connection the next one is refused too, in seconds. Agents dial at least every 60 s.
+/// How long after a refused connection the next one is refused too, in seconds. Agents dial at
+/// least every 60 s.
 const AFTER_REFUSAL: i64 = 180;
 
-/// The recent history of one kind of socket: connections that replaced an older one, and connections that were refused.
+/// The recent history of one kind of socket: connections that replaced an older one, and
+/// connections that were refused.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Contest {
     /// The latest replacements, the oldest first.
@@ -20,11 +23,13 @@ pub struct Contest {
 }
 
 impl Contest {
-    /// Whether connections replaced each other so often that the next one has to prove that the older one is dead.
+    /// Whether connections replaced each other so often that the next one has to prove that the
+    /// older one is dead.
     pub fn is_open(&self, now: Timestamp) -> bool {
         let is_within = |at: &Timestamp, seconds| *at <= now && at.plus_seconds(seconds) > now;
         let replacements = self.replaced_at.iter().filter(|at| is_within(at, WINDOW)).count();
-        replacements >= REPLACEMENTS || self.refused_at.is_some_and(|at| is_within(&at, AFTER_REFUSAL))
+        replacements >= REPLACEMENTS
+            || self.refused_at.is_some_and(|at| is_within(&at, AFTER_REFUSAL))
     }
 
     /// A connection replaced an older one that was still open.
@@ -73,6 +78,9 @@ mod tests {
             assert!(contest.is_open(at(seconds)), "{seconds}");
             contest.note_refusal(at(seconds));
         }
-        assert!(contest.is_open(at(195 + AFTER_REFUSAL - 1)) && !contest.is_open(at(195 + AFTER_REFUSAL)));
+        assert!(
+            contest.is_open(at(195 + AFTER_REFUSAL - 1))
+                && !contest.is_open(at(195 + AFTER_REFUSAL))
+        );
     }
 }

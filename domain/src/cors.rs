@@ -1,4 +1,5 @@
-//! Which web pages of other origins may call the API: those of the var `WEB_CLIENT_URL`, and no others (contract 3.2).
+//! Which web pages of other origins may call the API: those of the var `WEB_CLIENT_URL`, and no
+//! others (contract 3.2).
 
 /// The origin of a URL: scheme, host and port, as a browser sends it in the Origin header.
 pub fn origin(url: &str) -> Option<&str> {

@@ -36,18 +36,20 @@ struct Row {
 struct Options {
     /// The action in the audit log (`docs/audit.md`).
     audit_action: Option<&'static str>,
-    /// API tokens with an access control list may call the endpoint (contract 4.12). All other endpoints refuse
-    /// such tokens, so that a token cannot widen its own access.
+    /// API tokens with an access control list may call the endpoint (contract 4.12). All other
+    /// endpoints refuse such tokens, so that a token cannot widen its own access.
     takes_limited_tokens: bool,
     /// A cloud deployment hides the endpoint (contract 4.15).
     is_on_prem_only: bool,
 }
 
 impl Options {
-    const NONE: Self = Self { audit_action: None, takes_limited_tokens: false, is_on_prem_only: false };
+    const NONE: Self =
+        Self { audit_action: None, takes_limited_tokens: false, is_on_prem_only: false };
 }
 
-/// Generates the enum [`Endpoint`] and its [`ROWS`]. Parts in parentheses are optional, a flag is a field of [`Options`]:
+/// Generates the enum [`Endpoint`] and its [`ROWS`]. Parts in parentheses are optional, a flag is a
+/// field of [`Options`]:
 ///
 /// ```text
 /// Name: Access, [METHOD METHOD "/path/", METHOD "/other/"] (audits "action") (, flag, flag);
@@ -73,7 +75,8 @@ macro_rules! endpoints {
     };
 }
 
-// The methods of a path are in the order GET, POST, PUT, PATCH, DELETE: the Allow header lists them as they stand here.
+// The methods of a path are in the order GET, POST, PUT, PATCH, DELETE: the Allow header lists them
+// as they stand here.
 endpoints! {
     /// Liveness, for load balancers.
     Health: Open, [GET "/healthz"];
@@ -213,7 +216,8 @@ endpoints! {
     AgentUnknown: Agent, [
         GET "/api/history/{*rest}", GET "/api/metrics/{*rest}", GET "/api/servers/servers/-/{*rest}"
     ];
-    /// Accepts a report without any use for it: agents retry a report until it succeeds (agent-protocol 4.4).
+    /// Accepts a report without any use for it: agents retry a report until it succeeds
+    /// (agent-protocol 4.4).
     AgentIgnored: Agent, [
         DELETE "/api/proc/{*rest}",
         POST PUT PATCH DELETE "/api/history/{*rest}",
@@ -300,7 +304,8 @@ pub fn with_slash(path: &str) -> Option<String> {
         return None;
     }
     let slashed = format!("{path}/");
-    let is_slashed = SLASHED.iter().any(|prefix| slashed.starts_with(prefix)) || find(&slashed).is_some();
+    let is_slashed =
+        SLASHED.iter().any(|prefix| slashed.starts_with(prefix)) || find(&slashed).is_some();
     is_slashed.then_some(slashed)
 }
 
@@ -313,12 +318,13 @@ impl Route {
 
     /// The methods that a deployment serves.
     fn served(&self, on_prem: bool) -> impl Iterator<Item = &'static str> {
-        let served = self.methods.iter().filter(move |(_, endpoint)| on_prem || !endpoint.is_on_prem_only());
+        let served =
+            self.methods.iter().filter(move |(_, endpoint)| on_prem || !endpoint.is_on_prem_only());
         served.map(|(name, _)| *name)
     }
 
-    /// Whether a deployment hides the method, or else the whole path. Hidden endpoints are answered with 404, unknown methods
-    /// of a visible path with 405.
+    /// Whether a deployment hides the method, or else the whole path. Hidden endpoints are answered
+    /// with 404, unknown methods of a visible path with 405.
     pub fn is_hidden(&self, method: &str, on_prem: bool) -> bool {
         match self.endpoint(method) {
             Some(endpoint) => !on_prem && endpoint.is_on_prem_only(),
@@ -361,12 +367,18 @@ mod tests {
         // A name that begins with a dot is of the resource before it: `group.create`, `.update`.
         let (mut documented, mut resource) = (BTreeSet::new(), "");
         for name in include_str!("../../docs/audit.md").split('`').skip(1).step_by(2) {
-            resource =
-                name.split_once('.').map_or(resource, |(start, _)| if start.is_empty() { resource } else { start });
-            documented.insert(if name.starts_with('.') { format!("{resource}{name}") } else { name.to_owned() });
+            resource = name
+                .split_once('.')
+                .map_or(resource, |(start, _)| if start.is_empty() { resource } else { start });
+            documented.insert(if name.starts_with('.') {
+                format!("{resource}{name}")
+            } else {
+                name.to_owned()
+            });
         }
         let actions: Vec<_> = ROWS.iter().filter_map(|row| row.endpoint.audit_action()).collect();
-        let missing: Vec<_> = actions.iter().filter(|action| !documented.contains(**action)).collect();
+        let missing: Vec<_> =
+            actions.iter().filter(|action| !documented.contains(**action)).collect();
         assert!(missing.is_empty(), "{missing:?}");
         assert!(actions.len() > 30, "{actions:?}");
     }
@@ -377,7 +389,10 @@ mod tests {
         for route in ROUTES.iter() {
             let positions = route.methods.iter().map(|(method, endpoint)| {
                 assert_eq!(endpoint.access(), route.access, "{method} {}", route.path);
-                order.iter().position(|name| name == method).unwrap_or_else(|| panic!("{method} {}", route.path))
+                order
+                    .iter()
+                    .position(|name| name == method)
+                    .unwrap_or_else(|| panic!("{method} {}", route.path))
             });
             assert!(positions.is_sorted_by(|a, b| a < b), "{}", route.path);
         }
@@ -393,7 +408,11 @@ mod tests {
 
     #[test]
     fn a_fixed_segment_comes_before_a_parameter() {
-        for fixed in ["/api/servers/servers/", "/api/servers/registration-tokens/", "/api/servers/servers/register/"] {
+        for fixed in [
+            "/api/servers/servers/",
+            "/api/servers/registration-tokens/",
+            "/api/servers/servers/register/",
+        ] {
             assert_eq!(route(fixed).path, fixed);
         }
         assert_eq!(route("/api/servers/web-1/").path, "/api/servers/{id}/");
@@ -411,12 +430,26 @@ mod tests {
 
     #[test]
     fn only_paths_of_the_table_lack_a_slash() {
-        for path in ["/healthz", "/reset-password/page.css", "/reset-password/page.js", "/api/status/", "/", "/x", ""] {
+        for path in [
+            "/healthz",
+            "/reset-password/page.css",
+            "/reset-password/page.js",
+            "/api/status/",
+            "/",
+            "/x",
+            "",
+        ] {
             assert_eq!(with_slash(path), None, "{path}");
         }
-        for path in
-            ["/reset-password", "/api/status", "/api/unknown", "/api", "/operator", "/ws", "/api/proc/{*rest}/x"]
-        {
+        for path in [
+            "/reset-password",
+            "/api/status",
+            "/api/unknown",
+            "/api",
+            "/operator",
+            "/ws",
+            "/api/proc/{*rest}/x",
+        ] {
             assert_eq!(with_slash(path), Some(format!("{path}/")));
         }
     }
@@ -436,10 +469,18 @@ mod tests {
         assert_eq!(by_name.allow(true), "GET, PUT, PATCH, DELETE, HEAD, OPTIONS");
         let hidden = |route: &Route, on_prem| {
             let methods = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"];
-            methods.into_iter().filter(|method| route.is_hidden(method, on_prem)).collect::<Vec<_>>()
+            methods
+                .into_iter()
+                .filter(|method| route.is_hidden(method, on_prem))
+                .collect::<Vec<_>>()
         };
         assert_eq!(hidden(by_name, false), ["PUT"]);
-        assert_eq!(hidden(route("/api/auth/login/"), false), ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"]);
-        assert!(hidden(by_name, true).is_empty() && hidden(route("/api/auth/login/"), true).is_empty());
+        assert_eq!(
+            hidden(route("/api/auth/login/"), false),
+            ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"]
+        );
+        assert!(
+            hidden(by_name, true).is_empty() && hidden(route("/api/auth/login/"), true).is_empty()
+        );
     }
 }

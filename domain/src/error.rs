@@ -1,6 +1,8 @@
-//! What a request can be refused with: the one error type of the rules and of the Worker's handlers.
+//! What a request can be refused with: the one error type of the rules and of the Worker's
+//! handlers.
 //!
-//! An [`Error`] says what is wrong; the Worker's `response` module alone turns it into a status and a body.
+//! An [`Error`] says what is wrong; the Worker's `response` module alone turns it into a status and
+//! a body.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +17,8 @@ pub const NON_FIELD: &str = "non_field_errors";
 /// Makes the codes of names and texts, so that there is one list of them.
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// The codes that an error body can carry in `code` (contract 3.10): those of contract 3.10 and this project's own, all here.
+        /// The codes that an error body can carry in `code` (contract 3.10): those of contract 3.10
+        /// and this project's own, all here.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Code {
             $($(#[$doc])* $name,)*
@@ -42,7 +45,8 @@ codes! {
     CommandNotFound = "COMMAND_NOT_FOUND",
     /// The command's server has no agent connected (contract 3.10).
     ServerNotConnected = "SERVER_NOT_CONNECTED",
-    /// The credential is not alive: unknown, expired, disabled, revoked, of another workspace; all alike.
+    /// The credential is not alive: unknown, expired, disabled, revoked, of another workspace; all
+    /// alike.
     InvalidToken = "INVALID_TOKEN",
     /// The Authorization header does not have the form that the endpoint takes.
     InvalidAuthorization = "INVALID_AUTHORIZATION",
@@ -68,7 +72,8 @@ codes! {
     ServerPending = "SERVER_PENDING",
     /// The Idempotency-Key was used with another body.
     IdempotencyKeyReused = "IDEMPOTENCY_KEY_REUSED",
-    /// The first request with the Idempotency-Key was cut off, and what became of it is not known yet.
+    /// The first request with the Idempotency-Key was cut off, and what became of it is not known
+    /// yet.
     IdempotencyKeyInUse = "IDEMPOTENCY_KEY_IN_USE",
     /// Fields or parameters are invalid. It stands in the header `X-Error-Code` only.
     InvalidInput = "INVALID_INPUT",
@@ -115,7 +120,8 @@ pub enum Kind {
     Unprocessable,
     /// Too many tries.
     Throttled,
-    /// The connection that it takes is not there: the target server has no agent connected, or another agent holds it.
+    /// The connection that it takes is not there: the target server has no agent connected, or
+    /// another agent holds it.
     NotConnected,
     /// The deployment is not complete.
     NotSetUp,
@@ -176,8 +182,8 @@ pub fn both<A, B>(one: Result<A, Error>, other: Result<B, Error>) -> Result<(A, 
     }
 }
 
-/// What a library fails with is a fault of the service, and its text is for the log. So `Error` is no
-/// `std::error::Error` itself.
+/// What a library fails with is a fault of the service, and its text is for the log. So `Error` is
+/// no `std::error::Error` itself.
 impl<E: std::error::Error> From<E> for Error {
     fn from(cause: E) -> Self {
         Self::internal(cause.to_string())
@@ -188,7 +194,14 @@ impl Error {
     /// A refusal of `kind` with a sentence.
     pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
         let fields = FieldErrors::new();
-        Self { kind, code: None, detail: detail.into(), fields, retry_after: None, is_silent: false }
+        Self {
+            kind,
+            code: None,
+            detail: detail.into(),
+            fields,
+            retry_after: None,
+            is_silent: false,
+        }
     }
 
     /// The same with a code.
@@ -247,13 +260,15 @@ impl Error {
 
     /// The same with the limit that does not allow it.
     pub fn acl_refusal(limit: impl std::fmt::Display) -> Self {
-        let detail = format!("The access control list of the API token does not allow this: {limit}.");
+        let detail =
+            format!("The access control list of the API token does not allow this: {limit}.");
         Self::new(Kind::Forbidden, detail).code(Code::ApiTokenAclNotAllowed)
     }
 
     /// Too many tries; another one makes sense after so many seconds.
     pub fn throttled(retry_after: u64) -> Self {
-        let error = Self::new(Kind::Throttled, "Too many tries. Try again later.").code(Code::Throttled);
+        let error =
+            Self::new(Kind::Throttled, "Too many tries. Try again later.").code(Code::Throttled);
         Self { retry_after: Some(retry_after), ..error }
     }
 

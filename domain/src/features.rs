@@ -47,8 +47,14 @@ pub struct Features {
 impl Features {
     /// Reads the handshake's header: names with commas between them. Unknown names are ignored.
     pub fn parse(header: &str) -> Self {
-        let has = |name: &str| header.split(',').any(|feature| feature.trim().eq_ignore_ascii_case(name));
-        Self { kill: has(FEATURE_KILL), argv: has(FEATURE_ARGV), stdin: has(FEATURE_STDIN), cwd: has(FEATURE_CWD) }
+        let has =
+            |name: &str| header.split(',').any(|feature| feature.trim().eq_ignore_ascii_case(name));
+        Self {
+            kill: has(FEATURE_KILL),
+            argv: has(FEATURE_ARGV),
+            stdin: has(FEATURE_STDIN),
+            cwd: has(FEATURE_CWD),
+        }
     }
 }
 
@@ -62,6 +68,9 @@ mod tests {
         assert_eq!(Features::parse("kills, xargv"), Features::default());
         let some = Features { kill: true, cwd: true, ..Features::default() };
         assert_eq!(Features::parse(" KILL,replay ,cwd"), some);
-        assert_eq!(serde_json::from_str::<Features>(r#"{"kill":true,"cwd":true,"later":1}"#).unwrap(), some);
+        assert_eq!(
+            serde_json::from_str::<Features>(r#"{"kill":true,"cwd":true,"later":1}"#).unwrap(),
+            some
+        );
     }
 }

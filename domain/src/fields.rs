@@ -1,7 +1,7 @@
 //! Reads a request body field by field, and reports every error in one answer.
 //!
-//! [`Fields`] records each name it is asked for. [`Fields::finish`] rejects every other field of the body, so a
-//! misspelled limit is never dropped silently (contract 11.1).
+//! [`Fields`] records each name it is asked for. [`Fields::finish`] rejects every other field of
+//! the body, so a misspelled limit is never dropped silently (contract 11.1).
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -39,7 +39,8 @@ const RESERVED: [&str; 4] = ["code", "detail", "request_id", NON_FIELD];
 /// A whole number, also one written as `2509.0`, which is an integer to JSON Schema.
 pub fn as_integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
-        let number = value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < INEXACT)?;
+        let number =
+            value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < INEXACT)?;
         Some(number as i64)
     })
 }
@@ -60,7 +61,8 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// Reads a JSON object. An empty body is an empty object, so that what is missing is told by field.
+    /// Reads a JSON object. An empty body is an empty object, so that what is missing is told by
+    /// field.
     ///
     /// # Errors
     /// Malformed JSON, or JSON that is not an object, under `non_field_errors` (contract 3.3).
@@ -92,7 +94,8 @@ impl Fields {
         self.known.get_mut().extend(names);
     }
 
-    /// All of it as JSON, the same however the request formatted and ordered it. It may hold secrets.
+    /// All of it as JSON, the same however the request formatted and ordered it. It may hold
+    /// secrets.
     pub fn canonical(&self) -> Secret {
         Secret::new(json!(self.values).to_string())
     }
@@ -134,9 +137,13 @@ impl Fields {
         None
     }
 
-    /// A text that may be missing or null; if it is there, it has so many characters, and a blank one is refused
-    /// unless none at all are allowed too.
-    pub fn optional_text(&mut self, name: &'static str, lengths: RangeInclusive<usize>) -> Option<String> {
+    /// A text that may be missing or null; if it is there, it has so many characters, and a blank
+    /// one is refused unless none at all are allowed too.
+    pub fn optional_text(
+        &mut self,
+        name: &'static str,
+        lengths: RangeInclusive<usize>,
+    ) -> Option<String> {
         let (fewest, most) = lengths.into_inner();
         let text = match self.get(name)? {
             Value::Null => return None,
@@ -170,7 +177,11 @@ impl Fields {
     }
 
     /// A whole number in a range that may be missing or null.
-    pub fn optional_integer(&mut self, name: &'static str, range: RangeInclusive<i64>) -> Option<i64> {
+    pub fn optional_integer(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<i64>,
+    ) -> Option<i64> {
         let value = self.value(name)?;
         let Some(number) = as_integer(value) else {
             self.reject(name, NOT_AN_INTEGER);
@@ -179,11 +190,15 @@ impl Fields {
         if range.contains(&number) {
             return Some(number);
         }
-        self.reject(name, format!("Ensure this value is from {} to {}.", range.start(), range.end()));
+        self.reject(
+            name,
+            format!("Ensure this value is from {} to {}.", range.start(), range.end()),
+        );
         None
     }
 
-    /// The id of a user or a group, which must be there. Ids that JSON numbers cannot tell apart are nobody's, as 0 is.
+    /// The id of a user or a group, which must be there. Ids that JSON numbers cannot tell apart
+    /// are nobody's, as 0 is.
     pub fn id(&mut self, name: &'static str) -> Option<i64> {
         match self.get(name) {
             None => self.reject(name, REQUIRED),
@@ -196,7 +211,8 @@ impl Fields {
         None
     }
 
-    /// A list that may be missing, but not null, of so many items at most. `message` tells what they must be.
+    /// A list that may be missing, but not null, of so many items at most. `message` tells what
+    /// they must be.
     pub fn optional_list<T>(
         &mut self,
         name: &'static str,
@@ -220,7 +236,8 @@ impl Fields {
 
     /// A list of ids of groups that may be missing, but not null: each once, sorted.
     pub fn optional_groups(&mut self) -> Option<Vec<i64>> {
-        let mut groups = self.optional_list("groups", MAX_GROUPS, "Enter the ids of groups.", as_id)?;
+        let mut groups =
+            self.optional_list("groups", MAX_GROUPS, "Enter the ids of groups.", as_id)?;
         groups.sort_unstable();
         groups.dedup();
         Some(groups)
@@ -239,14 +256,17 @@ impl Fields {
     /// The fields of an object in this object. A missing one has no fields.
     pub fn object(&mut self, name: &'static str) -> Self {
         match self.get(name) {
-            Some(Value::Object(values)) => return Self { values: values.clone(), ..Self::default() },
+            Some(Value::Object(values)) => {
+                return Self { values: values.clone(), ..Self::default() };
+            }
             Some(_) => self.reject(name, "Not a valid object."),
             None => self.reject(name, REQUIRED),
         }
         Self::default()
     }
 
-    /// Takes over the errors of an object read with [`Fields::object`], unless the object itself was wrong.
+    /// Takes over the errors of an object read with [`Fields::object`], unless the object itself
+    /// was wrong.
     pub fn absorb(&mut self, name: &'static str, mut inner: Self) {
         inner.reject_unknown();
         if !self.errors.contains_key(name) {
@@ -265,7 +285,8 @@ impl Fields {
     /// Notes an error for each field that was sent and never asked for.
     fn reject_unknown(&mut self) {
         let known = self.known.get_mut();
-        let unknown = self.values.keys().filter(|name| !known.contains(name.as_str())).take(MAX_UNKNOWN);
+        let unknown =
+            self.values.keys().filter(|name| !known.contains(name.as_str())).take(MAX_UNKNOWN);
         for name in unknown {
             let name: String = name.chars().take(MAX_UNKNOWN_NAME).collect();
             let (field, message) = if RESERVED.contains(&name.as_str()) {
@@ -290,7 +311,8 @@ impl Fields {
         self.finish_lenient()
     }
 
-    /// Ends the reading of a body whose sender may add fields of its own: an agent, or a reset request (contract 11.1).
+    /// Ends the reading of a body whose sender may add fields of its own: an agent, or a reset
+    /// request (contract 11.1).
     ///
     /// # Errors
     /// Every error that was noted.
@@ -321,7 +343,11 @@ mod tests {
         let mut fields = read(json);
         let text = fields.text("name", 1..=5);
         let message = fields.errors.get("name").map(|messages| messages.join(" "));
-        assert_eq!((text.as_deref(), message.as_deref()), (expected.ok(), expected.err()), "{json}");
+        assert_eq!(
+            (text.as_deref(), message.as_deref()),
+            (expected.ok(), expected.err()),
+            "{json}"
+        );
     }
 
     #[test]
@@ -359,7 +385,8 @@ mod tests {
 
     #[test]
     fn an_integer_may_have_a_fraction_of_zero() {
-        let mut fields = read(r#"{"a":2509.0,"b":1e3,"c":2509.5,"d":1e300,"user":7.0,"groups":[1.0]}"#);
+        let mut fields =
+            read(r#"{"a":2509.0,"b":1e3,"c":2509.5,"d":1e300,"user":7.0,"groups":[1.0]}"#);
         assert_eq!(fields.optional_integer("a", 1..=9_999), Some(2_509));
         assert_eq!(fields.optional_integer("b", 1..=9_999), Some(1_000));
         assert_eq!((fields.id("user"), fields.optional_groups()), (Some(7), Some(vec![1])));
@@ -397,22 +424,31 @@ mod tests {
 
     #[test]
     fn names_of_unknown_fields_are_bounded() {
-        let many: Map<String, Value> = (0..100).map(|n| (format!("{n}{}", "ä".repeat(1_000)), json!(n))).collect();
+        let many: Map<String, Value> =
+            (0..100).map(|n| (format!("{n}{}", "ä".repeat(1_000)), json!(n))).collect();
         let told = unknown(read(&json!(many).to_string()));
         assert_eq!(told.len(), MAX_UNKNOWN);
-        assert!(told.iter().all(|text| text.chars().count() == MAX_UNKNOWN_NAME + ": Unknown field.".len()));
+        assert!(
+            told.iter()
+                .all(|text| text.chars().count() == MAX_UNKNOWN_NAME + ": Unknown field.".len())
+        );
     }
 
     #[test]
     fn an_unknown_field_takes_no_key_of_the_error_body() {
         let fields = read(r#"{"code":1,"detail":2,"request_id":3,"non_field_errors":4}"#);
         let told = unknown(fields).concat();
-        assert!(told.starts_with("non_field_errors: code: Unknown field. detail: Unknown field."), "{told}");
+        assert!(
+            told.starts_with("non_field_errors: code: Unknown field. detail: Unknown field."),
+            "{told}"
+        );
     }
 
     #[test]
     fn ids_and_lists_of_them() {
-        let mut fields = read(r#"{"a":5,"b":5.5,"c":"5","d":-1,"e":null,"f":18446744073709551615,"groups":[3,1,3]}"#);
+        let mut fields = read(
+            r#"{"a":5,"b":5.5,"c":"5","d":-1,"e":null,"f":18446744073709551615,"groups":[3,1,3]}"#,
+        );
         assert_eq!((fields.id("a"), fields.id("d"), fields.id("f")), (Some(5), Some(0), Some(0)));
         assert_eq!(fields.optional_groups(), Some(vec![1, 3]));
         for bad in ["b", "c", "e", "g"] {
@@ -422,7 +458,13 @@ mod tests {
         assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["b", "c", "e", "g"]);
         assert_eq!(read("{}").optional_groups(), None);
         let many = format!(r#"{{"groups":[{}1]}}"#, "1,".repeat(5_000));
-        for bad in [r#"{"groups":null}"#, r#"{"groups":1}"#, r#"{"groups":["1"]}"#, r#"{"groups":[1.5]}"#, &many] {
+        for bad in [
+            r#"{"groups":null}"#,
+            r#"{"groups":1}"#,
+            r#"{"groups":["1"]}"#,
+            r#"{"groups":[1.5]}"#,
+            &many,
+        ] {
             let mut fields = read(bad);
             assert_eq!(fields.optional_groups(), None, "{bad}");
             assert!(fields.finish().unwrap_err().fields.contains_key("groups"), "{bad}");
@@ -432,7 +474,10 @@ mod tests {
     #[test]
     fn booleans() {
         let mut fields = read(r#"{"a":true,"b":false,"c":null,"d":"true","e":1}"#);
-        assert_eq!((fields.optional_boolean("a"), fields.optional_boolean("b")), (Some(true), Some(false)));
+        assert_eq!(
+            (fields.optional_boolean("a"), fields.optional_boolean("b")),
+            (Some(true), Some(false))
+        );
         for none in ["c", "d", "e", "f"] {
             assert_eq!(fields.optional_boolean(none), None, "{none}");
         }

@@ -1,5 +1,5 @@
-//! The fingerprint of an agent's key (contract 6.5): short enough to compare by eye, and useless as a
-//! credential.
+//! The fingerprint of an agent's key (contract 6.5): short enough to compare by eye, and useless as
+//! a credential.
 
 use sha2::{Digest, Sha256};
 
@@ -16,7 +16,8 @@ const LENGTH: usize = 8;
 pub fn of_key(key: &Secret) -> String {
     let digest = Sha256::new().chain_update(LABEL).chain_update(key.expose()).finalize();
     let bits = digest.iter().take(5).fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
-    let digit = |place: usize| char::from(ALPHABET[(bits >> (5 * (LENGTH - 1 - place)) & 31) as usize]);
+    let digit =
+        |place: usize| char::from(ALPHABET[(bits >> (5 * (LENGTH - 1 - place)) & 31) as usize]);
     let text: String = (0..LENGTH).map(digit).collect();
     format!("{}-{}", &text[..4], &text[4..])
 }

@@ -50,8 +50,7 @@ impl Role {
 /// The rule of [`Standing::owns`].
 pub const OWNS: &str = "Only staff and the group's owners may change or delete it.";
 /// The rule of [`Standing::grants`].
-pub const GRANTS: &str =
-    "Only staff and the group's owners may add and remove managers and owners; its managers only plain members.";
+pub const GRANTS: &str = "Only staff and the group's owners may add and remove managers and owners; its managers only plain members.";
 
 /// What a caller is to a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,7 +80,10 @@ impl Standing {
 
 /// The refusal to leave a group without an owner (contract 5.4).
 pub fn only_owner() -> Error {
-    Error::field(NON_FIELD, "The only owner of a group cannot be removed. Make somebody else an owner first.")
+    Error::field(
+        NON_FIELD,
+        "The only owner of a group cannot be removed. Make somebody else an owner first.",
+    )
 }
 
 /// A request for a group or for changes of one, checked. What is `None` stays as it is.
@@ -100,7 +102,8 @@ pub struct GroupChanges {
 /// The ids in a list of UUIDs, each once, sorted. One that is no UUID is noted in `fields`.
 fn read_servers(fields: &mut Fields) -> Option<Vec<Uuid>> {
     let read = |value: &serde_json::Value| crate::id::parse(value.as_str()?);
-    let mut servers = fields.optional_list("servers", MAX_SERVERS, "Enter the UUIDs of servers.", read)?;
+    let mut servers =
+        fields.optional_list("servers", MAX_SERVERS, "Enter the UUIDs of servers.", read)?;
     servers.sort_unstable();
     servers.dedup();
     Some(servers)
@@ -131,7 +134,8 @@ impl GroupChanges {
         Self::read_common(fields)
     }
 
-    /// Reads all fields (PUT). The handler decides what omitted servers mean: that depends on the caller's permission.
+    /// Reads all fields (PUT). The handler decides what omitted servers mean: that depends on the
+    /// caller's permission.
     ///
     /// # Errors
     /// All bad fields together.
@@ -140,7 +144,8 @@ impl GroupChanges {
         Self::read_common(fields)
     }
 
-    /// Reads what a `POST` and a `PUT` have in common. The name is required, and an omitted text is empty.
+    /// Reads what a `POST` and a `PUT` have in common. The name is required, and an omitted text is
+    /// empty.
     fn read_common(mut fields: Fields) -> Result<Self, Error> {
         let name = server::read_name(&mut fields);
         let display_name = fields.given_text("display_name", MAX_DISPLAY_NAME).unwrap_or_default();
@@ -191,11 +196,12 @@ fn read_role(fields: &mut Fields) -> Option<Role> {
     role
 }
 
-/// The group that a request for a membership is about, and the role, as far as it says so: whether the caller has a right to
-/// that at all is told before what else is wrong with it.
+/// The group that a request for a membership is about, and the role, as far as it says so: whether
+/// the caller has a right to that at all is told before what else is wrong with it.
 pub fn peek(fields: &Fields) -> Option<(i64, Role)> {
     let group = fields.value("group").and_then(crate::fields::as_id)?;
-    let role = fields.value("role").and_then(|role| Role::parse(role.as_str()?)).unwrap_or(Role::Member);
+    let role =
+        fields.value("role").and_then(|role| Role::parse(role.as_str()?)).unwrap_or(Role::Member);
     Some((group, role))
 }
 
@@ -240,7 +246,8 @@ impl MembershipChange {
         Ok(Self { group, user, role })
     }
 
-    /// Reads all fields (PUT): group and user must be there, and a role that is left out is `member`.
+    /// Reads all fields (PUT): group and user must be there, and a role that is left out is
+    /// `member`.
     ///
     /// # Errors
     /// All bad fields together.
@@ -256,7 +263,9 @@ impl MembershipChange {
     /// On the group or the user that is another one.
     pub fn of(self, membership: Membership) -> Result<Role, Error> {
         let mut fields = Fields::default();
-        for (name, wanted, is) in [("group", self.group, membership.group), ("user", self.user, membership.user)] {
+        for (name, wanted, is) in
+            [("group", self.group, membership.group), ("user", self.user, membership.user)]
+        {
             if wanted.is_some_and(|wanted| wanted != is) {
                 fields.reject(name, "This cannot be changed. Make another membership.");
             }
@@ -283,9 +292,16 @@ pub struct Membership {
 ///
 /// # Errors
 /// No right to it; the only owner.
-pub fn may_change(standing: Standing, membership: Membership, role: Role, has_other_owner: bool) -> Result<(), Error> {
+pub fn may_change(
+    standing: Standing,
+    membership: Membership,
+    role: Role,
+    has_other_owner: bool,
+) -> Result<(), Error> {
     if !standing.owns() {
-        return Err(Error::permission_denied("Only staff and the group's owners may change a role."));
+        return Err(Error::permission_denied(
+            "Only staff and the group's owners may change a role.",
+        ));
     }
     let ends_owner = membership.role == Role::Owner && role != Role::Owner;
     if ends_owner && !has_other_owner { Err(only_owner()) } else { Ok(()) }
@@ -295,7 +311,12 @@ pub fn may_change(standing: Standing, membership: Membership, role: Role, has_ot
 ///
 /// # Errors
 /// No right to it; the only owner.
-pub fn may_end(standing: Standing, caller: i64, membership: Membership, has_other_owner: bool) -> Result<(), Error> {
+pub fn may_end(
+    standing: Standing,
+    caller: i64,
+    membership: Membership,
+    has_other_owner: bool,
+) -> Result<(), Error> {
     if !(standing.grants(membership.role) || membership.user == caller) {
         return Err(Error::permission_denied(GRANTS));
     }
@@ -319,8 +340,10 @@ impl MembershipFilter {
     /// # Errors
     /// On each that is malformed.
     pub fn of(query: &Query) -> Result<Self, Error> {
-        let role = parameter(query, "role")
-            .map(|text| Role::parse(text).ok_or_else(|| Error::field("role", "Choose member, manager or owner.")));
+        let role = parameter(query, "role").map(|text| {
+            Role::parse(text)
+                .ok_or_else(|| Error::field("role", "Choose member, manager or owner."))
+        });
         let ids = crate::error::both(id_parameter(query, "group"), id_parameter(query, "user"));
         let ((group, user), role) = crate::error::both(ids, role.transpose())?;
         Ok(Self { group, user, role })
@@ -351,7 +374,9 @@ mod tests {
         let read = |servers: Value| GroupChanges::read(fields(&json!({"servers": servers})));
         let servers = read(json!([TWO, ONE, TWO])).unwrap().servers.unwrap();
         assert_eq!(servers.iter().map(ToString::to_string).collect::<Vec<_>>(), [ONE, TWO]);
-        for bad in [json!(null), json!("x"), json!([1]), json!(["x"]), json!({}), json!(vec![ONE; 5_001])] {
+        for bad in
+            [json!(null), json!("x"), json!([1]), json!(["x"]), json!({}), json!(vec![ONE; 5_001])]
+        {
             refused(read(bad), &["servers"]);
         }
     }
@@ -367,8 +392,14 @@ mod tests {
         };
         assert_eq!(all, expected);
         assert_eq!(GroupChanges::read(fields(&json!({}))).unwrap(), GroupChanges::default());
-        refused(GroupChanges::read_all(fields(&json!({"description": 7}))), &["description", "name"]);
-        refused(GroupChanges::read(fields(&json!({"name": null, "description": null}))), &["description", "name"]);
+        refused(
+            GroupChanges::read_all(fields(&json!({"description": 7}))),
+            &["description", "name"],
+        );
+        refused(
+            GroupChanges::read(fields(&json!({"name": null, "description": null}))),
+            &["description", "name"],
+        );
         refused(GroupChanges::read(fields(&json!({"name": "A b"}))), &["name"]);
     }
 
@@ -376,7 +407,8 @@ mod tests {
     fn roles_and_their_rights() {
         let standing = |is_staff, role| Standing { is_staff, role };
         let (staff, owner) = (standing(true, None), standing(false, Some(Role::Owner)));
-        let (manager, member) = (standing(false, Some(Role::Manager)), standing(false, Some(Role::Member)));
+        let (manager, member) =
+            (standing(false, Some(Role::Manager)), standing(false, Some(Role::Member)));
         let nobody = standing(false, None);
         for (who, sees, owns, grants) in [
             (staff, true, true, [true, true, true]),
@@ -402,7 +434,10 @@ mod tests {
         assert!(may_change(owner, of(Role::Owner), Role::Member, true).is_ok());
         assert!(may_change(owner, of(Role::Owner), Role::Owner, false).is_ok());
         refused(may_change(owner, of(Role::Owner), Role::Manager, false), &["non_field_errors"]);
-        assert_eq!(may_change(manager, of(Role::Member), Role::Member, true).unwrap_err().kind, Kind::Forbidden);
+        assert_eq!(
+            may_change(manager, of(Role::Member), Role::Member, true).unwrap_err().kind,
+            Kind::Forbidden
+        );
         refused(may_end(owner, 7, of(Role::Owner), false), &["non_field_errors"]);
         assert!(may_end(owner, 8, of(Role::Owner), true).is_ok());
         assert!(may_end(manager, 8, of(Role::Member), false).is_ok());
@@ -417,11 +452,19 @@ mod tests {
     fn memberships() {
         let new = NewMembership::read(fields(&json!({"group": 3, "user": 7}))).unwrap();
         assert_eq!(new, NewMembership { group: 3, user: 7, role: Role::Member });
-        for bad in [json!({}), json!({"group": null, "user": "7"}), json!({"group": 1.5, "user": []})] {
+        for bad in
+            [json!({}), json!({"group": null, "user": "7"}), json!({"group": 1.5, "user": []})]
+        {
             refused(NewMembership::read(fields(&bad)), &["group", "user"]);
         }
-        refused(NewMembership::read(fields(&json!({"group": 3, "user": 7, "role": "boss"}))), &["role"]);
-        refused(NewMembership::read(fields(&json!({"group": 3, "user": 7, "role": null}))), &["role"]);
+        refused(
+            NewMembership::read(fields(&json!({"group": 3, "user": 7, "role": "boss"}))),
+            &["role"],
+        );
+        refused(
+            NewMembership::read(fields(&json!({"group": 3, "user": 7, "role": null}))),
+            &["role"],
+        );
         let is = Membership { id: Uuid::nil(), group: 3, user: 7, role: Role::Manager };
         let change = |body: Value| MembershipChange::read(fields(&body)).unwrap().of(is);
         assert_eq!(change(json!({})).unwrap(), Role::Manager);
@@ -434,7 +477,8 @@ mod tests {
     #[test]
     fn filters() {
         let of = |pairs: &[(&str, &str)]| {
-            let query: Query = pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            let query: Query =
+                pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
             MembershipFilter::of(&query)
         };
         let filter = of(&[("group", "3"), ("role", "owner")]).unwrap();

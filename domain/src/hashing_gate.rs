@@ -1,14 +1,18 @@
-//! Who may hash a password next, in one isolate: one request at a time, known callers first (contract 4.6).
+//! Who may hash a password next, in one isolate: one request at a time, known callers first
+//! (contract 4.6).
 //!
-//! An isolate has one thread. A hashing yields between its slices, so that other requests go on; two hashings concurrently would
-//! only make each of them take twice as long. Requests wait in a bounded queue, and are refused beyond it before any hashing.
+//! An isolate has one thread. A hashing yields between its slices, so that other requests go on;
+//! two hashings concurrently would only make each of them take twice as long. Requests wait in a
+//! bounded queue, and are refused beyond it before any hashing.
 //!
-//! All workspaces share the queue, so one user must not fill it. A known user has at most [`MAX_PLACES_OF_USER`] places in the
-//! queue. The user's other requests are parked: they take no room from other users, and enter the queue at its end as the user's
-//! places become free. Every [`OLDEST_EVERY`]th turn goes to the oldest request in the queue, so strangers always get on.
+//! All workspaces share the queue, so one user must not fill it. A known user has at most
+//! [`MAX_PLACES_OF_USER`] places in the queue. The user's other requests are parked: they take no
+//! room from other users, and enter the queue at its end as the user's places become free. Every
+//! [`OLDEST_EVERY`]th turn goes to the oldest request in the queue, so strangers always get on.
 //!
-//! A request that is cut off never runs again, and nothing reports that. So each entry is a lease: the request that holds or waits
-//! for the gate renews it, and a lease that was not renewed for [`LEASE_MILLIS`] ends.
+//! A request that is cut off never runs again, and nothing reports that. So each entry is a lease:
+//! the request that holds or waits for the gate renews it, and a lease that was not renewed for
+//! [`LEASE_MILLIS`] ends.
 
 use crate::time::Timestamp;
 
@@ -28,8 +32,8 @@ const LEASE_MILLIS: i64 = 3_000;
 /// Whose request it is. Known callers go first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Rank {
-    /// The caller proved who they are, or the user logged in from this address lately. The text names the user, see
-    /// [`Rank::known`].
+    /// The caller proved who they are, or the user logged in from this address lately. The text
+    /// names the user, see [`Rank::known`].
     Known(String),
     /// Anyone else.
     Stranger,
@@ -78,7 +82,8 @@ pub struct Gate {
     waiting: Vec<Waiting>,
 }
 
-/// Tells whether a lease has ended. A clock that went backwards by more than a lease ends it too: it must not block the gate.
+/// Tells whether a lease has ended. A clock that went backwards by more than a lease ends it too:
+/// it must not block the gate.
 fn has_lapsed(renewed_at: Timestamp, now: Timestamp) -> bool {
     renewed_at.plus_millis(LEASE_MILLIS) < now || now.plus_millis(LEASE_MILLIS) < renewed_at
 }
@@ -96,7 +101,10 @@ impl Gate {
 
     /// Whether the user of a rank has all places that one user may have.
     fn has_all_places(&self, rank: &Rank) -> bool {
-        let queued = self.waiting.iter().filter(|waiting| waiting.place.is_some() && waiting.ticket.rank == *rank);
+        let queued = self
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.place.is_some() && waiting.ticket.rank == *rank);
         let running = self.running.iter().filter(|(ticket, _)| ticket.rank == *rank);
         *rank != Rank::Stranger && queued.count() + running.count() >= MAX_PLACES_OF_USER
     }
@@ -104,7 +112,10 @@ impl Gate {
     /// Whether the queue has no place for requests like that.
     fn is_queue_full(&self, rank: &Rank) -> bool {
         let is_alike = |other: &Rank| (*other == Rank::Stranger) == (*rank == Rank::Stranger);
-        let queued = self.waiting.iter().filter(|waiting| waiting.place.is_some() && is_alike(&waiting.ticket.rank));
+        let queued = self
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.place.is_some() && is_alike(&waiting.ticket.rank));
         queued.count() >= if *rank == Rank::Stranger { MAX_STRANGERS } else { MAX_KNOWN }
     }
 
@@ -112,7 +123,8 @@ impl Gate {
     pub fn is_full(&mut self, rank: &Rank, now: Timestamp) -> bool {
         self.drop_lapsed(now);
         if self.has_all_places(rank) {
-            return self.waiting.iter().filter(|waiting| waiting.ticket.rank == *rank).count() >= MAX_OF_USER;
+            return self.waiting.iter().filter(|waiting| waiting.ticket.rank == *rank).count()
+                >= MAX_OF_USER;
         }
         self.is_queue_full(rank)
     }
@@ -136,7 +148,10 @@ impl Gate {
     /// Gives places to parked requests whose users have a free one, oldest first.
     fn unpark(&mut self) {
         for index in 0..self.waiting.len() {
-            let Some(waiting) = self.waiting.get(index).filter(|waiting| waiting.place.is_none()) else { continue };
+            let Some(waiting) = self.waiting.get(index).filter(|waiting| waiting.place.is_none())
+            else {
+                continue;
+            };
             let rank = &waiting.ticket.rank;
             if self.has_all_places(rank) || self.is_queue_full(rank) {
                 continue;
@@ -150,14 +165,17 @@ impl Gate {
 
     /// The request whose turn is next.
     fn first(&self) -> Option<&Ticket> {
-        let queued = self.waiting.iter().filter_map(|waiting| Some((&waiting.ticket, waiting.place?)));
+        let queued =
+            self.waiting.iter().filter_map(|waiting| Some((&waiting.ticket, waiting.place?)));
         let is_for_oldest = self.turns % OLDEST_EVERY == OLDEST_EVERY - 1;
-        let order = |(ticket, place): &(&Ticket, u64)| (!is_for_oldest && ticket.rank == Rank::Stranger, *place);
+        let order = |(ticket, place): &(&Ticket, u64)| {
+            (!is_for_oldest && ticket.rank == Rank::Stranger, *place)
+        };
         queued.min_by_key(order).map(|(ticket, _)| ticket)
     }
 
-    /// Renews a waiting request's lease, and lets the request begin if it is first. One whose lease ended waits again, in its old
-    /// place.
+    /// Renews a waiting request's lease, and lets the request begin if it is first. One whose lease
+    /// ended waits again, in its old place.
     pub fn poll(&mut self, ticket: &Ticket, now: Timestamp) -> Turn {
         self.drop_lapsed(now);
         match self.waiting.iter_mut().find(|waiting| waiting.ticket == *ticket) {
@@ -206,7 +224,8 @@ mod tests {
     fn drain(gate: &mut Gate, mut tickets: Vec<Ticket>) -> Vec<Ticket> {
         let mut order = Vec::new();
         while !tickets.is_empty() {
-            let next = tickets.iter().position(|ticket| gate.poll(ticket, at(1)) == Turn::Go).unwrap();
+            let next =
+                tickets.iter().position(|ticket| gate.poll(ticket, at(1)) == Turn::Go).unwrap();
             gate.leave(&tickets[next]);
             order.push(tickets.remove(next));
         }
@@ -232,10 +251,12 @@ mod tests {
         let mut gate = Gate::default();
         let running = gate.enter(Rank::Stranger, at(0)).unwrap();
         assert_eq!(gate.poll(&running, at(0)), Turn::Go);
-        let strangers: Vec<_> = (0..MAX_STRANGERS).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
+        let strangers: Vec<_> =
+            (0..MAX_STRANGERS).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
         assert!(gate.is_full(&Rank::Stranger, at(0)));
         assert_eq!(gate.enter(Rank::Stranger, at(0)), None);
-        let known: Vec<_> = (0..MAX_KNOWN).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
+        let known: Vec<_> =
+            (0..MAX_KNOWN).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
         assert_eq!(gate.enter(user(MAX_KNOWN), at(0)), None);
         gate.leave(&running);
         assert_eq!(gate.poll(&strangers[0], at(1)), Turn::Wait);
@@ -248,7 +269,8 @@ mod tests {
     #[test]
     fn every_fourth_turn_is_for_the_oldest() {
         let mut gate = Gate::default();
-        let strangers: Vec<_> = (0..2).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
+        let strangers: Vec<_> =
+            (0..2).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
         let known: Vec<_> = (0..8).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
         let order = drain(&mut gate, [strangers.clone(), known.clone()].concat());
         let (first, second, rest) = (&known[..3], &known[3..6], &known[6..]);
@@ -271,10 +293,12 @@ mod tests {
     #[test]
     fn one_user_takes_two_places() {
         let mut gate = Gate::default();
-        let greedy: Vec<_> = (0..MAX_OF_USER).map(|_| gate.enter(user(0), at(0)).unwrap()).collect();
+        let greedy: Vec<_> =
+            (0..MAX_OF_USER).map(|_| gate.enter(user(0), at(0)).unwrap()).collect();
         // All other places are still free, and come before the user's parked requests.
         let places = MAX_KNOWN - MAX_PLACES_OF_USER;
-        let others: Vec<_> = (1..=places).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
+        let others: Vec<_> =
+            (1..=places).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
         assert_eq!(gate.enter(user(MAX_KNOWN), at(0)), None);
         let stranger = gate.enter(Rank::Stranger, at(0)).unwrap();
         assert!(gate.is_full(&user(0), at(0)));
@@ -291,7 +315,8 @@ mod tests {
     #[test]
     fn what_is_cut_off_blocks_nothing() {
         let mut gate = Gate::default();
-        let (dead, dead_waiter) = (gate.enter(user(0), at(0)).unwrap(), gate.enter(user(0), at(0)).unwrap());
+        let (dead, dead_waiter) =
+            (gate.enter(user(0), at(0)).unwrap(), gate.enter(user(0), at(0)).unwrap());
         assert_eq!(gate.poll(&dead, at(0)), Turn::Go);
         let alive = gate.enter(Rank::Stranger, at(0)).unwrap();
         assert_eq!(gate.poll(&alive, at(LEASE_MILLIS)), Turn::Wait);

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use crate::workspace;
 
-/// The names under which this region cell is reached: the vars `REGION`, `SERVICE_DOMAIN` and `DEFAULT_WORKSPACE`.
+/// The names under which this region cell is reached: the vars `REGION`, `SERVICE_DOMAIN` and
+/// `DEFAULT_WORKSPACE`.
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a> {
     /// The name of this region cell.
@@ -20,7 +21,8 @@ pub struct Names<'a> {
 pub enum Host {
     /// A workspace's own name. Whether there is such a workspace is another question.
     Workspace(String),
-    /// The bare service domain, `localhost` or an IP address. The operator API is here, and the default workspace.
+    /// The bare service domain, `localhost` or an IP address. The operator API is here, and the
+    /// default workspace.
     Bare(Option<String>),
     /// Not a name of this cell: another region, or a deeper or shallower name.
     Elsewhere,
@@ -33,7 +35,9 @@ impl Host {
         let service_domain = names.service_domain.to_ascii_lowercase();
         let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(&host);
         if host == service_domain || host == "localhost" || literal.parse::<IpAddr>().is_ok() {
-            return Self::Bare(names.default_workspace.filter(|slug| !slug.is_empty()).map(str::to_owned));
+            return Self::Bare(
+                names.default_workspace.filter(|slug| !slug.is_empty()).map(str::to_owned),
+            );
         }
         let workspace = host
             .strip_suffix(&service_domain)
@@ -55,8 +59,8 @@ impl Host {
     }
 }
 
-/// Whether a Host header names the machine that the caller is on: `localhost`, a name below it, or a loopback address.
-/// Requests to it never leave that machine.
+/// Whether a Host header names the machine that the caller is on: `localhost`, a name below it, or
+/// a loopback address. Requests to it never leave that machine.
 pub fn is_local(header: &str) -> bool {
     let host = without_port(header).to_ascii_lowercase();
     let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(&host);
@@ -68,7 +72,8 @@ pub fn is_local(header: &str) -> bool {
 fn without_port(header: &str) -> &str {
     match header.rsplit_once(':') {
         Some((host, port))
-            if port.bytes().all(|b| b.is_ascii_digit()) && (!host.contains(':') || host.ends_with(']')) =>
+            if port.bytes().all(|b| b.is_ascii_digit())
+                && (!host.contains(':') || host.ends_with(']')) =>
         {
             host
         }
@@ -124,9 +129,16 @@ mod tests {
         ] {
             assert!(is_local(local), "{local}");
         }
-        for other in
-            ["", "farhand.example", "localhost.example", "notlocalhost", "10.0.0.1", "0.0.0.0", "[::]", "[2001:db8::1]"]
-        {
+        for other in [
+            "",
+            "farhand.example",
+            "localhost.example",
+            "notlocalhost",
+            "10.0.0.1",
+            "0.0.0.0",
+            "[::]",
+            "[2001:db8::1]",
+        ] {
             assert!(!is_local(other), "{other}");
         }
     }

@@ -1,11 +1,11 @@
 //! The rules of Farhand, with nothing of the platform in them.
 //!
-//! No clock, no randomness and no I/O: the time, random bytes and identifiers come in as arguments, and decisions
-//! go out as values. So every rule is tested natively, in milliseconds, and the Worker at the root of the
-//! repository only carries them out.
+//! No clock, no randomness and no I/O: the time, random bytes and identifiers come in as arguments,
+//! and decisions go out as values. So every rule is tested natively, in milliseconds, and the
+//! Worker at the root of the repository only carries them out.
 //!
-//! `contract 7.8` in a comment is the heading 7.8 of `docs/spec/contract.md`, `agent-protocol 4.1` one of
-//! `docs/spec/agent-protocol.md`. A test finds each of them (`tests/docs/citations.rs`).
+//! `contract 7.8` in a comment is the heading 7.8 of `docs/spec/contract.md`, `agent-protocol 4.1`
+//! one of `docs/spec/agent-protocol.md`. A test finds each of them (`tests/docs/citations.rs`).
 
 pub mod account;
 pub mod acl;
@@ -17,6 +17,7 @@ pub mod authorization;
 pub mod caller;
 pub mod chunk_row;
 pub mod command;
+pub mod command_end;
 pub mod command_list;
 pub mod command_object;
 pub mod contest;

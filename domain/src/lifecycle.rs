@@ -1,9 +1,9 @@
-//! The life of a command: its timestamps, how they move, and the status that they make (contract 7 and 8).
-
-use std::fmt;
+//! The life of a command: its timestamps, how they move, and the status that they make (contract 7
+//! and 8).
 
 use serde::{Deserialize, Serialize};
 
+use crate::command_end::{Cancellation, End, Outcome};
 use crate::features::Feature;
 use crate::time::Timestamp;
 
@@ -13,109 +13,9 @@ const ACK_WITHIN: i64 = 60;
 const GRACE: i64 = 60;
 /// How long an agent that started anew has to tell of the commands that it had before, in seconds.
 const AFTER_RESTART: i64 = 60;
-/// How long after its time a command is delivered at the latest where the caller does not say, in seconds.
+/// How long after its time a command is delivered at the latest where the caller does not say, in
+/// seconds.
 const DELIVERED_WITHIN: i64 = 3_600;
-
-/// Why a command was cancelled; its display completes "Cancelled at ...".
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Cancellation {
-    /// A user took it back, by name.
-    By(String),
-    /// When it was to go out, it was not allowed any more (contract 7.5: its right is checked again).
-    NotAllowed(Denial),
-    /// Its server was deleted.
-    ServerDeleted,
-    /// Its environment or input could not be decrypted when it was due: the service has another `SECRET_KEY`.
-    InputsUnreadable,
-}
-
-impl fmt::Display for Cancellation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::By(username) => write!(f, "by {username}"),
-            Self::NotAllowed(denial) => write!(f, "as {denial}"),
-            Self::ServerDeleted => write!(f, "as its server was deleted"),
-            Self::InputsUnreadable => {
-                write!(f, "as its environment or input cannot be decrypted: the service's SECRET_KEY was replaced")
-            }
-        }
-    }
-}
-
-/// Why a command may not run (contract 5.6 and 7.5).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Denial {
-    /// Its requester was deactivated or deleted.
-    Requester,
-    /// The API token that it was made with was disabled or deleted, or expired.
-    Token,
-    /// The login session that it was made with was revoked.
-    Session,
-    /// Its requester does not reach the server.
-    Server,
-    /// Its requester may not run commands as that account or group there.
-    Account,
-    /// Its requester may not use the agent's built-ins.
-    Internal,
-    /// The API token's access control list does not allow it.
-    Acl,
-}
-
-impl fmt::Display for Denial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Requester => "its requester is not active any more",
-            Self::Token => "the API token that it was made with is not valid any more",
-            Self::Session => "the login session that created it was revoked",
-            Self::Server => "its requester does not reach the server any more",
-            Self::Account => "its requester may not run commands as that account any more",
-            Self::Internal => "its requester may not use the agent's built-in commands any more",
-            Self::Acl => "the access control list of its API token does not allow it any more",
-        })
-    }
-}
-
-/// How a command ended.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum End {
-    /// It never went out.
-    Cancelled(Cancellation),
-    /// It was not delivered by its latest time.
-    Expired,
-    /// It was not delivered: the agent that connected lacks a feature that it needs.
-    Undeliverable(Feature),
-    /// The agent gave up on it, or never took it: no result came in time. A late result still replaces this.
-    Stuck,
-    /// The agent reported the end.
-    Finished(Outcome),
-}
-
-/// What the agent reported of the end.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Outcome {
-    /// Whether it ended well.
-    pub success: bool,
-    /// The exit code, where the agent tells it.
-    pub exit_code: Option<i64>,
-    /// Seconds.
-    pub elapsed_time: Option<f64>,
-    /// Why the agent did not run it, in one sentence.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-}
-
-/// The most characters of [`Outcome::reason`].
-const MAX_REASON: usize = 500;
-
-impl Outcome {
-    /// A reason as it is kept: one line of bounded length that ends like a sentence. `None` if nothing is left of it.
-    pub fn reason(text: &str) -> Option<String> {
-        let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect();
-        let line = line.trim();
-        let end = if line.ends_with(['.', '!', '?']) { "" } else { "." };
-        (!line.is_empty()).then(|| format!("{line}{end}"))
-    }
-}
 
 /// Seconds, rounded to microseconds. Numbers too large for that stay as they are.
 pub fn in_micros(seconds: f64) -> f64 {
@@ -142,7 +42,8 @@ pub struct Lifecycle {
     pub handled_at: Option<Timestamp>,
     /// How it ended, once it did.
     pub end: Option<End>,
-    /// When its agent reported a new start after the delivery: the agent may not know the command any more.
+    /// When its agent reported a new start after the delivery: the agent may not know the command
+    /// any more.
     #[serde(default)]
     pub restarted_at: Option<Timestamp>,
     /// When its server was deleted after the delivery: no report of its agent is accepted any more.
@@ -153,7 +54,8 @@ pub struct Lifecycle {
     pub killed_by: Option<String>,
 }
 
-/// Where in its life a command is, but for what only the clock tells ([`Label`]). D1 holds its name in `state`.
+/// Where in its life a command is, but for what only the clock tells ([`Label`]). D1 holds its name
+/// in `state`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// Not handed to an agent yet.
@@ -189,7 +91,8 @@ impl State {
         }
     }
 
-    /// The `state` of a command object (contract 7.1): a waiting command is `queued` once it is due.
+    /// The `state` of a command object (contract 7.1): a waiting command is `queued` once it is
+    /// due.
     pub fn shown(self, is_due: bool) -> &'static str {
         match self {
             Self::Waiting if is_due => "queued",
@@ -264,9 +167,14 @@ pub struct Status {
 }
 
 impl Lifecycle {
-    /// A command accepted now. A time that is past means now; its latest delivery is an hour after its time where none is
-    /// given (contract 7.2).
-    pub fn new(now: Timestamp, scheduled_at: Option<Timestamp>, expires_at: Option<Timestamp>, timeout: i64) -> Self {
+    /// A command accepted now. A time that is past means now; its latest delivery is an hour after
+    /// its time where none is given (contract 7.2).
+    pub fn new(
+        now: Timestamp,
+        scheduled_at: Option<Timestamp>,
+        expires_at: Option<Timestamp>,
+        timeout: i64,
+    ) -> Self {
         let scheduled_at = scheduled_at.map_or(now, |at| at.max(now));
         Self {
             added_at: now,
@@ -302,14 +210,17 @@ impl Lifecycle {
         }
     }
 
-    /// What the status object says in words, for every state but [`State::Waiting`], whose words change with the clock.
+    /// What the status object says in words, for every state but [`State::Waiting`], whose words
+    /// change with the clock.
     pub fn message(&self) -> String {
         let handled = shown(self.handled_at);
         let killer = |before: &str, after: &str| {
             self.killed_by.as_ref().map(|name| format!("{before}{name}{after}")).unwrap_or_default()
         };
         match (&self.end, self.acked_at, self.delivered_at) {
-            (Some(End::Cancelled(Cancellation::By(username))), ..) => format!("Cancelled by {username} at {handled}."),
+            (Some(End::Cancelled(Cancellation::By(username))), ..) => {
+                format!("Cancelled by {username} at {handled}.")
+            }
             (Some(End::Cancelled(why)), ..) => format!("Cancelled at {handled}, {why}."),
             (Some(End::Expired), ..) => {
                 format!("Not delivered by {}, its latest time.", self.expires_at)
@@ -320,23 +231,37 @@ impl Lifecycle {
             (Some(End::Stuck), ..) => match (self.server_deleted_at, self.restarted_at) {
                 (Some(at), _) => format!("Its server was deleted at {at}; given up at {handled}."),
                 (None, Some(at)) => {
-                    format!("Its agent restarted at {at} and reported no result; given up at {handled}.")
+                    format!(
+                        "Its agent restarted at {at} and reported no result; given up at {handled}."
+                    )
                 }
                 (None, None) => format!("No result came in time; given up at {handled}."),
             },
             (Some(End::Finished(outcome)), ..) => {
                 let how = if outcome.success { "Succeeded" } else { "Failed" };
-                let code = outcome.exit_code.map(|code| format!(" with exit code {code}")).unwrap_or_default();
-                let killer = if outcome.success { String::new() } else { killer("; killed by ", "") };
-                let reason = outcome.reason.as_ref().map(|reason| format!(" {reason}")).unwrap_or_default();
+                let code = outcome
+                    .exit_code
+                    .map(|code| format!(" with exit code {code}"))
+                    .unwrap_or_default();
+                let killer =
+                    if outcome.success { String::new() } else { killer("; killed by ", "") };
+                let reason =
+                    outcome.reason.as_ref().map(|reason| format!(" {reason}")).unwrap_or_default();
                 format!("{how}{code} at {handled}{killer}.{reason}")
             }
             (None, Some(_), _) => {
-                format!("Running since {}{}.", shown(self.acked_at), killer("; ", " asked to kill it"))
+                format!(
+                    "Running since {}{}.",
+                    shown(self.acked_at),
+                    killer("; ", " asked to kill it")
+                )
             }
             (None, None, Some(_)) => {
                 let killer = killer("; ", " asked to kill it");
-                format!("Sent to the server at {}; not acknowledged yet{killer}.", shown(self.delivered_at))
+                format!(
+                    "Sent to the server at {}; not acknowledged yet{killer}.",
+                    shown(self.delivered_at)
+                )
             }
             (None, None, None) => String::new(),
         }
@@ -346,8 +271,12 @@ impl Lifecycle {
     pub fn status(&self, now: Timestamp) -> Status {
         let state = self.state();
         let (label, message) = match state {
-            State::Waiting if self.scheduled_at > now => (SCHEDULED, format!("Scheduled for {}.", self.scheduled_at)),
-            State::Waiting => (state.label(), format!("Waiting for the agent since {}.", self.scheduled_at)),
+            State::Waiting if self.scheduled_at > now => {
+                (SCHEDULED, format!("Scheduled for {}.", self.scheduled_at))
+            }
+            State::Waiting => {
+                (state.label(), format!("Waiting for the agent since {}.", self.scheduled_at))
+            }
             _ => (state.label(), self.message()),
         };
         Status { text: label.text, color: label.color, cancellable: label.cancellable, message }
@@ -375,8 +304,8 @@ impl Lifecycle {
         Some(self.acked_at?.seconds_since(self.delivered_at?))
     }
 
-    /// It goes to the agent now. Returns false where it went before: a command is handed over at most once
-    /// (contract 8.2).
+    /// It goes to the agent now. Returns false where it went before: a command is handed over at
+    /// most once (contract 8.2).
     pub fn deliver(&mut self, now: Timestamp) -> bool {
         let first = self.delivered_at.is_none() && self.end.is_none();
         if first {
@@ -399,7 +328,8 @@ impl Lifecycle {
         waits
     }
 
-    /// The agent that connected lacks a feature that it needs. Returns false if it was delivered before or has ended.
+    /// The agent that connected lacks a feature that it needs. Returns false if it was delivered
+    /// before or has ended.
     pub fn undeliverable(&mut self, now: Timestamp, feature: Feature) -> bool {
         let waits = self.state() == State::Waiting;
         if waits {
@@ -413,10 +343,11 @@ impl Lifecycle {
         self.end = Some(end);
     }
 
-    /// Its agent reported a new start, which a command that is under way may not have survived (contract 7.12). The first
-    /// report counts.
+    /// Its agent reported a new start, which a command that is under way may not have survived
+    /// (contract 7.12). The first report counts.
     pub fn agent_restarted(&mut self, now: Timestamp) -> bool {
-        let concerns = matches!(self.state(), State::Sent | State::Acked) && self.restarted_at.is_none();
+        let concerns =
+            matches!(self.state(), State::Sent | State::Acked) && self.restarted_at.is_none();
         if concerns {
             self.restarted_at = Some(now);
         }
@@ -425,14 +356,16 @@ impl Lifecycle {
 
     /// Its server was deleted while it was under way. Returns false if it is not under way.
     pub fn server_deleted(&mut self, now: Timestamp) -> bool {
-        let concerns = matches!(self.state(), State::Sent | State::Acked) && self.server_deleted_at.is_none();
+        let concerns =
+            matches!(self.state(), State::Sent | State::Acked) && self.server_deleted_at.is_none();
         if concerns {
             self.server_deleted_at = Some(now);
         }
         concerns
     }
 
-    /// Somebody asked to kill it. Returns false where nothing of it can run: it never went out, or a result came.
+    /// Somebody asked to kill it. Returns false where nothing of it can run: it never went out, or
+    /// a result came.
     pub fn kill(&mut self, username: &str) -> bool {
         let may_run = matches!(self.state(), State::Sent | State::Acked | State::Stuck);
         if may_run {
@@ -441,9 +374,12 @@ impl Lifecycle {
         may_run
     }
 
-    /// The agent acknowledged it. Late and repeated acknowledgements change nothing; the flag tells whether this did.
+    /// The agent acknowledged it. Late and repeated acknowledgements change nothing; the flag tells
+    /// whether this did.
     pub fn ack(&mut self, now: Timestamp) -> bool {
-        let Some(delivered_at) = self.delivered_at.filter(|_| self.acked_at.is_none()) else { return false };
+        let Some(delivered_at) = self.delivered_at.filter(|_| self.acked_at.is_none()) else {
+            return false;
+        };
         // After Stuck, `handled_at` is set already, and the three moments keep their order.
         self.acked_at = Some(self.handled_at.unwrap_or(now).max(delivered_at));
         true
@@ -451,7 +387,9 @@ impl Lifecycle {
 
     /// The agent reported the end. The first report stands, except over Stuck (contract 8.4).
     pub fn finish(&mut self, now: Timestamp, outcome: Outcome) -> bool {
-        let Some(delivered_at) = self.delivered_at.filter(|_| self.outcome().is_none()) else { return false };
+        let Some(delivered_at) = self.delivered_at.filter(|_| self.outcome().is_none()) else {
+            return false;
+        };
         let handled_at = now.max(self.acked_at.unwrap_or(delivered_at));
         self.acked_at.get_or_insert(handled_at);
         self.handled_at = Some(handled_at);
@@ -472,8 +410,8 @@ impl Lifecycle {
         Some(doubted.map_or(usual, |at| at.plus_seconds(AFTER_RESTART).min(usual)))
     }
 
-    /// Looks at it: what is past its deadline is stuck, or expired where it never went out. The flag tells whether that
-    /// changed it.
+    /// Looks at it: what is past its deadline is stuck, or expired where it never went out. The
+    /// flag tells whether that changed it.
     pub fn give_up_if_overdue(&mut self, now: Timestamp) -> bool {
         let overdue = self.deadline(now).is_some_and(|deadline| deadline <= now);
         match self.state() {
@@ -495,6 +433,7 @@ fn shown(moment: Option<Timestamp>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command_end::{Denial, MAX_REASON};
     use proptest::prelude::*;
 
     fn at(seconds: i64) -> Timestamp {
@@ -504,11 +443,25 @@ mod tests {
     #[test]
     fn an_agent_that_lacks_a_feature_fails_it() {
         let mut life = Lifecycle::new(at(0), None, None, 10);
-        assert!(life.undeliverable(at(5), Feature::Stdin) && !life.undeliverable(at(6), Feature::Cwd));
+        assert!(
+            life.undeliverable(at(5), Feature::Stdin) && !life.undeliverable(at(6), Feature::Cwd)
+        );
         check(&life, "Failed", "danger", false);
-        assert_eq!((life.success(), life.delivered_at, life.handled_at), (Some(false), None, Some(at(5))));
-        assert!(life.message().contains("cannot give commands standard input"), "{}", life.message());
-        assert!(!life.deliver(at(7)) && !life.finish(at(8), outcome(true)) && !life.ack(at(8)) && !life.kill("a"));
+        assert_eq!(
+            (life.success(), life.delivered_at, life.handled_at),
+            (Some(false), None, Some(at(5)))
+        );
+        assert!(
+            life.message().contains("cannot give commands standard input"),
+            "{}",
+            life.message()
+        );
+        assert!(
+            !life.deliver(at(7))
+                && !life.finish(at(8), outcome(true))
+                && !life.ack(at(8))
+                && !life.kill("a")
+        );
         assert!(!life.cancel(at(9), Cancellation::ServerDeleted) && life.deadline(at(9)).is_none());
         let mut life = delivered();
         assert!(!life.undeliverable(at(5), Feature::Argv) && life.state() == State::Sent);
@@ -521,7 +474,12 @@ mod tests {
     }
 
     fn outcome(success: bool) -> Outcome {
-        Outcome { success, exit_code: Some(i64::from(!success)), elapsed_time: Some(0.5), reason: None }
+        Outcome {
+            success,
+            exit_code: Some(i64::from(!success)),
+            elapsed_time: Some(0.5),
+            reason: None,
+        }
     }
 
     #[track_caller]
@@ -536,10 +494,16 @@ mod tests {
         let mut refused = delivered();
         let reason = Outcome::reason("There is no account\nadmin on this server");
         refused.finish(at(3), Outcome { exit_code: Some(126), reason, ..outcome(false) });
-        let expected = format!("Failed with exit code 126 at {}. There is no account admin on this server.", at(3));
+        let expected = format!(
+            "Failed with exit code 126 at {}. There is no account admin on this server.",
+            at(3)
+        );
         assert_eq!(refused.message(), expected);
         assert_eq!(Outcome::reason(" \n\0"), None);
-        assert_eq!(Outcome::reason(&"é".repeat(9_000)).map(|reason| reason.chars().count()), Some(MAX_REASON + 1));
+        assert_eq!(
+            Outcome::reason(&"é".repeat(9_000)).map(|reason| reason.chars().count()),
+            Some(MAX_REASON + 1)
+        );
         // As an object stored it before there were reasons.
         let stored = r#"{"success":true,"exit_code":0,"elapsed_time":0.5}"#;
         assert_eq!(serde_json::from_str::<Outcome>(stored).unwrap().reason, None);
@@ -581,7 +545,10 @@ mod tests {
         let life = Lifecycle::new(at(10), Some(at(20)), None, 10);
         assert_eq!((life.scheduled_at, life.expires_at), (at(20), at(20 + 3_600)));
         assert!(!life.is_due(at(19)) && life.is_due(at(20)) && !life.is_due(at(20 + 3_600)));
-        assert_eq!((life.deadline(at(19)), life.deadline(at(20))), (Some(at(20)), Some(at(20 + 3_600))));
+        assert_eq!(
+            (life.deadline(at(19)), life.deadline(at(20))),
+            (Some(at(20)), Some(at(20 + 3_600)))
+        );
         assert_eq!(Lifecycle::new(at(10), None, Some(at(15)), 10).expires_at, at(15));
     }
 
@@ -593,10 +560,18 @@ mod tests {
         assert_eq!(life, delivered());
         let mut expired = Lifecycle::new(at(0), None, Some(at(5)), 10);
         expired.give_up_if_overdue(at(5));
-        assert!(!expired.cancel(at(6), by()) && !expired.deliver(at(6)) && expired.state() == State::Expired);
+        assert!(
+            !expired.cancel(at(6), by())
+                && !expired.deliver(at(6))
+                && expired.state() == State::Expired
+        );
         let mut cancelled = Lifecycle::new(at(0), None, None, 10);
         let why = Cancellation::NotAllowed(Denial::Token);
-        assert!(cancelled.cancel(at(2), why) && !cancelled.cancel(at(3), by()) && !cancelled.deliver(at(4)));
+        assert!(
+            cancelled.cancel(at(2), why)
+                && !cancelled.cancel(at(3), by())
+                && !cancelled.deliver(at(4))
+        );
         assert_eq!(cancelled.handled_at, Some(at(2)));
         assert!(cancelled.message().contains("API token"), "{}", cancelled.message());
     }
@@ -619,7 +594,11 @@ mod tests {
         assert!(life.agent_restarted(at(10)) && !life.agent_restarted(at(20)));
         assert_eq!(life.deadline(at(20)), Some(at(70)));
         assert!(!life.give_up_if_overdue(at(69)) && life.give_up_if_overdue(at(70)));
-        let message = format!("Its agent restarted at {} and reported no result; given up at {}.", at(10), at(70));
+        let message = format!(
+            "Its agent restarted at {} and reported no result; given up at {}.",
+            at(10),
+            at(70)
+        );
         assert_eq!(life.message(), message);
         assert!(life.finish(at(80), outcome(false)) && life.state() == State::Failed);
     }
@@ -632,7 +611,10 @@ mod tests {
         life.ack(at(2));
         assert!(life.server_deleted(at(10)) && !life.server_deleted(at(20)));
         assert!(!life.give_up_if_overdue(at(69)) && life.give_up_if_overdue(at(70)));
-        assert_eq!(life.message(), format!("Its server was deleted at {}; given up at {}.", at(10), at(70)));
+        assert_eq!(
+            life.message(),
+            format!("Its server was deleted at {}; given up at {}.", at(10), at(70))
+        );
     }
 
     #[test]
@@ -646,7 +628,10 @@ mod tests {
         succeeded.finish(at(3), outcome(true));
         assert!(!succeeded.message().contains("alice"), "{}", succeeded.message());
         life.finish(at(3), outcome(false));
-        assert!(life.message().contains("exit code 1 ") && life.message().ends_with("; killed by alice."));
+        assert!(
+            life.message().contains("exit code 1 ")
+                && life.message().ends_with("; killed by alice.")
+        );
         assert!(!life.kill("carol"));
     }
 
@@ -670,7 +655,10 @@ mod tests {
         assert_eq!(life.deadline(at(1)), Some(at(61)));
         assert!(!life.give_up_if_overdue(at(60)));
         assert!(life.give_up_if_overdue(at(61)));
-        assert_eq!((life.success(), life.handled_at, life.deadline(at(61))), (Some(false), Some(at(61)), None));
+        assert_eq!(
+            (life.success(), life.handled_at, life.deadline(at(61))),
+            (Some(false), Some(at(61)), None)
+        );
     }
 
     #[test]
@@ -689,7 +677,10 @@ mod tests {
         assert!(life.finish(at(3), outcome(true)));
         assert!(!life.finish(at(4), outcome(false)));
         assert!(!life.ack(at(5)));
-        assert_eq!((life.state(), life.acked_at, life.handled_at), (State::Success, Some(at(3)), Some(at(3))));
+        assert_eq!(
+            (life.state(), life.acked_at, life.handled_at),
+            (State::Success, Some(at(3)), Some(at(3)))
+        );
     }
 
     #[test]
@@ -701,7 +692,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any order of reports and looks, with a clock that may jump, keeps the order of the moments and ends once.
+        /// Any order of reports and looks, with a clock that may jump, keeps the order of the
+        /// moments and ends once.
         #[test]
         fn moments_keep_their_order(events in proptest::collection::vec((0..7u8, -50..200i64), 0..12)) {
             let mut life = Lifecycle::new(at(0), None, None, 10);
@@ -730,8 +722,8 @@ mod tests {
             }
         }
 
-        /// Reports of one command in any order, each as often as it comes, end in the same state; looks in between do not
-        /// change what the result makes of it.
+        /// Reports of one command in any order, each as often as it comes, end in the same state;
+        /// looks in between do not change what the result makes of it.
         #[test]
         fn any_order_of_reports_ends_alike(
             reports in proptest::collection::vec((0..3u8, 1..200i64), 0..8).prop_flat_map(|reports| {
@@ -745,7 +737,8 @@ mod tests {
                     match report {
                         0 => { life.ack(at(*seconds)); }
                         1 => { life.finish(at(*seconds), outcome(success)); }
-                        // With no result, when it was looked at decides; so not too late for any of them.
+                        // With no result, when it was looked at decides; so not too late for any of
+                        // them.
                         _ => { life.give_up_if_overdue(at((*seconds).min(60))); }
                     }
                 }

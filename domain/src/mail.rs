@@ -6,15 +6,18 @@ use uuid::Uuid;
 
 use crate::time::Timestamp;
 
-/// The longest ASCII subject that stands as it is, in characters: its line is well below the 78 that a line should have.
+/// The longest ASCII subject that stands as it is, in characters: its line is well below the 78
+/// that a line should have.
 const PLAIN_SUBJECT: usize = 60;
-/// Bytes in an encoded word: with the header's name before it, the line has at most the 76 characters of RFC 2047.
+/// Bytes in an encoded word: with the header's name before it, the line has at most the 76
+/// characters of RFC 2047.
 const WORD: usize = 39;
 
 /// A mail to be sent. It has no `Debug`: its text is not for the log.
 #[derive(Clone)]
 pub struct Message {
-    /// Makes the Message-ID, the same for every try, so that a mail that arrives twice is seen to be one.
+    /// Makes the Message-ID, the same for every try, so that a mail that arrives twice is seen to
+    /// be one.
     pub id: Uuid,
     /// When it was written.
     pub date: Timestamp,
@@ -26,7 +29,8 @@ pub struct Message {
     pub text: String,
 }
 
-/// Why a mail was not sent, in words for the log: nothing of the mail's text is in them, and no password.
+/// Why a mail was not sent, in words for the log: nothing of the mail's text is in them, and no
+/// password.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Failure {
     /// Worth another try.
@@ -35,8 +39,8 @@ pub enum Failure {
     Permanent(String),
 }
 
-/// Tells whether mail can be sent to or from an address. Nothing in it ends a header or an SMTP command, and it needs no
-/// extension for other characters than ASCII's.
+/// Tells whether mail can be sent to or from an address. Nothing in it ends a header or an SMTP
+/// command, and it needs no extension for other characters than ASCII's.
 pub fn is_address(text: &str) -> bool {
     let options = Options::default().without_display_text().without_domain_literal();
     text.bytes().all(|b| b.is_ascii_graphic() && b != b'<' && b != b'>')
@@ -44,7 +48,8 @@ pub fn is_address(text: &str) -> bool {
 }
 
 impl Message {
-    /// Refuses what could end a header or a command: whoever made the message may have been careless.
+    /// Refuses what could end a header or a command: whoever made the message may have been
+    /// careless.
     ///
     /// # Errors
     /// An address that is none ([`is_address`]), or a subject with control characters.
@@ -58,7 +63,8 @@ impl Message {
         Ok(())
     }
 
-    /// The mail as it is sent: ASCII, in lines that end with CR LF and have at most 78 characters, but for long addresses.
+    /// The mail as it is sent: ASCII, in lines that end with CR LF and have at most 78 characters,
+    /// but for long addresses.
     pub fn mime(&self, from: &str) -> String {
         let Self { id, to, .. } = self;
         let domain = from.rsplit('@').next().unwrap_or_default();
@@ -93,7 +99,8 @@ fn subject(text: &str) -> String {
             _ => words.push(character.into()),
         }
     }
-    let encoded = words.iter().map(|word| format!("=?utf-8?B?{}?=", Base64::encode_string(word.as_bytes())));
+    let encoded =
+        words.iter().map(|word| format!("=?utf-8?B?{}?=", Base64::encode_string(word.as_bytes())));
     encoded.collect::<Vec<_>>().join("\r\n ")
 }
 
@@ -106,12 +113,19 @@ mod tests {
 
     fn message(subject: &str, text: &str) -> Message {
         let date = Timestamp::parse("2026-11-21T01:23:45.678Z").unwrap();
-        Message { id: Uuid::nil(), date, to: "boss@example.com".into(), subject: subject.into(), text: text.into() }
+        Message {
+            id: Uuid::nil(),
+            date,
+            to: "boss@example.com".into(),
+            subject: subject.into(),
+            text: text.into(),
+        }
     }
 
     #[test]
     fn a_whole_mail() {
-        let mime = message("Reset your password", "Hello,\n\n.\nGrüße\n").mime("farhand@mail.example");
+        let mime =
+            message("Reset your password", "Hello,\n\n.\nGrüße\n").mime("farhand@mail.example");
         let expected = "From: <farhand@mail.example>\r\n\
                         To: <boss@example.com>\r\n\
                         Subject: Reset your password\r\n\
@@ -137,7 +151,9 @@ mod tests {
 
     #[test]
     fn addresses() {
-        for good in ["boss@example.com", "farhand@localhost", "a.b+c@x-y.example", "o'neil@example.com"] {
+        for good in
+            ["boss@example.com", "farhand@localhost", "a.b+c@x-y.example", "o'neil@example.com"]
+        {
             assert!(is_address(good), "{good}");
         }
         for bad in [
@@ -164,10 +180,16 @@ mod tests {
     fn what_could_end_a_header_is_refused() {
         assert_eq!(message("Hello", "").check(), Ok(()));
         for subject in ["Hello\r\nBcc: <eve@example.com>", "Hello\nBcc: x", "Hello\rx", "Hello\0"] {
-            assert!(matches!(message(subject, "").check(), Err(Failure::Permanent(_))), "{subject:?}");
+            assert!(
+                matches!(message(subject, "").check(), Err(Failure::Permanent(_))),
+                "{subject:?}"
+            );
         }
         let to = "boss@example.com\r\nBcc: <eve@example.com>".to_owned();
-        assert!(matches!(Message { to, ..message("Hello", "") }.check(), Err(Failure::Permanent(_))));
+        assert!(matches!(
+            Message { to, ..message("Hello", "") }.check(),
+            Err(Failure::Permanent(_))
+        ));
     }
 
     proptest! {

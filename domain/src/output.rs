@@ -43,14 +43,18 @@ pub fn sha256(text: &str) -> String {
     hash.finish()
 }
 
-/// What is kept of `text` as a result: all of it, or its head and tail around a line that tells of the cut. The flag
-/// tells whether it was cut.
+/// What is kept of `text` as a result: all of it, or its head and tail around a line that tells of
+/// the cut. The flag tells whether it was cut.
 pub fn result(text: &str) -> (String, bool) {
-    if text.len() <= MAX_RESULT { (text.to_owned(), false) } else { (result_of_ends(text, text, text.len()), true) }
+    if text.len() <= MAX_RESULT {
+        (text.to_owned(), false)
+    } else {
+        (result_of_ends(text, text, text.len()), true)
+    }
 }
 
-/// The result of output of `length` bytes, more than a result holds, of which a beginning and an end are at hand. Each is
-/// as long as a result, or longer.
+/// The result of output of `length` bytes, more than a result holds, of which a beginning and an
+/// end are at hand. Each is as long as a result, or longer.
 pub fn result_of_ends(beginning: &str, end: &str, length: usize) -> String {
     // The number in the marker is not known before the cut is; this leaves room for any.
     let half = (MAX_RESULT - 64) / 2;
@@ -75,7 +79,10 @@ mod tests {
         let mut hash = OutputHash::default();
         ["", "a", "bc"].into_iter().for_each(|piece| hash.add(piece));
         assert_eq!(hash.finish(), sha256("abc"));
-        assert_eq!(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(
+            sha256("abc"),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
     }
 
     #[test]
@@ -99,7 +106,10 @@ mod tests {
     #[test]
     fn a_list_shows_the_beginning() {
         assert_eq!(in_list(&"é".repeat(MAX_RESULT_IN_LIST)), None);
-        assert_eq!(in_list(&"é".repeat(MAX_RESULT_IN_LIST + 1)).map(|s| s.chars().count()), Some(MAX_RESULT_IN_LIST));
+        assert_eq!(
+            in_list(&"é".repeat(MAX_RESULT_IN_LIST + 1)).map(|s| s.chars().count()),
+            Some(MAX_RESULT_IN_LIST)
+        );
     }
 
     proptest! {

@@ -19,7 +19,10 @@ pub fn parameter<'a>(query: &'a [(String, String)], name: &str) -> Option<&'a st
 ///
 /// # Errors
 /// Another text, on the parameter.
-pub fn boolean_parameter(query: &[(String, String)], name: &'static str) -> Result<Option<bool>, Error> {
+pub fn boolean_parameter(
+    query: &[(String, String)],
+    name: &'static str,
+) -> Result<Option<bool>, Error> {
     match parameter(query, name).map(str::to_ascii_lowercase).as_deref() {
         None => Ok(None),
         Some("true" | "1") => Ok(Some(true)),
@@ -28,7 +31,8 @@ pub fn boolean_parameter(query: &[(String, String)], name: &'static str) -> Resu
     }
 }
 
-/// A query parameter that is the id of a user or a group. One that JSON numbers are not exact for is nobody's, as 0 is.
+/// A query parameter that is the id of a user or a group. One that JSON numbers are not exact for
+/// is nobody's, as 0 is.
 ///
 /// # Errors
 /// What is no whole number, on the parameter.
@@ -55,7 +59,8 @@ pub fn words(query: &[(String, String)]) -> Result<Vec<String>, Error> {
     Ok(text.split_whitespace().map(str::to_lowercase).collect())
 }
 
-/// The fields of `ordering`, each once, and whether each is descending; `None` where it is not given.
+/// The fields of `ordering`, each once, and whether each is descending; `None` where it is not
+/// given.
 ///
 /// # Errors
 /// A name that is none of `names`, on the parameter.
@@ -71,7 +76,10 @@ pub fn ordering<T: Copy + PartialEq>(
         let field = all.iter().copied().find(|field| name_of(*field) == name).ok_or_else(|| {
             let names: Vec<&str> = all.iter().copied().map(&name_of).collect();
             let names = names.join(", ");
-            Error::field("ordering", format!("Use any of {names}, separated by commas; a leading - sorts descending."))
+            Error::field(
+                "ordering",
+                format!("Use any of {names}, separated by commas; a leading - sorts descending."),
+            )
         })?;
         // The first one has ordered by it already.
         if !order.iter().any(|(known, _)| *known == field) {
@@ -90,7 +98,8 @@ pub struct Page {
     pub size: u64,
 }
 
-/// A positive whole number in decimal digits. One that is too large to count with is as large as can be.
+/// A positive whole number in decimal digits. One that is too large to count with is as large as
+/// can be.
 fn positive(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let number = digits.then(|| text.parse().unwrap_or(u64::MAX))?;
@@ -114,7 +123,8 @@ impl Page {
                 default
             }),
         };
-        let page = Self { number: read("page", 1), size: read("page_size", DEFAULT_SIZE).min(MAX_SIZE) };
+        let page =
+            Self { number: read("page", 1), size: read("page_size", DEFAULT_SIZE).min(MAX_SIZE) };
         if errors.is_empty() { Ok(page) } else { Err(Error::fields(errors)) }
     }
 
@@ -147,7 +157,10 @@ mod tests {
     #[test]
     fn defaults_and_bounds() {
         assert_eq!(Page::of(&[]).unwrap(), Page { number: 1, size: 15 });
-        assert_eq!(Page::of(&query(&[("page", "3"), ("page_size", "1000")])).unwrap(), Page { number: 3, size: 100 });
+        assert_eq!(
+            Page::of(&query(&[("page", "3"), ("page_size", "1000")])).unwrap(),
+            Page { number: 3, size: 100 }
+        );
         assert_eq!(Page::of(&query(&[("page", "1"), ("page", "2")])).unwrap().number, 2);
         for bad in ["0", "-1", "", "1.5", "+1", "x", "１", " 1"] {
             let error = Page::of(&query(&[("page", bad), ("page_size", bad)])).unwrap_err();
@@ -161,9 +174,14 @@ mod tests {
             let query = query(&[("enabled", "true"), ("enabled", text), ("other", "x")]);
             assert_eq!(boolean_parameter(&query, "enabled").ok().flatten(), expected, "{text}");
         };
-        for (text, value) in
-            [("true", true), ("True", true), ("1", true), ("false", false), ("FALSE", false), ("0", false)]
-        {
+        for (text, value) in [
+            ("true", true),
+            ("True", true),
+            ("1", true),
+            ("false", false),
+            ("FALSE", false),
+            ("0", false),
+        ] {
             check(text, Some(value));
         }
         for bad in ["", "yes", "t", "2", "01", "null", " true"] {

@@ -14,12 +14,14 @@ use subtle::ConstantTimeEq;
 pub const MIN_LENGTH: usize = 8;
 /// The most characters of a new password (contract 4.11).
 pub const MAX_LENGTH: usize = 128;
-/// From this sequence-match ratio on, a password is too similar to what is known of its user (contract 4.11).
+/// From this sequence-match ratio on, a password is too similar to what is known of its user
+/// (contract 4.11).
 const TOO_SIMILAR: f32 = 0.7;
 /// The fewest rounds of PBKDF2, whatever is configured (contract 4.6).
 pub const MIN_ROUNDS: u32 = 100_000;
 
-/// 20,500 common passwords in lower case, made by `scripts/common-passwords.mjs`, which tells the form.
+/// 20,500 common passwords in lower case, made by `scripts/common-passwords.mjs`, which tells the
+/// form.
 const COMMON: &[u8] = include_bytes!("../data/common-passwords.bin");
 
 /// What a password must not resemble.
@@ -31,30 +33,44 @@ pub struct Personal<'a> {
     pub email: &'a str,
 }
 
-/// Rows of keys and the alphabet: a password that runs along one of them, either way, is as common as those of the list.
-const RUNS: [&str; 5] = ["abcdefghijklmnopqrstuvwxyz", "01234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"];
+/// Rows of keys and the alphabet: a password that runs along one of them, either way, is as common
+/// as those of the list.
+const RUNS: [&str; 5] =
+    ["abcdefghijklmnopqrstuvwxyz", "01234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"];
 /// Up to so many characters that are repeated are no more than one.
 const LONGEST_UNIT: usize = 4;
 
-/// Tells whether a password is a few characters again and again, or a run along [`RUNS`]. Lists leave these out, as there is
-/// no end of them.
+/// Tells whether a password is a few characters again and again, or a run along [`RUNS`]. Lists
+/// leave these out, as there is no end of them.
 fn is_pattern(lower: &str) -> bool {
     let characters: Vec<char> = lower.chars().collect();
-    let repeats = |unit: usize| characters.len() >= 2 * unit && characters.windows(unit + 1).all(|w| w[0] == w[unit]);
+    let repeats = |unit: usize| {
+        characters.len() >= 2 * unit && characters.windows(unit + 1).all(|w| w[0] == w[unit])
+    };
     let reversed: String = characters.iter().rev().collect();
-    (1..=LONGEST_UNIT).any(repeats) || RUNS.iter().any(|row| row.contains(lower) || row.contains(&reversed))
+    (1..=LONGEST_UNIT).any(repeats)
+        || RUNS.iter().any(|row| row.contains(lower) || row.contains(&reversed))
 }
 
-/// All the rules that a new password breaks, as messages for its field (contract 4.11). None: it is good.
+/// All the rules that a new password breaks, as messages for its field (contract 4.11). None: it is
+/// good.
 pub fn violations(password: &str, personal: Personal<'_>) -> Vec<Cow<'static, str>> {
     let mut messages = Vec::new();
     let length = password.chars().count();
     let lower = password.to_lowercase();
     if length < MIN_LENGTH {
-        messages.push(format!("This password is too short. It must contain at least {MIN_LENGTH} characters.").into());
+        messages.push(
+            format!(
+                "This password is too short. It must contain at least {MIN_LENGTH} characters."
+            )
+            .into(),
+        );
     }
     if length > MAX_LENGTH {
-        messages.push(format!("This password is too long. It must contain at most {MAX_LENGTH} characters.").into());
+        messages.push(
+            format!("This password is too long. It must contain at most {MAX_LENGTH} characters.")
+                .into(),
+        );
     }
     if is_common(lower.trim()) || (length >= MIN_LENGTH && is_pattern(lower.trim())) {
         messages.push("This password is too common.".into());
@@ -75,8 +91,8 @@ pub fn violations(password: &str, personal: Personal<'_>) -> Vec<Cow<'static, st
     messages
 }
 
-/// Looks for a password in the packed list. The list is sorted, but a scan of its 70 KB is fast enough for what
-/// happens once a password change.
+/// Looks for a password in the packed list. The list is sorted, but a scan of its 70 KB is fast
+/// enough for what happens once a password change.
 fn is_common(password: &str) -> bool {
     let wanted = password.as_bytes();
     // How many of the wanted bytes the entry at hand has at its beginning.
@@ -86,9 +102,14 @@ fn is_common(password: &str) -> bool {
         let shared = usize::from(COMMON[at] - 1);
         let rest = &COMMON[at + 1..];
         let suffix = &rest[..rest.iter().position(|b| *b < 0x20).unwrap_or(rest.len())];
-        // An entry that shares more with its forerunner than that matched differs where that one did.
+        // An entry that shares more with its forerunner than that matched differs where that one
+        // did.
         if shared <= matched {
-            let common = suffix.iter().zip(&wanted[shared.min(wanted.len())..]).take_while(|(a, b)| a == b).count();
+            let common = suffix
+                .iter()
+                .zip(&wanted[shared.min(wanted.len())..])
+                .take_while(|(a, b)| a == b)
+                .count();
             if common == suffix.len() && shared + common == wanted.len() {
                 return true;
             }
@@ -116,7 +137,8 @@ pub struct Checked {
     pub is_right: bool,
     /// The hash was made with fewer rounds than are configured now, and should be made again.
     pub is_outdated: bool,
-    /// The work that the check took, in rounds of PBKDF2: it must not tell an account that exists from one that does not.
+    /// The work that the check took, in rounds of PBKDF2: it must not tell an account that exists
+    /// from one that does not.
     pub rounds: u32,
 }
 
@@ -125,8 +147,16 @@ const BLOCK: usize = 64;
 /// The bytes of a SHA-256 hash, which is all that a password's hash has.
 const HASH: usize = 32;
 /// The state that SHA-256 starts from (FIPS 180-4, 5.3.3).
-const INITIAL: [u32; 8] =
-    [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
+const INITIAL: [u32; 8] = [
+    0x6a09_e667,
+    0xbb67_ae85,
+    0x3c6e_f372,
+    0xa54f_f53a,
+    0x510e_527f,
+    0x9b05_688c,
+    0x1f83_d9ab,
+    0x5be0_cd19,
+];
 
 /// How far a [`Derivation`] is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,10 +167,12 @@ pub enum Progress {
     Done([u8; HASH]),
 }
 
-/// PBKDF2-HMAC-SHA-256 with a key of 32 bytes (RFC 8018, 5.2), in steps: the caller can do other work between two of them.
+/// PBKDF2-HMAC-SHA-256 with a key of 32 bytes (RFC 8018, 5.2), in steps: the caller can do other
+/// work between two of them.
 ///
-/// Each round is two calls of SHA-256's compression function, on states that have the two pads of HMAC already. That function
-/// is compiled in its own crate, for speed; this crate is compiled for size.
+/// Each round is two calls of SHA-256's compression function, on states that have the two pads of
+/// HMAC already. That function is compiled in its own crate, for speed; this crate is compiled for
+/// size.
 #[derive(Clone, Debug)]
 pub struct Derivation {
     /// SHA-256 after the block of HMAC's inner and outer pad.
@@ -171,15 +203,19 @@ impl Derivation {
         } else {
             padded[..password.len()].copy_from_slice(password.as_bytes());
         }
-        let (inner_pad, outer_pad) = (padded.map(|byte| byte ^ 0x36), padded.map(|byte| byte ^ 0x5c));
+        let (inner_pad, outer_pad) =
+            (padded.map(|byte| byte ^ 0x36), padded.map(|byte| byte ^ 0x5c));
         let keyed = |pad: [u8; BLOCK]| {
             let mut state = INITIAL;
             compress256(&mut state, &[pad]);
             state
         };
         // The first U is of the salt and the number of the only block of output, 1.
-        let first =
-            Sha256::new().chain_update(inner_pad).chain_update(salt).chain_update(1u32.to_be_bytes()).finalize();
+        let first = Sha256::new()
+            .chain_update(inner_pad)
+            .chain_update(salt)
+            .chain_update(1u32.to_be_bytes())
+            .finalize();
         let first = Sha256::new().chain_update(outer_pad).chain_update(first).finalize();
         let mut block = [0; BLOCK];
         block[..HASH].copy_from_slice(&first);
@@ -224,7 +260,10 @@ pub async fn hash(
 ) -> String {
     let derivation = Derivation::new(password, &salt, rounds.max(MIN_ROUNDS));
     let rounds = derivation.rounds;
-    let (salt, key) = (Base64Unpadded::encode_string(&salt), Base64Unpadded::encode_string(&derive(derivation).await));
+    let (salt, key) = (
+        Base64Unpadded::encode_string(&salt),
+        Base64Unpadded::encode_string(&derive(derivation).await),
+    );
     format!("$pbkdf2-sha256$i={rounds},l={HASH}${salt}${key}")
 }
 
@@ -235,9 +274,11 @@ fn parse(stored: &str) -> Option<(Salt, u32, Output)> {
     Some((parsed.salt?, params.rounds(), parsed.hash?))
 }
 
-/// Checks a password against a PHC string, in time that does not depend on where they differ. `derive` runs a derivation to its end.
+/// Checks a password against a PHC string, in time that does not depend on where they differ.
+/// `derive` runs a derivation to its end.
 ///
-/// Where there is no account, or it may not log in, `stored` is `None`: the same work is done, and it is wrong.
+/// Where there is no account, or it may not log in, `stored` is `None`: the same work is done, and
+/// it is wrong.
 pub async fn check(
     password: &str,
     stored: Option<&str>,
@@ -292,8 +333,13 @@ mod tests {
         breaks("", &["too short"]);
         breaks("password", &["too common"]);
         breaks("PassWord1", &["too common"]);
-        for pattern in ["aaaaaaaa", "ZZZZZZZZZ", "abcabcabc", "qweqweqwe", "abcdefgh", "LKJHGFDSA", "       a"] {
-            assert!(violations(pattern, NOBODY).iter().any(|message| message.contains("too common")), "{pattern}");
+        for pattern in
+            ["aaaaaaaa", "ZZZZZZZZZ", "abcabcabc", "qweqweqwe", "abcdefgh", "LKJHGFDSA", "       a"]
+        {
+            assert!(
+                violations(pattern, NOBODY).iter().any(|message| message.contains("too common")),
+                "{pattern}"
+            );
         }
         breaks("abcdabcdx", &[]);
         breaks("9182736455463728", &["entirely numeric"]);
@@ -359,7 +405,10 @@ mod tests {
     /// What the crate makes of it.
     fn reference(password: &str, salt: &[u8], rounds: u32) -> String {
         let params = Params::new(rounds).unwrap();
-        Pbkdf2::SHA256.hash_password_customized(password.as_bytes(), salt, None, None, params).unwrap().to_string()
+        Pbkdf2::SHA256
+            .hash_password_customized(password.as_bytes(), salt, None, None, params)
+            .unwrap()
+            .to_string()
     }
 
     proptest! {
@@ -398,7 +447,10 @@ mod tests {
 
     #[test]
     fn strings_are_those_of_the_crate() {
-        assert_eq!(hash("\u{e9}\u{1f511}", [200; 16], 100_000), reference("\u{e9}\u{1f511}", &[200; 16], 100_000));
+        assert_eq!(
+            hash("\u{e9}\u{1f511}", [200; 16], 100_000),
+            reference("\u{e9}\u{1f511}", &[200; 16], 100_000)
+        );
     }
 
     #[test]
@@ -419,7 +471,8 @@ mod tests {
         let stored = hash("secret words", [7; 16], 100_000);
         for rounds in [1, 100_000, 150_000] {
             let wanted = rounds.max(MIN_ROUNDS);
-            for account in [None, Some(stored.as_str()), Some(""), Some("$pbkdf2-sha256$nonsense")] {
+            for account in [None, Some(stored.as_str()), Some(""), Some("$pbkdf2-sha256$nonsense")]
+            {
                 let checked = check("secret word", account, rounds);
                 assert_eq!((checked.is_right, checked.rounds), (false, wanted), "{account:?}");
             }

@@ -1,4 +1,5 @@
-//! Registration tokens, with which agents make servers of their own hosts (contract 6.4; agent-protocol 1.2).
+//! Registration tokens, with which agents make servers of their own hosts (contract 6.4;
+//! agent-protocol 1.2).
 
 use std::net::IpAddr;
 
@@ -53,12 +54,17 @@ pub struct NewRegistrationToken {
 /// The field `name_pattern`: the characters of names, and `*`.
 fn read_pattern(fields: &mut Fields) -> Option<String> {
     let pattern = fields.optional_text("name_pattern", 1..=MAX_PATTERN)?;
-    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.' | b'*');
+    let allowed = |b: u8| {
+        b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.' | b'*')
+    };
     if !pattern.bytes().all(allowed) {
         let message = "Use lower-case letters, digits, hyphens, underscores and dots, and * for any characters.";
         fields.reject("name_pattern", message);
     } else if pattern.bytes().filter(|b| *b == b'*').count() > MAX_WILDCARDS {
-        fields.reject("name_pattern", format!("Ensure there are no more than {MAX_WILDCARDS} stars."));
+        fields.reject(
+            "name_pattern",
+            format!("Ensure there are no more than {MAX_WILDCARDS} stars."),
+        );
     } else {
         return Some(pattern);
     }
@@ -68,8 +74,15 @@ fn read_pattern(fields: &mut Fields) -> Option<String> {
 /// The field `networks`: a list of CIDRs.
 fn read_networks(fields: &mut Fields) -> Option<Vec<IpNet>> {
     fields.value("networks")?;
-    let read = |value: &Value| value.as_str().and_then(acl::network).map(|network| acl::canonical(network).trunc());
-    fields.optional_list("networks", MAX_NETWORKS, "Enter networks such as 10.0.0.0/8 or 2001:db8::/32.", read)
+    let read = |value: &Value| {
+        value.as_str().and_then(acl::network).map(|network| acl::canonical(network).trunc())
+    };
+    fields.optional_list(
+        "networks",
+        MAX_NETWORKS,
+        "Enter networks such as 10.0.0.0/8 or 2001:db8::/32.",
+        read,
+    )
 }
 
 /// All networks that an address is in, as a token stores its networks; none for what is no address.
@@ -77,16 +90,24 @@ pub fn networks_of(address: &str) -> Vec<String> {
     let Ok(address) = address.parse::<IpAddr>() else { return Vec::new() };
     let address = address.to_canonical();
     let longest = if address.is_ipv4() { 32 } else { 128 };
-    (0..=longest).filter_map(|length| Some(IpNet::new(address, length).ok()?.trunc().to_string())).collect()
+    (0..=longest)
+        .filter_map(|length| Some(IpNet::new(address, length).ok()?.trunc().to_string()))
+        .collect()
 }
 
 /// Reads a fingerprint that a person typed: any case, with or without the hyphen.
 pub fn read_fingerprint(mut fields: Fields) -> Result<String, Error> {
-    let text = fields.text("fingerprint", 1..=32).map(|text| text.trim().replace('-', "").to_ascii_uppercase());
+    let text = fields
+        .text("fingerprint", 1..=32)
+        .map(|text| text.trim().replace('-', "").to_ascii_uppercase());
     let text = text.filter(|text| {
-        let is_one = text.len() == 8 && text.bytes().all(|b| matches!(b, b'A'..=b'Z' | b'2'..=b'7'));
+        let is_one =
+            text.len() == 8 && text.bytes().all(|b| matches!(b, b'A'..=b'Z' | b'2'..=b'7'));
         if !is_one {
-            fields.reject("fingerprint", "Enter the fingerprint that the agent shows, such as ABCD-2345.");
+            fields.reject(
+                "fingerprint",
+                "Enter the fingerprint that the agent shows, such as ABCD-2345.",
+            );
         }
         is_one
     });
@@ -102,7 +123,8 @@ impl NewRegistrationToken {
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         let name = fields.text("name", 1..=128);
         let groups = fields.optional_groups().unwrap_or_default();
-        let expires_at = api_token::expires_at(&mut fields, now).unwrap_or(Some(now.plus_seconds(DEFAULT_LIFETIME)));
+        let expires_at = api_token::expires_at(&mut fields, now)
+            .unwrap_or(Some(now.plus_seconds(DEFAULT_LIFETIME)));
         let uses = match fields.any("uses") {
             None => Some(DEFAULT_USES),
             Some(_) => fields.optional_integer("uses", 1..=MAX_USES),
@@ -130,12 +152,15 @@ impl Registration {
     /// # Errors
     /// All bad fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
-        let platform = fields.optional_text("platform", 0..=MAX_PLATFORM).filter(|platform| !platform.is_empty());
+        let platform = fields
+            .optional_text("platform", 0..=MAX_PLATFORM)
+            .filter(|platform| !platform.is_empty());
         fields.lower_case("name");
         let name = server::read_name(&mut fields);
         // Agents send more about their hosts than is used here.
         fields.finish_lenient()?;
-        let name = name.ok_or_else(|| Error::internal("a name is missing and nothing was noted"))?;
+        let name =
+            name.ok_or_else(|| Error::internal("a name is missing and nothing was noted"))?;
         Ok(Self { name, platform })
     }
 }
@@ -169,13 +194,20 @@ mod tests {
         };
         assert_eq!(read(json!({"name": "web"})).unwrap(), least);
         let endless = NewRegistrationToken { expires_at: None, uses: None, ..least };
-        assert_eq!(read(json!({"name": "web", "expires_at": null, "uses": null})).unwrap(), endless);
+        assert_eq!(
+            read(json!({"name": "web", "expires_at": null, "uses": null})).unwrap(),
+            endless
+        );
         let all = json!({"name": "web", "groups": [2, 1], "expires_at": "2026-11-21T00:00:01Z", "uses": 3});
         let token = read(all).unwrap();
-        assert_eq!((token.groups, token.uses, token.expires_at.is_some()), (vec![1, 2], Some(3), true));
+        assert_eq!(
+            (token.groups, token.uses, token.expires_at.is_some()),
+            (vec![1, 2], Some(3), true)
+        );
         assert_eq!(wrong(read(json!({}))), ["name"]);
         assert_eq!(wrong(read(json!({"name": "web", "allowed_groups": [1]}))), ["allowed_groups"]);
-        let bad = json!({"name": "", "groups": [[]], "expires_at": "2026-11-21T00:00:00Z", "uses": 0});
+        let bad =
+            json!({"name": "", "groups": [[]], "expires_at": "2026-11-21T00:00:00Z", "uses": 0});
         assert_eq!(wrong(read(bad)), ["expires_at", "groups", "name", "uses"]);
         for uses in [json!(-1), json!(1.5), json!("1"), json!(100_001)] {
             assert_eq!(wrong(read(json!({"name": "web", "uses": uses}))), ["uses"]);
@@ -190,18 +222,37 @@ mod tests {
             NewRegistrationToken::read(fields(&body), now)
         };
         for good in ["web-*", "*", "*.example.com", "web-1", "a*b*c"] {
-            assert_eq!(read(json!({"name_pattern": good})).unwrap().name_pattern.as_deref(), Some(good));
+            assert_eq!(
+                read(json!({"name_pattern": good})).unwrap().name_pattern.as_deref(),
+                Some(good)
+            );
         }
-        for bad in [json!(""), json!("Web-*"), json!("web-?"), json!("[a]"), json!("a b"), json!(7), json!("*********")]
-        {
+        for bad in [
+            json!(""),
+            json!("Web-*"),
+            json!("web-?"),
+            json!("[a]"),
+            json!("a b"),
+            json!(7),
+            json!("*********"),
+        ] {
             assert_eq!(wrong(read(json!({"name_pattern": bad}))), ["name_pattern"]);
         }
         let all = json!({"networks": ["10.1.2.3/8", "2001:db8::1/32", "::ffff:192.0.2.0/120"], "approval": true});
         let token = read(all).unwrap();
         let shown: Vec<String> = token.networks.unwrap().iter().map(ToString::to_string).collect();
-        assert_eq!((shown.join(" "), token.approval), ("10.0.0.0/8 2001:db8::/32 192.0.2.0/24".into(), true));
+        assert_eq!(
+            (shown.join(" "), token.approval),
+            ("10.0.0.0/8 2001:db8::/32 192.0.2.0/24".into(), true)
+        );
         assert_eq!(read(json!({"networks": null, "name_pattern": null})).unwrap().networks, None);
-        for bad in [json!("10.0.0.0/8"), json!(["10.0.0.0"]), json!(["10.0.0.0/33"]), json!([1]), json!({})] {
+        for bad in [
+            json!("10.0.0.0/8"),
+            json!(["10.0.0.0"]),
+            json!(["10.0.0.0/33"]),
+            json!([1]),
+            json!({}),
+        ] {
             assert_eq!(wrong(read(json!({"networks": bad}))), ["networks"]);
         }
         assert_eq!(wrong(read(json!({"approval": "yes"}))), ["approval"]);
@@ -210,13 +261,23 @@ mod tests {
     #[test]
     fn networks_of_addresses() {
         for (address, inside, outside) in [
-            ("10.1.2.3", &["0.0.0.0/0", "10.0.0.0/8", "10.1.2.3/32"][..], &["10.1.2.0/32", "::/0"][..]),
+            (
+                "10.1.2.3",
+                &["0.0.0.0/0", "10.0.0.0/8", "10.1.2.3/32"][..],
+                &["10.1.2.0/32", "::/0"][..],
+            ),
             ("::ffff:10.1.2.3", &["10.0.0.0/8"], &["::/0"]),
             ("2001:db8::1", &["::/0", "2001:db8::/32", "2001:db8::1/128"], &["2001:db9::/32"]),
         ] {
             let networks = networks_of(address);
-            assert!(inside.iter().all(|network| networks.iter().any(|of| of == network)), "{networks:?}");
-            assert!(outside.iter().all(|network| networks.iter().all(|of| of != network)), "{networks:?}");
+            assert!(
+                inside.iter().all(|network| networks.iter().any(|of| of == network)),
+                "{networks:?}"
+            );
+            assert!(
+                outside.iter().all(|network| networks.iter().all(|of| of != network)),
+                "{networks:?}"
+            );
         }
         assert!(networks_of("").is_empty() && networks_of("unknown").is_empty());
     }
@@ -240,10 +301,20 @@ mod tests {
     #[test]
     fn registrations() {
         let read = |body: Value| Registration::read(fields(&body));
-        let full = read(json!({"name": "Web-1.Example", "platform": "debian", "tags": {"a": 1}})).unwrap();
-        assert_eq!(full, Registration { name: "web-1.example".into(), platform: Some("debian".into()) });
+        let full =
+            read(json!({"name": "Web-1.Example", "platform": "debian", "tags": {"a": 1}})).unwrap();
+        assert_eq!(
+            full,
+            Registration { name: "web-1.example".into(), platform: Some("debian".into()) }
+        );
         assert_eq!(read(json!({"name": "web"})).unwrap().platform, None);
-        for bad in [json!({}), json!({"name": "a b"}), json!({"name": ""}), json!({"name": 7}), json!({"name": "Ä"})] {
+        for bad in [
+            json!({}),
+            json!({"name": "a b"}),
+            json!({"name": ""}),
+            json!({"name": 7}),
+            json!({"name": "Ä"}),
+        ] {
             assert_eq!(wrong(read(bad)), ["name"]);
         }
         assert_eq!(wrong(read(json!({"name": "web", "platform": 7}))), ["platform"]);

@@ -6,7 +6,8 @@ use uuid::Uuid;
 
 use crate::time::Timestamp;
 
-/// The shortest that commands may be kept, in days: an Idempotency-Key answers with its command for 24 hours (contract 3.11).
+/// The shortest that commands may be kept, in days: an Idempotency-Key answers with its command for
+/// 24 hours (contract 3.11).
 const LEAST_DAYS: i64 = 2;
 /// The longest, in days: a hundred years.
 const MOST_DAYS: i64 = 36_500;
@@ -19,14 +20,17 @@ pub struct BadDays;
 
 impl fmt::Display for BadDays {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "neither empty, nor 0, nor a whole number of days from {LEAST_DAYS} to {MOST_DAYS}")
+        write!(
+            f,
+            "neither empty, nor 0, nor a whole number of days from {LEAST_DAYS} to {MOST_DAYS}"
+        )
     }
 }
 
 impl std::error::Error for BadDays {}
 
-/// Before which moment a command must have been over to go now, by the setting of how many days it is kept; `None` where
-/// commands are kept for ever, as an empty setting and 0 say.
+/// Before which moment a command must have been over to go now, by the setting of how many days it
+/// is kept; `None` where commands are kept for ever, as an empty setting and 0 say.
 ///
 /// # Errors
 /// The setting is neither of these nor a number of days that can be: nothing may go then.
@@ -48,9 +52,11 @@ pub fn until(days: &str, now: Timestamp) -> Result<Option<Timestamp>, BadDays> {
     Ok(Some(now.plus_seconds(-days * DAY)))
 }
 
-/// Whether a server may have had a command of that id which was taken since: it is younger than the server, and old enough.
+/// Whether a server may have had a command of that id which was taken since: it is younger than the
+/// server, and old enough.
 ///
-/// A late report of such a one is answered like any late report (agent-protocol 4.1), of any other unknown one with 404.
+/// A late report of such a one is answered like any late report (agent-protocol 4.1), of any other
+/// unknown one with 404.
 pub fn may_be_taken(command: Uuid, server: Uuid, now: Timestamp) -> bool {
     let (Some(made), Some(server_made)) = (made_at(command), made_at(server)) else { return false };
     server_made <= made && made <= now.plus_seconds(-LEAST_DAYS * DAY)
@@ -59,7 +65,9 @@ pub fn may_be_taken(command: Uuid, server: Uuid, now: Timestamp) -> bool {
 /// When an id was made, which ids of ours tell.
 fn made_at(id: Uuid) -> Option<Timestamp> {
     let (seconds, nanoseconds) = id.get_timestamp()?.to_unix();
-    Some(Timestamp::from_millis(seconds.checked_mul(1_000)?.checked_add(u64::from(nanoseconds) / 1_000_000)?))
+    Some(Timestamp::from_millis(
+        seconds.checked_mul(1_000)?.checked_add(u64::from(nanoseconds) / 1_000_000)?,
+    ))
 }
 
 #[cfg(test)]
@@ -85,9 +93,21 @@ mod tests {
         ] {
             assert_eq!(until(setting, now), expected, "{setting:?}");
         }
-        for bad in
-            ["1", "-1", "-5", "00", "+3", "1.5", "36501", "99999999999999999999", "a year", " 7", "7 ", "7d", "٧"]
-        {
+        for bad in [
+            "1",
+            "-1",
+            "-5",
+            "00",
+            "+3",
+            "1.5",
+            "36501",
+            "99999999999999999999",
+            "a year",
+            " 7",
+            "7 ",
+            "7d",
+            "٧",
+        ] {
             assert_eq!(until(bad, now), Err(BadDays), "{bad:?}");
         }
     }

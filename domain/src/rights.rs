@@ -6,10 +6,10 @@ use uuid::Uuid;
 use crate::account::read_account;
 use crate::acl::Acl;
 use crate::command::{Command, Origin, ServerRef, Shell, read_run, read_server};
+use crate::command_end::Denial;
 use crate::error::Error;
 use crate::fields::Fields;
 use crate::id;
-use crate::lifecycle::Denial;
 
 /// What a user may do on a server, as far as it matters to a command there.
 #[derive(Clone, Debug, Deserialize)]
@@ -37,8 +37,9 @@ impl Rights {
         if command.shell == Shell::Internal && !self.is_staff {
             return Err(Denial::Internal);
         }
-        let allows =
-            |acl: &Acl| acl.allows_command(command, origin.has_inputs) && acl.allows_address(&origin.remote_ip);
+        let allows = |acl: &Acl| {
+            acl.allows_command(command, origin.has_inputs) && acl.allows_address(&origin.remote_ip)
+        };
         if self.acl.as_ref().is_none_or(allows) { Ok(()) } else { Err(Denial::Acl) }
     }
 }
@@ -112,13 +113,20 @@ mod tests {
 
     #[test]
     fn checks_of_a_list() {
-        let read = |body: Value| AclCheck::read(Fields::from_json(body.to_string().as_bytes()).unwrap());
+        let read =
+            |body: Value| AclCheck::read(Fields::from_json(body.to_string().as_bytes()).unwrap());
         let check = read(json!({"server": "a", "line": "id"})).unwrap();
         assert_eq!((check.tried, check.username, check.argv), (Tried::Own, None, None));
-        let check = read(json!({"server": SERVER, "argv": ["id"], "token": SERVER, "acl": null})).unwrap();
-        assert_eq!((check.tried, check.line.as_str()), (Tried::Token(id::parse(SERVER).unwrap()), "id"));
         let check =
-            read(json!({"server": "a", "command": "id", "acl": {"commands": ["id"]}, "username": "x"})).unwrap();
+            read(json!({"server": SERVER, "argv": ["id"], "token": SERVER, "acl": null})).unwrap();
+        assert_eq!(
+            (check.tried, check.line.as_str()),
+            (Tried::Token(id::parse(SERVER).unwrap()), "id")
+        );
+        let check = read(
+            json!({"server": "a", "command": "id", "acl": {"commands": ["id"]}, "username": "x"}),
+        )
+        .unwrap();
         assert!(matches!(check.tried, Tried::Sent(acl) if acl.allows_line("id")));
         for (body, bad) in [
             (json!({}), vec!["line", "server"]),
@@ -126,7 +134,10 @@ mod tests {
             (json!({"server": "a", "line": "id", "token": SERVER, "acl": {}}), vec!["token"]),
             (json!({"server": "a", "line": "id", "acl": {"x": 1}}), vec!["acl"]),
             (json!({"server": "a", "line": "id", "acl": []}), vec!["acl"]),
-            (json!({"server": "a", "line": "", "argv": [], "username": "a b"}), vec!["argv", "username"]),
+            (
+                json!({"server": "a", "line": "", "argv": [], "username": "a b"}),
+                vec!["argv", "username"],
+            ),
         ] {
             let error = read(body.clone()).expect_err(&body.to_string());
             assert_eq!(error.fields.keys().map(AsRef::as_ref).collect::<Vec<_>>(), bad, "{body}");
@@ -146,8 +157,14 @@ mod tests {
             server_name: "web-1".into(),
             requested_by: None,
         };
-        let origin = Origin { api_token: None, session: None, remote_ip: "192.0.2.1".into(), has_inputs: false };
-        let rights = Rights { username: "alice".into(), is_staff: false, any_account: false, acl: None };
+        let origin = Origin {
+            api_token: None,
+            session: None,
+            remote_ip: "192.0.2.1".into(),
+            has_inputs: false,
+        };
+        let rights =
+            Rights { username: "alice".into(), is_staff: false, any_account: false, acl: None };
         assert_eq!(rights.allow(&command, &origin), Ok(()));
         let as_other = Command { username: "root".into(), ..command.clone() };
         let as_group = Command { groupname: "www".into(), ..command.clone() };
@@ -164,13 +181,18 @@ mod tests {
             assert_eq!(limited(acl.clone()).allow(command, origin), Err(Denial::Acl), "{acl}");
         };
         assert_eq!(
-            limited(json!({"usernames": ["alice"], "networks": ["192.0.2.0/24"]})).allow(&command, &origin),
+            limited(json!({"usernames": ["alice"], "networks": ["192.0.2.0/24"]}))
+                .allow(&command, &origin),
             Ok(())
         );
         denied(json!({"usernames": ["bob"]}), &command, &origin);
         denied(json!({"usernames": ["alice"]}), &as_group, &origin);
         denied(json!({"networks": ["198.51.100.0/24"]}), &command, &origin);
-        denied(json!({"commands": ["id"]}), &command, &Origin { has_inputs: true, ..origin.clone() });
+        denied(
+            json!({"commands": ["id"]}),
+            &command,
+            &Origin { has_inputs: true, ..origin.clone() },
+        );
         denied(json!({"commands": ["ls"]}), &command, &origin);
         denied(json!({"servers": []}), &command, &origin);
         denied(json!({"read_only": true}), &command, &origin);

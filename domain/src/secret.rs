@@ -1,4 +1,5 @@
-//! Secrets: credentials, their stored hashes, and the cell's own key with all that is derived from it.
+//! Secrets: credentials, their stored hashes, and the cell's own key with all that is derived from
+//! it.
 
 use std::fmt;
 
@@ -28,20 +29,23 @@ impl Secret {
         Self(value.into())
     }
 
-    /// A new token of [`TOKEN_LENGTH`] characters of `[A-Za-z0-9]`, drawn from a source of random bytes.
+    /// A new token of [`TOKEN_LENGTH`] characters of `[A-Za-z0-9]`, drawn from a source of random
+    /// bytes.
     pub fn generate<E>(mut random: impl FnMut(&mut [u8]) -> Result<(), E>) -> Result<Self, E> {
         let mut token = String::with_capacity(TOKEN_LENGTH);
         let mut bytes = [0; TOKEN_LENGTH + 32];
         while token.len() < TOKEN_LENGTH {
             random(&mut bytes)?;
             let unbiased = bytes.iter().filter(|b| **b < UNBIASED);
-            let characters = unbiased.map(|b| char::from(ALPHABET[usize::from(*b) % ALPHABET.len()]));
+            let characters =
+                unbiased.map(|b| char::from(ALPHABET[usize::from(*b) % ALPHABET.len()]));
             token.extend(characters.take(TOKEN_LENGTH - token.len()));
         }
         Ok(Self(token))
     }
 
-    /// Tells whether it has the form of a token that [`Secret::generate`] makes. Any other one needs no lookup.
+    /// Tells whether it has the form of a token that [`Secret::generate`] makes. Any other one
+    /// needs no lookup.
     pub fn is_token(&self) -> bool {
         self.0.len() == TOKEN_LENGTH && self.0.bytes().all(|b| b.is_ascii_alphanumeric())
     }
@@ -65,10 +69,12 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a credential is for. The stored hash depends on it, so a hash of one kind never matches another kind.
+/// What a credential is for. The stored hash depends on it, so a hash of one kind never matches
+/// another kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// A login token or an API key: one kind; the table that has the hash distinguishes them (contract 4.2).
+    /// A login token or an API key: one kind; the table that has the hash distinguishes them
+    /// (contract 4.2).
     Token,
     /// An agent's key.
     AgentKey,
@@ -86,10 +92,11 @@ impl Purpose {
     }
 }
 
-/// The hash of a credential, in hexadecimal. D1, KV and the objects store it instead of the credential.
+/// The hash of a credential, in hexadecimal. D1, KV and the objects store it instead of the
+/// credential.
 ///
-/// It needs no key and no slow hash: a credential of [`TOKEN_LENGTH`] random characters has over 700 bits of entropy, so
-/// nobody can guess one and compare.
+/// It needs no key and no slow hash: a credential of [`TOKEN_LENGTH`] random characters has over
+/// 700 bits of entropy, so nobody can guess one and compare.
 ///
 /// ```
 /// # use farhand_domain::secret::{Purpose, Secret, credential_hash};
@@ -102,7 +109,8 @@ pub fn credential_hash(purpose: Purpose, secret: &Secret) -> String {
     hex(&Sha256::new().chain_update(prefix).chain_update(secret.expose()).finalize())
 }
 
-/// Text that can be guessed, or that may hold a credential. It is stored and counted by its keyed hash only.
+/// Text that can be guessed, or that may hold a credential. It is stored and counted by its keyed
+/// hash only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guessable {
     /// An e-mail address for which a password reset was requested.
@@ -130,7 +138,8 @@ impl Guessable {
 }
 
 fn mac(key: &[u8], text: &str) -> [u8; 32] {
-    let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(key).expect("HMAC takes keys of any length");
+    let mut mac =
+        <Hmac<Sha256> as KeyInit>::new_from_slice(key).expect("HMAC takes keys of any length");
     mac.update(text.as_bytes());
     mac.finalize().into_bytes().into()
 }
@@ -147,10 +156,11 @@ pub enum BadKey {
     TooShort,
 }
 
-/// The key of the region cell: the secret `SECRET_KEY`, and during a rotation also `SECRET_KEY_PREVIOUS`.
+/// The key of the region cell: the secret `SECRET_KEY`, and during a rotation also
+/// `SECRET_KEY_PREVIOUS`.
 ///
-/// Each use has a key of its own, derived by its label. New hashes, links and ciphertexts use the current key. Links
-/// are accepted under both keys.
+/// Each use has a key of its own, derived by its label. New hashes, links and ciphertexts use the
+/// current key. Links are accepted under both keys.
 #[derive(Clone)]
 pub struct SecretKey {
     current: Vec<u8>,
@@ -170,7 +180,8 @@ impl SecretKey {
         if is_short(current) || (!previous.is_empty() && is_short(previous)) {
             return Err(BadKey::TooShort);
         }
-        let previous = Some(previous).filter(|previous| !previous.is_empty() && *previous != current);
+        let previous =
+            Some(previous).filter(|previous| !previous.is_empty() && *previous != current);
         Ok(Self { current: current.into(), previous: previous.map(Into::into) })
     }
 
@@ -184,8 +195,8 @@ impl SecretKey {
         hex(&mac(&Self::derive(&self.current, what.label()), text))
     }
 
-    /// The key in the link that resets a password: the request's id and its signature. So the key itself is stored
-    /// neither with the request nor with its waiting mail.
+    /// The key in the link that resets a password: the request's id and its signature. So the key
+    /// itself is stored neither with the request nor with its waiting mail.
     pub fn reset_key(&self, request: Uuid) -> Secret {
         Self::reset_key_under(&self.current, request)
     }
@@ -204,7 +215,9 @@ impl SecretKey {
     /// The request that a link's key is for; `None` if neither secret signed it.
     pub fn reset_request(&self, key: &Secret) -> Option<Uuid> {
         let request = Uuid::try_parse(key.expose().get(..32)?).ok()?;
-        self.keys().any(|signer| Self::reset_key_under(signer, request).equals(key)).then_some(request)
+        self.keys()
+            .any(|signer| Self::reset_key_under(signer, request).equals(key))
+            .then_some(request)
     }
 }
 
@@ -212,19 +225,26 @@ impl SecretKey {
 pub const NONCE_LENGTH: usize = 12;
 
 impl SecretKey {
-    /// Encrypts the inputs of a command (AES-256-GCM), so that it can wait in storage. The result is base64 and opens only for
-    /// the same command.
+    /// Encrypts the inputs of a command (AES-256-GCM), so that it can wait in storage. The result
+    /// is base64 and opens only for the same command.
     ///
     /// # Errors
     /// The text is too long for the cipher: 64 GiB.
-    pub fn seal_inputs(&self, command: Uuid, text: &str, nonce: [u8; NONCE_LENGTH]) -> Result<String, Unsealable> {
+    pub fn seal_inputs(
+        &self,
+        command: Uuid,
+        text: &str,
+        nonce: [u8; NONCE_LENGTH],
+    ) -> Result<String, Unsealable> {
         let payload = Payload { msg: text.as_bytes(), aad: command.as_bytes() };
-        let sealed =
-            Self::inputs_cipher(&self.current).encrypt(&Nonce::from(nonce), payload).map_err(|_| Unsealable)?;
+        let sealed = Self::inputs_cipher(&self.current)
+            .encrypt(&Nonce::from(nonce), payload)
+            .map_err(|_| Unsealable)?;
         Ok(Base64::encode_string(&[&nonce[..], &sealed].concat()))
     }
 
-    /// Decrypts what [`SecretKey::seal_inputs`] made, also under the previous key; `None` if neither key opens it for this command.
+    /// Decrypts what [`SecretKey::seal_inputs`] made, also under the previous key; `None` if
+    /// neither key opens it for this command.
     pub fn open_inputs(&self, command: Uuid, sealed: &str) -> Option<String> {
         let sealed = Base64::decode_vec(sealed).ok()?;
         let (nonce, sealed) = sealed.split_first_chunk::<NONCE_LENGTH>()?;
@@ -298,8 +318,8 @@ mod tests {
             hex(&Sha256::digest(b"farhand token 1\0abc")),
             "the documented form"
         );
-        let hashes =
-            [Purpose::Token, Purpose::AgentKey, Purpose::RegistrationToken].map(|p| credential_hash(p, &token));
+        let hashes = [Purpose::Token, Purpose::AgentKey, Purpose::RegistrationToken]
+            .map(|p| credential_hash(p, &token));
         assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2] && hashes[0] != hashes[2]);
         assert_ne!(hashes[0], credential_hash(Purpose::Token, &Secret::new("abd")));
     }
@@ -321,7 +341,10 @@ mod tests {
         assert_eq!(SecretKey::new("", OLD).unwrap_err(), BadKey::Missing);
         assert_eq!(SecretKey::new(short, "").unwrap_err(), BadKey::TooShort);
         assert_eq!(SecretKey::new(OLD, short).unwrap_err(), BadKey::TooShort);
-        assert_eq!(SecretKey::new(&"ä".repeat(SHORTEST_SECRET - 1), "").unwrap_err(), BadKey::TooShort);
+        assert_eq!(
+            SecretKey::new(&"ä".repeat(SHORTEST_SECRET - 1), "").unwrap_err(),
+            BadKey::TooShort
+        );
         assert!(SecretKey::new(&OLD[..SHORTEST_SECRET], "").is_ok());
     }
 
@@ -334,9 +357,15 @@ mod tests {
         assert_eq!(one.reset_request(&reset), Some(request));
         assert_eq!(two.reset_request(&reset), None);
         let text = reset.expose();
-        for bad in
-            ["", "x", &text[..95], &format!("{text}0"), &text.to_uppercase(), &text.replace('0', "ä"), &text[..32]]
-        {
+        for bad in [
+            "",
+            "x",
+            &text[..95],
+            &format!("{text}0"),
+            &text.to_uppercase(),
+            &text.replace('0', "ä"),
+            &text[..32],
+        ] {
             assert_eq!(one.reset_request(&Secret::new(bad)), None, "{bad}");
         }
         let other = format!("{}{}", Uuid::from_u128(8).simple(), &text[32..]);
@@ -349,7 +378,9 @@ mod tests {
         let request = Uuid::from_u128(7);
         assert_eq!(rotating.reset_key(request), key(NEW, "").reset_key(request));
         let unrelated = key("another key of 32 characters or more", "");
-        for (signer, found) in [(key(OLD, ""), Some(request)), (key(NEW, ""), Some(request)), (unrelated, None)] {
+        for (signer, found) in
+            [(key(OLD, ""), Some(request)), (key(NEW, ""), Some(request)), (unrelated, None)]
+        {
             assert_eq!(rotating.reset_request(&signer.reset_key(request)), found);
         }
     }
@@ -359,7 +390,10 @@ mod tests {
         let (command, nonce) = (Uuid::from_u128(7), [1; NONCE_LENGTH]);
         let text = r#"{"TOKEN":"s3cret ü"}"#;
         let sealed = key(OLD, "").seal_inputs(command, text, nonce).unwrap();
-        assert!(!sealed.contains("s3cret") && !Base64::decode_vec(&sealed).unwrap().windows(6).any(|w| w == b"s3cret"));
+        assert!(
+            !sealed.contains("s3cret")
+                && !Base64::decode_vec(&sealed).unwrap().windows(6).any(|w| w == b"s3cret")
+        );
         assert_ne!(sealed, key(OLD, "").seal_inputs(command, text, [2; NONCE_LENGTH]).unwrap());
         for opener in [key(OLD, ""), key(NEW, OLD), key(OLD, NEW)] {
             assert_eq!(opener.open_inputs(command, &sealed).as_deref(), Some(text));
@@ -369,7 +403,11 @@ mod tests {
         let mut changed = Base64::decode_vec(&sealed).unwrap();
         for at in 0..changed.len() {
             changed[at] ^= 1;
-            assert_eq!(key(OLD, "").open_inputs(command, &Base64::encode_string(&changed)), None, "byte {at}");
+            assert_eq!(
+                key(OLD, "").open_inputs(command, &Base64::encode_string(&changed)),
+                None,
+                "byte {at}"
+            );
             changed[at] ^= 1;
         }
         for bad in ["", "x", "AAAA", &sealed[..sealed.len() - 4]] {

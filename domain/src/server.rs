@@ -10,9 +10,11 @@ use crate::id;
 use crate::page::{Query, boolean_parameter, id_parameter, ordering, parameter, words};
 use crate::secret::Secret;
 
-/// The shell commands that start an agent for a server on the host where they are pasted (contract 6.3).
+/// The shell commands that start an agent for a server on the host where they are pasted (contract
+/// 6.3).
 ///
-/// They put the key into a file that only its owner can read, as an argument would be seen by everyone on the host.
+/// They put the key into a file that only its owner can read, as an argument would be seen by
+/// everyone on the host.
 pub fn install_commands(base_url: &str, server: Uuid, key: &Secret) -> String {
     let key = key.expose();
     format!(
@@ -25,7 +27,8 @@ farhand-agent run --config farhand-agent.toml"
     )
 }
 
-/// The shell commands that connect an installed Alpamon 2.x to a server, for root on the host (contract 6.3).
+/// The shell commands that connect an installed Alpamon 2.x to a server, for root on the host
+/// (contract 6.3).
 pub fn install_commands_of_alpamon(base_url: &str, server: Uuid, key: &Secret) -> String {
     let key = key.expose();
     format!(
@@ -69,14 +72,18 @@ const READ_ONLY: &[&str] = &[
     "install_alpamon",
 ];
 
-/// Reads and checks the name of a server or a group: 1 to 64 of `[a-z0-9-_.]`. What is wrong is noted in `fields`.
+/// Reads and checks the name of a server or a group: 1 to 64 of `[a-z0-9-_.]`. What is wrong is
+/// noted in `fields`.
 ///
-/// A name of the form of a UUID is refused as well: a command names its server by either, and could not tell them apart.
+/// A name of the form of a UUID is refused as well: a command names its server by either, and could
+/// not tell them apart.
 pub fn read_name(fields: &mut Fields) -> Option<String> {
     let name = fields.text("name", 1..=MAX_NAME)?;
-    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.');
+    let allowed =
+        |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.');
     if !name.bytes().all(allowed) {
-        fields.reject("name", "Use lower-case letters, digits, hyphens, underscores and dots only.");
+        fields
+            .reject("name", "Use lower-case letters, digits, hyphens, underscores and dots only.");
     } else if id::parse(&name).is_some() {
         fields.reject("name", "A name may not have the form of a UUID.");
     } else {
@@ -93,10 +100,12 @@ fn read_default_username(fields: &mut Fields) -> Option<Option<String>> {
     }
 }
 
-/// SQL for a name with a number at its end, for those after the first, and no longer than a name may be: of SQL for the name,
-/// which is ASCII, and for the number.
+/// SQL for a name with a number at its end, for those after the first, and no longer than a name
+/// may be: of SQL for the name, which is ASCII, and for the number.
 pub fn numbered_sql(name: &str, number: &str) -> String {
-    format!("iif({number} < 2, {name}, substr({name}, 1, {MAX_NAME} - length('-' || {number})) || '-' || {number})")
+    format!(
+        "iif({number} < 2, {name}, substr({name}, 1, {MAX_NAME} - length('-' || {number})) || '-' || {number})"
+    )
 }
 
 /// A request for a server or for changes of one, checked. What is `None` stays as it is.
@@ -108,12 +117,13 @@ pub struct ServerChanges {
     pub groups: Option<Vec<i64>>,
     /// The id of its owner; `Some(None)` means no owner.
     pub owner: Option<Option<i64>>,
-    /// The remote account of commands that name none; `Some(None)`: the one that its agent reports, if any.
+    /// The remote account of commands that name none; `Some(None)`: the one that its agent reports,
+    /// if any.
     pub default_username: Option<Option<String>>,
 }
 
-/// The field `owner`: a user's id or null. The object in which responses show the owner stands for its `id`, so that a client
-/// can send back what it read.
+/// The field `owner`: a user's id or null. The object in which responses show the owner stands for
+/// its `id`, so that a client can send back what it read.
 fn read_owner(fields: &mut Fields) -> Option<Option<i64>> {
     let owner = match fields.any("owner")? {
         Value::Null => return Some(None),
@@ -149,8 +159,8 @@ impl ServerChanges {
         Self::read_common(fields, None)
     }
 
-    /// Reads all fields (PUT): the name must be there. What omitted groups mean depends on the caller's permissions; an omitted
-    /// owner stays.
+    /// Reads all fields (PUT): the name must be there. What omitted groups mean depends on the
+    /// caller's permissions; an omitted owner stays.
     ///
     /// # Errors
     /// All bad fields together.
@@ -189,7 +199,8 @@ pub enum Key {
 
 impl Key {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Name, Self::Added, Self::Updated, Self::Connected, Self::Seen, Self::IsConnected];
+    pub const ALL: [Self; 6] =
+        [Self::Name, Self::Added, Self::Updated, Self::Connected, Self::Seen, Self::IsConnected];
 
     /// The name in requests, answers and D1.
     pub fn as_str(self) -> &'static str {
@@ -221,8 +232,8 @@ pub struct ServerList {
     pub agent_version: Option<String>,
     /// With each of these words, in lower case, somewhere in what is known of it.
     pub words: Vec<String>,
-    /// The fields of its order, and whether each is descending. Never empty; ties are broken by id, in the direction of the
-    /// first one.
+    /// The fields of its order, and whether each is descending. Never empty; ties are broken by id,
+    /// in the direction of the first one.
     pub order: Vec<(Key, bool)>,
 }
 
@@ -273,25 +284,35 @@ mod tests {
             assert_eq!(read(good), (true, true), "{good}");
         }
         let too_long = "a".repeat(65);
-        for bad in ["", " ", "Web", "a b", "ä", "a/b", "01936d3e-7a00-7000-8000-000000000000", &too_long] {
+        for bad in
+            ["", " ", "Web", "a b", "ä", "a/b", "01936d3e-7a00-7000-8000-000000000000", &too_long]
+        {
             assert_eq!(read(bad), (false, false), "{bad}");
         }
     }
 
     #[test]
     fn a_change_ignores_what_is_read_only_and_refuses_what_is_unknown() {
-        let fields = |body: serde_json::Value| Fields::from_json(body.to_string().as_bytes()).unwrap();
-        let wrong = |read: Result<ServerChanges, Error>| read.unwrap_err().fields.into_keys().collect::<Vec<_>>();
-        let whole = || fields(serde_json::json!({"name": "web-1", "id": "x", "added_at": 7, "load": 1}));
+        let fields =
+            |body: serde_json::Value| Fields::from_json(body.to_string().as_bytes()).unwrap();
+        let wrong = |read: Result<ServerChanges, Error>| {
+            read.unwrap_err().fields.into_keys().collect::<Vec<_>>()
+        };
+        let whole =
+            || fields(serde_json::json!({"name": "web-1", "id": "x", "added_at": 7, "load": 1}));
         assert!(ServerChanges::read(whole()).is_ok() && ServerChanges::read_all(whole()).is_ok());
         assert_eq!(wrong(ServerChanges::read_new(whole())), ["added_at", "id", "load"]);
-        assert_eq!(wrong(ServerChanges::read(fields(serde_json::json!({"tags": ["prod"]})))), ["tags"]);
+        assert_eq!(
+            wrong(ServerChanges::read(fields(serde_json::json!({"tags": ["prod"]})))),
+            ["tags"]
+        );
     }
 
     #[test]
     fn owners() {
-        let owner =
-            |body: &str| ServerChanges::read(Fields::from_json(body.as_bytes()).unwrap()).map(|read| read.owner);
+        let owner = |body: &str| {
+            ServerChanges::read(Fields::from_json(body.as_bytes()).unwrap()).map(|read| read.owner)
+        };
         assert_eq!(owner("{}").unwrap(), None);
         assert_eq!(owner(r#"{"owner": null}"#).unwrap(), Some(None));
         assert_eq!(owner(r#"{"owner": 7}"#).unwrap(), Some(Some(7)));
@@ -309,20 +330,41 @@ mod tests {
     #[test]
     fn lists() {
         let of = |pairs: &[(&str, &str)]| {
-            let query: Query = pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            let query: Query =
+                pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
             ServerList::of(&query)
         };
         assert_eq!(of(&[]).unwrap().order, [(Key::Added, true)]);
-        let list = of(&[("search", " Web\tUBUNTU "), ("ordering", "-last_seen_at,name,last_seen_at")]).unwrap();
+        let list =
+            of(&[("search", " Web\tUBUNTU "), ("ordering", "-last_seen_at,name,last_seen_at")])
+                .unwrap();
         assert_eq!(
             (list.words, list.order),
             (vec!["web".into(), "ubuntu".into()], vec![(Key::Seen, true), (Key::Name, false)])
         );
-        let list = of(&[("group", "7"), ("owner", "-1"), ("platform", "debian"), ("agent_version", "2.0.0")]).unwrap();
+        let list = of(&[
+            ("group", "7"),
+            ("owner", "-1"),
+            ("platform", "debian"),
+            ("agent_version", "2.0.0"),
+        ])
+        .unwrap();
         assert_eq!((list.group, list.owner), (Some(7), Some(0)));
-        assert_eq!((list.platform.as_deref(), list.agent_version.as_deref()), (Some("debian"), Some("2.0.0")));
-        let wrong = [("is_connected", "x"), ("group", "ops"), ("owner", ""), ("search", "\0"), ("ordering", "load")];
+        assert_eq!(
+            (list.platform.as_deref(), list.agent_version.as_deref()),
+            (Some("debian"), Some("2.0.0"))
+        );
+        let wrong = [
+            ("is_connected", "x"),
+            ("group", "ops"),
+            ("owner", ""),
+            ("search", "\0"),
+            ("ordering", "load"),
+        ];
         let wrong = of(&wrong).unwrap_err();
-        assert_eq!(wrong.fields.keys().collect::<Vec<_>>(), ["group", "is_connected", "ordering", "owner", "search"]);
+        assert_eq!(
+            wrong.fields.keys().collect::<Vec<_>>(),
+            ["group", "is_connected", "ordering", "owner", "search"]
+        );
     }
 }

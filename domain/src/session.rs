@@ -17,8 +17,9 @@ pub fn is_refresh_due(moved_at: Timestamp, now: Timestamp) -> bool {
     moved_at.plus_seconds(REFRESH_EVERY) <= now
 }
 
-/// The moment that an expiry must lie after for its token to be taken now. An expiry may have stood still through accesses
-/// of ten minutes, so a token is taken for as long past it: never refused before its 14 days, nor taken ten minutes after.
+/// The moment that an expiry must lie after for its token to be taken now. An expiry may have stood
+/// still through accesses of ten minutes, so a token is taken for as long past it: never refused
+/// before its 14 days, nor taken ten minutes after.
 pub fn dead_until(now: Timestamp) -> Timestamp {
     now.plus_seconds(-REFRESH_EVERY)
 }
@@ -75,7 +76,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whenever it is used, it is taken for 14 days after, and refused from ten minutes after that on.
+        /// Whenever it is used, it is taken for 14 days after, and refused from ten minutes after
+        /// that on.
         #[test]
         fn never_too_short_nor_too_long(gaps in prop::collection::vec(0..DAYS_14 + 1, 0..40)) {
             let mut session = Session::new(start());

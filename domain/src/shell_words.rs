@@ -1,4 +1,5 @@
-//! How the words of a command that no shell reads are shown as a line, and are sent to agents that know only lines.
+//! How the words of a command that no shell reads are shown as a line, and are sent to agents that
+//! know only lines.
 
 /// Whether a shell reads a word as it is written.
 fn is_bare(word: &str) -> bool {
@@ -19,10 +20,12 @@ pub fn quoted(words: &[String]) -> String {
     quoted.collect::<Vec<_>>().join(" ")
 }
 
-/// Whether an agent that splits a line at blanks reads exactly these words, if blanks separate them.
+/// Whether an agent that splits a line at blanks reads exactly these words, if blanks separate
+/// them.
 ///
-/// Alpamon splits the line itself, but takes the words `&&`, `||` and `;` for operators, and some of its versions give a
-/// line with `|` or `>` to a shell. So only words of letters, digits and harmless punctuation fit.
+/// Alpamon splits the line itself, but takes the words `&&`, `||` and `;` for operators, and some
+/// of its versions give a line with `|` or `>` to a shell. So only words of letters, digits and
+/// harmless punctuation fit.
 pub fn fit_a_line(words: &[String]) -> bool {
     words.iter().all(|word| is_bare(&word.replace('=', "")))
 }
@@ -43,14 +46,18 @@ mod tests {
             words(&["a", "b-c", "--x=y", "/usr/bin/env", "a@b:c,d%e+f.g_h"]),
             words(&["", " ", "a b", "\t", "a\nb", "'", "''", "a'b'c", "\"", "\\", "\\'", "'\\''"]),
             words(&[
-                "$(id)", "`id`", "$HOME", "${x}", ";", "&&", "|", ">x", "<x", "#", "~", "*", "?", "[a]", "{a,b}", "!",
+                "$(id)", "`id`", "$HOME", "${x}", ";", "&&", "|", ">x", "<x", "#", "~", "*", "?",
+                "[a]", "{a,b}", "!",
             ]),
             words(&["é", "名", "\u{a0}", "\u{2028}", "\u{1b}[2J", "\u{7f}", "="]),
         ] {
             let line = format!("printf '%s\\0' {}", quoted(&some));
             let output = Command::new("/bin/sh").arg("-c").arg(&line).output().unwrap();
-            let read: Vec<_> =
-                String::from_utf8(output.stdout).unwrap().split_terminator('\0').map(String::from).collect();
+            let read: Vec<_> = String::from_utf8(output.stdout)
+                .unwrap()
+                .split_terminator('\0')
+                .map(String::from)
+                .collect();
             assert_eq!(read, some, "{line}");
         }
         assert_eq!(quoted(&words(&["FOO=bar", "x"])), "'FOO=bar' x");

@@ -1,8 +1,8 @@
-//! The client's side of SMTP (RFC 5321), as far as it takes to hand one mail over: what the server says goes in, what to
-//! do next comes out.
+//! The client's side of SMTP (RFC 5321), as far as it takes to hand one mail over: what the server
+//! says goes in, what to do next comes out.
 //!
-//! Neither credentials nor the mail can leave over a connection that is not encrypted: with [`Security::StartTls`] the
-//! only way past the server's first answers is [`Next::StartTls`].
+//! Neither credentials nor the mail can leave over a connection that is not encrypted: with
+//! [`Security::StartTls`] the only way past the server's first answers is [`Next::StartTls`].
 //!
 //! ```
 //! use farhand_domain::smtp::{Mail, Next, Security, Session};
@@ -20,7 +20,8 @@ use crate::secret::Secret;
 const LONGEST_ANSWER: usize = 16 * 1024;
 /// The most of an answer that a [`Failure`] quotes, in characters.
 const QUOTED: usize = 200;
-/// The name that servers ask for and have no use for: the Worker has none of its own. In this form all take it.
+/// The name that servers ask for and have no use for: the Worker has none of its own. In this form
+/// all take it.
 const EHLO: &str = "EHLO [127.0.0.1]\r\n";
 /// Answers that are about who sends, not about the mail: that can be mended.
 const NOT_AUTHENTICATED: [u16; 4] = [530, 534, 535, 538];
@@ -119,7 +120,8 @@ impl Session {
         Self { security, login, mail, stage: Stage::Greeting, received: Vec::new() }
     }
 
-    /// Takes what the server said, in pieces of any size. No bytes mean that it closed the connection.
+    /// Takes what the server said, in pieces of any size. No bytes mean that it closed the
+    /// connection.
     ///
     /// # Errors
     /// The mail was not taken. Then, as after [`Next::Delivered`], the session is over.
@@ -134,10 +136,13 @@ impl Session {
             }
             return Ok(Next::Read);
         };
-        // Every command waits for its answer. What came in before TLS must not be taken for an answer after it.
+        // Every command waits for its answer. What came in before TLS must not be taken for an
+        // answer after it.
         let is_over = self.stage == Stage::Text;
         if reply.length != self.received.len() && !is_over {
-            return Err(Failure::Temporary("the server answered more than it was asked".to_owned()));
+            return Err(Failure::Temporary(
+                "the server answered more than it was asked".to_owned(),
+            ));
         }
         self.received.clear();
         self.step(&reply)
@@ -158,18 +163,26 @@ impl Session {
             return Err(self.refusal(reply));
         }
         let (stage, next) = match self.stage {
-            Stage::Greeting if self.security == Security::StartTls => (Stage::PlainHello, Next::Send(EHLO.to_owned())),
+            Stage::Greeting if self.security == Security::StartTls => {
+                (Stage::PlainHello, Next::Send(EHLO.to_owned()))
+            }
             Stage::Greeting => (Stage::Hello, Next::Send(EHLO.to_owned())),
             Stage::PlainHello if reply.offers("STARTTLS", None) => {
                 (Stage::StartTls, Next::Send("STARTTLS\r\n".to_owned()))
             }
-            Stage::PlainHello => return Err(Failure::Temporary("the server does not offer STARTTLS".to_owned())),
+            Stage::PlainHello => {
+                return Err(Failure::Temporary("the server does not offer STARTTLS".to_owned()));
+            }
             Stage::StartTls => (Stage::Hello, Next::StartTls(EHLO.to_owned())),
             Stage::Hello => self.authenticate(reply)?,
             Stage::Username => (Stage::Password, self.encoded(|login| login.username.clone())),
-            Stage::Password => (Stage::Authentication, self.encoded(|login| login.password.expose().to_owned())),
+            Stage::Password => {
+                (Stage::Authentication, self.encoded(|login| login.password.expose().to_owned()))
+            }
             Stage::Authentication => self.sender(),
-            Stage::Sender => (Stage::Recipient, Next::Send(format!("RCPT TO:<{}>\r\n", self.mail.to))),
+            Stage::Sender => {
+                (Stage::Recipient, Next::Send(format!("RCPT TO:<{}>\r\n", self.mail.to)))
+            }
             Stage::Recipient => (Stage::Data, Next::Send("DATA\r\n".to_owned())),
             Stage::Data => (Stage::Text, Next::Send(stuffed(&self.mail.mime))),
             Stage::Text => (Stage::Text, Next::Delivered),
@@ -186,12 +199,16 @@ impl Session {
     fn authenticate(&self, reply: &Reply) -> Result<(Stage, Next), Failure> {
         let Some(login) = &self.login else { return Ok(self.sender()) };
         if reply.offers("AUTH", Some("PLAIN")) {
-            let both = Base64::encode_string(format!("\0{}\0{}", login.username, login.password.expose()).as_bytes());
+            let both = Base64::encode_string(
+                format!("\0{}\0{}", login.username, login.password.expose()).as_bytes(),
+            );
             Ok((Stage::Authentication, Next::Send(format!("AUTH PLAIN {both}\r\n"))))
         } else if reply.offers("AUTH", Some("LOGIN")) {
             Ok((Stage::Username, Next::Send("AUTH LOGIN\r\n".to_owned())))
         } else {
-            Err(Failure::Temporary("the server offers neither AUTH PLAIN nor AUTH LOGIN".to_owned()))
+            Err(Failure::Temporary(
+                "the server offers neither AUTH PLAIN nor AUTH LOGIN".to_owned(),
+            ))
         }
     }
 
@@ -218,13 +235,21 @@ impl Session {
     }
 
     fn refusal(&self, reply: &Reply) -> Failure {
-        let is_about_mail = matches!(self.stage, Stage::Sender | Stage::Recipient | Stage::Data | Stage::Text);
-        let heard_secrets =
-            matches!(self.stage, Stage::Username | Stage::Password | Stage::Authentication | Stage::Text);
+        let is_about_mail =
+            matches!(self.stage, Stage::Sender | Stage::Recipient | Stage::Data | Stage::Text);
+        let heard_secrets = matches!(
+            self.stage,
+            Stage::Username | Stage::Password | Stage::Authentication | Stage::Text
+        );
         // An answer may repeat what it is an answer to.
         let words = if heard_secrets { reply.enhanced_code() } else { reply.quote() };
-        let text = format!("at {} the server answered {} {words}", self.what(), reply.code).trim_end().to_owned();
-        if is_about_mail && (500..600).contains(&reply.code) && !NOT_AUTHENTICATED.contains(&reply.code) {
+        let text = format!("at {} the server answered {} {words}", self.what(), reply.code)
+            .trim_end()
+            .to_owned();
+        if is_about_mail
+            && (500..600).contains(&reply.code)
+            && !NOT_AUTHENTICATED.contains(&reply.code)
+        {
             Failure::Permanent(text)
         } else {
             Failure::Temporary(text)
@@ -260,7 +285,8 @@ impl Reply {
         self.lines.iter().skip(1).any(|line| {
             let mut words = line.split([' ', '=']);
             words.next().is_some_and(|word| word.eq_ignore_ascii_case(extension))
-                && parameter.is_none_or(|wanted| words.any(|word| word.eq_ignore_ascii_case(wanted)))
+                && parameter
+                    .is_none_or(|wanted| words.any(|word| word.eq_ignore_ascii_case(wanted)))
         })
     }
 
@@ -273,11 +299,15 @@ impl Reply {
     /// The enhanced status code (RFC 3463), such as `5.7.8`, if there is one.
     fn enhanced_code(&self) -> String {
         let word = self.lines.last().and_then(|line| line.split(' ').next()).unwrap_or_default();
-        word.chars().take_while(|c| c.is_ascii_digit() || *c == '.').take("5.999.999".len()).collect()
+        word.chars()
+            .take_while(|c| c.is_ascii_digit() || *c == '.')
+            .take("5.999.999".len())
+            .collect()
     }
 }
 
-/// A mail as DATA takes it: a line that begins with a dot gets a second one, and a lone dot is the end.
+/// A mail as DATA takes it: a line that begins with a dot gets a second one, and a lone dot is the
+/// end.
 fn stuffed(mime: &str) -> String {
     let mut data = String::with_capacity(mime.len() + 8);
     for line in mime.split_inclusive('\n') {
@@ -335,7 +365,10 @@ mod tests {
 
     #[test]
     fn starttls_with_plain() {
-        let auth = format!("AUTH PLAIN {}\r\n", Base64::encode_string(format!("\0farhand\0{PASSWORD}").as_bytes()));
+        let auth = format!(
+            "AUTH PLAIN {}\r\n",
+            Base64::encode_string(format!("\0farhand\0{PASSWORD}").as_bytes())
+        );
         check(
             &mut session(Security::StartTls, true),
             &[
@@ -370,8 +403,12 @@ mod tests {
     #[test]
     fn without_a_login_and_in_pieces() {
         let mut session = session(Security::Tls, false);
-        let pieces =
-            [("2", Ok(Next::Read)), ("20 hi\r", Ok(Next::Read)), ("\n", send(EHLO)), ("250-hi\n", Ok(Next::Read))];
+        let pieces = [
+            ("2", Ok(Next::Read)),
+            ("20 hi\r", Ok(Next::Read)),
+            ("\n", send(EHLO)),
+            ("250-hi\n", Ok(Next::Read)),
+        ];
         check(&mut session, &pieces);
         check(&mut session, &[("250\n", send(MAIL))]);
     }
@@ -382,35 +419,71 @@ mod tests {
         for said in before {
             session.receive(said.as_bytes()).unwrap();
         }
-        assert_eq!(session.receive(last.as_bytes()), Err(Failure::Temporary(text.into())), "{script:?}");
+        assert_eq!(
+            session.receive(last.as_bytes()),
+            Err(Failure::Temporary(text.into())),
+            "{script:?}"
+        );
     }
 
     #[test]
     fn nothing_of_worth_goes_over_a_plain_connection() {
         let no = "the server does not offer STARTTLS";
-        temporary(session(Security::StartTls, true), &["220 hi\r\n", "250-hi\r\n250 AUTH PLAIN\r\n"], no);
-        temporary(session(Security::StartTls, false), &["220 hi\r\n", "250 STARTTLS.example\r\n"], no);
+        temporary(
+            session(Security::StartTls, true),
+            &["220 hi\r\n", "250-hi\r\n250 AUTH PLAIN\r\n"],
+            no,
+        );
+        temporary(
+            session(Security::StartTls, false),
+            &["220 hi\r\n", "250 STARTTLS.example\r\n"],
+            no,
+        );
         let hello = "250-hi\r\n250 STARTTLS\r\n";
         let refused = "at STARTTLS the server answered 454 not now";
-        temporary(session(Security::StartTls, true), &["220 hi\r\n", hello, "454 not now\r\n"], refused);
+        temporary(
+            session(Security::StartTls, true),
+            &["220 hi\r\n", hello, "454 not now\r\n"],
+            refused,
+        );
         // Somebody on the way wants their own answer to be taken for the server's, after TLS.
         let injected = "the server answered more than it was asked";
-        temporary(session(Security::StartTls, true), &["220 hi\r\n", hello, "220 go\r\n250 AUTH LOGIN\r\n"], injected);
-        temporary(session(Security::StartTls, true), &["220 hi\r\n", hello, "220 go\r\n250-"], injected);
+        temporary(
+            session(Security::StartTls, true),
+            &["220 hi\r\n", hello, "220 go\r\n250 AUTH LOGIN\r\n"],
+            injected,
+        );
+        temporary(
+            session(Security::StartTls, true),
+            &["220 hi\r\n", hello, "220 go\r\n250-"],
+            injected,
+        );
     }
 
     #[test]
     fn refusals_before_the_mail_are_worth_another_try() {
         let new = || session(Security::Tls, true);
-        temporary(new(), &["554 5.3.2 no service\r\n"], "at the greeting the server answered 554 5.3.2 no service");
-        temporary(new(), &["220 hi\r\n", "502 what?\r\n"], "at EHLO over TLS the server answered 502 what?");
+        temporary(
+            new(),
+            &["554 5.3.2 no service\r\n"],
+            "at the greeting the server answered 554 5.3.2 no service",
+        );
+        temporary(
+            new(),
+            &["220 hi\r\n", "502 what?\r\n"],
+            "at EHLO over TLS the server answered 502 what?",
+        );
         let none = "the server offers neither AUTH PLAIN nor AUTH LOGIN";
         temporary(new(), &["220 hi\r\n", "250-AUTH PLAIN\r\n250 AUTH CRAM-MD5\r\n"], none);
         // Some servers repeat what they do not understand.
         let hello = "250-hi\r\n250 AUTH PLAIN\r\n";
         let echo = format!("535 5.7.8 AUTH PLAIN {PASSWORD}\r\n");
         temporary(new(), &["220 hi\r\n", hello, &echo], "at AUTH the server answered 535 5.7.8");
-        temporary(new(), &["220 hi\r\n", hello, ""], "the connection failed at AUTH: it was closed");
+        temporary(
+            new(),
+            &["220 hi\r\n", hello, ""],
+            "the connection failed at AUTH: it was closed",
+        );
         temporary(new(), &["HTTP/1.1 400 Bad Request\r\n"], "the server does not speak SMTP");
         temporary(new(), &["\u{fc}\u{fc}\r\n"], "the server does not speak SMTP");
         temporary(new(), &["\r\n"], "the server does not speak SMTP");
@@ -423,15 +496,27 @@ mod tests {
         let permanent = |text: &str| Err(Failure::Permanent(text.to_owned()));
         let temporary = |text: &str| Err(Failure::Temporary(text.to_owned()));
         let cases = [
-            (0, "550 5.7.1 no\x07 relaying\r\n", permanent("at MAIL the server answered 550 5.7.1 no relaying")),
+            (
+                0,
+                "550 5.7.1 no\x07 relaying\r\n",
+                permanent("at MAIL the server answered 550 5.7.1 no relaying"),
+            ),
             (0, "530 5.7.0 log in\r\n", temporary("at MAIL the server answered 530 5.7.0 log in")),
             (0, "421 bye\r\n", temporary("at MAIL the server answered 421 bye")),
             (1, "550-unknown\r\n550 user\r\n", permanent("at RCPT the server answered 550 user")),
             (1, "451 later\r\n", temporary("at RCPT the server answered 451 later")),
             (2, "554 no\r\n", permanent("at DATA the server answered 554 no")),
             (2, "250 ok\r\n", temporary("at DATA the server answered 250 ok")),
-            (3, "554 5.7.1 spam: secret text\r\n", permanent("at the end of the mail the server answered 554 5.7.1")),
-            (3, "452 4.3.1 secret text\r\n", temporary("at the end of the mail the server answered 452 4.3.1")),
+            (
+                3,
+                "554 5.7.1 spam: secret text\r\n",
+                permanent("at the end of the mail the server answered 554 5.7.1"),
+            ),
+            (
+                3,
+                "452 4.3.1 secret text\r\n",
+                temporary("at the end of the mail the server answered 452 4.3.1"),
+            ),
             (3, "451 secret text\r\n", temporary("at the end of the mail the server answered 451")),
             (3, "", temporary("the connection failed at the end of the mail: it was closed")),
         ];

@@ -1,27 +1,31 @@
 //! The throttles of login and of password reset (contract 4.5 and 4.10 and reset-password).
 //!
-//! Failures are counted in fixed windows: a window begins at its first counted failure and lasts its length; then the
-//! count begins anew. The counters lie in objects that each count on their own. One holds what bounds a username
-//! ([`Attempt::login_by_username`]), one what bounds addresses, networks and the workspace ([`Attempt::login_by_address`],
+//! Failures are counted in fixed windows: a window begins at its first counted failure and lasts
+//! its length; then the count begins anew. The counters lie in objects that each count on their
+//! own. One holds what bounds a username ([`Attempt::login_by_username`]), one what bounds
+//! addresses, networks and the workspace ([`Attempt::login_by_address`],
 //! [`Attempt::reset_by_address`]); a login needs the leave of both.
 //!
-//! Whether a password is right is known only some time after the attempt was let through. So attempts under way count
-//! as if they had failed: otherwise any number of them could come through at once before the first has failed. One that
-//! does not end within its lease has failed: whoever breaks a request off has guessed, too.
+//! Whether a password is right is known only some time after the attempt was let through. So
+//! attempts under way count as if they had failed: otherwise any number of them could come through
+//! at once before the first has failed. One that does not end within its lease has failed: whoever
+//! breaks a request off has guessed, too.
 //!
-//! Of one address's failures at most 20 count towards the 100 of a username's hour: it takes five addresses to lock a
-//! user out everywhere, not one; of IPv6, five networks of /48, as one of them may be a single customer's. An address that has
-//! used up its share goes on being bounded by the pair's limit.
+//! Of one address's failures at most 20 count towards the 100 of a username's hour: it takes five
+//! addresses to lock a user out everywhere, not one; of IPv6, five networks of /48, as one of them
+//! may be a single customer's. An address that has used up its share goes on being bounded by the
+//! pair's limit.
 //!
-//! A user's known addresses are those that they logged in from within 30 days. An attempt from one is bounded by its pair alone
-//! ([`Attempt::for_known_address`]), so that strangers at other addresses cannot lock the user out. The username's object stores
-//! them, as hashes. Whether a name exists is not revealed: a name that never logged in has no known address.
+//! A user's known addresses are those that they logged in from within 30 days. An attempt from one
+//! is bounded by its pair alone ([`Attempt::for_known_address`]), so that strangers at other
+//! addresses cannot lock the user out. The username's object stores them, as hashes. Whether a name
+//! exists is not revealed: a name that never logged in has no known address.
 //!
 //! For an attempt the object:
-//! 1. counts as failed what [`UnderWay::take_lapsed`] gives, reads the counters of [`Attempt::keys`] and calls
-//!    [`UnderWay::begin`];
-//! 2. when the attempt has ended, stores [`Attempt::after_failure`], or deletes [`Attempt::after_success`], or, where it
-//!    was given up, does neither;
+//! 1. counts as failed what [`UnderWay::take_lapsed`] gives, reads the counters of
+//!    [`Attempt::keys`] and calls [`UnderWay::begin`];
+//! 2. when the attempt has ended, stores [`Attempt::after_failure`], or deletes
+//!    [`Attempt::after_success`], or, where it was given up, does neither;
 //! 3. and in the same step calls [`UnderWay::end`], so that it counts once at every moment.
 
 use std::collections::BTreeMap;
@@ -65,7 +69,8 @@ pub const MAX_KNOWN_ADDRESSES: u32 = 16;
 /// Seconds after which a known address is stored again.
 pub const KNOWN_STORED_EVERY: i64 = 24 * 3_600;
 
-/// What a deployment may set: the lengths of the windows, in seconds, and the ceilings of networks and workspaces.
+/// What a deployment may set: the lengths of the windows, in seconds, and the ceilings of networks
+/// and workspaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
     /// The window of failed logins, for pairs and addresses.
@@ -98,8 +103,8 @@ impl Default for Settings {
 /// How much of a counter one address may fill.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Share {
-    /// The counter of what the address has filled. It ends together with the counter that it is a share of, so that
-    /// the share of a window is never used twice in it.
+    /// The counter of what the address has filled. It ends together with the counter that it is a
+    /// share of, so that the share of a window is never used twice in it.
     pub key: String,
     /// Failures that are counted at most.
     pub most: u32,
@@ -120,7 +125,8 @@ pub struct Limit {
     pub cleared_by_success: bool,
 }
 
-/// A counter as the object stores it, one row each. From `ends_at` on it means nothing and may be deleted.
+/// A counter as the object stores it, one row each. From `ends_at` on it means nothing and may be
+/// deleted.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Counter {
     /// Its key.
@@ -149,7 +155,8 @@ pub enum Verdict {
 /// An attempt as one object sees it: the counters that bound it there.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attempt {
-    /// What the object is chosen by, with [`shard`]: the same for all attempts that share a counter.
+    /// What the object is chosen by, with [`shard`]: the same for all attempts that share a
+    /// counter.
     pub home: String,
     /// Its counters and their bounds.
     pub limits: Vec<Limit>,
@@ -166,16 +173,20 @@ pub struct Origin {
     pub address: String,
 }
 
-/// A key that no other parts can make. Usernames and addresses come from outside and may hold any character.
+/// A key that no other parts can make. Usernames and addresses come from outside and may hold any
+/// character.
 fn key(kind: &str, parts: &[&str]) -> String {
     json!([kind, parts]).to_string()
 }
 
-/// What is counted as one address: an IPv4 address, or the IPv6 network of so many bits. What cannot be read is all one.
+/// What is counted as one address: an IPv4 address, or the IPv6 network of so many bits. What
+/// cannot be read is all one.
 fn one_address(address: &str, bits: u32) -> String {
     match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
         Ok(IpAddr::V4(v4)) => v4.to_string(),
-        Ok(IpAddr::V6(v6)) => format!("{}/{bits}", Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - bits)))),
+        Ok(IpAddr::V6(v6)) => {
+            format!("{}/{bits}", Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - bits))))
+        }
         Err(_) => "unknown".to_owned(),
     }
 }
@@ -186,15 +197,22 @@ fn live<'a>(counters: &'a [Counter], key: &str, now: Timestamp) -> Option<&'a Co
 }
 
 impl Attempt {
-    /// A login, or a check of the current password at change-password, where usernames are counted. `scope` is the
-    /// workspace; usernames are taken without regard to case.
-    pub fn login_by_username(scope: &str, username: &str, address: &str, settings: Settings) -> Self {
+    /// A login, or a check of the current password at change-password, where usernames are counted.
+    /// `scope` is the workspace; usernames are taken without regard to case.
+    pub fn login_by_username(
+        scope: &str,
+        username: &str,
+        address: &str,
+        settings: Settings,
+    ) -> Self {
         let (username, site) = (username.to_lowercase(), one_address(address, SITE_BITS));
         let is_unknown = address.parse::<IpAddr>().is_err();
         let address = one_address(address, HOST_BITS);
         let home = key("login-username", &[scope, &username]);
-        let origin =
-            Origin { user: sha256(&home), address: sha256(&key("login-origin", &[scope, &username, &address])) };
+        let origin = Origin {
+            user: sha256(&home),
+            address: sha256(&key("login-origin", &[scope, &username, &address])),
+        };
         let pair = Limit {
             key: key("login-pair", &[scope, &username, &address]),
             most: MOST_OF_PAIR,
@@ -206,7 +224,10 @@ impl Attempt {
             key: home.clone(),
             most: MOST_OF_USERNAME,
             window_seconds: settings.hour_seconds,
-            share: Some(Share { key: key("login-share", &[scope, &username, &site]), most: MOST_OF_SHARE }),
+            share: Some(Share {
+                key: key("login-share", &[scope, &username, &site]),
+                most: MOST_OF_SHARE,
+            }),
             cleared_by_success: false,
         };
         // Every client whose address is unknown would share it.
@@ -214,7 +235,8 @@ impl Attempt {
         Self { home, limits: vec![pair, everywhere], origin }
     }
 
-    /// The same attempt from an address that the user logged in from lately: its pair's limit alone bounds it.
+    /// The same attempt from an address that the user logged in from lately: its pair's limit alone
+    /// bounds it.
     pub fn for_known_address(mut self) -> Self {
         self.limits.retain(|limit| limit.cleared_by_success);
         self
@@ -232,7 +254,8 @@ impl Attempt {
         )
     }
 
-    /// A request for a password reset. Each one counts, whatever becomes of it: the object immediately ends it as failed.
+    /// A request for a password reset. Each one counts, whatever becomes of it: the object
+    /// immediately ends it as failed.
     pub fn reset_by_address(scope: &str, address: &str, settings: Settings) -> Self {
         let most = [MOST_RESETS, settings.resets_of_site, settings.resets_of_workspace];
         Self::by_address(
@@ -258,12 +281,24 @@ impl Attempt {
     }
 
     /// Bounds an address, its IPv6 network of /48 and the workspace, by counters of these kinds.
-    fn by_address(kinds: [&str; 3], scope: &str, address: &str, most: [u32; 3], window_seconds: i64) -> Self {
+    fn by_address(
+        kinds: [&str; 3],
+        scope: &str,
+        address: &str,
+        most: [u32; 3],
+        window_seconds: i64,
+    ) -> Self {
         let home = key(kinds[2], &[scope]);
         let (host, site) = (one_address(address, HOST_BITS), one_address(address, SITE_BITS));
         let is_site = site.contains('/');
         let keys = [key(kinds[0], &[scope, &host]), key(kinds[1], &[scope, &site]), home.clone()];
-        let limit = |(key, most)| Limit { key, most, window_seconds, share: None, cleared_by_success: false };
+        let limit = |(key, most)| Limit {
+            key,
+            most,
+            window_seconds,
+            share: None,
+            cleared_by_success: false,
+        };
         let mut limits: Vec<Limit> = keys.into_iter().zip(most).map(limit).collect();
         // An IPv4 address is a network of its own.
         if !is_site {
@@ -274,16 +309,21 @@ impl Attempt {
 
     /// The keys of all counters that the other functions need.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        let shares = self.limits.iter().filter_map(|limit| limit.share.as_ref()).map(|share| share.key.as_str());
+        let shares = self
+            .limits
+            .iter()
+            .filter_map(|limit| limit.share.as_ref())
+            .map(|share| share.key.as_str());
         self.limits.iter().map(|limit| limit.key.as_str()).chain(shares)
     }
 
     /// Tells whether the attempt may begin, from the stored counters and what is under way now.
     ///
-    /// Where failures alone reach a bound it is refused, until the last of the windows in question ends. Where only
-    /// those under way fill one, it waits: they may yet succeed.
+    /// Where failures alone reach a bound it is refused, until the last of the windows in question
+    /// ends. Where only those under way fill one, it waits: they may yet succeed.
     fn verdict(&self, counters: &[Counter], under_way: &UnderWay, now: Timestamp) -> Verdict {
-        let failures = |limit: &Limit| live(counters, &limit.key, now).map_or(0, |counter| counter.count);
+        let failures =
+            |limit: &Limit| live(counters, &limit.key, now).map_or(0, |counter| counter.count);
         let full = self.limits.iter().filter(|limit| failures(limit) >= limit.most);
         let seconds = full.filter_map(|limit| live(counters, &limit.key, now)).map(|counter| {
             let left = counter.ends_at.seconds_since(now).ceil();
@@ -292,23 +332,33 @@ impl Attempt {
         if let Some(retry_after) = seconds.max() {
             return Verdict::Refused { retry_after };
         }
-        let has_room = |limit: &Limit| failures(limit).saturating_add(under_way.number(&limit.key)) < limit.most;
+        let has_room = |limit: &Limit| {
+            failures(limit).saturating_add(under_way.number(&limit.key)) < limit.most
+        };
         if self.limits.iter().all(has_room) { Verdict::Go } else { Verdict::Wait }
     }
 
-    /// The counters to store when the attempt has failed. Where that is known only after its lease, it counts twice.
+    /// The counters to store when the attempt has failed. Where that is known only after its lease,
+    /// it counts twice.
     pub fn after_failure(&self, counters: &[Counter], now: Timestamp) -> Vec<Counter> {
         let mut stored = Vec::new();
         for limit in &self.limits {
-            let fresh =
-                || Counter { key: limit.key.clone(), count: 0, ends_at: now.plus_seconds(limit.window_seconds) };
+            let fresh = || Counter {
+                key: limit.key.clone(),
+                count: 0,
+                ends_at: now.plus_seconds(limit.window_seconds),
+            };
             let mut counter = live(counters, &limit.key, now).cloned().unwrap_or_else(fresh);
             if let Some(share) = &limit.share {
                 let used = live(counters, &share.key, now).map_or(0, |counter| counter.count);
                 if used >= share.most {
                     continue;
                 }
-                stored.push(Counter { key: share.key.clone(), count: used + 1, ends_at: counter.ends_at });
+                stored.push(Counter {
+                    key: share.key.clone(),
+                    count: used + 1,
+                    ends_at: counter.ends_at,
+                });
             }
             counter.count = counter.count.saturating_add(1);
             stored.push(counter);
@@ -316,8 +366,8 @@ impl Attempt {
         stored
     }
 
-    /// The keys of the counters to delete when the attempt has succeeded: that of the pair. What it has filled of the
-    /// username's counter stays, and so does that counter.
+    /// The keys of the counters to delete when the attempt has succeeded: that of the pair. What it
+    /// has filled of the username's counter stays, and so does that counter.
     pub fn after_success(&self) -> impl Iterator<Item = &str> {
         self.limits.iter().filter(|limit| limit.cleared_by_success).map(|limit| limit.key.as_str())
     }
@@ -336,18 +386,29 @@ struct Begun {
 }
 
 impl UnderWay {
-    /// Asks whether an attempt may begin, and notes it under `id` if so. `counters` are the stored ones of its keys.
-    pub fn begin(&mut self, id: Uuid, attempt: &Attempt, counters: &[Counter], now: Timestamp) -> Verdict {
+    /// Asks whether an attempt may begin, and notes it under `id` if so. `counters` are the stored
+    /// ones of its keys.
+    pub fn begin(
+        &mut self,
+        id: Uuid,
+        attempt: &Attempt,
+        counters: &[Counter],
+        now: Timestamp,
+    ) -> Verdict {
         let verdict = attempt.verdict(counters, self, now);
         if verdict == Verdict::Go {
-            self.0.insert(id, Begun { until: now.plus_seconds(LEASE_SECONDS), attempt: attempt.clone() });
+            self.0.insert(
+                id,
+                Begun { until: now.plus_seconds(LEASE_SECONDS), attempt: attempt.clone() },
+            );
         }
         verdict
     }
 
     /// Takes out those that did not end in time: they have failed.
     pub fn take_lapsed(&mut self, now: Timestamp) -> Vec<Attempt> {
-        let lapsed: Vec<Uuid> = self.0.iter().filter(|(_, begun)| begun.until <= now).map(|(id, _)| *id).collect();
+        let lapsed: Vec<Uuid> =
+            self.0.iter().filter(|(_, begun)| begun.until <= now).map(|(id, _)| *id).collect();
         lapsed.iter().filter_map(|id| self.0.remove(id)).map(|begun| begun.attempt).collect()
     }
 
@@ -358,7 +419,10 @@ impl UnderWay {
 
     /// How many of those under way count for a key.
     fn number(&self, key: &str) -> u32 {
-        let counting = self.0.values().filter(|begun| begun.attempt.limits.iter().any(|limit| limit.key == key));
+        let counting = self
+            .0
+            .values()
+            .filter(|begun| begun.attempt.limits.iter().any(|limit| limit.key == key));
         u32::try_from(counting.count()).unwrap_or(u32::MAX)
     }
 }
@@ -485,7 +549,11 @@ mod tests {
             object.fail(&attempt, most, at(0));
             assert_eq!(object.begin(&attempt, at(0)).1, refused(seconds));
             object.run(&attempt, End::Success, at(0));
-            assert_eq!(object.begin(&attempt, at(1)).1, refused(seconds - 1), "a success clears no address");
+            assert_eq!(
+                object.begin(&attempt, at(1)).1,
+                refused(seconds - 1),
+                "a success clears no address"
+            );
             assert_eq!(object.begin(&attempt, at(3_600)).1, Verdict::Go);
         }
     }
@@ -504,7 +572,8 @@ mod tests {
 
     #[test]
     fn ceilings_of_networks_and_workspaces() {
-        let settings = Settings { logins_of_workspace: 210, resets_of_workspace: 205, ..Settings::default() };
+        let settings =
+            Settings { logins_of_workspace: 210, resets_of_workspace: 205, ..Settings::default() };
         type Kind = fn(&str, &str, Settings) -> Attempt;
         let kinds: [(Kind, u32, u32, u64); 2] =
             [(Attempt::login_by_address, 50, 10, 300), (Attempt::reset_by_address, 20, 5, 3_600)];
@@ -514,11 +583,19 @@ mod tests {
             for host in 0..200 / of_address {
                 object.fail(&from(format!("2001:db8:0:{host}::1")), of_address, at(0));
             }
-            assert_eq!(object.begin(&from("2001:db8:0:ffff::1".into()), at(0)).1, refused(seconds), "a /48 has 200");
+            assert_eq!(
+                object.begin(&from("2001:db8:0:ffff::1".into()), at(0)).1,
+                refused(seconds),
+                "a /48 has 200"
+            );
             object.fail(&from("2001:db8:1::1".into()), left - 1, at(0));
             let last = object.begin(&from(ADDRESS.into()), at(0));
             assert_eq!(last.1, Verdict::Go);
-            assert_eq!(object.begin(&from(ADDRESS.into()), at(0)).1, Verdict::Wait, "one under way counts");
+            assert_eq!(
+                object.begin(&from(ADDRESS.into()), at(0)).1,
+                Verdict::Wait,
+                "one under way counts"
+            );
             object.end(last.0, &from(ADDRESS.into()), End::Failure, at(0));
             assert_eq!(object.begin(&from("198.51.100.1".into()), at(0)).1, refused(seconds));
             assert_eq!(object.begin(&kind("other", ADDRESS, settings), at(0)).1, Verdict::Go);
@@ -531,7 +608,11 @@ mod tests {
     fn strangers_cannot_lock_out_a_known_address() {
         let (mut object, known) = (Object::default(), login("alice", ADDRESS).for_known_address());
         for n in 0..20 {
-            object.fail(&login("alice", &format!("198.51.100.{n}")), if n < 10 { 10 } else { 0 }, at(0));
+            object.fail(
+                &login("alice", &format!("198.51.100.{n}")),
+                if n < 10 { 10 } else { 0 },
+                at(0),
+            );
         }
         assert_eq!(object.begin(&login("alice", ADDRESS), at(1)).1, refused(3_599));
         object.fail(&known, 10, at(1));
@@ -598,9 +679,15 @@ mod tests {
         // The pair's window ends sooner: the longest time is told.
         let (mut object, pair) = (Object::default(), from(0));
         object.fail(&pair, 10, at(0));
-        object.rows.insert(pair.home.clone(), Counter { key: pair.home.clone(), count: 100, ends_at: at(200) });
+        object.rows.insert(
+            pair.home.clone(),
+            Counter { key: pair.home.clone(), count: 100, ends_at: at(200) },
+        );
         assert_eq!(object.begin(&pair, at(0)).1, refused(300));
-        object.rows.insert(pair.home.clone(), Counter { key: pair.home.clone(), count: 100, ends_at: at(400) });
+        object.rows.insert(
+            pair.home.clone(),
+            Counter { key: pair.home.clone(), count: 100, ends_at: at(400) },
+        );
         assert_eq!(object.begin(&pair, at(0)).1, refused(400));
         assert_eq!(object.begin(&login("bob", ADDRESS), at(0)).1, Verdict::Go);
     }
@@ -616,11 +703,12 @@ mod tests {
         assert_eq!(object.begin(&login("alice", "203.0.113.8"), at(3_599)).1, Verdict::Go);
     }
 
-    /// Were the share's window to begin with the address's own first failure, an address could fill two shares of one
-    /// hour of the username.
+    /// Were the share's window to begin with the address's own first failure, an address could fill
+    /// two shares of one hour of the username.
     #[test]
     fn a_share_is_of_the_usernames_own_window() {
-        let (mut object, other, alice) = (Object::default(), login("alice", "203.0.113.8"), login("alice", ADDRESS));
+        let (mut object, other, alice) =
+            (Object::default(), login("alice", "203.0.113.8"), login("alice", ADDRESS));
         object.fail(&other, 1, at(0));
         object.fail(&alice, 10, at(3_000));
         object.fail(&alice, 10, at(3_300));
@@ -637,7 +725,9 @@ mod tests {
 
     #[test]
     fn who_is_counted_as_one() {
-        let home = |address| Attempt::login_by_address("ws", address, Settings::default()).limits[0].key.clone();
+        let home = |address| {
+            Attempt::login_by_address("ws", address, Settings::default()).limits[0].key.clone()
+        };
         let same = |a, b| assert_eq!(home(a), home(b), "{a} {b}");
         let differ = |a, b| assert_ne!(home(a), home(b), "{a} {b}");
         same("203.0.113.7", "::ffff:203.0.113.7");
@@ -681,14 +771,23 @@ mod tests {
         assert!(objects.iter().all(|keys| (800..1_200).contains(keys)), "{objects:?}");
     }
 
-    /// The rules once more, as plainly as can be: for each bound, the failures that were counted since its window began.
+    /// The rules once more, as plainly as can be: for each bound, the failures that were counted
+    /// since its window began.
     #[derive(Default)]
     struct Tally(HashMap<String, (Timestamp, Vec<u32>)>);
 
     impl Tally {
         /// Counts a failure from an address, unless the window has `share` of that address already.
-        fn count(&mut self, key: String, seconds: i64, now: Timestamp, address: u32, share: usize) -> usize {
-            let window = self.0.entry(key).or_insert_with(|| (now.plus_seconds(seconds), Vec::new()));
+        fn count(
+            &mut self,
+            key: String,
+            seconds: i64,
+            now: Timestamp,
+            address: u32,
+            share: usize,
+        ) -> usize {
+            let window =
+                self.0.entry(key).or_insert_with(|| (now.plus_seconds(seconds), Vec::new()));
             if window.0 <= now {
                 *window = (now.plus_seconds(seconds), Vec::new());
             }
@@ -710,9 +809,11 @@ mod tests {
         Pass { millis: i64 },
     }
 
-    /// One user attacked from many addresses, and many users from one address, so that each bound is reached.
+    /// One user attacked from many addresses, and many users from one address, so that each bound
+    /// is reached.
     fn step() -> impl Strategy<Value = Step> {
-        let end = prop_oneof![30 => Just(End::Failure), 1 => Just(End::Success), 2 => Just(End::GivenUp)];
+        let end =
+            prop_oneof![30 => Just(End::Failure), 1 => Just(End::Success), 2 => Just(End::GivenUp)];
         prop_oneof![
             30 => (0..8u32).prop_map(|address| Step::Begin { user: 0, address }),
             30 => (0..8u32).prop_map(|user| Step::Begin { user, address: 0 }),
@@ -725,8 +826,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(100))]
 
-        /// Whatever the order of begins and ends, no window has more failures than its bound; what is refused has
-        /// reached one; and what waits has others under way to wait for.
+        /// Whatever the order of begins and ends, no window has more failures than its bound; what
+        /// is refused has reached one; and what waits has others under way to wait for.
         #[test]
         fn no_window_has_more_failures_than_its_bound(steps in proptest::collection::vec(step(), 0..1_500)) {
             let settings = Settings { login_seconds: 20, hour_seconds: 120, ..Settings::default() };
@@ -746,7 +847,8 @@ mod tests {
                 match step {
                     Step::Pass { millis } => {
                         now = now.plus_millis(millis);
-                        // Those whose lease is over end before anybody notices; what becomes of others is told above.
+                        // Those whose lease is over end before anybody notices; what becomes of
+                        // others is told above.
                         let (lapsed, left) = begun
                             .into_iter()
                             .partition::<Vec<_>, _>(|(since, ..)| since.plus_seconds(LEASE_SECONDS) <= now);

@@ -8,8 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A moment in UTC, in microseconds since 1970.
 ///
-/// Its text is of one width, `2026-11-21T01:23:45.678901+00:00` (contract 3.5), so that texts sort as the moments
-/// do: that is the form in D1, in the objects' storage and in JSON.
+/// Its text is of one width, `2026-11-21T01:23:45.678901+00:00` (contract 3.5), so that texts sort
+/// as the moments do: that is the form in D1, in the objects' storage and in JSON.
 ///
 /// ```
 /// use farhand_domain::time::Timestamp;
@@ -28,7 +28,9 @@ pub struct NotATimestamp;
 
 impl fmt::Display for NotATimestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Enter a date and time in ISO 8601 with an offset or Z, such as 2026-11-21T01:23:45Z.")
+        f.write_str(
+            "Enter a date and time in ISO 8601 with an offset or Z, such as 2026-11-21T01:23:45Z.",
+        )
     }
 }
 
@@ -48,23 +50,28 @@ impl Timestamp {
     /// # Errors
     /// Another form, no offset, or a year outside 1 to 9999 in UTC.
     pub fn parse(text: &str) -> Result<Self, NotATimestamp> {
-        let micros = DateTime::parse_from_rfc3339(text).map_err(|_| NotATimestamp)?.timestamp_micros();
+        let micros =
+            DateTime::parse_from_rfc3339(text).map_err(|_| NotATimestamp)?.timestamp_micros();
         // Not the year that was read: a leap second belongs to the next one by now.
-        let year = DateTime::from_timestamp_micros(micros).map(|moment: DateTime<Utc>| moment.year());
+        let year =
+            DateTime::from_timestamp_micros(micros).map(|moment: DateTime<Utc>| moment.year());
         if !year.is_some_and(|year| (1..=9999).contains(&year)) {
             return Err(NotATimestamp);
         }
         Ok(Self(micros))
     }
 
-    /// The moment as mails tell it (RFC 5322), `Sat, 21 Nov 2026 01:23:45 +0000`; at most the last second of year 9999.
+    /// The moment as mails tell it (RFC 5322), `Sat, 21 Nov 2026 01:23:45 +0000`; at most the last
+    /// second of year 9999.
     pub fn to_rfc_5322(self) -> String {
         // Past that, chrono has no text for it.
-        DateTime::from_timestamp(self.0.clamp(0, LAST_MICROS).div_euclid(1_000_000), 0).unwrap_or_default().to_rfc2822()
+        DateTime::from_timestamp(self.0.clamp(0, LAST_MICROS).div_euclid(1_000_000), 0)
+            .unwrap_or_default()
+            .to_rfc2822()
     }
 
-    /// The moment `seconds` later; earlier where they are negative. No later than the year 9999: what follows has no
-    /// text of that width, and could not be read again.
+    /// The moment `seconds` later; earlier where they are negative. No later than the year 9999:
+    /// what follows has no text of that width, and could not be read again.
     pub fn plus_seconds(self, seconds: i64) -> Self {
         self.plus_micros(seconds.saturating_mul(1_000_000))
     }
@@ -91,7 +98,8 @@ impl Timestamp {
 
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let moment: DateTime<Utc> = DateTime::from_timestamp_micros(self.0).unwrap_or(DateTime::<Utc>::MAX_UTC);
+        let moment: DateTime<Utc> =
+            DateTime::from_timestamp_micros(self.0).unwrap_or(DateTime::<Utc>::MAX_UTC);
         f.write_str(&moment.to_rfc3339_opts(SecondsFormat::Micros, false))
     }
 }
@@ -114,7 +122,11 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, expected: Option<&str>) {
-        assert_eq!(Timestamp::parse(text).ok().map(|t| t.to_string()).as_deref(), expected, "{text}");
+        assert_eq!(
+            Timestamp::parse(text).ok().map(|t| t.to_string()).as_deref(),
+            expected,
+            "{text}"
+        );
     }
 
     #[test]
@@ -162,7 +174,9 @@ mod tests {
     #[test]
     fn no_moment_is_past_what_can_be_read_again() {
         let late = Timestamp::parse("9999-12-31T23:30:00Z").unwrap();
-        for later in [late.plus_seconds(3_600), late.plus_millis(i64::MAX), late.plus_seconds(i64::MAX)] {
+        for later in
+            [late.plus_seconds(3_600), late.plus_millis(i64::MAX), late.plus_seconds(i64::MAX)]
+        {
             assert_eq!(later.to_string(), "9999-12-31T23:59:59.999999+00:00");
             assert_eq!(Timestamp::parse(&later.to_string()), Ok(later));
         }

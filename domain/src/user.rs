@@ -13,10 +13,11 @@ use crate::secret::Secret;
 /// The longest e-mail address, in characters.
 const LONGEST_EMAIL: usize = 254;
 
-/// Accounts of the system's own: nobody may be called so, as a member runs commands under their own name.
+/// Accounts of the system's own: nobody may be called so, as a member runs commands under their own
+/// name.
 const RESERVED: [&str; 15] = [
-    "root", "daemon", "bin", "sys", "sync", "www-data", "mail", "nobody", "nogroup", "syslog", "backup", "news",
-    "games", "lp", "man",
+    "root", "daemon", "bin", "sys", "sync", "www-data", "mail", "nobody", "nogroup", "syslog",
+    "backup", "news", "games", "lp", "man",
 ];
 
 /// The fields of a user object that `PUT` and `PATCH` accept and ignore.
@@ -46,8 +47,8 @@ impl Rank {
         self.is_staff || self.is_superuser
     }
 
-    /// Tells whether users of this rank may edit and delete users of another (contract 5.2): staff ordinary ones,
-    /// superusers all.
+    /// Tells whether users of this rank may edit and delete users of another (contract 5.2): staff
+    /// ordinary ones, superusers all.
     pub fn manages(self, other: Self) -> bool {
         self.is_superuser || (self.is_staff && !other.is_staff_or_superuser())
     }
@@ -126,7 +127,9 @@ pub struct Changes {
 fn is_username(text: &str) -> bool {
     text.len() <= 32
         && text.starts_with(|c: char| c.is_ascii_lowercase())
-        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-')
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-')
 }
 
 fn read_username(fields: &mut Fields) -> Option<String> {
@@ -180,8 +183,10 @@ pub fn read_new(fields: &mut Fields) -> Option<NewUser> {
     let email = read_email(fields);
     let password = read_password(fields, "password");
     if let Some(password) = &password {
-        let personal =
-            password::Personal { username: username.as_deref().unwrap_or(""), email: email.as_deref().unwrap_or("") };
+        let personal = password::Personal {
+            username: username.as_deref().unwrap_or(""),
+            email: email.as_deref().unwrap_or(""),
+        };
         for message in password::violations(password, personal) {
             fields.reject("password", message);
         }
@@ -274,7 +279,8 @@ impl Changes {
 
     /// Tells whether they take staff or superuser rank from an account.
     pub fn lower_rank(&self, account: &Account) -> bool {
-        (account.is_staff && self.is_staff == Some(false)) || (account.is_superuser && self.is_superuser == Some(false))
+        (account.is_staff && self.is_staff == Some(false))
+            || (account.is_superuser && self.is_superuser == Some(false))
     }
 
     /// Tells whether the account's servers lose their owner with them.
@@ -289,7 +295,8 @@ impl Changes {
 
     /// Tells whether an active superuser would be none any more.
     fn end_superuser(&self, account: &Account) -> bool {
-        is_active_superuser(account) && (self.is_active == Some(false) || self.is_superuser == Some(false))
+        is_active_superuser(account)
+            && (self.is_active == Some(false) || self.is_superuser == Some(false))
     }
 }
 
@@ -310,12 +317,17 @@ pub enum Proof {
     Password,
 }
 
-/// Decides whether a caller may make changes to an account (contract 5.2). `has_other` tells whether the workspace has
-/// another active superuser.
+/// Decides whether a caller may make changes to an account (contract 5.2). `has_other` tells
+/// whether the workspace has another active superuser.
 ///
 /// # Errors
 /// No right to it; a password where none belongs or a missing one; the last superuser.
-pub fn may_change(caller: (i64, Rank), account: &Account, changes: &Changes, has_other: bool) -> Result<Proof, Error> {
+pub fn may_change(
+    caller: (i64, Rank),
+    account: &Account,
+    changes: &Changes,
+    has_other: bool,
+) -> Result<Proof, Error> {
     let (caller_id, rank) = caller;
     let is_self = caller_id == account.id;
     let is_managed = rank.manages(account.rank());
@@ -335,20 +347,29 @@ pub fn may_change(caller: (i64, Rank), account: &Account, changes: &Changes, has
         Some(_) if changes_own_email => Ok(Proof::Password),
         // The same request once more, after an answer that got lost.
         Some(_) if is_self && changes.names_email => Ok(Proof::None),
-        Some(_) => Err(Error::field("password", "This is asked for with a new email address of your own only.")),
-        None if changes_own_email => {
-            Err(Error::field("password", "Enter your current password to change your email address."))
-        }
+        Some(_) => Err(Error::field(
+            "password",
+            "This is asked for with a new email address of your own only.",
+        )),
+        None if changes_own_email => Err(Error::field(
+            "password",
+            "Enter your current password to change your email address.",
+        )),
         None => Ok(Proof::None),
     }
 }
 
-/// Decides whether a caller may delete an account (contract 5.2). `has_other` is as for [`may_change`]; `is_only_owner` tells
-/// whether a group has no other owner.
+/// Decides whether a caller may delete an account (contract 5.2). `has_other` is as for
+/// [`may_change`]; `is_only_owner` tells whether a group has no other owner.
 ///
 /// # Errors
 /// No right to it; the last superuser; the only owner of a group.
-pub fn may_delete(rank: Rank, account: &Account, has_other: bool, is_only_owner: bool) -> Result<(), Error> {
+pub fn may_delete(
+    rank: Rank,
+    account: &Account,
+    has_other: bool,
+    is_only_owner: bool,
+) -> Result<(), Error> {
     if !rank.manages(account.rank()) {
         return Err(Error::permission_denied(
             "Only staff may delete ordinary users, and only superusers may delete staff and superusers.",
@@ -395,8 +416,11 @@ mod tests {
         let body = serde_json::json!({"username": username, "email": email, "password": "correct horse battery"});
         let mut fields = Fields::from_json(body.to_string().as_bytes()).unwrap();
         read_new(&mut fields);
-        let found: Vec<String> =
-            fields.finish().err().map(|e| e.fields.keys().map(ToString::to_string).collect()).unwrap_or_default();
+        let found: Vec<String> = fields
+            .finish()
+            .err()
+            .map(|e| e.fields.keys().map(ToString::to_string).collect())
+            .unwrap_or_default();
         assert_eq!(found, wrong, "{username} {email}");
     }
 
@@ -407,7 +431,9 @@ mod tests {
             check(good, "a@example.com", &[]);
         }
         let too_long = "a".repeat(33);
-        for bad in ["", "1a", "A", "a b", "-a", "_a", "ä", "a.b", "root", "nobody", "www-data", &too_long] {
+        for bad in
+            ["", "1a", "A", "a b", "-a", "_a", "ä", "a.b", "root", "nobody", "www-data", &too_long]
+        {
             check(bad, "a@example.com", &["username"]);
         }
     }
@@ -451,8 +477,14 @@ mod tests {
 
     #[test]
     fn ranks() {
-        for (rank, manages) in [(ORDINARY, [false; 3]), (STAFF, [true, false, false]), (SUPERUSER, [true; 3])] {
-            assert_eq!([ORDINARY, STAFF, SUPERUSER].map(|other| rank.manages(other)), manages, "{rank:?}");
+        for (rank, manages) in
+            [(ORDINARY, [false; 3]), (STAFF, [true, false, false]), (SUPERUSER, [true; 3])]
+        {
+            assert_eq!(
+                [ORDINARY, STAFF, SUPERUSER].map(|other| rank.manages(other)),
+                manages,
+                "{rank:?}"
+            );
         }
         assert!(!STAFF.manages(Rank { is_staff: true, is_superuser: true }));
     }
@@ -461,12 +493,14 @@ mod tests {
         Changes::read(Fields::from_json(body.to_string().as_bytes()).unwrap())
     }
 
-    /// Asserts who of an ordinary user, staff and a superuser may make a change to an account of a rank that is not theirs.
+    /// Asserts who of an ordinary user, staff and a superuser may make a change to an account of a
+    /// rank that is not theirs.
     #[track_caller]
     fn allowed(body: serde_json::Value, target: Rank, expected: [bool; 3]) {
         let target = account(1, target);
         let changes = read_changes(body).unwrap().of(&target);
-        let found = [ORDINARY, STAFF, SUPERUSER].map(|rank| may_change((2, rank), &target, &changes, true).is_ok());
+        let found = [ORDINARY, STAFF, SUPERUSER]
+            .map(|rank| may_change((2, rank), &target, &changes, true).is_ok());
         assert_eq!(found, expected, "{changes:?}");
     }
 
@@ -497,18 +531,28 @@ mod tests {
     fn what_users_may_change_of_their_own() {
         use serde_json::json;
         let me = account(1, ORDINARY);
-        let own = |rank, body| may_change((1, rank), &me, &read_changes(body).unwrap().of(&me), true);
+        let own =
+            |rank, body| may_change((1, rank), &me, &read_changes(body).unwrap().of(&me), true);
         assert_eq!(own(ORDINARY, json!({"first_name": "Ä", "last_name": "B"})), Ok(Proof::None));
         for rank in [ORDINARY, STAFF, SUPERUSER] {
-            assert_eq!(own(rank, json!({"email": "n@example.com", "password": "x"})), Ok(Proof::Password));
-            assert_eq!(own(rank, json!({"email": "user1@example.com", "password": "x"})), Ok(Proof::None));
+            assert_eq!(
+                own(rank, json!({"email": "n@example.com", "password": "x"})),
+                Ok(Proof::Password)
+            );
+            assert_eq!(
+                own(rank, json!({"email": "user1@example.com", "password": "x"})),
+                Ok(Proof::None)
+            );
             assert!(own(rank, json!({"email": "n@example.com"})).is_err());
         }
         assert_eq!(own(ORDINARY, json!({"username": "user1", "is_active": true})), Ok(Proof::None));
-        for body in [json!({"username": "new"}), json!({"is_active": false}), json!({"is_staff": true})] {
+        for body in
+            [json!({"username": "new"}), json!({"is_active": false}), json!({"is_staff": true})]
+        {
             assert_eq!(own(ORDINARY, body).unwrap_err().kind, crate::error::Kind::Forbidden);
         }
-        for body in [json!({"email": "n@example.com"}), json!({"first_name": "x", "password": "x"})] {
+        for body in [json!({"email": "n@example.com"}), json!({"first_name": "x", "password": "x"})]
+        {
             assert!(own(ORDINARY, body).unwrap_err().fields.contains_key("password"));
         }
     }
@@ -525,7 +569,9 @@ mod tests {
             let inactive = Account { is_active: false, ..boss.clone() };
             assert!(may_change((2, SUPERUSER), &inactive, &changes, false).is_ok());
         }
-        assert!(may_delete(SUPERUSER, &boss, false, false).unwrap_err().fields.contains_key(NON_FIELD));
+        assert!(
+            may_delete(SUPERUSER, &boss, false, false).unwrap_err().fields.contains_key(NON_FIELD)
+        );
         assert!(may_delete(SUPERUSER, &boss, true, false).is_ok());
         assert!(may_delete(STAFF, &boss, true, false).is_err());
         assert!(may_delete(STAFF, &account(2, ORDINARY), false, false).is_ok());
@@ -537,9 +583,14 @@ mod tests {
     #[test]
     fn a_replacement_falls_back_to_a_plain_user() {
         use serde_json::json;
-        let read = |body: serde_json::Value| Changes::read_all(Fields::from_json(body.to_string().as_bytes()).unwrap());
+        let read = |body: serde_json::Value| {
+            Changes::read_all(Fields::from_json(body.to_string().as_bytes()).unwrap())
+        };
         let all = read(json!({"username": "a", "email": "a@example.com"})).unwrap();
-        assert_eq!((all.first_name.as_deref(), all.is_active, all.is_staff), (Some(""), Some(true), Some(false)));
+        assert_eq!(
+            (all.first_name.as_deref(), all.is_active, all.is_staff),
+            (Some(""), Some(true), Some(false))
+        );
         let error = read(json!({})).unwrap_err();
         assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["email", "username"]);
     }

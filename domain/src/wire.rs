@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use crate::fields::as_integer;
 
-/// The header of a WebSocket's handshake in which an agent announces what it can beyond Alpamon, separated by commas
-/// (agent-protocol 6.1).
+/// The header of a WebSocket's handshake in which an agent announces what it can beyond Alpamon,
+/// separated by commas (agent-protocol 6.1).
 pub const FEATURES_HEADER: &str = "X-Agent-Features";
 /// It kills commands: on demand, and when their timeout is over.
 pub const FEATURE_KILL: &str = "kill";
@@ -38,8 +38,8 @@ pub enum ToAgent {
         /// The command.
         command: Box<Order>,
     },
-    /// Asks to kill a command with all that it started, or not to start it (agent-protocol 6.2): only for agents that
-    /// announce [`FEATURE_KILL`].
+    /// Asks to kill a command with all that it started, or not to start it (agent-protocol 6.2):
+    /// only for agents that announce [`FEATURE_KILL`].
     Kill {
         /// The command.
         id: Uuid,
@@ -93,17 +93,19 @@ pub struct Order {
     /// The requester's username, for the host's own journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested_by: Option<String>,
-    /// The program and its arguments, which no shell reads; `line` then repeats them for agents without
-    /// [`FEATURE_ARGV`].
+    /// The program and its arguments, which no shell reads; `line` then repeats them for agents
+    /// without [`FEATURE_ARGV`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<String>>,
     /// A script to run in place of the line: only for agents that announce [`FEATURE_SCRIPT`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<Script>,
-    /// What the command can read on its standard input: only for agents that announce [`FEATURE_STDIN`].
+    /// What the command can read on its standard input: only for agents that announce
+    /// [`FEATURE_STDIN`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<String>,
-    /// The directory to run in, in place of the account's home: only for agents that announce [`FEATURE_CWD`].
+    /// The directory to run in, in place of the account's home: only for agents that announce
+    /// [`FEATURE_CWD`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
 }
@@ -111,11 +113,13 @@ pub struct Order {
 /// A script as the agent gets it.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Script {
-    /// The program that reads the script, such as `/bin/sh`, with arguments of its own separated by blanks.
+    /// The program that reads the script, such as `/bin/sh`, with arguments of its own separated by
+    /// blanks.
     pub interpreter: String,
     /// The script's text.
     pub body: String,
-    /// SHA-256 of the body, in lower-case hexadecimal. An agent does not run a body with another one.
+    /// SHA-256 of the body, in lower-case hexadecimal. An agent does not run a body with another
+    /// one.
     pub sha256: String,
 }
 
@@ -124,11 +128,15 @@ fn whole<'de, D: Deserializer<'de>, T: TryFrom<i128>>(number: D) -> Result<T, D:
     let value = Value::deserialize(number)?;
     // Also above the range of i64.
     let number = value.as_u64().map(i128::from).or_else(|| as_integer(&value).map(i128::from));
-    number.and_then(|number| number.try_into().ok()).ok_or_else(|| D::Error::custom("expected a whole number in range"))
+    number
+        .and_then(|number| number.try_into().ok())
+        .ok_or_else(|| D::Error::custom("expected a whole number in range"))
 }
 
 /// The same for a number that may be missing or null.
-fn optional_whole<'de, D: Deserializer<'de>, T: TryFrom<i128>>(number: D) -> Result<Option<T>, D::Error> {
+fn optional_whole<'de, D: Deserializer<'de>, T: TryFrom<i128>>(
+    number: D,
+) -> Result<Option<T>, D::Error> {
     match Value::deserialize(number)? {
         Value::Null => Ok(None),
         value => whole(value).map(Some).map_err(D::Error::custom),
@@ -159,19 +167,22 @@ pub struct Fin {
     /// The exit code; older agents leave it out.
     #[serde(default, deserialize_with = "optional_whole")]
     pub exit_code: Option<i64>,
-    /// How many chunks there were, so that a follower knows when the output is complete: from the project's own agent.
+    /// How many chunks there were, so that a follower knows when the output is complete: from the
+    /// project's own agent.
     #[serde(default, deserialize_with = "optional_whole", skip_serializing_if = "Option::is_none")]
     pub chunks: Option<u32>,
-    /// Bytes of the output before any cut, as agents send no more of it than is kept: from the project's own agent.
+    /// Bytes of the output before any cut, as agents send no more of it than is kept: from the
+    /// project's own agent.
     #[serde(default, deserialize_with = "optional_whole", skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
-    /// Why the agent did not run the command, in one sentence; `result` is then empty. From the project's own agent.
+    /// Why the agent did not run the command, in one sentence; `result` is then empty. From the
+    /// project's own agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// What an agent tells of itself and its host: the body of `PUT …/commit/` and `PATCH …/sync/` (agent-protocol 2.2), as far
-/// as it is of use.
+/// What an agent tells of itself and its host: the body of `PUT …/commit/` and `PATCH …/sync/`
+/// (agent-protocol 2.2), as far as it is of use.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct HostFacts {
     /// The agent's version.
@@ -232,8 +243,8 @@ impl HostFacts {
         })
     }
 
-    /// Reads what an agent that is commissioned tells of one category, `info` or `os` (agent-protocol 2.2); `None` of another
-    /// one, or of a body of another form.
+    /// Reads what an agent that is commissioned tells of one category, `info` or `os`
+    /// (agent-protocol 2.2); `None` of another one, or of a body of another form.
     pub fn read_category(category: &str, body: &str) -> Option<Self> {
         let told: Members<'_> = serde_json::from_str(body).ok()?;
         match category {
@@ -244,7 +255,8 @@ impl HostFacts {
     }
 
     fn of_info(info: &Members<'_>) -> Self {
-        let count = |name: &str| member::<i64>(info, name).filter(|number| (0..=1 << 53).contains(number));
+        let count =
+            |name: &str| member::<i64>(info, name).filter(|number| (0..=1 << 53).contains(number));
         Self {
             cpu_logical_cores: count("cpu_logical_cores"),
             physical_memory: count("physical_memory"),
@@ -295,8 +307,14 @@ mod tests {
 
     #[test]
     fn unknown_messages_are_read_as_unknown() {
-        assert_eq!(serde_json::from_str::<ToAgent>(r#"{"query":"dance","tempo":3}"#).unwrap(), ToAgent::Unknown);
-        assert_eq!(serde_json::from_str::<FromAgent>(r#"{"query":"pong","timestamp":1.5}"#).unwrap(), FromAgent::Pong);
+        assert_eq!(
+            serde_json::from_str::<ToAgent>(r#"{"query":"dance","tempo":3}"#).unwrap(),
+            ToAgent::Unknown
+        );
+        assert_eq!(
+            serde_json::from_str::<FromAgent>(r#"{"query":"pong","timestamp":1.5}"#).unwrap(),
+            FromAgent::Pong
+        );
     }
 
     #[test]
@@ -306,9 +324,14 @@ mod tests {
         let fin = r#"{"success":false,"exit_code":-1.0,"chunks":2.0,"output_bytes":2509.0}"#;
         let fin: Fin = serde_json::from_str(fin).unwrap();
         assert_eq!((fin.exit_code, fin.chunks, fin.output_bytes), (Some(-1), Some(2), Some(2_509)));
-        let fin: Fin = serde_json::from_str(r#"{"success":true,"output_bytes":18446744073709551615}"#).unwrap();
+        let fin: Fin =
+            serde_json::from_str(r#"{"success":true,"output_bytes":18446744073709551615}"#)
+                .unwrap();
         assert_eq!(fin.output_bytes, Some(u64::MAX));
-        assert!(serde_json::from_str::<Fin>(r#"{"success":true,"exit_code":9223372036854775808}"#).is_err());
+        assert!(
+            serde_json::from_str::<Fin>(r#"{"success":true,"exit_code":9223372036854775808}"#)
+                .is_err()
+        );
         for bad in [
             r#"{"seq":1.5,"content":""}"#,
             r#"{"seq":-1,"content":""}"#,
@@ -317,7 +340,8 @@ mod tests {
         ] {
             assert!(serde_json::from_str::<Chunk>(bad).is_err(), "{bad}");
         }
-        let fin: Fin = serde_json::from_str(r#"{"success":true,"result":"x","elapsed_time":0.1}"#).unwrap();
+        let fin: Fin =
+            serde_json::from_str(r#"{"success":true,"result":"x","elapsed_time":0.1}"#).unwrap();
         assert_eq!((fin.exit_code, fin.elapsed_time), (None, Some(0.1)));
     }
 
@@ -325,7 +349,15 @@ mod tests {
     fn a_heartbeat_has_a_load_or_nothing() {
         assert_eq!(heartbeat_load(r#"{"load":0.25}"#), Some(0.25));
         assert_eq!(heartbeat_load(r#"{"load":3,"x":1}"#), Some(3.0));
-        for other in ["", "{}", "[]", r#"{"load":"1"}"#, r#"{"load":-1}"#, r#"{"load":1e999}"#, r#"{"load":null}"#] {
+        for other in [
+            "",
+            "{}",
+            "[]",
+            r#"{"load":"1"}"#,
+            r#"{"load":-1}"#,
+            r#"{"load":1e999}"#,
+            r#"{"load":null}"#,
+        ] {
             assert_eq!(heartbeat_load(other), None, "{other}");
         }
     }

@@ -1,5 +1,6 @@
 //! Attempts to get a line past a pattern of an access control list (contract 4.12), and the proof
-//! with the host's own shell that what is allowed runs as the one program with the words that are written there.
+//! with the host's own shell that what is allowed runs as the one program with the words that are
+//! written there.
 
 // A test says with unwrap that the rest makes no sense without it.
 #![allow(clippy::unwrap_used)]
@@ -15,7 +16,8 @@ use proptest::sample::select;
 use serde_json::json;
 
 fn with(pattern: &str) -> Acl {
-    Acl::read(&json!({"commands": [pattern]})).unwrap_or_else(|problems| panic!("{pattern}: {problems:?}"))
+    Acl::read(&json!({"commands": [pattern]}))
+        .unwrap_or_else(|problems| panic!("{pattern}: {problems:?}"))
 }
 
 /// Patterns, lines that each allows, and lines that each refuses.
@@ -232,10 +234,28 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     (
         "df -h",
         &["df -h"],
-        &["df", "df -h ", "df -h x", "df  -h", "df\t-h", "df \u{2010}h", "df -h\u{fe0f}", "df -h\n", "DF -H"],
+        &[
+            "df",
+            "df -h ",
+            "df -h x",
+            "df  -h",
+            "df\t-h",
+            "df \u{2010}h",
+            "df -h\u{fe0f}",
+            "df -h\n",
+            "DF -H",
+        ],
     ),
-    ("uptime", &["uptime"], &["uptime ", "uptime -p", "uptime;", "uptime #", "uptime\0", "uptime\u{200b}", "./uptime"]),
-    ("git * *", &["git  ", "git a b", "git ", "git a"], &["git", "git;a b", "git a b;c", "git -c 'x' b"]),
+    (
+        "uptime",
+        &["uptime"],
+        &["uptime ", "uptime -p", "uptime;", "uptime #", "uptime\0", "uptime\u{200b}", "./uptime"],
+    ),
+    (
+        "git * *",
+        &["git  ", "git a b", "git ", "git a"],
+        &["git", "git;a b", "git a b;c", "git -c 'x' b"],
+    ),
     // The report's own: a mandatory tail that a comment would remove.
     (
         "echo * --dry-run",
@@ -266,7 +286,12 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     (
         "backup * --dry-run",
         &["backup db --dry-run"],
-        &["backup db # --dry-run", "backup db '# --dry-run", "backup db && true --dry-run", "backup db|cat --dry-run"],
+        &[
+            "backup db # --dry-run",
+            "backup db '# --dry-run",
+            "backup db && true --dry-run",
+            "backup db|cat --dry-run",
+        ],
     ),
     // Quotes of the caller's in a pattern that has its own.
     (
@@ -285,7 +310,11 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     // A star in the middle of a word, and paths: text, whatever a path is to the host.
     (
         "systemctl restart *.service",
-        &["systemctl restart nginx.service", "systemctl restart .service", "systemctl restart a b.service"],
+        &[
+            "systemctl restart nginx.service",
+            "systemctl restart .service",
+            "systemctl restart a b.service",
+        ],
         &[
             "systemctl restart x;id.service",
             "systemctl restart .service; id",
@@ -319,17 +348,38 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     (
         "echo a; echo b",
         &["echo a; echo b"],
-        &["echo a", "echo a;echo b", "echo a\u{37e} echo b", "echo a; echo b; id", "echo a;  echo b"],
+        &[
+            "echo a",
+            "echo a;echo b",
+            "echo a\u{37e} echo b",
+            "echo a; echo b; id",
+            "echo a;  echo b",
+        ],
     ),
     (
         "ps | grep *",
         &["ps | grep x", "ps | grep"],
-        &["ps", "ps | grep x | sh", "ps | grep x; id", "ps \u{ff5c} grep x", "ps | grep 'x'", "ps |  grep x"],
+        &[
+            "ps",
+            "ps | grep x | sh",
+            "ps | grep x; id",
+            "ps \u{ff5c} grep x",
+            "ps | grep 'x'",
+            "ps |  grep x",
+        ],
     ),
-    ("cat ?[x].conf", &["cat ?[x].conf"], &["cat ax.conf", "cat ?x.conf", "cat *[x].conf", "cat [x].conf"]),
+    (
+        "cat ?[x].conf",
+        &["cat ?[x].conf"],
+        &["cat ax.conf", "cat ?x.conf", "cat *[x].conf", "cat [x].conf"],
+    ),
     ("echo %_", &["echo %_"], &["echo abc", "echo %a", "echo a_"]),
     ("a.c", &["a.c"], &["abc", "a-c", "a\nc"]),
-    ("x $*", &["x $y", "x $"], &["x $(id)", "x ${y}", "x $y$z", "x $'y'", "x $\"y\"", "x $`id`", "x $#"]),
+    (
+        "x $*",
+        &["x $y", "x $"],
+        &["x $(id)", "x ${y}", "x $y$z", "x $'y'", "x $\"y\"", "x $`id`", "x $#"],
+    ),
     (
         "su - deploy -c *",
         &["su - deploy -c id"],
@@ -342,7 +392,11 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     ),
     ("**", &["", "id"], &["id;", "$x", "'"]),
     (" *", &["", " x"], &["x", "\u{a0}x", "\tx"]),
-    ("* --help", &["ls --help", " --help"], &["--help", "ls;x --help", "ls # --help", "ls --help x"]),
+    (
+        "* --help",
+        &["ls --help", " --help"],
+        &["--help", "ls;x --help", "ls # --help", "ls --help x"],
+    ),
     ("é*", &["é", "éa"], &["e\u{301}", "e\u{301}a", "É", "e", "é;"]),
     ("id", &["id"], &["ID", "id ", " id", "id\n", "i\u{200d}d", "\u{131}d", "id\u{0}", "id;"]),
 ];
@@ -403,13 +457,25 @@ impl Stage {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Runs a line as an agent does, and checks that it ran `probe` once, with the line's own words, and nothing else.
+    /// Runs a line as an agent does, and checks that it ran `probe` once, with the line's own
+    /// words, and nothing else.
     fn runs_as_written(&self, line: &str) {
         let (work, bin) = (self.folder.join("work"), self.folder.join("bin"));
         let mut shell = Command::new("/bin/sh");
-        let output = shell.arg("-c").arg(line).env_clear().env("PATH", bin).current_dir(&work).output().unwrap();
-        let words: String =
-            line.split(' ').filter(|word| !word.is_empty()).skip(1).map(|word| format!("{word}\0")).collect();
+        let output = shell
+            .arg("-c")
+            .arg(line)
+            .env_clear()
+            .env("PATH", bin)
+            .current_dir(&work)
+            .output()
+            .unwrap();
+        let words: String = line
+            .split(' ')
+            .filter(|word| !word.is_empty())
+            .skip(1)
+            .map(|word| format!("{word}\0"))
+            .collect();
         // Without an argument printf prints its format once.
         let words = if words.is_empty() { "\0".to_owned() } else { words };
         let ran = String::from_utf8_lossy(&output.stdout);
@@ -437,10 +503,11 @@ impl Drop for Stage {
 /// What an attacker puts together.
 fn pieces() -> impl Strategy<Value = String> {
     let pieces = vec![
-        "canary", "probe", " ", " ", "a", "=", "-x", "/", "..", "*", "?", "[a]", "!", "^", "%", "@", "+", ",", ":",
-        ".", "-", "--", "1", "2", "exec", "eval", "if", "then", "fi", "do", "done", "é", "\u{ff1b}", "\u{a0}",
-        "\u{200b}", "\u{2003}", "\u{3000}", "\u{301}", "\u{ff04}", ";", "&", "|", "<", ">", "<<", ">(", "$(", ")", "`",
-        "${", "}", "{", "(", "\\", "'", "\"", "#", "~", "\n", "\r", "\t", "\u{b}", "\u{85}", "\u{2028}", "$", "$IFS",
+        "canary", "probe", " ", " ", "a", "=", "-x", "/", "..", "*", "?", "[a]", "!", "^", "%",
+        "@", "+", ",", ":", ".", "-", "--", "1", "2", "exec", "eval", "if", "then", "fi", "do",
+        "done", "é", "\u{ff1b}", "\u{a0}", "\u{200b}", "\u{2003}", "\u{3000}", "\u{301}",
+        "\u{ff04}", ";", "&", "|", "<", ">", "<<", ">(", "$(", ")", "`", "${", "}", "{", "(", "\\",
+        "'", "\"", "#", "~", "\n", "\r", "\t", "\u{b}", "\u{85}", "\u{2028}", "$", "$IFS",
     ];
     prop::collection::vec(select(pieces), 0..7).prop_map(|pieces| pieces.concat())
 }
@@ -448,7 +515,8 @@ fn pieces() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever stands for a star, an allowed line is one run of the pattern's program with the words that are written.
+    /// Whatever stands for a star, an allowed line is one run of the pattern's program with the
+    /// words that are written.
     #[test]
     fn an_allowed_line_is_one_command(
         pattern in select(vec!["probe *", "probe * --dry-run", "probe a*b *", "probe -- *.x *"]),
@@ -474,8 +542,8 @@ proptest! {
 fn no_single_character_changes_what_a_line_runs() {
     let stage = Stage::new("characters");
     let others = [
-        '\u{80}', '\u{85}', '\u{a0}', '\u{ad}', '\u{1680}', '\u{2003}', '\u{200b}', '\u{2028}', '\u{3000}', '\u{feff}',
-        '😀',
+        '\u{80}', '\u{85}', '\u{a0}', '\u{ad}', '\u{1680}', '\u{2003}', '\u{200b}', '\u{2028}',
+        '\u{3000}', '\u{feff}', '😀',
     ];
     let acl = with("probe * --dry-run");
     let mut run = 0;
@@ -505,7 +573,12 @@ fn the_reports_own_lines_are_refused() {
     ] {
         assert!(!with(pattern).allows_line(line), "{line}");
     }
-    let refused = Acl::read(&json!({"commands": ["ls", "grep \"*\" /var/log/dpkg.log"]})).unwrap_err();
+    let refused =
+        Acl::read(&json!({"commands": ["ls", "grep \"*\" /var/log/dpkg.log"]})).unwrap_err();
     assert_eq!(refused.len(), 1);
-    assert!(refused[0].starts_with("commands[1]: ") && refused[0].contains("between quotes"), "{}", refused[0]);
+    assert!(
+        refused[0].starts_with("commands[1]: ") && refused[0].contains("between quotes"),
+        "{}",
+        refused[0]
+    );
 }

@@ -1,5 +1,5 @@
-//! The checks of the fuzz targets (`fuzz/`), the very same files: on every file of their corpora, and on what comes of those
-//! by a few changes. `npm run fuzz` looks for more (docs/fuzzing.md).
+//! The checks of the fuzz targets (`fuzz/`), the very same files: on every file of their corpora,
+//! and on what comes of those by a few changes. `npm run fuzz` looks for more (docs/fuzzing.md).
 
 // A test says with unwrap that the rest makes no sense without it.
 #![allow(clippy::unwrap_used)]
@@ -16,7 +16,8 @@ const LONGEST: usize = 4_096;
 /// The files of a target's corpus, in the order of their names.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
-    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut paths: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
@@ -30,12 +31,24 @@ enum Put {
 }
 
 fn change() -> impl Strategy<Value = (Index, usize, Put)> {
-    let odd =
-        prop::sample::select(vec!["\0", "\"", "\n", "*", "\u{feff}", "İ", "😀", "%FF", "9999999999", "\\ud800", ","]);
+    let odd = prop::sample::select(vec![
+        "\0",
+        "\"",
+        "\n",
+        "*",
+        "\u{feff}",
+        "İ",
+        "😀",
+        "%FF",
+        "9999999999",
+        "\\ud800",
+        ",",
+    ]);
     let put = prop_oneof![
         odd.prop_map(|text| Put::Bytes(text.as_bytes().to_vec())),
         prop::collection::vec(any::<u8>(), 0..4).prop_map(Put::Bytes),
-        any::<(Index, Index, Index)>().prop_map(|(input, start, end)| Put::Piece(input, start, end)),
+        any::<(Index, Index, Index)>()
+            .prop_map(|(input, start, end)| Put::Piece(input, start, end)),
     ];
     (any::<Index>(), 0..4usize, put)
 }

@@ -9,7 +9,9 @@ use crate::numbering::{highest, last};
 
 /// SQL for the key up to which the counters have the commands of a workspace.
 fn counted(workspace: &str) -> String {
-    format!("coalesce((SELECT n.up_to FROM counted_commands n WHERE n.workspace_id = {workspace}), {workspace} << 40)")
+    format!(
+        "coalesce((SELECT n.up_to FROM counted_commands n WHERE n.workspace_id = {workspace}), {workspace} << 40)"
+    )
 }
 
 /// SQL for the condition that the counters do not have a row of `commands c` yet.
@@ -82,7 +84,8 @@ pub fn add() -> [String; 2] {
 /// The statements that take commands of the workspace `:workspace_id` out of its counters, and then
 /// delete them. `which` is a condition on the ids of `commands c`. They are one transaction.
 pub fn delete(which: &str) -> [String; 3] {
-    let which = format!("c INDEXED BY commands_by_id WHERE c.workspace_id = :workspace_id AND {which}");
+    let which =
+        format!("c INDEXED BY commands_by_id WHERE c.workspace_id = :workspace_id AND {which}");
     let counted = format!("commands {which} AND c.seq <= {}", counted(":workspace_id"));
     [
         format!(

@@ -255,7 +255,8 @@ mod tests {
     use super::*;
 
     fn mistake(text: &str, names: &[&'static str]) -> Option<Mistake> {
-        let statement = names.iter().fold(Statement::new(text), |statement, name| statement.bind(name, *name));
+        let statement =
+            names.iter().fold(Statement::new(text), |statement, name| statement.bind(name, *name));
         statement.build().err()
     }
 
@@ -270,12 +271,16 @@ mod tests {
             .unwrap();
         assert_eq!(built.sql, "SELECT ?1, ?2, ?1, ?3 LIMIT ?4 + 0 OFFSET ?2");
         assert_eq!(built.names, ["b", "a", "a_1", "limit"]);
-        assert_eq!(built.parameters, [Value::Null, Value::Integer(1), Value::Integer(1), Value::Real(0.5)]);
+        assert_eq!(
+            built.parameters,
+            [Value::Null, Value::Integer(1), Value::Integer(1), Value::Real(0.5)]
+        );
     }
 
     #[test]
     fn quoted_texts_and_comments_hold_no_parameters() {
-        let text = "SELECT ':a?', 'it''s :a', \"x:a\", 3 - 2 / 1, $: -- :a ?'\n, /* ?:a */ :b /* ' :a";
+        let text =
+            "SELECT ':a?', 'it''s :a', \"x:a\", 3 - 2 / 1, $: -- :a ?'\n, /* ?:a */ :b /* ' :a";
         let built = Statement::new(text).bind("b", "").build().unwrap();
         assert_eq!(built.sql, text.replace(":b", "?1"));
         assert_eq!(mistake("SELECT 'open :a", &[]), None);
@@ -287,7 +292,10 @@ mod tests {
         assert_eq!(mistake("SELECT :a, :b", &["a"]), Some(Mistake::Missing("b".to_owned())));
         assert_eq!(mistake("SELECT ':b'", &["b"]), Some(Mistake::Unused("b".to_owned())));
         assert_eq!(mistake("SELECT :a, ?2", &["a"]), Some(Mistake::Numbered));
-        assert_eq!(mistake("SELECT 1 LIMIT\n :a OFFSET 1", &["a"]), Some(Mistake::BareLimit("a".to_owned())));
+        assert_eq!(
+            mistake("SELECT 1 LIMIT\n :a OFFSET 1", &["a"]),
+            Some(Mistake::BareLimit("a".to_owned()))
+        );
         assert_eq!(mistake("SELECT 1 limit :a", &["a"]), Some(Mistake::BareLimit("a".to_owned())));
         assert_eq!(mistake("SELECT :limit, 1 AS no_limit", &["limit"]), None);
         let twice = |value| Statement::new("SELECT :a").bind("a", 1).bind("a", value).build().err();
@@ -297,9 +305,11 @@ mod tests {
 
     #[test]
     fn parameters_are_as_many_as_d1_takes() {
-        let names: Vec<&'static str> =
-            (0..=MAX_PARAMETERS).map(|number| &*Box::leak(format!("p{number}").into_boxed_str())).collect();
-        let text = |names: &[&str]| names.iter().map(|name| format!(":{name} ")).collect::<String>();
+        let names: Vec<&'static str> = (0..=MAX_PARAMETERS)
+            .map(|number| &*Box::leak(format!("p{number}").into_boxed_str()))
+            .collect();
+        let text =
+            |names: &[&str]| names.iter().map(|name| format!(":{name} ")).collect::<String>();
         assert_eq!(mistake(&text(&names[1..]), &names[1..]), None);
         assert_eq!(mistake(&text(&names), &names), Some(Mistake::TooMany));
     }
@@ -310,7 +320,9 @@ mod tests {
         of_part.add("now", "noon");
         of_part.add("ids", Value::list(["a", "b"]));
         let part = "id IN (SELECT value FROM json_each(:ids)) AND at < :now";
-        let statement = Statement::new(format!("SELECT :now WHERE {part}")).bind("now", "noon").bind_all(of_part);
+        let statement = Statement::new(format!("SELECT :now WHERE {part}"))
+            .bind("now", "noon")
+            .bind_all(of_part);
         let built = statement.build().unwrap();
         assert_eq!(built.parameters, [Value::from("noon"), Value::from(r#"["a","b"]"#)]);
     }
@@ -332,7 +344,8 @@ mod tests {
         });
         let connection = Connection::open_in_memory().unwrap();
         let mut prepared = connection.prepare(&built.sql).unwrap();
-        let rows = prepared.query_map(params_from_iter(values), |row| row.get::<_, String>(0)).unwrap();
+        let rows =
+            prepared.query_map(params_from_iter(values), |row| row.get::<_, String>(0)).unwrap();
         assert_eq!(rows.map(Result::unwrap).collect::<Vec<_>>(), ["a!", "b!"]);
     }
 }

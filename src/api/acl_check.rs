@@ -3,15 +3,15 @@
 use farhand_domain::acl::Acl;
 use farhand_domain::caller::Caller;
 use farhand_domain::command::{Command, Origin, Shell};
+use farhand_domain::command_end::Denial;
 use farhand_domain::error::Error;
-use farhand_domain::lifecycle::Denial;
 use farhand_domain::rights::{AclCheck, Rights, Tried};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::commands::Target;
+use super::command_creation::Target;
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
@@ -43,10 +43,16 @@ fn permit(caller: &Caller, tried: &Tried) -> Result<(), Error> {
     if is_own { Ok(()) } else { Err(Error::acl_not_allowed()) }
 }
 
-/// Why a command is not allowed; `None` if it is. The same rule decides about a command that is created.
+/// Why a command is not allowed; `None` if it is. The same rule decides about a command that is
+/// created.
 ///
 /// `networks` does not count: the check comes from another address than the token's requests may.
-fn refusal(check: &AclCheck, caller: &Caller, target: Option<Target>, acl: Option<Acl>) -> Option<String> {
+fn refusal(
+    check: &AclCheck,
+    caller: &Caller,
+    target: Option<Target>,
+    acl: Option<Acl>,
+) -> Option<String> {
     let acl = acl.map(|acl| Acl { networks: None, ..acl });
     let Some(target) = target else {
         return Some("There is no such server, or the caller cannot access it.".to_owned());
@@ -64,12 +70,17 @@ fn refusal(check: &AclCheck, caller: &Caller, target: Option<Target>, acl: Optio
         requested_by: None,
     };
     let rights = Rights { acl, ..rights };
-    let origin = Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: false };
+    let origin =
+        Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: false };
     let denial = rights.allow(&command, &origin).err()?;
     let limit = rights.acl.as_ref().and_then(|acl| acl.refusal(&command, false));
     Some(match (denial, limit) {
-        (Denial::Acl, Some(limit)) => format!("The access control list does not allow this: {limit}."),
-        (Denial::Account, _) => "The caller cannot run commands as this account on the server.".to_owned(),
+        (Denial::Acl, Some(limit)) => {
+            format!("The access control list does not allow this: {limit}.")
+        }
+        (Denial::Account, _) => {
+            "The caller cannot run commands as this account on the server.".to_owned()
+        }
         (denial, _) => format!("It is not allowed: {denial}."),
     })
 }
@@ -87,8 +98,13 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
     permit(&caller, &check.tried)?;
     let Found { target, token } = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
     let acl = match &check.tried {
-        Tried::Own if caller.kind == farhand_domain::caller::Kind::Session || caller.acl.is_none() => {
-            return Err(Error::field("acl", "Give acl or token: the request's own credential has no list."));
+        Tried::Own
+            if caller.kind == farhand_domain::caller::Kind::Session || caller.acl.is_none() =>
+        {
+            return Err(Error::field(
+                "acl",
+                "Give acl or token: the request's own credential has no list.",
+            ));
         }
         Tried::Own => caller.acl.clone(),
         Tried::Sent(acl) => Some((**acl).clone()),

@@ -1,5 +1,5 @@
-//! What agents call (agent-protocol). Every call goes to the object of the agent's server, which knows the hash
-//! of its key: so no call costs a read of D1.
+//! What agents call (agent-protocol). Every call goes to the object of the agent's server, which
+//! knows the hash of its key: so no call costs a read of D1.
 
 use std::collections::BTreeMap;
 
@@ -30,14 +30,20 @@ fn read_identity(call: &Call) -> Result<Identity, Error> {
         server: credential.server,
         key_hash: credential_hash(Purpose::AgentKey, &credential.key),
         remote_ip: call.remote_ip(),
-        features: call.header(FEATURES_HEADER).as_deref().map_or_else(Features::default, Features::parse),
+        features: call
+            .header(FEATURES_HEADER)
+            .as_deref()
+            .map_or_else(Features::default, Features::parse),
     })
 }
 
-/// Reads the agent's id and key before its body. A large body is taken from an agent only whose key is right.
+/// Reads the agent's id and key before its body. A large body is taken from an agent only whose key
+/// is right.
 async fn identity(call: &mut Call) -> Result<Identity, Error> {
     let identity = match read_identity(call) {
-        Ok(identity) if call.has_large_body() => tell(call, identity.clone(), Report::Seen).await.map(|_| identity),
+        Ok(identity) if call.has_large_body() => {
+            tell(call, identity.clone(), Report::Seen).await.map(|_| identity)
+        }
         other => other,
     };
     if identity.is_err() {
@@ -50,14 +56,22 @@ async fn identity(call: &mut Call) -> Result<Identity, Error> {
 async fn tell(call: &Call, identity: Identity, report: Report) -> Result<Value, Error> {
     let server = identity.server;
     let request_id = call.id.clone();
-    let answer = calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report, request_id })).await?;
-    // The key was right, and its object knows whose it is: so there is that workspace, and D1 need not be asked.
+    let answer =
+        calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report, request_id }))
+            .await?;
+    // The key was right, and its object knows whose it is: so there is that workspace, and D1 need
+    // not be asked.
     call.workspace_proven.set(true);
     Ok(answer)
 }
 
-/// Passes a report on to the agent's object. A report that could not be read is refused after the key was checked.
-async fn report(call: &Call, identity: Identity, report: Result<Report, Error>) -> Result<Value, Error> {
+/// Passes a report on to the agent's object. A report that could not be read is refused after the
+/// key was checked.
+async fn report(
+    call: &Call,
+    identity: Identity,
+    report: Result<Report, Error>,
+) -> Result<Value, Error> {
     match report {
         Ok(report) => tell(call, identity, report).await,
         Err(error) => {
@@ -71,8 +85,11 @@ async fn report(call: &Call, identity: Identity, report: Result<Report, Error>) 
 pub async fn own_server(call: &Call) -> Result<Reply, Error> {
     let identity = read_identity(call)?;
     // An agent may ask for no other server than its own.
-    let own = call.parameter("id") == "-" || id::parse(call.parameter("id")) == Some(identity.server);
-    let answer = report(call, identity, if own { Ok(Report::Whoami) } else { Err(Error::not_found()) }).await?;
+    let own =
+        call.parameter("id") == "-" || id::parse(call.parameter("id")) == Some(identity.server);
+    let answer =
+        report(call, identity, if own { Ok(Report::Whoami) } else { Err(Error::not_found()) })
+            .await?;
     Reply::ok(&answer)
 }
 
@@ -82,7 +99,10 @@ fn command(call: &Call) -> Result<uuid::Uuid, Error> {
 }
 
 /// Passes on a report that is answered with 204. A wrong key is refused before a malformed body.
-async fn relay(call: &mut Call, read: impl AsyncFnOnce(&mut Call) -> Result<Report, Error>) -> Result<Reply, Error> {
+async fn relay(
+    call: &mut Call,
+    read: impl AsyncFnOnce(&mut Call) -> Result<Report, Error>,
+) -> Result<Reply, Error> {
     let identity = identity(call).await?;
     let read = read(call).await;
     report(call, identity, read).await?;
@@ -100,13 +120,18 @@ pub async fn ack(call: &mut Call) -> Result<Reply, Error> {
 
 /// `POST /api/events/commands/<id>/chunk/`.
 pub async fn chunk(call: &mut Call) -> Result<Reply, Error> {
-    relay(call, async |call: &mut Call| Ok(Report::Chunk { chunk: call.report().await?, command: command(call)? }))
-        .await
+    relay(call, async |call: &mut Call| {
+        Ok(Report::Chunk { chunk: call.report().await?, command: command(call)? })
+    })
+    .await
 }
 
 /// `POST /api/events/commands/<id>/fin/`.
 pub async fn fin(call: &mut Call) -> Result<Reply, Error> {
-    relay(call, async |call: &mut Call| Ok(Report::Fin { fin: call.report().await?, command: command(call)? })).await
+    relay(call, async |call: &mut Call| {
+        Ok(Report::Fin { fin: call.report().await?, command: command(call)? })
+    })
+    .await
 }
 
 /// Why an agent does not run a command.
@@ -115,12 +140,15 @@ struct Rejection {
     reason: String,
 }
 
-/// `POST /api/events/commands/<id>/reject/`: newer versions of Alpamon send it in place of an ack and a fin.
+/// `POST /api/events/commands/<id>/reject/`: newer versions of Alpamon send it in place of an ack
+/// and a fin.
 pub async fn reject(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         // Whatever it says, it does not run it.
-        let rejection = call.report_with(|body| Ok(serde_json::from_str::<Rejection>(body).ok())).await?;
-        let reason = rejection.map_or_else(String::new, |rejection| format!(": {}", rejection.reason));
+        let rejection =
+            call.report_with(|body| Ok(serde_json::from_str::<Rejection>(body).ok())).await?;
+        let reason =
+            rejection.map_or_else(String::new, |rejection| format!(": {}", rejection.reason));
         let reason = Some(format!("The agent refused it{reason}"));
         let fin = Fin { result: Some(String::new()), reason, ..Fin::default() };
         Ok(Report::Fin { command: command(call)?, fin })
@@ -142,7 +170,8 @@ struct Offer {
     hashes: BTreeMap<String, IgnoredAny>,
 }
 
-/// `POST /api/servers/servers/-/sync-check/`: asks for `info` and `os`, as far as the agent offers them.
+/// `POST /api/servers/servers/-/sync-check/`: asks for `info` and `os`, as far as the agent offers
+/// them.
 pub async fn sync_check(call: &mut Call) -> Result<Reply, Error> {
     let identity = identity(call).await?;
     let offer = call.report_with(|body| Ok(serde_json::from_str::<Offer>(body).ok())).await;
@@ -151,7 +180,8 @@ pub async fn sync_check(call: &mut Call) -> Result<Reply, Error> {
         Err(error) => (Err(error), None),
     };
     report(call, identity, seen).await?;
-    let is_offered = |category: &&str| offer.as_ref().is_some_and(|offer| offer.hashes.contains_key(*category));
+    let is_offered =
+        |category: &&str| offer.as_ref().is_some_and(|offer| offer.hashes.contains_key(*category));
     let required: Vec<_> = ["info", "os"].into_iter().filter(is_offered).collect();
     Reply::ok(&json!({"sync_required": required}))
 }
@@ -173,8 +203,8 @@ pub async fn event(call: &mut Call) -> Result<Reply, Error> {
     .await
 }
 
-/// `POST`, `PUT` and `PATCH` of `/api/proc/<category>/…`: what an agent that is commissioned tells of its host. Of use are
-/// `info` and `os`; whatever else it is, it is taken.
+/// `POST`, `PUT` and `PATCH` of `/api/proc/<category>/…`: what an agent that is commissioned tells
+/// of its host. Of use are `info` and `os`; whatever else it is, it is taken.
 pub async fn proc_report(call: &mut Call) -> Result<Reply, Error> {
     let category = call.parameter("rest").split('/').next().unwrap_or("").to_owned();
     if !matches!(category.as_str(), "info" | "os") {
@@ -193,7 +223,8 @@ pub async fn unregister(call: &mut Call) -> Result<Reply, Error> {
     let body = call.discard_report().await;
     let id = call.parameter("id");
     let is_own = id.is_empty() || id::parse(id) == Some(identity.server);
-    let gone = body.and_then(|()| if is_own { Ok(Report::Unregister) } else { Err(Error::not_found()) });
+    let gone =
+        body.and_then(|()| if is_own { Ok(Report::Unregister) } else { Err(Error::not_found()) });
     report(call, identity, gone).await?;
     Ok(Reply::no_content())
 }
@@ -204,7 +235,8 @@ pub async fn denied(call: &Call) -> Result<Reply, Error> {
     Err(Error::permission_denied("Only users may do this; an agent may not."))
 }
 
-/// `PATCH /api/servers/servers/-/status/`: the heartbeat. The project's own agent sends the host's load in it.
+/// `PATCH /api/servers/servers/-/status/`: the heartbeat. The project's own agent sends the host's
+/// load in it.
 pub async fn heartbeat(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         let body = call.take_report().await?;
@@ -224,7 +256,8 @@ pub async fn metrics_config(call: &Call) -> Result<Reply, Error> {
     Reply::ok(&json!([{"type": "status", "interval": platform::heartbeat_seconds(&call.env)}]))
 }
 
-/// `GET /api/proc/<category>/…sync/`: older agents want something to compare with, and crash on a 404.
+/// `GET /api/proc/<category>/…sync/`: older agents want something to compare with, and crash on a
+/// 404.
 pub async fn proc_sync(call: &Call) -> Result<Reply, Error> {
     tell(call, read_identity(call)?, Report::Seen).await?;
     let rest = call.parameter("rest");

@@ -1,4 +1,5 @@
-//! The audit log (`docs/audit.md`): for staff that of their workspace, for the operator that of the region cell.
+//! The audit log (`docs/audit.md`): for staff that of their workspace, for the operator that of the
+//! region cell.
 
 use farhand_domain::audit::{CELL, EventFilter, read_first_link};
 use farhand_domain::error::Error;
@@ -16,7 +17,8 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     page_of(call, staff, |query, _| EventFilter::of(query).map(audit::list)).await
 }
 
-/// `POST /api/audit/verify/`: looks along the chain of the workspace's events, from `first_link` on.
+/// `POST /api/audit/verify/`: looks along the chain of the workspace's events, from `first_link`
+/// on.
 pub async fn verify(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let caller = Credential::of(call)?.check().await?;

@@ -2,10 +2,12 @@
 //!
 //! 1. **Find** caller and resource in one round trip ([`find`]).
 //! 2. **Decide** on what was found: permission first, then the input (contract 3.4).
-//! 3. **Write** with the audit event in one transaction: a store function returns the [`crate::store::batch::Batch`], and
-//!    [`Credential::write`] runs it. Its statements repeat the decision as conditions.
-//! 4. **Reply** with what the batch returned. No reply means that another request changed something in between, so that the
-//!    conditions failed and nothing was written. Then [`retry`] starts over.
+//! 3. **Write** with the audit event in one transaction: a store function returns the
+//!    [`crate::store::batch::Batch`], and [`Credential::write`] runs it. Its statements repeat the
+//!    decision as conditions.
+//! 4. **Reply** with what the batch returned. No reply means that another request changed something
+//!    in between, so that the conditions failed and nothing was written. Then [`retry`] starts
+//!    over.
 
 use farhand_domain::caller::Caller;
 use farhand_domain::error::{Error, Kind};
@@ -50,7 +52,10 @@ impl Extent {
 ///
 /// # Errors
 /// That of an attempt; a conflict if none returned anything. `what` is the resource in its message.
-pub async fn retry<T>(what: &str, attempt: impl AsyncFn() -> Result<Option<T>, Error>) -> Result<T, Error> {
+pub async fn retry<T>(
+    what: &str,
+    attempt: impl AsyncFn() -> Result<Option<T>, Error>,
+) -> Result<T, Error> {
     for _ in 0..TRIES {
         if let Some(done) = attempt().await? {
             return Ok(done);
@@ -61,21 +66,28 @@ pub async fn retry<T>(what: &str, attempt: impl AsyncFn() -> Result<Option<T>, E
 
 /// The refusal of a change that other requests prevented.
 pub fn conflict(what: &str) -> Error {
-    Error::new(Kind::Conflict, format!("The {what} was changed by others at the same time. Try again."))
+    Error::new(
+        Kind::Conflict,
+        format!("The {what} was changed by others at the same time. Try again."),
+    )
 }
 
 /// Reads the caller, and what is decided on.
 ///
 /// # Errors
 /// The credential is not alive; 404 if the query finds nothing.
-pub async fn find<T: DeserializeOwned>(credential: &Credential<'_>, query: Query) -> Result<(Caller, T), Error> {
+pub async fn find<T: DeserializeOwned>(
+    credential: &Credential<'_>,
+    query: Query,
+) -> Result<(Caller, T), Error> {
     let (caller, found) = credential.find(query).await?;
     Ok((caller, found.ok_or_else(Error::not_found)?))
 }
 
 /// The details of a change's audit event: the names of the changed fields.
 pub fn changed_fields(fields: &[(&str, bool)]) -> Value {
-    let changed: Vec<_> = fields.iter().filter(|(_, is_changed)| *is_changed).map(|(name, _)| name).collect();
+    let changed: Vec<_> =
+        fields.iter().filter(|(_, is_changed)| *is_changed).map(|(name, _)| name).collect();
     json!({"fields": changed})
 }
 

@@ -19,20 +19,24 @@ use crate::auth::audit;
 use crate::auth::credential::{Credential, Watch};
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::objects::server_link::calls::{self, Ask, ChunkPage, Chunks, Follow, Followed, Live, Refusal};
+use crate::objects::server_link::calls::{
+    self, Ask, ChunkPage, Chunks, Follow, Followed, Live, Refusal,
+};
 use crate::platform;
 use crate::platform::log;
 use crate::store::commands;
 
-/// How often a stream says that it is there, and looks whether it may go on, in milliseconds (contract 7.9).
+/// How often a stream says that it is there, and looks whether it may go on, in milliseconds
+/// (contract 7.9).
 const KEEP_ALIVE: i64 = 15_000;
 /// How long a stream gathers output before it asks for more, in milliseconds: each question costs.
 const GATHER: u64 = 100;
-/// How long a stream waits for a chunk that is missing while later ones are there, in seconds. An agent tries a report for
-/// half a minute and then gives it up (agent-protocol 4.3), and its command may run on for hours.
+/// How long a stream waits for a chunk that is missing while later ones are there, in seconds. An
+/// agent tries a report for half a minute and then gives it up (agent-protocol 4.3), and its
+/// command may run on for hours.
 const GAP_LASTS: i64 = 40;
-/// How many questions a stream asks at most; the platform allows a request 10,000. Then it ends without an `end`, and who
-/// follows resumes.
+/// How many questions a stream asks at most; the platform allows a request 10,000. Then it ends
+/// without an `end`, and who follows resumes.
 const MAX_QUESTIONS: u32 = 8_000;
 
 /// How many chunks of the whole output one call to the object returns.
@@ -47,7 +51,8 @@ fn seq(text: &str) -> Option<u64> {
     is_whole_number(text).then(|| text.parse::<u32>().ok()).flatten().map(u64::from)
 }
 
-/// The parameter `seq__gte`: the lowest `seq`. One that is too large for a `seq` is past all of them.
+/// The parameter `seq__gte`: the lowest `seq`. One that is too large for a `seq` is past all of
+/// them.
 fn lowest_seq(query: &Query) -> Result<u64, Error> {
     let Some(text) = parameter(query, "seq__gte") else { return Ok(0) };
     let is_number = is_whole_number(text);
@@ -108,7 +113,8 @@ impl Whole {
     }
 }
 
-/// The result of a command: the object's own, which may be newer than D1's, or else that of its command object.
+/// The result of a command: the object's own, which may be newer than D1's, or else that of its
+/// command object.
 async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<String, Error> {
     #[derive(Deserialize)]
     struct Finished {
@@ -123,8 +129,8 @@ async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<St
     Ok(finished.result.unwrap_or_default())
 }
 
-/// `GET /api/events/commands/<id>/output/`: the whole kept output as plain text. Without any chunk, it is the command's
-/// result: some agents send no chunks.
+/// `GET /api/events/commands/<id>/output/`: the whole kept output as plain text. Without any chunk,
+/// it is the command's result: some agents send no chunks.
 pub async fn whole(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(command_not_found)).await?;
@@ -174,7 +180,9 @@ struct Follower {
 /// `GET /api/events/commands/<id>/stream/`: the output while it comes, as Server-Sent Events.
 pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
-    let malformed = || Error::field(NON_FIELD, "The header Last-Event-ID takes the id of an event of this stream.");
+    let malformed = || {
+        Error::field(NON_FIELD, "The header Last-Event-ID takes the id of an event of this stream.")
+    };
     let next = match call.header("Last-Event-ID").filter(|id| !id.is_empty()) {
         None => Ok(0),
         Some(id) => seq(&id).map(|seq| seq + 1).ok_or_else(malformed),
@@ -200,25 +208,28 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
     Ok(Reply::events(events(follower)))
 }
 
-/// What a follower is told, as the texts of events. Where it cannot go on it ends without an `end`, and who follows
-/// resumes, or is refused then.
+/// What a follower is told, as the texts of events. Where it cannot go on it ends without an `end`,
+/// and who follows resumes, or is refused then.
 fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
-    stream::unfold((follower, Some("retry: 1000\n\n".to_owned())), |(mut follower, first)| async move {
-        if let Some(text) = first {
-            return Some((Ok(text), (follower, None)));
-        }
-        if follower.is_over {
-            return None;
-        }
-        match follower.next_text().await {
-            Ok(Some(text)) => Some((Ok(text), (follower, None))),
-            Ok(None) => None,
-            Err(error) => {
-                log::trouble("stream_cut_off", json!({"command": follower.id}), &error.detail);
-                None
+    stream::unfold(
+        (follower, Some("retry: 1000\n\n".to_owned())),
+        |(mut follower, first)| async move {
+            if let Some(text) = first {
+                return Some((Ok(text), (follower, None)));
             }
-        }
-    })
+            if follower.is_over {
+                return None;
+            }
+            match follower.next_text().await {
+                Ok(Some(text)) => Some((Ok(text), (follower, None))),
+                Ok(None) => None,
+                Err(error) => {
+                    log::trouble("stream_cut_off", json!({"command": follower.id}), &error.detail);
+                    None
+                }
+            }
+        },
+    )
 }
 
 impl Follower {
@@ -264,7 +275,8 @@ impl Follower {
         self.questions += 1;
         let now = platform::now();
         let check_in = self.checked_next.seconds_since(now);
-        let gap_ends_in = self.gap_since.map(|since| since.plus_seconds(GAP_LASTS).seconds_since(now));
+        let gap_ends_in =
+            self.gap_since.map(|since| since.plus_seconds(GAP_LASTS).seconds_since(now));
         let wait = gap_ends_in.map_or(check_in, |gap_ends_in| gap_ends_in.min(check_in));
         let ask = Ask::Follow(Follow {
             id: self.id,
@@ -274,7 +286,8 @@ impl Follower {
         });
         match calls::try_ask(&self.env, self.server, &ask).await? {
             Ok(followed) => Ok(Some(followed)),
-            // The server's object was wiped: what D1 knows is the end, if it knew one when this stream began.
+            // The server's object was wiped: what D1 knows is the end, if it knew one when this
+            // stream began.
             Err(Refusal::NotFound) => {
                 let is_handled = self.command.get("handled_at").is_some_and(|at| !at.is_null());
                 let had_output = self.command.get("output_bytes").is_some_and(|bytes| bytes != 0);
@@ -292,11 +305,15 @@ impl Follower {
         if self.has_skipped {
             self.command.insert("output_truncated".to_owned(), true.into());
         }
-        format!("event: end\ndata: {}\n\n", serde_json::to_string(&Shown(&self.command)).unwrap_or_default())
+        format!(
+            "event: end\ndata: {}\n\n",
+            serde_json::to_string(&Shown(&self.command)).unwrap_or_default()
+        )
     }
 }
 
-/// An event of a piece of output, whose id is its `seq`. JSON has no line break, so that its text is one line.
+/// An event of a piece of output, whose id is its `seq`. JSON has no line break, so that its text
+/// is one line.
 fn chunk_event(chunk: &Chunk) -> String {
     format!("id: {}\nevent: chunk\ndata: {}\n\n", chunk.seq, json!(chunk))
 }
@@ -307,7 +324,10 @@ mod tests {
 
     #[test]
     fn numbers_of_chunks() {
-        assert_eq!((seq("0"), seq("17"), seq("4294967295")), (Some(0), Some(17), Some(4_294_967_295)));
+        assert_eq!(
+            (seq("0"), seq("17"), seq("4294967295")),
+            (Some(0), Some(17), Some(4_294_967_295))
+        );
         for bad in ["", "-1", "+1", "1.0", "x", " 1", "4294967296"] {
             assert_eq!(seq(bad), None, "{bad}");
         }
@@ -316,6 +336,9 @@ mod tests {
     #[test]
     fn an_event_is_one_block() {
         let event = chunk_event(&Chunk { seq: 3, content: "a\n\nb\r\u{2028}".into() });
-        assert_eq!(event, "id: 3\nevent: chunk\ndata: {\"content\":\"a\\n\\nb\\r\u{2028}\",\"seq\":3}\n\n");
+        assert_eq!(
+            event,
+            "id: 3\nevent: chunk\ndata: {\"content\":\"a\\n\\nb\\r\u{2028}\",\"seq\":3}\n\n"
+        );
     }
 }

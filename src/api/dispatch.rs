@@ -7,8 +7,8 @@ use worker::web_sys;
 
 use crate::api::change::Extent;
 use crate::api::{
-    acl_check, agent, audit, command_output, commands, groups, operator, pages, passwords, registration_tokens,
-    servers, service, sessions, tokens, users,
+    acl_check, agent, audit, command_creation, command_output, commands, groups, operator, pages,
+    passwords, registration_tokens, servers, service, sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;
@@ -19,7 +19,8 @@ use crate::store::workspaces;
 
 /// Where the paths of the command endpoints begin.
 const COMMANDS: &str = "/api/events/commands/";
-/// Browsers use https only for a year. Without subdomains: the service's domain may have others that belong to its owner.
+/// Browsers use https only for a year. Without subdomains: the service's domain may have others
+/// that belong to its owner.
 const HSTS: &str = "max-age=31536000";
 
 /// Answers a request: the one place where an error becomes JSON.
@@ -28,12 +29,16 @@ const HSTS: &str = "max-age=31536000";
 /// The platform cannot create the response.
 pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
     let (outcome, cost) = cost::of(async {
-        // Before the host is looked up: over plain http, no answer may depend on which workspaces exist.
+        // Before the host is looked up: over plain http, no answer may depend on which workspaces
+        // exist.
         call.require_https()?;
         setup::require_secrets(&call)?;
         match answer(&mut call).await {
-            // A workspace that does not exist is 404 before anything else about the request (contract 3.4).
-            Err(error) => Err(command_error(&call, workspace_missing(&call).await.unwrap_or(error))),
+            // A workspace that does not exist is 404 before anything else about the request
+            // (contract 3.4).
+            Err(error) => {
+                Err(command_error(&call, workspace_missing(&call).await.unwrap_or(error)))
+            }
             reply => reply,
         }
     })
@@ -44,9 +49,11 @@ pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
     }
     auth::audit::seal_later(&call);
     let reply = outcome.unwrap_or_else(|error| refusal(&call, &error));
-    let reply = if call.is_https() { reply.header("Strict-Transport-Security", HSTS) } else { reply };
+    let reply =
+        if call.is_https() { reply.header("Strict-Transport-Security", HSTS) } else { reply };
     let status = reply.status();
-    let response = cors::add_headers(&call, reply).into_response(&call.id, call.method == "HEAD")?;
+    let response =
+        cors::add_headers(&call, reply).into_response(&call.id, call.method == "HEAD")?;
     request_log::write(&call, status, cost);
     Ok(response)
 }
@@ -55,8 +62,12 @@ pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
 fn refusal(call: &Call, error: &Error) -> Reply {
     let reply = Reply::refusal(error, &call.id);
     match (error.kind, endpoints::find(&call.path)) {
-        (Kind::Unauthenticated, Some((route, _))) => reply.header("WWW-Authenticate", challenge(route.access)),
-        (Kind::MethodNotAllowed, Some((route, _))) => reply.header("Allow", route.allow(call.config.on_prem)),
+        (Kind::Unauthenticated, Some((route, _))) => {
+            reply.header("WWW-Authenticate", challenge(route.access))
+        }
+        (Kind::MethodNotAllowed, Some((route, _))) => {
+            reply.header("Allow", route.allow(call.config.on_prem))
+        }
         _ => reply,
     }
 }
@@ -66,21 +77,26 @@ fn challenge(access: Access) -> &'static str {
     match access {
         Access::Operator => "Bearer realm=\"farhand operator\"",
         Access::Agent => "id realm=\"farhand agent\"",
-        Access::Open | Access::User | Access::UserOrAgent | Access::Registration => "token realm=\"farhand\"",
+        Access::Open | Access::User | Access::UserOrAgent | Access::Registration => {
+            "token realm=\"farhand\""
+        }
     }
 }
 
-/// Gives invalid input of the command endpoints its code (contract 3.9). An agent's reports keep the plain form.
+/// Gives invalid input of the command endpoints its code (contract 3.9). An agent's reports keep
+/// the plain form.
 fn command_error(call: &Call, error: Error) -> Error {
-    let is_command = call.route.is_some_and(|route| route.access == Access::User && route.path.starts_with(COMMANDS));
+    let is_command = call
+        .route
+        .is_some_and(|route| route.access == Access::User && route.path.starts_with(COMMANDS));
     if is_command && error.kind == Kind::Invalid { error.invalid_command() } else { error }
 }
 
-/// Finds the endpoint and calls its handler. The order of refusals is the contract 3.4: host, path, method, then the
-/// handler's own.
+/// Finds the endpoint and calls its handler. The order of refusals is the contract 3.4: host, path,
+/// method, then the handler's own.
 async fn answer(call: &mut Call) -> Result<Reply, Error> {
-    let needs_workspace =
-        call.path != "/healthz" && !(call.path.starts_with("/operator/") && operator::is_visible(call));
+    let needs_workspace = call.path != "/healthz"
+        && !(call.path.starts_with("/operator/") && operator::is_visible(call));
     if needs_workspace {
         call.workspace()?;
     }
@@ -88,16 +104,22 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
         if let Some(error) = workspace_missing(call).await {
             return Err(error);
         }
-        // An agent's client would turn a redirected POST into a GET: agents are served without a redirect.
+        // An agent's client would turn a redirected POST into a GET: agents are served without a
+        // redirect.
         if !call.is_agent() {
-            let query = if call.raw_query.is_empty() { String::new() } else { format!("?{}", call.raw_query) };
+            let query = if call.raw_query.is_empty() {
+                String::new()
+            } else {
+                format!("?{}", call.raw_query)
+            };
             return Ok(Reply::moved(format!("{}{path}{query}", call.origin)));
         }
         call.path = path;
     }
     let path = call.path.clone();
-    let (route, parameters) =
-        endpoints::find(&path).filter(|(route, _)| is_served(call, route)).ok_or_else(Error::no_path)?;
+    let (route, parameters) = endpoints::find(&path)
+        .filter(|(route, _)| is_served(call, route))
+        .ok_or_else(Error::no_path)?;
     if call.method == "OPTIONS" {
         if let Some(error) = workspace_missing(call).await {
             return Err(error);
@@ -106,8 +128,10 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
     }
     call.route = Some(route);
     let endpoint = route.endpoint(&call.method);
-    let endpoint = endpoint.ok_or_else(|| Error::new(Kind::MethodNotAllowed, "Method not allowed."))?;
-    call.parameters = parameters.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let endpoint =
+        endpoint.ok_or_else(|| Error::new(Kind::MethodNotAllowed, "Method not allowed."))?;
+    call.parameters =
+        parameters.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let reply = handle(endpoint, call).await?;
     match workspace_missing(call).await {
         Some(error) => Err(error),
@@ -115,13 +139,15 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
     }
 }
 
-/// Whether this host and this deployment have the endpoint. A hidden one is 404, whatever the method.
+/// Whether this host and this deployment have the endpoint. A hidden one is 404, whatever the
+/// method.
 fn is_served(call: &Call, route: &Route) -> bool {
     let is_hidden_operator = route.access == Access::Operator && !operator::is_visible(call);
     !is_hidden_operator && !route.is_hidden(&call.method, call.config.on_prem)
 }
 
-/// The 404 for a workspace that does not exist. Asks D1 unless the handler has already proven that it exists.
+/// The 404 for a workspace that does not exist. Asks D1 unless the handler has already proven that
+/// it exists.
 async fn workspace_missing(call: &Call) -> Option<Error> {
     let outside = call.path == "/healthz" || call.path.starts_with("/operator/");
     let slug = call.host.workspace().filter(|_| !outside && !call.workspace_proven.get())?;
@@ -135,8 +161,8 @@ async fn workspace_missing(call: &Call) -> Option<Error> {
     }
 }
 
-/// Calls the endpoint's handler. Each handler's future is boxed: in one future of all of them, the first request of an isolate
-/// would have to wait until the code of all endpoints is compiled.
+/// Calls the endpoint's handler. Each handler's future is boxed: in one future of all of them, the
+/// first request of an isolate would have to wait until the code of all endpoints is compiled.
 fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Reply, Error>> {
     match endpoint {
         Endpoint::Health => future::ready(service::health(call)).boxed_local(),
@@ -194,10 +220,12 @@ fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Repl
         Endpoint::MembershipCreate => groups::create_membership(call).boxed_local(),
         Endpoint::MembershipRetrieve => groups::retrieve_membership(call).boxed_local(),
         Endpoint::MembershipReplace => groups::change_membership(call, Extent::Whole).boxed_local(),
-        Endpoint::MembershipUpdate => groups::change_membership(call, Extent::Partial).boxed_local(),
+        Endpoint::MembershipUpdate => {
+            groups::change_membership(call, Extent::Partial).boxed_local()
+        }
         Endpoint::MembershipDelete => groups::delete_membership(call).boxed_local(),
         Endpoint::CommandList => commands::list(call).boxed_local(),
-        Endpoint::CommandCreate => commands::create(call).boxed_local(),
+        Endpoint::CommandCreate => command_creation::create(call).boxed_local(),
         Endpoint::CommandRetrieve => commands::retrieve(call).boxed_local(),
         Endpoint::CommandCancel => commands::cancel(call).boxed_local(),
         Endpoint::CommandDelete => commands::delete(call).boxed_local(),

@@ -4,7 +4,8 @@ use farhand_domain::audit::show_ids;
 use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
 use farhand_domain::group::{
-    self, GroupChanges, GroupFilter, Membership, MembershipChange, MembershipFilter, NewMembership, Role, Standing,
+    self, GroupChanges, GroupFilter, Membership, MembershipChange, MembershipFilter, NewMembership,
+    Role, Standing,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -21,7 +22,8 @@ use crate::store::groups::{self, ForChange, ForJoining, MembershipForChange};
 
 /// `GET /api/iam/groups/`: those that the caller sees, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| GroupFilter::of(query).map(|filter| groups::list(&filter))).await
+    page_of(call, anybody, |query, _| GroupFilter::of(query).map(|filter| groups::list(&filter)))
+        .await
 }
 
 /// `GET /api/iam/groups/<id>/`.
@@ -67,7 +69,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let event = call.event()?.on(None, new.name.as_deref());
     let mut details = json!({});
     show_ids(&mut details, "servers", new.servers.as_deref().unwrap_or_default());
-    let batch = groups::insert(&credential.scope, &new, platform::new_id(call.now)?, &event.details(details))?;
+    let batch = groups::insert(
+        &credential.scope,
+        &new,
+        platform::new_id(call.now)?,
+        &event.details(details),
+    )?;
     let name = new.name.as_deref().unwrap_or_default();
     match once.write(&credential, name, batch).await.map_err(taken)? {
         Written::Created(_, group) => {
@@ -79,7 +86,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
 }
 
-/// The details of a change's audit event: the changed fields, and the servers, as they decide on access.
+/// The details of a change's audit event: the changed fields, and the servers, as they decide on
+/// access.
 fn details(changes: &GroupChanges) -> Value {
     let mut details = changed_fields(&[
         ("name", changes.name.is_some()),
@@ -105,18 +113,22 @@ fn standing(caller: &Caller, role: Option<Role>) -> Standing {
 
 /// `PUT` and `PATCH /api/iam/groups/<id>/`.
 ///
-/// 1. Finds caller and group. A caller who may not change it is refused before the input is looked at.
-/// 2. Only staff change its servers (contract 5.4). To name the same servers is no change. A `PUT` without servers removes them if
-///    the caller is staff, and keeps them otherwise.
+/// 1. Finds caller and group. A caller who may not change it is refused before the input is looked
+///    at.
+/// 2. Only staff change its servers (contract 5.4). To name the same servers is no change. A `PUT`
+///    without servers removes them if the caller is staff, and keeps them otherwise.
 /// 3. Writes, if the caller still may.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_number(Error::not_found)).await?;
-    let input = fields.and_then(|fields| extent.read(fields, GroupChanges::read_all, GroupChanges::read));
-    let servers = input.as_ref().ok().and_then(|changes| changes.servers.clone()).unwrap_or_default();
+    let input =
+        fields.and_then(|fields| extent.read(fields, GroupChanges::read_all, GroupChanges::read));
+    let servers =
+        input.as_ref().ok().and_then(|changes| changes.servers.clone()).unwrap_or_default();
     let attempt = async || {
-        let (caller, found) = find::<ForChange>(&credential, groups::for_change(id, &servers)).await?;
+        let (caller, found) =
+            find::<ForChange>(&credential, groups::for_change(id, &servers)).await?;
         let standing = standing(&caller, found.role);
         if !standing.owns() {
             return Err(Error::permission_denied(group::OWNS));
@@ -132,7 +144,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         if found.has_unknown_server {
             return Err(no_such_server());
         }
-        let event = call.event()?.on(Some(id.to_string()), Some(&found.name)).details(details(&changes));
+        let event =
+            call.event()?.on(Some(id.to_string()), Some(&found.name)).details(details(&changes));
         let batch = groups::update(&credential.scope, id, &changes, &event)?;
         let (_, group) = credential.write(batch).await.map_err(taken)?;
         Ok(group.map(Reply::ok_text))
@@ -160,7 +173,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/iam/memberships/`: those of groups that the caller sees, oldest first.
 pub async fn list_memberships(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| MembershipFilter::of(query).map(groups::list_memberships)).await
+    page_of(call, anybody, |query, _| MembershipFilter::of(query).map(groups::list_memberships))
+        .await
 }
 
 /// `GET /api/iam/memberships/<id>/`.
@@ -183,7 +197,8 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
         // The caller's permission comes before other refusals (contract 3.4).
         let (group, role) = asked.unwrap_or((0, Role::Member));
         let user = input.as_ref().map_or(0, |new| new.user);
-        let (caller, found) = find::<ForJoining>(&credential, groups::for_joining(group, user)).await?;
+        let (caller, found) =
+            find::<ForJoining>(&credential, groups::for_joining(group, user)).await?;
         let standing = standing(&caller, found.role);
         let is_seen = found.has_group && standing.sees();
         if is_seen && !standing.grants(role) {
@@ -202,12 +217,14 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
         }
         let id = platform::new_id(call.now)?;
         let event = call.event()?.on(Some(id.to_string()), None);
-        let event = event.details(json!({"group": new.group, "user": new.user, "role": new.role.as_str()}));
+        let event =
+            event.details(json!({"group": new.group, "user": new.user, "role": new.role.as_str()}));
         let batch = groups::insert_membership(&credential.scope, id, new, &event)?;
         Ok(match once.write(&credential, &id.to_string(), batch).await.map_err(joined)? {
-            Written::Created(_, membership) => {
-                Some(Reply::created_text(membership, location(call, MEMBERSHIP_KEPT.collection, id)))
-            }
+            Written::Created(_, membership) => Some(Reply::created_text(
+                membership,
+                location(call, MEMBERSHIP_KEPT.collection, id),
+            )),
             Written::Refused(_) => None,
             Written::Replayed(reply) => Some(reply),
         })
@@ -230,17 +247,20 @@ async fn find_membership(
     credential: &Credential<'_>,
     id: Uuid,
 ) -> Result<(Caller, Standing, MembershipForChange), Error> {
-    let (caller, found) = find::<MembershipForChange>(credential, groups::membership_for_change(id)).await?;
+    let (caller, found) =
+        find::<MembershipForChange>(credential, groups::membership_for_change(id)).await?;
     let standing = standing(&caller, found.role);
     Ok((caller, standing, found))
 }
 
-/// `PUT` and `PATCH /api/iam/memberships/<id>/`: gives a membership another role. A caller who may not is refused before the input is looked at.
+/// `PUT` and `PATCH /api/iam/memberships/<id>/`: gives a membership another role. A caller who may
+/// not is refused before the input is looked at.
 pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let input = fields.and_then(|fields| extent.read(fields, MembershipChange::read_all, MembershipChange::read));
+    let input = fields
+        .and_then(|fields| extent.read(fields, MembershipChange::read_all, MembershipChange::read));
     let attempt = async || {
         let (_, standing, found) = find_membership(&credential, id).await?;
         let membership = found.membership;

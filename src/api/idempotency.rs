@@ -1,7 +1,8 @@
-//! `Idempotency-Key` on requests that create something (contract 3.11). Commands have their own way, in `commands.rs`.
+//! `Idempotency-Key` on requests that create something (contract 3.11). Commands have their own
+//! way, in `commands.rs`.
 //!
-//! The answer, without its secrets, is stored in the transaction of the change. So a key has an answer exactly if its change
-//! was made.
+//! The answer, without its secrets, is stored in the transaction of the change. So a key has an
+//! answer exactly if its change was made.
 
 use farhand_domain::caller::Caller;
 use farhand_domain::command::KEY_LASTS;
@@ -57,7 +58,8 @@ impl Hashes {
         }))
     }
 
-    /// The answer to the earlier request with the key, `{request, answer}` as [`idempotency_keys`] gives it.
+    /// The answer to the earlier request with the key, `{request, answer}` as [`idempotency_keys`]
+    /// gives it.
     ///
     /// # Errors
     /// The earlier request was another one.
@@ -107,7 +109,8 @@ pub fn key_of(call: &Call) -> Result<Option<Secret>, Error> {
     if (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Ok(Some(Secret::new(key)));
     }
-    let message = format!("The header Idempotency-Key takes 1 to {MAX_KEY} visible ASCII characters.");
+    let message =
+        format!("The header Idempotency-Key takes 1 to {MAX_KEY} visible ASCII characters.");
     Err(Error::field(NON_FIELD, message))
 }
 
@@ -129,27 +132,42 @@ impl<'a> Once<'a> {
     ///
     /// # Errors
     /// The credential is not alive, or the key was used for another request.
-    pub async fn replay(&self, credential: &Credential<'_>) -> Result<Option<(Caller, Reply)>, Error> {
+    pub async fn replay(
+        &self,
+        credential: &Credential<'_>,
+    ) -> Result<Option<(Caller, Reply)>, Error> {
         let Some(hashes) = &self.hashes else { return Ok(None) };
         let since = self.call.now.plus_seconds(-KEY_LASTS);
-        let (caller, found) = credential.read(idempotency_keys::earlier(&hashes.key, since)).await?;
+        let (caller, found) =
+            credential.read(idempotency_keys::earlier(&hashes.key, since)).await?;
         let Some(found) = found else { return Ok(None) };
         let mut answer = hashes.answer(&found)?;
         answer.extend(self.kept.hidden.iter().map(|name| ((*name).to_owned(), Value::Null)));
-        let id = answer.get("id").map(|id| id.as_str().map_or_else(|| id.to_string(), str::to_owned));
+        let id =
+            answer.get("id").map(|id| id.as_str().map_or_else(|| id.to_string(), str::to_owned));
         let location = location(self.call, self.kept.collection, id.unwrap_or_default());
         Ok(Some((caller, replayed(&answer, location)?)))
     }
 
-    /// Writes a creation, and with it the answer to a request with a key. `resource` is the new resource's id or name.
+    /// Writes a creation, and with it the answer to a request with a key. `resource` is the new
+    /// resource's id or name.
     ///
     /// # Errors
     /// As [`Credential::write`].
-    pub async fn write(&self, credential: &Credential<'_>, resource: &str, batch: Batch) -> Result<Written, Failure> {
+    pub async fn write(
+        &self,
+        credential: &Credential<'_>,
+        resource: &str,
+        batch: Batch,
+    ) -> Result<Written, Failure> {
         let batch = match &self.hashes {
-            Some(Hashes { key, request }) => {
-                idempotency_keys::insert(batch, &credential.scope, (key, request), &self.kept.source, resource)
-            }
+            Some(Hashes { key, request }) => idempotency_keys::insert(
+                batch,
+                &credential.scope,
+                (key, request),
+                &self.kept.source,
+                resource,
+            ),
             None => batch,
         };
         match credential.write(batch).await {

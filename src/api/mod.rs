@@ -1,10 +1,12 @@
-//! The handlers, one file per resource: each reads its input, makes one call into the store or an object,
-//! and answers. `dispatch` hands requests to them, `change` and `idempotency` have what changes share.
+//! The handlers, one file per resource: each reads its input, makes one call into the store or an
+//! object, and answers. `dispatch` hands requests to them, `change` and `idempotency` have what
+//! changes share.
 
 pub mod acl_check;
 pub mod agent;
 pub mod audit;
 pub mod change;
+pub mod command_creation;
 pub mod command_output;
 pub mod commands;
 pub mod dispatch;
@@ -19,6 +21,7 @@ pub mod service;
 pub mod sessions;
 pub mod tokens;
 pub mod users;
+mod wait;
 
 use std::fmt::Display;
 
@@ -48,7 +51,8 @@ async fn one_of<Id>(
     resource.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
-/// The address of another page of the same list: on the caller's own base URL, with the other parameters kept.
+/// The address of another page of the same list: on the caller's own base URL, with the other
+/// parameters kept.
 fn page_url(call: &Call, query: &page::Query, number: u64) -> String {
     let mut parameters = form_urlencoded::Serializer::new(String::new());
     parameters.extend_pairs(query.iter().filter(|(name, _)| name != "page"));
@@ -57,7 +61,13 @@ fn page_url(call: &Call, query: &page::Query, number: u64) -> String {
 }
 
 /// Answers with a page of a list, in the envelope of contract 3.7 (Paginated list envelope).
-fn envelope(call: &Call, query: &page::Query, page: Page, items: Items, count: u64) -> Result<Reply, Error> {
+fn envelope(
+    call: &Call,
+    query: &page::Query,
+    page: Page,
+    items: Items,
+    count: u64,
+) -> Result<Reply, Error> {
     let (previous, next) = page.neighbours(count)?;
     let url = |number: u64| page_url(call, query, number);
     let (next, previous) = (json!(next.map(url)), json!(previous.map(url)));
@@ -95,8 +105,8 @@ fn staff(caller: &Caller) -> Result<(), Error> {
     if caller.is_staff_or_superuser() { Ok(()) } else { Err(staff_only()) }
 }
 
-/// Answers with a page of a list of the caller's that a query asks for, to those who are permitted it. `list` is a plain function:
-/// what it gives depends on the query only, so it can be kept.
+/// Answers with a page of a list of the caller's that a query asks for, to those who are permitted
+/// it. `list` is a plain function: what it gives depends on the query only, so it can be kept.
 async fn page_of(
     call: &Call,
     permit: impl Fn(&Caller) -> Result<(), Error>,

@@ -27,20 +27,22 @@ const OPERATOR: &str = "operator";
 /// The collection of workspaces.
 const WORKSPACES: &str = "/operator/workspaces/";
 
-/// The operator's tokens, if this request can see the operator API at all: on the bare service domain, with the secret
-/// `OPERATOR_TOKEN`.
+/// The operator's tokens, if this request can see the operator API at all: on the bare service
+/// domain, with the secret `OPERATOR_TOKEN`.
 fn tokens(call: &Call) -> Option<Vec<Secret>> {
     platform::operator_tokens(&call.env).filter(|_| matches!(call.host, Host::Bare(_)))
 }
 
 /// Refuses a caller that is not the operator.
 ///
-/// The right token is taken however many wrong ones came before: anybody can send those, and must not lock the operator out.
-/// What keeps guesses out is the token's length ([`SHORTEST_SECRET`](farhand_domain::secret::SHORTEST_SECRET)); the limit bounds what they cost and log.
+/// The right token is taken however many wrong ones came before: anybody can send those, and must
+/// not lock the operator out. What keeps guesses out is the token's length
+/// ([`SHORTEST_SECRET`](farhand_domain::secret::SHORTEST_SECRET)); the limit bounds what they cost
+/// and log.
 ///
 /// # Errors
-/// 404 on a workspace's own name or without the secret `OPERATOR_TOKEN`, 401 without a header, 403 with a wrong one, 429 after
-/// ten wrong ones in a minute.
+/// 404 on a workspace's own name or without the secret `OPERATOR_TOKEN`, 401 without a header, 403
+/// with a wrong one, 429 after ten wrong ones in a minute.
 pub async fn authorize(call: &Call) -> Result<(), Error> {
     let expected = tokens(call).ok_or_else(Error::not_found)?;
     let token = call.operator_token()?;
@@ -59,7 +61,8 @@ pub fn is_visible(call: &Call) -> bool {
 
 /// The operator's event about a workspace, which is known by its slug.
 fn event_of(call: &Call, slug: &str) -> Result<Event, Error> {
-    let event = call.event()?.by(ActorType::Operator, None, None).with(CredentialType::OperatorToken, None);
+    let event =
+        call.event()?.by(ActorType::Operator, None, None).with(CredentialType::OperatorToken, None);
     Ok(event.on(None, Some(slug)))
 }
 
@@ -93,13 +96,18 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
     let fields = call.fields().await;
     let hashes = Hashes::of(call, idempotency::body_of(&fields));
-    let (NewWorkspace { slug, name, admin }, hashes) = fields.and_then(read).and_then(|new| Ok((new, hashes?)))?;
+    let (NewWorkspace { slug, name, admin }, hashes) =
+        fields.and_then(read).and_then(|new| Ok((new, hashes?)))?;
     if let Some(reply) = replay(call, hashes.as_ref()).await? {
         return Ok(reply);
     }
     let hash = hashing::hash(call, OPERATOR, &admin.password).await?;
     // One in the cell's chain, and one in the workspace's own.
-    let made = || Ok::<_, Error>(event_of(call, &slug)?.details(json!({"name": name, "admin": admin.username})));
+    let made = || {
+        Ok::<_, Error>(
+            event_of(call, &slug)?.details(json!({"name": name, "admin": admin.username})),
+        )
+    };
     let (event, own_event) = (made()?, made()?);
     let mut answer = json!({
         "slug": slug,
@@ -109,7 +117,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "admin": {"id": null, "username": admin.username, "email": admin.email},
     });
     let store = |hashes: &Hashes| {
-        idempotency_keys::insert_of_operator((&hashes.key, &hashes.request), &answer.to_string(), &slug, call.now)
+        idempotency_keys::insert_of_operator(
+            (&hashes.key, &hashes.request),
+            &answer.to_string(),
+            &slug,
+            call.now,
+        )
     };
     let new = workspaces::New {
         slug: &slug,
@@ -134,7 +147,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 async fn replay(call: &Call, hashes: Option<&Hashes>) -> Result<Option<Reply>, Error> {
     let Some(hashes) = hashes else { return Ok(None) };
     let since = call.now.plus_seconds(-KEY_LASTS);
-    let Some(earlier) = idempotency_keys::earlier_of_operator(&call.env, &hashes.key, since).await? else {
+    let Some(earlier) =
+        idempotency_keys::earlier_of_operator(&call.env, &hashes.key, since).await?
+    else {
         return Ok(None);
     };
     let answer = hashes.answer(&earlier)?;
@@ -151,21 +166,23 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     envelope(call, &query, page, items, count)
 }
 
-/// `DELETE /operator/workspaces/<slug>/`: everything in the workspace is refused when this answers. The purge follows after the
-/// grace period, or with `?now=true` immediately.
+/// `DELETE /operator/workspaces/<slug>/`: everything in the workspace is refused when this answers.
+/// The purge follows after the grace period, or with `?now=true` immediately.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     authorize(call).await?;
     let is_now = boolean_parameter(&call.query(), "now")?.unwrap_or(false);
     let slug = call.parameter("slug");
     let purge_at = if is_now { call.now } else { platform::purge_at(&call.env, call.now) };
     let event = event_of(call, slug)?.details(json!({"purge_at": purge_at}));
-    let existed = janitor::delete_workspace(&call.env, slug, (purge_at, purge_at <= call.now), event).await?;
+    let existed =
+        janitor::delete_workspace(&call.env, slug, (purge_at, purge_at <= call.now), event).await?;
     call.audited.borrow_mut().push(CELL);
     workspaces::forget(slug);
     if existed { Ok(Reply::no_content()) } else { Err(no_workspace()) }
 }
 
-/// `POST /operator/workspaces/<slug>/undelete/`: makes a deleted workspace whose purge has not begun a live one again.
+/// `POST /operator/workspaces/<slug>/undelete/`: makes a deleted workspace whose purge has not
+/// begun a live one again.
 pub async fn undelete(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     authorize(call).await?;
@@ -173,7 +190,10 @@ pub async fn undelete(call: &mut Call) -> Result<Reply, Error> {
     let slug = call.parameter("slug");
     let event = event_of(call, slug)?;
     if !janitor::undelete_workspace(&call.env, slug, event).await? {
-        return Err(Error::new(Kind::NotFound, "No such deleted workspace, or its purge has begun."));
+        return Err(Error::new(
+            Kind::NotFound,
+            "No such deleted workspace, or its purge has begun.",
+        ));
     }
     call.audited.borrow_mut().push(CELL);
     Reply::ok(&json!({"slug": slug}))
@@ -183,8 +203,8 @@ fn no_workspace() -> Error {
     Error::new(Kind::NotFound, "No such workspace.")
 }
 
-/// `POST /operator/workspaces/<slug>/resync/`: begins to have all objects of servers tell D1 everything again, for when D1 was
-/// taken back to an earlier moment (docs/operations.md, Restore).
+/// `POST /operator/workspaces/<slug>/resync/`: begins to have all objects of servers tell D1
+/// everything again, for when D1 was taken back to an earlier moment (docs/operations.md, Restore).
 pub async fn resync(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     authorize(call).await?;

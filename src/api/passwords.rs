@@ -1,4 +1,5 @@
-//! Passwords: changing one's own, setting another's, and resets by mail (contract 4.9 and 4.10; contract 4.11).
+//! Passwords: changing one's own, setting another's, and resets by mail (contract 4.9 and 4.10;
+//! contract 4.11).
 
 use farhand_domain::audit::{ActorType, CredentialType};
 use farhand_domain::caller::Caller;
@@ -24,14 +25,22 @@ use crate::store::users::{self, Found, NewPassword, Target};
 /// 403 in place of 401, for endpoints of which contract 4.1 says so: logout and change-password.
 pub fn forbidden_without_header(error: Error) -> Error {
     match error.kind {
-        Kind::Unauthenticated => Error { kind: Kind::Forbidden, ..error }.code(Code::InvalidAuthorization),
+        Kind::Unauthenticated => {
+            Error { kind: Kind::Forbidden, ..error }.code(Code::InvalidAuthorization)
+        }
         _ => error,
     }
 }
 
 /// Notes all rules that a new password breaks, under the field that it came in.
-fn judge(fields: &mut Fields, name: &'static str, password: Option<&String>, personal: Personal<'_>) {
-    let violations = password.map(|password| password::violations(password, personal)).unwrap_or_default();
+fn judge(
+    fields: &mut Fields,
+    name: &'static str,
+    password: Option<&String>,
+    personal: Personal<'_>,
+) {
+    let violations =
+        password.map(|password| password::violations(password, personal)).unwrap_or_default();
     for message in violations {
         fields.reject(name, message);
     }
@@ -43,15 +52,19 @@ fn keep_scheduled(fields: &mut Fields) -> bool {
 }
 
 /// Reads a new password, and whether scheduled commands are kept.
-fn new_password(mut fields: Fields, name: &'static str, personal: Personal<'_>) -> Result<(String, bool), Error> {
+fn new_password(
+    mut fields: Fields,
+    name: &'static str,
+    personal: Personal<'_>,
+) -> Result<(String, bool), Error> {
     let new = user::read_password(&mut fields, name);
     let keep_scheduled = keep_scheduled(&mut fields);
     judge(&mut fields, name, new.as_ref(), personal);
     Ok((fields.finish_with(new)?, keep_scheduled))
 }
 
-/// Sets a password of a user, and ends the user's sessions. Returns the user; `None` if caller or user are not what they were any
-/// more: see [`users::set_password`].
+/// Sets a password of a user, and ends the user's sessions. Returns the user; `None` if caller or
+/// user are not what they were any more: see [`users::set_password`].
 async fn set_password(
     call: &Call,
     credential: &Credential<'_>,
@@ -60,7 +73,8 @@ async fn set_password(
     (password, keep_scheduled): (&str, bool),
 ) -> Result<Option<String>, Error> {
     let hash = hashing::hash(call, &caller.username, password).await?;
-    let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
+    let event =
+        caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
     let event = event.details(json!({"keep_scheduled": keep_scheduled}));
     let new = NewPassword { hash: &hash, keep_scheduled };
     let batch = users::set_password(&credential.scope, caller, account.id, stored, &new, &event)?;
@@ -74,8 +88,10 @@ async fn set_password(
 /// `POST /api/auth/change-password/`.
 ///
 /// 1. Looks the caller up, with the current password's hash.
-/// 2. Checks both fields, and tells all that is wrong together. A wrong current password counts as a guess.
-/// 3. Sets the new one, if the one that was checked is still the current one. All sessions end; API tokens stay.
+/// 2. Checks both fields, and tells all that is wrong together. A wrong current password counts as
+///    a guess.
+/// 3. Sets the new one, if the one that was checked is still the current one. All sessions end; API
+///    tokens stay.
 pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await.map_err(forbidden_without_header)?;
     let credential = Credential::of(call)?;
@@ -99,7 +115,8 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     Reply::ok(&Value::Null)
 }
 
-/// `PUT` and `PATCH /api/users/users/<username>/`: sets a user's password, for superusers. The current one is not asked for.
+/// `PUT` and `PATCH /api/users/users/<username>/`: sets a user's password, for superusers. The
+/// current one is not asked for.
 pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
@@ -111,11 +128,13 @@ pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let mut fields = fields?;
     fields.ignore(user::READ_ONLY);
     let (new, keep_scheduled) = new_password(fields, "password", account.personal())?;
-    let user = set_password(call, &credential, (&caller, &account), None, (&new, keep_scheduled)).await?;
+    let user =
+        set_password(call, &credential, (&caller, &account), None, (&new, keep_scheduled)).await?;
     user.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
-/// `POST /api/auth/reset-password/`: `null`, whatever is answered (contract 4.10: no error body in any case).
+/// `POST /api/auth/reset-password/`: `null`, whatever is answered (contract 4.10: no error body in
+/// any case).
 pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
     match try_to_request(call).await {
         Ok(()) => Reply::ok(&Value::Null),
@@ -127,7 +146,8 @@ pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
 /// Does the same for every address, registered or not (contract 4.10).
 ///
 /// 1. Counts the request for the client's address.
-/// 2. Stores it, unless the address asked for has as many pending as may be. What is no address is not stored.
+/// 2. Stores it, unless the address asked for has as many pending as may be. What is no address is
+///    not stored.
 /// 3. Has a mail sent for it, which is dropped later if the address is nobody's.
 async fn try_to_request(call: &mut Call) -> Result<(), Error> {
     let fields = call.fields().await;
@@ -137,7 +157,8 @@ async fn try_to_request(call: &mut Call) -> Result<(), Error> {
     let address_hash = platform::secret_key(&call.env)?.hash(Guessable::Address, &address);
     let id = platform::new_id(call.now)?;
     let event = call.event()?.on(None, None);
-    let new = reset_requests::New { id, address: &address, address_hash: &address_hash, event: &event };
+    let new =
+        reset_requests::New { id, address: &address, address_hash: &address_hash, event: &event };
     match reset_requests::insert(&call.env, call.workspace()?, new, call.now).await? {
         Requested::Stored(workspace_id) => {
             call.audited.borrow_mut().push(workspace_id);
@@ -154,7 +175,8 @@ fn request_of_key(call: &Call) -> Result<Option<Uuid>, Error> {
     Ok(platform::secret_key(&call.env)?.reset_request(&key))
 }
 
-/// `GET /api/auth/reset-password/confirm/<confirmation_key>/`: sends the browser to the page that asks for the password.
+/// `GET /api/auth/reset-password/confirm/<confirmation_key>/`: sends the browser to the page that
+/// asks for the password.
 pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
     let workspace = call.workspace()?;
     let found = match request_of_key(call)? {
@@ -162,7 +184,8 @@ pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
         None => None,
     };
     // A good key has digits and letters only.
-    let query = found.map_or("error=invalid".to_owned(), |_| format!("key={}", call.parameter("key")));
+    let query =
+        found.map_or("error=invalid".to_owned(), |_| format!("key={}", call.parameter("key")));
     let page = format!("{}/reset-password/?{query}", call.config.web_client_of(workspace));
     Ok(Reply::found(page).header("Referrer-Policy", "no-referrer"))
 }
@@ -176,7 +199,9 @@ pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields().await;
     let workspace = call.workspace()?;
     let id = request_of_key(call)?.ok_or_else(Error::not_found)?;
-    let account = reset_requests::find(&call.env, workspace, id, call.now).await?.ok_or_else(Error::not_found)?;
+    let account = reset_requests::find(&call.env, workspace, id, call.now)
+        .await?
+        .ok_or_else(Error::not_found)?;
     let (new, keep_scheduled) = new_password(fields?, "new_password", account.personal())?;
     let hash = hashing::hash(call, &account.username, &new).await?;
     let event = call.event()?.on(Some(account.id.to_string()), Some(&account.username));

@@ -1,4 +1,5 @@
-//! Registration tokens, for staff, and the servers that agents register with them (contract 6.4; agent-protocol 1.2).
+//! Registration tokens, for staff, and the servers that agents register with them (contract 6.4;
+//! agent-protocol 1.2).
 
 use farhand_domain::audit::show_ids;
 use farhand_domain::error::Error;
@@ -27,8 +28,11 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 }
 
 /// What a replay of a creation shows.
-const KEPT: Kept =
-    Kept { collection: "/api/servers/registration-tokens/", source: registration_tokens::REPLAY, hidden: &["key"] };
+const KEPT: Kept = Kept {
+    collection: "/api/servers/registration-tokens/",
+    source: registration_tokens::REPLAY,
+    hidden: &["key"],
+};
 
 /// `POST /api/servers/registration-tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
@@ -61,7 +65,13 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "approval": new.approval,
     });
     show_ids(&mut details, "groups", &new.groups);
-    let batch = registration_tokens::insert(&credential.scope, id, &new, &key_hash, &event.details(details))?;
+    let batch = registration_tokens::insert(
+        &credential.scope,
+        id,
+        &new,
+        &key_hash,
+        &event.details(details),
+    )?;
     match once.write(&credential, &id.to_string(), batch).await? {
         Written::Created(_, token) => {
             let mut token: Value = serde_json::from_str(&token)?;
@@ -78,12 +88,14 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
     let event = call.event()?.on(Some(id.to_string()), None);
-    let (caller, deleted) = credential.write(registration_tokens::delete(&credential.scope, id, &event)?).await?;
+    let (caller, deleted) =
+        credential.write(registration_tokens::delete(&credential.scope, id, &event)?).await?;
     staff(&caller)?;
     deleted.map(|_| Reply::no_content()).ok_or_else(Error::not_found)
 }
 
-/// `POST /api/servers/servers/register/`: an agent makes a server of its host. Exactly 201 (agent-protocol 1.2).
+/// `POST /api/servers/servers/register/`: an agent makes a server of its host. Exactly 201
+/// (agent-protocol 1.2).
 ///
 /// The server has no owner and is in the token's groups. A name that is taken gets a number.
 pub async fn register(call: &mut Call) -> Result<Reply, Error> {
@@ -98,7 +110,14 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         Ok(registration) => registration,
         Err(error) => {
             let remote_ip = call.remote_ip();
-            registration_tokens::refusal(&call.env, &workspace, &token, (None, &remote_ip), call.now).await?;
+            registration_tokens::refusal(
+                &call.env,
+                &workspace,
+                &token,
+                (None, &remote_ip),
+                call.now,
+            )
+            .await?;
             return Err(error);
         }
     };
@@ -113,11 +132,15 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         remote_ip: &remote_ip,
         event: &event,
     };
-    let registered = registration_tokens::register(&call.env, &workspace, &token, new, call.now).await?;
+    let registered =
+        registration_tokens::register(&call.env, &workspace, &token, new, call.now).await?;
     let Some(registered) = registered else {
         let asked = (Some(registration.name.as_str()), remote_ip.as_str());
         registration_tokens::refusal(&call.env, &workspace, &token, asked, call.now).await?;
-        return Err(Error::field("name", "Servers of this name have all the numbers that there are."));
+        return Err(Error::field(
+            "name",
+            "Servers of this name have all the numbers that there are.",
+        ));
     };
     call.audited.borrow_mut().push(registered.workspace_id);
     api_servers::adopt(call, registered.workspace_id, id).await?;

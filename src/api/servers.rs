@@ -31,7 +31,8 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     page_of(call, anybody, |query, _| ServerList::of(query).map(|list| servers::list(&list))).await
 }
 
-/// `GET /api/servers/servers/<id>/`: a server that the caller reaches; for an agent, with `-`, its own.
+/// `GET /api/servers/servers/<id>/`: a server that the caller reaches; for an agent, with `-`, its
+/// own.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::own_server(call).await;
@@ -46,8 +47,9 @@ pub fn new_key() -> Result<(Secret, String), Error> {
     Ok((key, hash))
 }
 
-/// A server with its agent's key and how to start one: the one answer that shows them. The agent's address of the service
-/// comes from configuration: the caller's Host header must not decide whom the agent obeys.
+/// A server with its agent's key and how to start one: the one answer that shows them. The agent's
+/// address of the service comes from configuration: the caller's Host header must not decide whom
+/// the agent obeys.
 fn with_key(call: &Call, mut server: Value, id: Uuid, key: &Secret) -> Result<Value, Error> {
     let service = call.config.base_url_of(call.workspace()?);
     server["install"] = json!(server::install_commands(&service, id, key));
@@ -68,26 +70,33 @@ fn taken(failure: Failure) -> Error {
 pub fn bad_groups(problem: Option<&str>) -> Option<Error> {
     match problem {
         Some("unknown") => Some(Error::field("groups", "No such group.")),
-        Some("full") => Some(Error::field("groups", format!("A group has no more than {MAX_SERVERS} servers."))),
+        Some("full") => {
+            Some(Error::field("groups", format!("A group has no more than {MAX_SERVERS} servers.")))
+        }
         _ => None,
     }
 }
 
 /// What a replay of a creation shows.
-const KEPT: Kept =
-    Kept { collection: SERVERS, source: servers::REPLAY, hidden: &["key", "install", "install_alpamon"] };
+const KEPT: Kept = Kept {
+    collection: SERVERS,
+    source: servers::REPLAY,
+    hidden: &["key", "install", "install_alpamon"],
+};
 
-/// `POST /api/servers/`: makes a server, if the caller is staff; the one answer that has the agent's key.
+/// `POST /api/servers/`: makes a server, if the caller is staff; the one answer that has the
+/// agent's key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let body = idempotency::body_of(&fields);
     let credential = Credential::of(call)?;
     let once = Once::of(call, &KEPT, body);
-    let (new, once) = match fields.and_then(ServerChanges::read_new).and_then(|new| Ok((new, once?))) {
-        Ok(read) => read,
-        // The caller's right comes before the input (contract 3.4).
-        Err(error) => return Err(staff(&credential.check().await?).err().unwrap_or(error)),
-    };
+    let (new, once) =
+        match fields.and_then(ServerChanges::read_new).and_then(|new| Ok((new, once?))) {
+            Ok(read) => read,
+            // The caller's right comes before the input (contract 3.4).
+            Err(error) => return Err(staff(&credential.check().await?).err().unwrap_or(error)),
+        };
     if let Some((caller, reply)) = once.replay(&credential).await? {
         staff(&caller)?;
         return Ok(reply);
@@ -126,7 +135,8 @@ fn of_server(call: &Call, workspace_id: i64, server: Uuid) -> Result<OfServer, E
     Ok(OfServer { workspace: call.workspace()?.to_owned(), workspace_id, server })
 }
 
-/// Tells a new server's object who the server is. Where that fails, it learns it from D1 at its agent's first call.
+/// Tells a new server's object who the server is. Where that fails, it learns it from D1 at its
+/// agent's first call.
 ///
 /// # Errors
 /// The request has no workspace.
@@ -151,16 +161,19 @@ async fn for_change(
     groups: &[i64],
     owner: Option<i64>,
 ) -> Result<(Caller, ForChange), Error> {
-    let (caller, found) = find::<ForChange>(credential, servers::for_change(id, groups, owner)).await?;
+    let (caller, found) =
+        find::<ForChange>(credential, servers::for_change(id, groups, owner)).await?;
     if found.is_editable { Ok((caller, found)) } else { Err(Error::permission_denied(EDITS)) }
 }
 
 /// `PUT` and `PATCH /api/servers/servers/<id>/`: its name, its groups and its owner.
 ///
-/// 1. Finds caller and server. A caller who may not change it is refused before the input is looked at.
-/// 2. Only staff change its groups (contract 5.7). To name the same groups is no change. A `PUT` without groups removes them if the
-///    caller is staff, and keeps them otherwise.
-/// 3. Only superusers change its owner. To name the same owner is no change. A `PUT` without an owner keeps it.
+/// 1. Finds caller and server. A caller who may not change it is refused before the input is looked
+///    at.
+/// 2. Only staff change its groups (contract 5.7). To name the same groups is no change. A `PUT`
+///    without groups removes them if the caller is staff, and keeps them otherwise.
+/// 3. Only superusers change its owner. To name the same owner is no change. A `PUT` without an
+///    owner keeps it.
 /// 4. Writes, if the caller still may.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     if call.is_agent() {
@@ -169,7 +182,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
-    let input = fields.and_then(|fields| extent.read(fields, ServerChanges::read_all, ServerChanges::read));
+    let input =
+        fields.and_then(|fields| extent.read(fields, ServerChanges::read_all, ServerChanges::read));
     let groups = input.as_ref().ok().and_then(|changes| changes.groups.clone()).unwrap_or_default();
     let owner = input.as_ref().ok().and_then(|changes| changes.owner).flatten();
     let attempt = async || {
@@ -206,7 +220,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     retry("server", attempt).await
 }
 
-/// The details of a change's audit event: the changed fields, their new values, and the owner before.
+/// The details of a change's audit event: the changed fields, their new values, and the owner
+/// before.
 fn details(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
     let mut details = changed_fields(&[
         ("name", changes.name.is_some()),
@@ -230,7 +245,8 @@ fn details(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
     details
 }
 
-/// After the response: tells the object of a server its new name, which its agent is told when it asks.
+/// After the response: tells the object of a server its new name, which its agent is told when it
+/// asks.
 fn rename(call: &Call, id: Uuid, name: String) {
     let (env, rename) = (call.env.clone(), Rename { name, at: call.now });
     call.context.wait_until(async move {
@@ -240,7 +256,8 @@ fn rename(call: &Call, id: Uuid, name: String) {
     });
 }
 
-/// `DELETE /api/servers/servers/<id>/`: its agent is cut off, what waits is taken back, what went out stays readable.
+/// `DELETE /api/servers/servers/<id>/`: its agent is cut off, what waits is taken back, what went
+/// out stays readable.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::denied(call).await;
@@ -255,8 +272,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     Ok(Reply::no_content())
 }
 
-/// `POST /api/servers/servers/<id>/approve/`: lets a pending server run commands, if staff know the fingerprint of its agent's key.
-/// To approve it again with the same fingerprint changes nothing.
+/// `POST /api/servers/servers/<id>/approve/`: lets a pending server run commands, if staff know the
+/// fingerprint of its agent's key. To approve it again with the same fingerprint changes nothing.
 pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let credential = Credential::of(call)?;
@@ -264,9 +281,13 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     let (caller, found) = find::<ForApproval>(&credential, servers::for_approval(id)).await?;
     staff(&caller)?;
     let fingerprint = fields.and_then(registration_token::read_fingerprint)?;
-    let wrong = || Error::field("fingerprint", "This is not the fingerprint of the server's agent.");
+    let wrong =
+        || Error::field("fingerprint", "This is not the fingerprint of the server's agent.");
     let Some(right) = found.fingerprint else {
-        return Err(Error::field("fingerprint", "The server was not registered with a token that asks for approval."));
+        return Err(Error::field(
+            "fingerprint",
+            "The server was not registered with a token that asks for approval.",
+        ));
     };
     if fingerprint != right {
         return Err(wrong());
@@ -276,13 +297,14 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     }
     let event = call.event()?.on(Some(id.to_string()), Some(&found.name));
     let event = event.details(json!({"fingerprint": fingerprint}));
-    let (_, server) = credential.write(servers::approve(&credential.scope, id, &fingerprint, &event)?).await?;
+    let (_, server) =
+        credential.write(servers::approve(&credential.scope, id, &fingerprint, &event)?).await?;
     // Without a reply, another request approved the server first, or its key was rotated.
     server.map(Reply::ok_text).ok_or_else(|| conflict("server"))
 }
 
-/// `POST /api/servers/servers/<id>/rotate-key/`: another key for its agent, told this once. The old one is dead when this
-/// answers.
+/// `POST /api/servers/servers/<id>/rotate-key/`: another key for its agent, told this once. The old
+/// one is dead when this answers.
 pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     let credential = Credential::of(call)?;
@@ -293,7 +315,14 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     let (key, key_hash) = new_key()?;
     let event = caller.sign(call.event()?).on(Some(id.to_string()), found.server["name"].as_str());
     let fingerprint = fingerprint::of_key(&key);
-    let rotate = Rotate { of, by: caller.user_id, key_hash, fingerprint: fingerprint.clone(), at: call.now, event };
+    let rotate = Rotate {
+        of,
+        by: caller.user_id,
+        key_hash,
+        fingerprint: fingerprint.clone(),
+        at: call.now,
+        event,
+    };
     let rotated = calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;
     rotated.map_err(|refusal| match refusal {
         Refusal::NoServer => Error::not_found(),

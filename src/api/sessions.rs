@@ -31,9 +31,11 @@ const MAX_USER_AGENT: usize = 512;
 
 /// `POST /api/auth/login/`.
 ///
-/// 1. Reads the fields from JSON or either kind of form; missing ones are 403 with the field arrays (contract 4.4).
+/// 1. Reads the fields from JSON or either kind of form; missing ones are 403 with the field arrays
+///    (contract 4.4).
 /// 2. Refuses whoever guessed too often lately.
-/// 3. Looks the user up, and checks the password; for a user who is unknown or inactive the same work is done.
+/// 3. Looks the user up, and checks the password; for a user who is unknown or inactive the same
+///    work is done.
 /// 4. Makes the session in D1, on the condition that the user and the password are still the same.
 /// 5. Puts the token into KV and answers with it.
 pub async fn login(call: &mut Call) -> Result<Reply, Error> {
@@ -43,7 +45,10 @@ pub async fn login(call: &mut Call) -> Result<Reply, Error> {
 
     let check = async |rank: &Rank| log_in(call, workspace, (&username, &password), rank).await;
     let reply = guesses::guess(call, (Guesser::Anonymous, &username), check).await?;
-    reply.ok_or_else(|| Error { kind: Kind::Forbidden, ..Error::field(NON_FIELD, WRONG_CREDENTIALS) })
+    reply.ok_or_else(|| Error {
+        kind: Kind::Forbidden,
+        ..Error::field(NON_FIELD, WRONG_CREDENTIALS)
+    })
 }
 
 /// The name of the user whom a login's name means: users' names are in lower case.
@@ -59,18 +64,33 @@ async fn log_in(
     rank: &Rank,
 ) -> Result<Option<Reply>, Error> {
     let mut failed = None;
-    // Another login of the same user may renew the hash between the look and the session: then all is done once more.
+    // Another login of the same user may renew the hash between the look and the session: then all
+    // is done once more.
     for _ in 0..2 {
-        let found = users::for_login(&call.env, workspace, username).await?.ok_or_else(Error::not_found)?;
+        let found =
+            users::for_login(&call.env, workspace, username).await?.ok_or_else(Error::not_found)?;
         let checked = hashing::check(call, rank, password, found.password.as_deref()).await?;
         failed = Some((found.workspace_id, found.user_id.map(|id| (id, name_of_user(username)))));
-        let (Some(user_id), Some(stored), true) = (found.user_id, &found.password, checked.is_right) else { break };
+        let (Some(user_id), Some(stored), true) =
+            (found.user_id, &found.password, checked.is_right)
+        else {
+            break;
+        };
         let id = platform::new_id(call.now)?;
         let event = call.event()?.on(Some(id.to_string()), None);
-        let event = event.by(ActorType::User, Some(user_id.to_string()), Some(name_of_user(username)));
+        let event =
+            event.by(ActorType::User, Some(user_id.to_string()), Some(name_of_user(username)));
         let event = event.with(CredentialType::Session, Some(id.to_string()));
-        if let Some(reply) =
-            begin_session(call, workspace, (id, user_id), (username, password), stored, checked, &event).await?
+        if let Some(reply) = begin_session(
+            call,
+            workspace,
+            (id, user_id),
+            (username, password),
+            stored,
+            checked,
+            &event,
+        )
+        .await?
         {
             return Ok(Some(reply));
         }
@@ -81,7 +101,8 @@ async fn log_in(
     Ok(None)
 }
 
-/// Makes a session for a user whose password was checked against `stored`; `None` where that is not the user's any more.
+/// Makes a session for a user whose password was checked against `stored`; `None` where that is not
+/// the user's any more.
 async fn begin_session(
     call: &Call,
     workspace: &str,
@@ -93,8 +114,13 @@ async fn begin_session(
 ) -> Result<Option<Reply>, Error> {
     let token = platform::new_secret()?;
     let token_hash = credential_hash(Purpose::Token, &token);
-    let renewed = if checked.is_outdated { Some(hashing::hash(call, username, password).await?) } else { None };
-    let user_agent: String = call.header("User-Agent").unwrap_or_default().chars().take(MAX_USER_AGENT).collect();
+    let renewed = if checked.is_outdated {
+        Some(hashing::hash(call, username, password).await?)
+    } else {
+        None
+    };
+    let user_agent: String =
+        call.header("User-Agent").unwrap_or_default().chars().take(MAX_USER_AGENT).collect();
     let new = sessions::New {
         id,
         user_id,
@@ -117,12 +143,14 @@ async fn begin_session(
     Reply::ok(&json!({"token": token.expose(), "expires_at": entry.expires_at})).map(Some)
 }
 
-/// A login's fields. Missing or blank ones are 403 and not 400 (contract 4.4: 403 on failure); unknown ones are 400.
+/// A login's fields. Missing or blank ones are 403 and not 400 (contract 4.4: 403 on failure);
+/// unknown ones are 400.
 fn read(mut fields: Fields) -> Result<(String, String), Error> {
     let username = fields.text("username", 1..=usize::MAX);
     let password = fields.text("password", 1..=usize::MAX);
     let kind = if fields.has_unknown() { Kind::Invalid } else { Kind::Forbidden };
-    let refused = |error: Error| if error.kind == Kind::Invalid { Error { kind, ..error } } else { error };
+    let refused =
+        |error: Error| if error.kind == Kind::Invalid { Error { kind, ..error } } else { error };
     fields.finish_with(username.zip(password)).map_err(refused)
 }
 
@@ -140,8 +168,8 @@ pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
     Reply::ok(&json!({"authenticated": authenticated}))
 }
 
-/// `GET` or `POST /api/auth/logout/`: ends the session of a login token. Without a header it is 403, not 401
-/// (contract 4.4); with an API token it is 403, and the token stays (contract 4.4).
+/// `GET` or `POST /api/auth/logout/`: ends the session of a login token. Without a header it is
+/// 403, not 401 (contract 4.4); with an API token it is 403, and the token stays (contract 4.4).
 pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     let credential = Credential::of(call).map_err(forbidden_without_header)?;
@@ -149,7 +177,8 @@ pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     let event = call.event()?.on(None, None);
     let (caller, _) = credential.write(sessions::delete_own(&credential.scope, &event)?).await?;
     if caller.kind == farhand_domain::caller::Kind::ApiToken {
-        return Err(Error::new(Kind::Forbidden, "Only a login token can log out.").code(Code::PermissionDenied));
+        return Err(Error::new(Kind::Forbidden, "Only a login token can log out.")
+            .code(Code::PermissionDenied));
     }
     Reply::ok(&Value::Null)
 }
@@ -164,8 +193,8 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     one_of(call, anybody, call.path_id(Error::not_found), sessions::one).await
 }
 
-/// `DELETE /api/auth/sessions/<id>/`: refuses the session's token from the next request on. The waiting commands that it created
-/// are cancelled, unless `keep_scheduled` says otherwise.
+/// `DELETE /api/auth/sessions/<id>/`: refuses the session's token from the next request on. The
+/// waiting commands that it created are cancelled, unless `keep_scheduled` says otherwise.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::of(call)?;
     let id = credential.checked(call.path_id(Error::not_found)).await?;
@@ -177,7 +206,10 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
             return Err(error);
         }
     };
-    let event = call.event()?.on(Some(id.to_string()), None).details(json!({"keep_scheduled": keep_scheduled}));
+    let event = call
+        .event()?
+        .on(Some(id.to_string()), None)
+        .details(json!({"keep_scheduled": keep_scheduled}));
     let batch = sessions::delete(&credential.scope, id, keep_scheduled, &event)?;
     let (_, ended) = credential.write(batch).await?;
     ended.ok_or_else(Error::not_found)?;

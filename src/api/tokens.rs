@@ -18,7 +18,8 @@ use crate::store::api_tokens;
 const QUOTA_RETRY_AFTER: u64 = 60;
 
 /// What a replay of a creation shows.
-const KEPT: Kept = Kept { collection: "/api/auth/tokens/", source: api_tokens::REPLAY, hidden: &["key"] };
+const KEPT: Kept =
+    Kept { collection: "/api/auth/tokens/", source: api_tokens::REPLAY, hidden: &["key"] };
 
 /// `POST /api/auth/tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
@@ -35,7 +36,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let key_hash = credential_hash(Purpose::Token, &key);
     let id = platform::new_id(now)?;
     let event = call.event()?.on(Some(id.to_string()), Some(&new.name));
-    let mut event = event.details(json!({"expires_at": new.expires_at, "has_acl": new.acl.is_some()}));
+    let mut event =
+        event.details(json!({"expires_at": new.expires_at, "has_acl": new.acl.is_some()}));
     api_tokens::tell_acl(&mut event, new.acl.as_ref())?;
     let most = call.config.quotas.tokens_of_user;
     let batch = api_tokens::insert(&credential.scope, id, &new, &key_hash, most, &event)?;
@@ -46,7 +48,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             Reply::created(&token, location(call, KEPT.collection, id))
         }
         Written::Refused(caller) => {
-            let limit = caller.token_expires_at().filter(|limit| new.expires_at.is_none_or(|end| end > *limit));
+            let limit = caller
+                .token_expires_at()
+                .filter(|limit| new.expires_at.is_none_or(|end| end > *limit));
             let detail = format!("You have {most} API tokens. Delete one first.");
             Err(limit.map_or_else(
                 || Error::quota_exceeded(detail, QUOTA_RETRY_AFTER),
@@ -59,7 +63,10 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 
 /// `GET /api/auth/tokens/`: the caller's own, newest first; with `name` and `enabled` as filters.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| TokenFilter::of(query).map(|filter| api_tokens::list(&filter))).await
+    page_of(call, anybody, |query, _| {
+        TokenFilter::of(query).map(|filter| api_tokens::list(&filter))
+    })
+    .await
 }
 
 /// `GET /api/auth/tokens/<id>/`.
@@ -67,8 +74,8 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     one_of(call, anybody, call.path_id(Error::not_found), api_tokens::one).await
 }
 
-/// `PUT` and `PATCH /api/auth/tokens/<id>/`: everything but the key. In a `PUT`, fields that are left out are as in a new token.
-/// A missing token is refused before the input (contract 3.4).
+/// `PUT` and `PATCH /api/auth/tokens/<id>/`: everything but the key. In a `PUT`, fields that are
+/// left out are as in a new token. A missing token is refused before the input (contract 3.4).
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let now = call.now;
     let whole = |fields| TokenReplacement::read(fields, now).map(TokenChanges::from);
@@ -89,7 +96,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         ("expires_at", changes.expires_at.is_some()),
         ("acl", changes.acl.is_some()),
     ]));
-    let (caller, token) = credential.write(api_tokens::update(&credential.scope, id, &changes, event)?).await?;
+    let (caller, token) =
+        credential.write(api_tokens::update(&credential.scope, id, &changes, event)?).await?;
     if let Some(token) = token {
         return Ok(Reply::ok_text(token));
     }

@@ -1,4 +1,5 @@
-//! Users (contract 5.1): under `/api/iam/users/` by id, with `-` for the caller, and under `/api/users/users/` by name.
+//! Users (contract 5.1): under `/api/iam/users/` by id, with `-` for the caller, and under
+//! `/api/users/users/` by name.
 
 use farhand_domain::error::{Error, FieldErrors};
 use farhand_domain::user::{self, Account, Changes, Filter, Proof};
@@ -76,11 +77,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         }
         Ok(Written::Refused(_)) => Err(staff_only()),
         Ok(Written::Replayed(reply)) => Ok(reply),
-        Err(failure) => Err(taken(&credential, failure, Some(&new.username), Some(&new.email), None).await),
+        Err(failure) => {
+            Err(taken(&credential, failure, Some(&new.username), Some(&new.email), None).await)
+        }
     }
 }
 
-/// What a broken uniqueness rule is to the client: messages for all the fields that somebody has already.
+/// What a broken uniqueness rule is to the client: messages for all the fields that somebody has
+/// already.
 async fn taken(
     credential: &Credential<'_>,
     failure: Failure,
@@ -135,7 +139,8 @@ fn details(account: &Account, changes: &Changes) -> Value {
 
 /// `PUT` and `PATCH`: everything but the password.
 ///
-/// 1. Finds caller and user. A user whom the caller may not change at all is refused before the input is looked at.
+/// 1. Finds caller and user. A user whom the caller may not change at all is refused before the
+///    input is looked at.
 /// 2. Decides by contract 5.2, and checks the caller's password if the change needs it.
 /// 3. Writes, if caller and user are still what was decided on.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
@@ -153,12 +158,14 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         let proof = user::may_change((caller.user_id, rank), account, &changes, found.has_other)?;
         let proved = match (proof, &changes.password) {
             (Proof::Password, Some(password)) => {
-                guesses::prove_password(call, &caller.username, password.expose(), &found.password).await?;
+                guesses::prove_password(call, &caller.username, password.expose(), &found.password)
+                    .await?;
                 Some(found.password.as_str())
             }
             _ => None,
         };
-        let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
+        let event =
+            caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
         let event = event.details(details(account, &changes));
         let batch = users::update(&credential.scope, &caller, account, &changes, proved, &event)?;
         match credential.write(batch).await {
@@ -179,10 +186,12 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let attempt = async || {
         let (caller, found) = find::<Found>(&credential, users::find(&target)).await?;
         user::may_delete(caller.rank(), &found.account, found.has_other, found.is_only_owner)?;
-        // The janitor takes the user off their commands. It is woken before the deletion too, in case this request is cut off.
+        // The janitor takes the user off their commands. It is woken before the deletion too, in
+        // case this request is cut off.
         janitor::wake(&call.env).await?;
         let account = &found.account;
-        let event = caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
+        let event =
+            caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
         let batch = users::delete(&credential.scope, &caller, account, &event)?;
         let (_, deleted) = credential.write(batch).await?;
         if deleted.is_some() {

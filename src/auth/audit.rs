@@ -1,5 +1,6 @@
-//! Events of the request at hand, for the audit log (`docs/audit.md`), that are in no batch with a change: what was refused or
-//! failed. They are written after the response, which does not wait for them.
+//! Events of the request at hand, for the audit log (`docs/audit.md`), that are in no batch with a
+//! change: what was refused or failed. They are written after the response, which does not wait for
+//! them.
 
 use std::time::Duration;
 
@@ -48,9 +49,11 @@ pub fn record_later(call: &Call, workspace_id: i64, event: Event) {
     call.context.wait_until(async move {
         match store::record(&env, workspace_id, &event).await {
             Ok(()) => audit_sealer::tell(&env, workspace_id).await,
-            Err(error) => {
-                log::trouble("audit_event_lost", json!({"action": event.action, "id": event.id}), &error.detail)
-            }
+            Err(error) => log::trouble(
+                "audit_event_lost",
+                json!({"action": event.action, "id": event.id}),
+                &error.detail,
+            ),
         }
     });
 }
@@ -59,7 +62,9 @@ pub fn record_later(call: &Call, workspace_id: i64, event: Event) {
 fn record_or_log(call: &Call, workspace_id: i64, event: Result<Event, Error>) {
     match event {
         Ok(event) => record_later(call, workspace_id, event),
-        Err(error) => log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail),
+        Err(error) => {
+            log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail)
+        }
     }
 }
 
@@ -71,13 +76,14 @@ pub fn seal_later(call: &Call) {
     }
 }
 
-/// Notes that a request was refused for want of a right, where its credential is good. What a credential that is not is refused
-/// leaves nothing: guessing would fill the log. Where nothing was to be changed, the same refusal once more within a minute leaves
-/// nothing either.
+/// Notes that a request was refused for want of a right, where its credential is good. What a
+/// credential that is not is refused leaves nothing: guessing would fill the log. Where nothing was
+/// to be changed, the same refusal once more within a minute leaves nothing either.
 pub fn note_refusal(call: &Call, error: &Error) {
     let is_denial = error.kind == Kind::Forbidden
         && matches!(error.code, Some(Code::PermissionDenied | Code::ApiTokenAclNotAllowed));
-    let known = call.caller.borrow().as_ref().map(|caller| (caller.workspace_id, caller.credential_id));
+    let known =
+        call.caller.borrow().as_ref().map(|caller| (caller.workspace_id, caller.credential_id));
     let (true, Some((workspace_id, credential))) = (is_denial, known) else { return };
     if call.action().is_none() {
         let path = call.route.map_or("", |route| route.path);
@@ -100,7 +106,9 @@ fn denied(call: &Call, error: &Error) -> Result<Event, Error> {
         Some(Refused { object, details }) => Event { object, details, ..event },
         None => {
             let (id, username) = (call.parameter("id"), call.parameter("username"));
-            let kept = |text: &str| (!text.is_empty()).then(|| text.chars().take(MAX_ID).collect::<String>());
+            let kept = |text: &str| {
+                (!text.is_empty()).then(|| text.chars().take(MAX_ID).collect::<String>())
+            };
             event.on(kept(id), kept(username).as_deref())
         }
     };
@@ -108,7 +116,8 @@ fn denied(call: &Call, error: &Error) -> Result<Event, Error> {
     Ok(event)
 }
 
-/// Records that a command or its output was read: after the response, and not again within a minute.
+/// Records that a command or its output was read: after the response, and not again within a
+/// minute.
 pub fn note_read(call: &Call, caller: &Caller, command: Uuid) {
     if !READ.with(|read| read.is_new((caller.credential_id, command), call.now)) {
         return;
@@ -120,17 +129,22 @@ pub fn note_read(call: &Call, caller: &Caller, command: Uuid) {
     record_or_log(call, caller.workspace_id, event);
 }
 
-/// Records that a wrong operator token was refused, in the cell's chain. Those that are counted leave an event each, the ones
-/// beyond the limit one event a minute and isolate: guesses must not fill the log.
+/// Records that a wrong operator token was refused, in the cell's chain. Those that are counted
+/// leave an event each, the ones beyond the limit one event a minute and isolate: guesses must not
+/// fill the log.
 pub fn note_refused_operator(call: &Call, refusal: &Error) {
     let is_throttled = refusal.kind == Kind::Throttled;
     if is_throttled && !THROTTLED_OPERATOR.with(|recorded| recorded.is_new((), call.now)) {
         return;
     }
     let path = call.route.map_or("", |route| route.path);
-    let details = json!({"method": call.method, "path": path, "code": refusal.code.map(Code::as_str)});
-    let event = platform::new_id(call.now)
-        .map(|id| Event::new(id, call.now, call.source(), "operator.refuse").that(Outcome::Denied).details(details));
+    let details =
+        json!({"method": call.method, "path": path, "code": refusal.code.map(Code::as_str)});
+    let event = platform::new_id(call.now).map(|id| {
+        Event::new(id, call.now, call.source(), "operator.refuse")
+            .that(Outcome::Denied)
+            .details(details)
+    });
     record_or_log(call, CELL, event);
 }
 
@@ -145,20 +159,28 @@ pub fn note_wrong_password(call: &Call) {
     record_or_log(call, caller.workspace_id, event);
 }
 
-/// Counts a failed login; one event a minute says how many there were, for each user and for all unknown names together. The name
-/// that was sent is not recorded unless it is a user's: it may be a password that was typed in the wrong place.
+/// Counts a failed login; one event a minute says how many there were, for each user and for all
+/// unknown names together. The name that was sent is not recorded unless it is a user's: it may be
+/// a password that was typed in the wrong place.
 ///
 /// # Errors
 /// The event could not be made.
-pub fn note_failed_login(call: &Call, workspace_id: i64, user: Option<(i64, String)>) -> Result<(), Error> {
+pub fn note_failed_login(
+    call: &Call,
+    workspace_id: i64,
+    user: Option<(i64, String)>,
+) -> Result<(), Error> {
     let event = call.event()?.that(Outcome::Failure);
     let object = user.map(|(id, name)| Object::new("user", Some(id.to_string()), Some(name)));
-    let statements = anonymous_events::anonymous(workspace_id, &Event { object, ..event }, call.now)?;
+    let statements =
+        anonymous_events::anonymous(workspace_id, &Event { object, ..event }, call.now)?;
     let env = call.env.clone();
     call.context.wait_until(async move {
         match anonymous_events::write_anonymous(&env, statements).await {
             Ok(()) => audit_sealer::tell(&env, workspace_id).await,
-            Err(error) => log::trouble("audit_event_lost", json!({"action": "session.login"}), &error.detail),
+            Err(error) => {
+                log::trouble("audit_event_lost", json!({"action": "session.login"}), &error.detail)
+            }
         }
     });
     Ok(())

@@ -1,8 +1,10 @@
-//! Who is calling: the Authorization header's token, resolved in the same round trip as the handler's own work.
+//! Who is calling: the Authorization header's token, resolved in the same round trip as the
+//! handler's own work.
 //!
-//! Every statement that a handler runs for a user begins with the common table `me`, which has one row if the
-//! credential is alive in the request's workspace and none otherwise. So a read finds nothing and a write changes
-//! nothing for a dead credential, and a revocation is effective at the very next request.
+//! Every statement that a handler runs for a user begins with the common table `me`, which has one
+//! row if the credential is alive in the request's workspace and none otherwise. So a read finds
+//! nothing and a write changes nothing for a dead credential, and a revocation is effective at the
+//! very next request.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -35,8 +37,9 @@ use crate::store::{api_tokens, sessions, workspaces};
 
 /// For how long an isolate remembers what a token's caller was like.
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
-/// For how long an isolate that saw the right entry of a login token in KV does not read it again. An entry that is lost in this
-/// time is written again later; nothing else depends on it, as D1 decides about the token in every request.
+/// For how long an isolate that saw the right entry of a login token in KV does not read it again.
+/// An entry that is lost in this time is written again later; nothing else depends on it, as D1
+/// decides about the token in every request.
 const SEEN: Duration = Duration::from_secs(10 * 60);
 /// How long KV may not show what was written.
 const KV_SETTLES_WITHIN: Duration = Duration::from_secs(60);
@@ -47,12 +50,13 @@ thread_local! {
     static CALLERS: Hints<String, Traits> = Hints::new(REMEMBERED);
     /// Entries of KV that were right when they were read or written.
     static ENTRIES: Hints<String, Entry> = Hints::new(SEEN);
-    /// Keys whose entry in KV was written. KV may say for a minute that there is none, and takes one write a second for a
-    /// key; so it is not written again for as long.
+    /// Keys whose entry in KV was written. KV may say for a minute that there is none, and takes
+    /// one write a second for a key; so it is not written again for as long.
     static WRITTEN: Hints<String> = Hints::new(KV_SETTLES_WITHIN);
 }
 
-/// What decides how a token is looked up, and how a list is read for it. Each answer tells whether that still holds.
+/// What decides how a token is looked up, and how a list is read for it. Each answer tells whether
+/// that still holds.
 #[derive(Clone, Copy, Default)]
 struct Traits {
     /// KV has no entry for it.
@@ -70,7 +74,8 @@ struct Known {
     is_remembered: bool,
 }
 
-/// A token that was sent, not looked up yet. Each method that asks D1 refuses a credential that is not alive.
+/// A token that was sent, not looked up yet. Each method that asks D1 refuses a credential that is
+/// not alive.
 pub struct Credential<'a> {
     call: &'a Call,
     /// The key of its entry in KV.
@@ -92,8 +97,8 @@ impl<'a> Credential<'a> {
     /// Reads the Authorization header.
     ///
     /// # Errors
-    /// 401 without one, 403 if it has another form. A token of another form than ours is refused like an unknown one, without
-    /// asking D1 or KV.
+    /// 401 without one, 403 if it has another form. A token of another form than ours is refused
+    /// like an unknown one, without asking D1 or KV.
     pub fn of(call: &'a Call) -> Result<Self, Error> {
         let token = call.user_token()?;
         if !token.is_token() {
@@ -112,15 +117,17 @@ impl<'a> Credential<'a> {
         Self { call: self.call, key: self.key.clone(), scope: self.scope.at(platform::now()) }
     }
 
-    /// Runs a statement that selects [`Who`], and the rest behind it, in one round trip. A failure is reported only if the
-    /// credential is alive: otherwise no statement does anything that could fail.
+    /// Runs a statement that selects [`Who`], and the rest behind it, in one round trip. A failure
+    /// is reported only if the credential is alive: otherwise no statement does anything that could
+    /// fail.
     async fn resolve(
         &self,
         who: impl Into<Statement>,
         rest: Vec<Statement>,
     ) -> Result<(Caller, Outcome, Vec<Outcome>), Failure> {
         let statements = std::iter::once(who.into()).chain(rest).collect::<Vec<_>>();
-        let (outcomes, entry) = future::join(db::batch(&self.call.env, statements), self.entry()).await;
+        let (outcomes, entry) =
+            future::join(db::batch(&self.call.env, statements), self.entry()).await;
         let mut outcomes = outcomes?.into_iter();
         let first = outcomes.next().ok_or_else(|| Error::internal("D1: no result"))?;
         let caller = self.settle(&first, entry)?;
@@ -174,8 +181,8 @@ impl<'a> Credential<'a> {
         Ok(caller)
     }
 
-    /// After the response: moves a session's expiry and repairs its KV entry, or notes an API token's use; each at
-    /// most every ten minutes.
+    /// After the response: moves a session's expiry and repairs its KV entry, or notes an API
+    /// token's use; each at most every ten minutes.
     fn keep_up(&self, caller: &Caller, Known { entry, is_remembered }: Known) {
         let (env, now) = (self.call.env.clone(), self.scope.now);
         let (workspace_id, id, key) = (caller.workspace_id, caller.credential_id, self.key.clone());
@@ -188,7 +195,8 @@ impl<'a> Credential<'a> {
                 }
             }
             Kind::Session => {
-                let expires_at = if is_due { Some(session::expires_at(now)) } else { caller.expires_at };
+                let expires_at =
+                    if is_due { Some(session::expires_at(now)) } else { caller.expires_at };
                 let Some(expires_at) = expires_at else { return };
                 let wanted = Entry { session: id, expires_at };
                 if entry == Some(wanted) {
@@ -231,8 +239,8 @@ impl<'a> Credential<'a> {
         Ok(caller)
     }
 
-    /// Passes on input that was read before the credential was looked up; where it is bad, the credential's own
-    /// refusal comes first (contract 3.4).
+    /// Passes on input that was read before the credential was looked up; where it is bad, the
+    /// credential's own refusal comes first (contract 3.4).
     pub async fn checked<T>(&self, input: Result<T, Error>) -> Result<T, Error> {
         match input {
             Ok(input) => Ok(input),
@@ -250,7 +258,10 @@ impl<'a> Credential<'a> {
     }
 
     /// The same, decoded.
-    pub async fn find<T: DeserializeOwned>(&self, query: Query) -> Result<(Caller, Option<T>), Error> {
+    pub async fn find<T: DeserializeOwned>(
+        &self,
+        query: Query,
+    ) -> Result<(Caller, Option<T>), Error> {
         let (caller, found) = self.read(query).await?;
         Ok((caller, found.map(|found| serde_json::from_str(&found)).transpose()?))
     }
@@ -260,12 +271,14 @@ impl<'a> Credential<'a> {
         KeptList::find(&self.scope, self.call)
     }
 
-    /// Keeps a page of a list for the next request with the same path and query: it must depend on nothing else.
+    /// Keeps a page of a list for the next request with the same path and query: it must depend on
+    /// nothing else.
     pub fn keep_list(&self, list: List, page: Page) -> Rc<KeptList> {
         KeptList::keep(&self.scope, self.call, list, page)
     }
 
-    /// Reads a page of a list. Returns the caller, the JSON array of the items, and the number of all.
+    /// Reads a page of a list. Returns the caller, the JSON array of the items, and the number of
+    /// all.
     pub async fn list(&self, list: &KeptList) -> Result<(Caller, Items, u64), Error> {
         let Some(narrow) = &list.narrow else { return self.list_widely(list).await };
         if self.traits().reads_narrowly {
@@ -314,8 +327,9 @@ impl<'a> Credential<'a> {
         }
     }
 
-    /// Writes a change with its audit event in one transaction. After the response, the KV entries of the login tokens that the
-    /// change ends are deleted. Returns the caller and the reply; no reply means that nothing was changed.
+    /// Writes a change with its audit event in one transaction. After the response, the KV entries
+    /// of the login tokens that the change ends are deleted. Returns the caller and the reply; no
+    /// reply means that nothing was changed.
     ///
     /// # Errors
     /// The credential is not alive, or a uniqueness rule is broken.
@@ -325,12 +339,17 @@ impl<'a> Credential<'a> {
         self.call.audited.borrow_mut().push(caller.workspace_id);
         let bodies = results.iter().map(body).collect::<Result<_, Error>>()?;
         let BatchResult { reply, ended_tokens } = BatchResult::new(&parts, bodies);
-        forget_login_tokens(self.call, self.scope.workspace, sessions::read_token_hashes(ended_tokens)?);
+        forget_login_tokens(
+            self.call,
+            self.scope.workspace,
+            sessions::read_token_hashes(ended_tokens)?,
+        );
         Ok((caller, reply))
     }
 }
 
-/// A credential with what it reads, to be looked at again and again while its response is under way.
+/// A credential with what it reads, to be looked at again and again while its response is under
+/// way.
 pub struct Watch {
     env: Env,
     workspace: String,
@@ -340,7 +359,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Tells whether the credential is still alive, may call from where it does, and still reads what it did.
+    /// Tells whether the credential is still alive, may call from where it does, and still reads
+    /// what it did.
     pub async fn still_reads(&self, now: Timestamp) -> Result<bool, Error> {
         let scope = Scope::new(&self.workspace, self.hash.clone(), now, Limited::Taken);
         let result = db::run(&self.env, scope.read(self.query.clone())).await?;
@@ -366,7 +386,8 @@ pub fn forget_login_tokens(call: &Call, workspace: &str, hashes: Vec<String>) {
     }));
 }
 
-/// After the response: has the waiting commands of revoked sessions cancelled. They are refused at delivery already.
+/// After the response: has the waiting commands of revoked sessions cancelled. They are refused at
+/// delivery already.
 pub fn cancel_revoked(call: &Call) {
     let env = call.env.clone();
     call.context.wait_until(logged(async move { janitor::cancel_revoked(&env).await }));

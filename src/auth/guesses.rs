@@ -1,4 +1,5 @@
-//! Guesses at passwords and operator tokens: each is counted by the objects of `objects::throttle` before it is checked.
+//! Guesses at passwords and operator tokens: each is counted by the objects of `objects::throttle`
+//! before it is checked.
 
 use farhand_domain::error::Error;
 use farhand_domain::hashing_gate::Rank;
@@ -16,7 +17,8 @@ use crate::objects::throttle::{Ask, Outcome, ask};
 use crate::platform::{self, log};
 use crate::store::workspaces;
 
-/// What counters are kept apart by: the workspace's id, which no other one ever has. Without a workspace nothing is counted.
+/// What counters are kept apart by: the workspace's id, which no other one ever has. Without a
+/// workspace nothing is counted.
 async fn scope(call: &Call) -> Result<String, Error> {
     let id = workspaces::id_of(&call.env, call.workspace()?, call.now).await?;
     id.map(|id| id.to_string()).ok_or_else(Error::not_found)
@@ -27,13 +29,13 @@ async fn scope(call: &Call) -> Result<String, Error> {
 pub enum Guesser {
     /// A request without a credential.
     Anonymous,
-    /// A request with a credential of the user whose password it is. No counter that other users' guesses fill bounds it, but for
-    /// the username's.
+    /// A request with a credential of the user whose password it is. No counter that other users'
+    /// guesses fill bounds it, but for the username's.
     User,
 }
 
-/// Has a guess checked, unless there were too many lately. `None` from the check: it was wrong, and counts. The check gets the
-/// rank that the attempt hashes with.
+/// Has a guess checked, unless there were too many lately. `None` from the check: it was wrong, and
+/// counts. The check gets the rank that the attempt hashes with.
 ///
 /// # Errors
 /// Too many, or those of the check.
@@ -45,7 +47,8 @@ pub async fn guess<T>(
     let known = Rank::known(call.workspace()?, username);
     let (scope, address, settings) = (scope(call).await?, call.remote_ip(), call.config.throttles);
     // Whoever types their password where the name belongs does not find it stored.
-    let username = platform::secret_key(&call.env)?.hash(Guessable::Username, &username.to_lowercase());
+    let username =
+        platform::secret_key(&call.env)?.hash(Guessable::Username, &username.to_lowercase());
     let id = platform::new_id(call.now)?;
     // After the response: whoever comes before that is told waits for it, if it matters.
     let end_later = |attempts: &[Attempt], outcome| {
@@ -56,8 +59,10 @@ pub async fn guess<T>(
             }
         });
     };
-    let begin = async |attempt: &Attempt| ask(&call.env, Ask::Begin { id, attempt: attempt.clone() }).await;
-    // One after the other: two attempts that each wait for what the other one has would wait for long.
+    let begin =
+        async |attempt: &Attempt| ask(&call.env, Ask::Begin { id, attempt: attempt.clone() }).await;
+    // One after the other: two attempts that each wait for what the other one has would wait for
+    // long.
     let by_username = Attempt::login_by_username(&scope, &username, &address, settings);
     let (rank, attempts) = if begin(&by_username).await? {
         (known, vec![by_username.for_known_address()])
@@ -85,9 +90,11 @@ pub async fn guess<T>(
     checked
 }
 
-/// Tells the objects of an attempt how it ended. One that is not told takes it for failed in a minute.
+/// Tells the objects of an attempt how it ended. One that is not told takes it for failed in a
+/// minute.
 async fn end(env: &Env, id: Uuid, attempts: &[Attempt], outcome: Outcome) -> Result<(), Error> {
-    let ends = attempts.iter().map(|attempt| ask(env, Ask::End { id, attempt: attempt.clone(), outcome }));
+    let ends =
+        attempts.iter().map(|attempt| ask(env, Ask::End { id, attempt: attempt.clone(), outcome }));
     future::try_join_all(ends).await.map(drop)
 }
 
@@ -95,9 +102,15 @@ async fn end(env: &Env, id: Uuid, attempts: &[Attempt], outcome: Outcome) -> Res
 ///
 /// # Errors
 /// Too many guesses.
-pub async fn is_current(call: &Call, username: &str, password: &str, stored: &str) -> Result<bool, Error> {
-    let check =
-        async |rank: &Rank| Ok(hashing::check(call, rank, password, Some(stored)).await?.is_right.then_some(()));
+pub async fn is_current(
+    call: &Call,
+    username: &str,
+    password: &str,
+    stored: &str,
+) -> Result<bool, Error> {
+    let check = async |rank: &Rank| {
+        Ok(hashing::check(call, rank, password, Some(stored)).await?.is_right.then_some(()))
+    };
     let checked = guess(call, (Guesser::User, username), check).await?;
     if checked.is_none() {
         note_wrong_password(call);
@@ -112,7 +125,12 @@ pub const WRONG_PASSWORD: &str = "This is not your current password.";
 ///
 /// # Errors
 /// Too many guesses, or a wrong one.
-pub async fn prove_password(call: &Call, username: &str, password: &str, stored: &str) -> Result<(), Error> {
+pub async fn prove_password(
+    call: &Call,
+    username: &str,
+    password: &str,
+    stored: &str,
+) -> Result<(), Error> {
     if is_current(call, username, password, stored).await? {
         Ok(())
     } else {
@@ -125,7 +143,8 @@ pub async fn prove_password(call: &Call, username: &str, password: &str, stored:
 /// # Errors
 /// Too many.
 pub async fn count_reset(call: &Call) -> Result<(), Error> {
-    let attempt = Attempt::reset_by_address(&scope(call).await?, &call.remote_ip(), call.config.throttles);
+    let attempt =
+        Attempt::reset_by_address(&scope(call).await?, &call.remote_ip(), call.config.throttles);
     ask(&call.env, Ask::Count { id: platform::new_id(call.now)?, attempt }).await.map(drop)
 }
 
@@ -134,5 +153,7 @@ pub async fn count_reset(call: &Call) -> Result<(), Error> {
 /// # Errors
 /// Too many in the cell.
 pub async fn count_operator(call: &Call) -> Result<(), Error> {
-    ask(&call.env, Ask::Count { id: platform::new_id(call.now)?, attempt: Attempt::operator() }).await.map(drop)
+    ask(&call.env, Ask::Count { id: platform::new_id(call.now)?, attempt: Attempt::operator() })
+        .await
+        .map(drop)
 }

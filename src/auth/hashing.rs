@@ -1,5 +1,5 @@
-//! Password hashing, in slices between which the isolate serves other requests, and one at a time. `farhand_domain::hashing_gate`
-//! has the order.
+//! Password hashing, in slices between which the isolate serves other requests, and one at a time.
+//! `farhand_domain::hashing_gate` has the order.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -14,11 +14,12 @@ use crate::http::request::Call;
 use crate::platform;
 use crate::platform::log;
 
-/// The rounds of one slice: at most a few milliseconds of the isolate's time. It is a fixed number, as the platform's clock
-/// stands still during a computation. docs/performance.md has what it takes.
+/// The rounds of one slice: at most a few milliseconds of the isolate's time. It is a fixed number,
+/// as the platform's clock stands still during a computation. docs/performance.md has what it
+/// takes.
 const ROUNDS_PER_SLICE: u32 = 5_000;
-/// How often a waiting request looks whether it is its turn. It must not await another request's future, which the runtime
-/// forbids, so it polls.
+/// How often a waiting request looks whether it is its turn. It must not await another request's
+/// future, which the runtime forbids, so it polls.
 const POLL_EVERY: Duration = Duration::from_millis(20);
 /// How long a request waits at most, in seconds.
 const MAX_WAIT: i64 = 20;
@@ -48,13 +49,20 @@ fn refusal() -> Error {
 /// # Errors
 /// Too many requests wait: 429.
 pub fn refuse_if_full(rank: &Rank) -> Result<(), Error> {
-    if GATE.with_borrow_mut(|gate| gate.is_full(rank, platform::now())) { Err(refusal()) } else { Ok(()) }
+    if GATE.with_borrow_mut(|gate| gate.is_full(rank, platform::now())) {
+        Err(refusal())
+    } else {
+        Ok(())
+    }
 }
 
 /// Waits until the request may hash.
 async fn enter(rank: &Rank) -> Result<Place, Error> {
     let entered_at = platform::now();
-    let place = GATE.with_borrow_mut(|gate| gate.enter(rank.clone(), entered_at)).map(Place).ok_or_else(refusal)?;
+    let place = GATE
+        .with_borrow_mut(|gate| gate.enter(rank.clone(), entered_at))
+        .map(Place)
+        .ok_or_else(refusal)?;
     loop {
         let now = platform::now();
         if GATE.with_borrow_mut(|gate| gate.poll(&place.0, now)) == Turn::Go {
@@ -78,11 +86,17 @@ async fn derive(place: &Place, mut derivation: Derivation) -> [u8; 32] {
     }
 }
 
-/// Checks a password, and logs the work that it took: it must be the same for users who may not log in.
+/// Checks a password, and logs the work that it took: it must be the same for users who may not log
+/// in.
 ///
 /// # Errors
 /// Too many requests wait: 429, before any hashing.
-pub async fn check(call: &Call, rank: &Rank, password: &str, stored: Option<&str>) -> Result<Checked, Error> {
+pub async fn check(
+    call: &Call,
+    rank: &Rank,
+    password: &str,
+    stored: Option<&str>,
+) -> Result<Checked, Error> {
     let place = enter(rank).await?;
     let derive = async |derivation| derive(&place, derivation).await;
     let checked = password::check(password, stored, call.config.pbkdf2_rounds, derive).await;
@@ -90,7 +104,8 @@ pub async fn check(call: &Call, rank: &Rank, password: &str, stored: Option<&str
     Ok(checked)
 }
 
-/// The string to store for a new password. `username` is the user who asks for it and has proven who they are.
+/// The string to store for a new password. `username` is the user who asks for it and has proven
+/// who they are.
 ///
 /// # Errors
 /// Too many requests wait: 429. There are no random bytes for the salt.

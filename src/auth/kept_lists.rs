@@ -1,4 +1,5 @@
-//! The statements of lists that an isolate keeps: to make their text takes longer than all else that the Worker does for a list.
+//! The statements of lists that an isolate keeps: to make their text takes longer than all else
+//! that the Worker does for a list.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
@@ -17,14 +18,18 @@ const MAX_LISTS: usize = 100;
 /// The longest query whose list is kept, in bytes.
 const MAX_QUERY: usize = 100;
 
-/// What the statements of a list depend on: the workspace, the path of the route, and the query. The values of a request, such as
-/// its credential, are parameters.
+/// What the statements of a list depend on: the workspace, the path of the route, and the query.
+/// The values of a request, such as its credential, are parameters.
 #[derive(PartialEq, Eq, Hash)]
 struct Key(String, &'static str, String);
 
 impl Key {
     fn new(scope: &Scope<'_>, call: &Call) -> Self {
-        Self(scope.workspace.to_owned(), call.route.map_or("", |route| route.path), call.raw_query.clone())
+        Self(
+            scope.workspace.to_owned(),
+            call.route.map_or("", |route| route.path),
+            call.raw_query.clone(),
+        )
     }
 }
 

@@ -1,4 +1,5 @@
-//! Who calls: the credential of a request, guesses at passwords, and what the audit log tells of a refusal.
+//! Who calls: the credential of a request, guesses at passwords, and what the audit log tells of a
+//! refusal.
 
 pub mod audit;
 pub mod credential;

@@ -35,3 +35,45 @@ impl Head {
         }
     }
 }
+
+/// A URL's parts: origin, path and query. `Request::url()` would parse it too, and double the
+/// bundle.
+pub fn split_url(url: &str) -> (&str, &str, &str) {
+    let authority = url.find("://").map_or(0, |at| at + 3);
+    let path = url[authority..].find(['/', '?', '#']).map_or(url.len(), |at| authority + at);
+    let (origin, rest) = url.split_at(path);
+    let rest = rest.split('#').next().unwrap_or("");
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    (origin, path, query)
+}
+
+/// Tells whether a caller's own request id is kept: 1 to 64 of `[A-Za-z0-9_-]` (contract 3.8).
+pub fn is_request_id(text: &str) -> bool {
+    (1..=64).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_split() {
+        assert_eq!(
+            split_url("https://a.b:8/x/y/?q=1&r=/#f"),
+            ("https://a.b:8", "/x/y/", "q=1&r=/")
+        );
+        assert_eq!(split_url("http://a/"), ("http://a", "/", ""));
+        assert_eq!(split_url("http://a?x"), ("http://a", "", "x"));
+        assert_eq!(split_url("http://[::1]:80/x?y?z"), ("http://[::1]:80", "/x", "y?z"));
+    }
+
+    #[test]
+    fn request_ids() {
+        assert!(is_request_id("Az_9-"));
+        let too_long = "a".repeat(65);
+        for bad in ["", "a b", "a.b", "ä", &too_long] {
+            assert!(!is_request_id(bad), "{bad}");
+        }
+    }
+}

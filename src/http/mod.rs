@@ -1,5 +1,5 @@
-//! Requests and responses: what a request says, how an answer is put, CORS, the log line of a request,
-//! and whether the deployment is complete.
+//! Requests and responses: what a request says, how an answer is put, CORS, the log line of a
+//! request, and whether the deployment is complete.
 
 pub mod cors;
 pub mod head;

@@ -24,7 +24,7 @@ use uuid::Uuid;
 use wasm_bindgen::JsValue;
 use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 
-use crate::http::head::Head;
+use crate::http::head::{Head, is_request_id, split_url};
 use crate::platform::{self, Config, PeerSource};
 
 /// The largest body of a request, in bytes (contract 3.3).
@@ -62,7 +62,8 @@ pub struct Call {
     pub path: String,
     /// The query, as sent, without the question mark.
     pub raw_query: String,
-    /// Scheme and host as the client used them, at a trusted proxy if there is one: `https://acme.eu1.example.com`.
+    /// Scheme and host as the client used them, at a trusted proxy if there is one:
+    /// `https://acme.eu1.example.com`.
     pub origin: String,
     /// What the Host header names.
     pub host: Host,
@@ -81,23 +82,9 @@ pub struct Call {
     /// The peer's address, once it was asked for.
     peer: OnceCell<Option<IpAddr>>,
     head: Head,
-    /// As the runtime has it: the crate's own form of it asks for more than is needed, `cf` among it, of each request.
+    /// As the runtime has it: the crate's own form of it asks for more than is needed, `cf` among
+    /// it, of each request.
     request: web_sys::Request,
-}
-
-/// A URL's parts: origin, path and query. `Request::url()` would parse it too, and double the bundle.
-fn split_url(url: &str) -> (&str, &str, &str) {
-    let authority = url.find("://").map_or(0, |at| at + 3);
-    let path = url[authority..].find(['/', '?', '#']).map_or(url.len(), |at| authority + at);
-    let (origin, rest) = url.split_at(path);
-    let rest = rest.split('#').next().unwrap_or("");
-    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    (origin, path, query)
-}
-
-/// Tells whether a caller's own request id is kept: 1 to 64 of `[A-Za-z0-9_-]` (contract 3.8).
-fn is_request_id(text: &str) -> bool {
-    (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
 impl Call {
@@ -109,7 +96,9 @@ impl Call {
         let (origin, path, raw_query) = split_url(&head.url);
         let host = head.header(&request, "Host").unwrap_or_default();
         let own_id = head.header(&request, "X-Request-Id").filter(|id| is_request_id(id));
-        let id = own_id.or_else(|| platform::new_id(now).ok().map(|id| id.to_string())).unwrap_or_default();
+        let id = own_id
+            .or_else(|| platform::new_id(now).ok().map(|id| id.to_string()))
+            .unwrap_or_default();
         let call = Self {
             now,
             id,
@@ -148,13 +137,16 @@ impl Call {
         self.origin.starts_with("https://")
     }
 
-    /// Refuses plain http, except on the caller's own machine and if the deployment allows it (contract 11.2).
+    /// Refuses plain http, except on the caller's own machine and if the deployment allows it
+    /// (contract 11.2).
     ///
     /// # Errors
-    /// 403. Not a redirect: what the request carries was readable already, and clients would go on like that unnoticed.
+    /// 403. Not a redirect: what the request carries was readable already, and clients would go on
+    ///      like that unnoticed.
     pub fn require_https(&self) -> Result<(), Error> {
-        let is_answered =
-            self.is_https() || self.config.allow_http || host::is_local(&self.header("Host").unwrap_or_default());
+        let is_answered = self.is_https()
+            || self.config.allow_http
+            || host::is_local(&self.header("Host").unwrap_or_default());
         if is_answered {
             return Ok(());
         }
@@ -201,11 +193,15 @@ impl Call {
     pub fn path_number(&self, missing: fn() -> Error) -> Result<i64, Error> {
         let id = self.parameter("id");
         // As the id is shown: no sign, no leading zero, and no larger than JSON numbers are exact.
-        let number = id.parse::<i64>().ok().filter(|number| (1..1 << 53).contains(number) && number.to_string() == id);
+        let number = id
+            .parse::<i64>()
+            .ok()
+            .filter(|number| (1..1 << 53).contains(number) && number.to_string() == id);
         number.ok_or_else(missing)
     }
 
-    /// The address at the other end of the connection, if the deployment says how to know it (contract 11.2).
+    /// The address at the other end of the connection, if the deployment says how to know it
+    /// (contract 11.2).
     fn peer(&self) -> Option<IpAddr> {
         *self.peer.get_or_init(|| match &self.config.peer {
             PeerSource::Local(key) => {
@@ -221,13 +217,17 @@ impl Call {
     /// The client's address as text; empty if it is unknown.
     pub fn remote_ip(&self) -> String {
         let forwarded_for = self.header("X-Forwarded-For");
-        let client = address::client(self.peer(), forwarded_for.as_deref(), &self.config.trusted_proxies);
+        let client =
+            address::client(self.peer(), forwarded_for.as_deref(), &self.config.trusted_proxies);
         client.map(|address| address.to_string()).unwrap_or_default()
     }
 
     /// Where the request came from, for the audit log.
     pub fn source(&self) -> Source {
-        Source { remote_ip: Some(self.remote_ip()).filter(|ip| !ip.is_empty()), request_id: Some(self.id.clone()) }
+        Source {
+            remote_ip: Some(self.remote_ip()).filter(|ip| !ip.is_empty()),
+            request_id: Some(self.id.clone()),
+        }
     }
 
     /// The audit log's action of the request's endpoint, where it has one for it.
@@ -241,8 +241,8 @@ impl Call {
         endpoint.is_some_and(|endpoint| endpoint.takes_limited_tokens())
     }
 
-    /// An event of this request's for the audit log, without an actor yet. If the endpoint has no action of its own, it is the access
-    /// to it.
+    /// An event of this request's for the audit log, without an actor yet. If the endpoint has no
+    /// action of its own, it is the access to it.
     ///
     /// # Errors
     /// There are no random bytes for its id.
@@ -292,14 +292,16 @@ impl Call {
 
     /// Reads the body, of which `limit` bytes are kept at most.
     ///
-    /// What comes beyond that is taken in as well, up to [`MAX_DISCARDED`]: a client that is still sending when the answer
-    /// comes may never see it.
+    /// What comes beyond that is taken in as well, up to [`MAX_DISCARDED`]: a client that is still
+    /// sending when the answer comes may never see it.
     async fn body(&mut self, limit: usize) -> Result<Vec<u8>, Error> {
         let unreadable = |_| Error::field(NON_FIELD, "The request body could not be read.");
         // What is known to be short is read at once: each piece of a stream takes several turns.
         match self.content_length() {
             Some(0) => return Ok(Vec::new()),
-            Some(length) if length <= limit => return self.taken().bytes().await.map_err(unreadable),
+            Some(length) if length <= limit => {
+                return self.taken().bytes().await.map_err(unreadable);
+            }
             _ => {}
         }
         // No stream: no body.
@@ -315,7 +317,10 @@ impl Call {
             }
         }
         if length > limit {
-            return Err(Error::new(Kind::TooLarge, format!("The request body is larger than {limit} bytes.")));
+            return Err(Error::new(
+                Kind::TooLarge,
+                format!("The request body is larger than {limit} bytes."),
+            ));
         }
         Ok(body)
     }
@@ -328,7 +333,10 @@ impl Call {
     async fn json_body(&mut self, limit: usize) -> Result<Vec<u8>, Error> {
         let body = self.body(limit).await?;
         if !body.is_empty() && self.media_type() != "application/json" {
-            return Err(Error::new(Kind::UnsupportedMediaType, "Send the body as application/json."));
+            return Err(Error::new(
+                Kind::UnsupportedMediaType,
+                "Send the body as application/json.",
+            ));
         }
         Ok(body)
     }
@@ -342,8 +350,8 @@ impl Call {
         Fields::from_json(&body)
     }
 
-    /// The fields of a user's JSON body, for whoever sends a token of the right form at all; the body of another one is
-    /// not parsed.
+    /// The fields of a user's JSON body, for whoever sends a token of the right form at all; the
+    /// body of another one is not parsed.
     ///
     /// # Errors
     /// The outer ones are of the Authorization header, the inner ones those of [`Call::fields`].
@@ -355,8 +363,8 @@ impl Call {
         Ok(self.fields().await)
     }
 
-    /// Reads the body of a request that has no fields: empty, `null` or `{}`. The credential is checked before the result is
-    /// used (contract 3.4).
+    /// Reads the body of a request that has no fields: empty, `null` or `{}`. The credential is
+    /// checked before the result is used (contract 3.4).
     ///
     /// # Errors
     /// Too large, another media type, or an unknown field (contract 11.1).
@@ -371,14 +379,16 @@ impl Call {
         self.body(0).await.ok();
     }
 
-    /// Tells whether the body is, or may be, so large that only a known caller's is read: HTTP/2 need not tell a length.
+    /// Tells whether the body is, or may be, so large that only a known caller's is read: HTTP/2
+    /// need not tell a length.
     pub fn has_large_body(&self) -> bool {
         self.content_length().is_none_or(|length| length > MAX_BODY)
     }
 
     /// How long the body is, where that is told. A length beside a transfer encoding tells nothing.
     fn content_length(&self) -> Option<usize> {
-        let length = self.header("Content-Length").filter(|_| self.header("Transfer-Encoding").is_none());
+        let length =
+            self.header("Content-Length").filter(|_| self.header("Transfer-Encoding").is_none());
         length.and_then(|length| length.parse().ok())
     }
 
@@ -390,7 +400,11 @@ impl Call {
         self.report_with(|body| {
             // Of a list serde would take the items for the members' values.
             let is_object = body.trim_ascii_start().starts_with('{');
-            if is_object { serde_json::from_str(body) } else { Err(serde_json::Error::custom("expected an object")) }
+            if is_object {
+                serde_json::from_str(body)
+            } else {
+                Err(serde_json::Error::custom("expected an object"))
+            }
         })
         .await
     }
@@ -399,9 +413,13 @@ impl Call {
     ///
     /// # Errors
     /// Too large, another media type, or not of the form.
-    pub async fn report_with<T>(&mut self, read: impl FnOnce(&str) -> serde_json::Result<T>) -> Result<T, Error> {
+    pub async fn report_with<T>(
+        &mut self,
+        read: impl FnOnce(&str) -> serde_json::Result<T>,
+    ) -> Result<T, Error> {
         let body = self.json_body(MAX_REPORT).await?;
-        let malformed = |error: &dyn Display| Error::field(NON_FIELD, format!("JSON parse error: {error}"));
+        let malformed =
+            |error: &dyn Display| Error::field(NON_FIELD, format!("JSON parse error: {error}"));
         let body = std::str::from_utf8(&body).map_err(|error| malformed(&error))?;
         read(body).map_err(|error| malformed(&error))
     }
@@ -465,26 +483,4 @@ async fn multipart(body: Vec<u8>, content_type: &str) -> Result<Fields, Error> {
         (pair.get(0).as_string().unwrap_or_default(), pair.get(1).as_string().unwrap_or_default())
     });
     Ok(Fields::from_form(pairs))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn urls_are_split() {
-        assert_eq!(split_url("https://a.b:8/x/y/?q=1&r=/#f"), ("https://a.b:8", "/x/y/", "q=1&r=/"));
-        assert_eq!(split_url("http://a/"), ("http://a", "/", ""));
-        assert_eq!(split_url("http://a?x"), ("http://a", "", "x"));
-        assert_eq!(split_url("http://[::1]:80/x?y?z"), ("http://[::1]:80", "/x", "y?z"));
-    }
-
-    #[test]
-    fn request_ids() {
-        assert!(is_request_id("Az_9-"));
-        let too_long = "a".repeat(65);
-        for bad in ["", "a b", "a.b", "ä", &too_long] {
-            assert!(!is_request_id(bad), "{bad}");
-        }
-    }
 }

@@ -16,8 +16,9 @@ struct Line<'a> {
     route: Option<&'static str>,
     method: &'a str,
     status: u16,
-    /// From the arrival of the request to its response, without the body of a streaming response. The platform's clock
-    /// only advances during I/O, so the Worker's own computing time is not included.
+    /// From the arrival of the request to its response, without the body of a streaming response.
+    /// The platform's clock only advances during I/O, so the Worker's own computing time is not
+    /// included.
     duration_ms: u64,
     #[serde(flatten)]
     cost: Cost,
@@ -25,7 +26,8 @@ struct Line<'a> {
 
 /// Writes the line of a request at its end: a JSON object without the path or the query.
 ///
-/// A successful request to an open endpoint that cost nothing writes no line: the line would be most of the work.
+/// A successful request to an open endpoint that cost nothing writes no line: the line would be
+/// most of the work.
 pub fn write(call: &Call, status: u16, cost: Cost) {
     let is_open = call.route.is_some_and(|route| route.access == Access::Open);
     if is_open && status == 200 && cost == Cost::default() {

@@ -17,7 +17,12 @@ use crate::store::db::Items;
 #[wasm_bindgen(module = "/src/http/http.js")]
 extern "C" {
     #[wasm_bindgen(catch)]
-    fn respond(status: u16, headers: &str, text: Option<&str>, items: &JsValue) -> Result<web_sys::Response, JsValue>;
+    fn respond(
+        status: u16,
+        headers: &str,
+        text: Option<&str>,
+        items: &JsValue,
+    ) -> Result<web_sys::Response, JsValue>;
 }
 
 /// An answer, before it becomes the platform's.
@@ -71,7 +76,8 @@ impl Reply {
         Self::json_text(200, json)
     }
 
-    /// 200 with a JSON object whose last member is the items of a list: `before` is its text up to them.
+    /// 200 with a JSON object whose last member is the items of a list: `before` is its text up to
+    /// them.
     pub fn list(before: String, items: Items) -> Self {
         Self::new(200, Body::List { before, items })
     }
@@ -122,7 +128,10 @@ impl Reply {
     }
 
     /// 200 with a text in pieces, as they come.
-    pub fn stream(media_type: &'static str, pieces: impl Stream<Item = worker::Result<String>> + 'static) -> Self {
+    pub fn stream(
+        media_type: &'static str,
+        pieces: impl Stream<Item = worker::Result<String>> + 'static,
+    ) -> Self {
         Self::new(200, Body::Stream { media_type, pieces: Box::pin(pieces) })
     }
 
@@ -132,7 +141,8 @@ impl Reply {
         self
     }
 
-    /// The refusal that an error is. What an internal error says goes to the log, with the request's id.
+    /// The refusal that an error is. What an internal error says goes to the log, with the
+    /// request's id.
     pub fn refusal(error: &Error, request_id: &str) -> Self {
         let status = match error.kind {
             Kind::Invalid => 400,
@@ -180,7 +190,11 @@ impl Reply {
     }
 
     /// Makes the platform's response. `without_body` is for HEAD.
-    pub fn into_response(self, request_id: &str, without_body: bool) -> worker::Result<web_sys::Response> {
+    pub fn into_response(
+        self,
+        request_id: &str,
+        without_body: bool,
+    ) -> worker::Result<web_sys::Response> {
         let Self { status, headers: own, body } = self;
         let media_type = match &body {
             Body::List { .. } => Some("application/json"),
@@ -199,14 +213,18 @@ impl Reply {
             headers.iter().try_for_each(|(name, value)| own.set(name, value))?;
             Ok(Response::builder().with_status(status).with_headers(own))
         };
-        let respond = |text, items: &JsValue| Ok(respond(status, &serde_json::to_string(&headers)?, text, items)?);
+        let respond = |text, items: &JsValue| {
+            Ok(respond(status, &serde_json::to_string(&headers)?, text, items)?)
+        };
         match body {
             Body::WebSocket(socket) => Ok(builder()?.with_websocket(socket).empty().into()),
             _ if without_body => respond(None, &JsValue::UNDEFINED),
             Body::Empty => respond(None, &JsValue::UNDEFINED),
             Body::Text { text, .. } => respond(Some(&text), &JsValue::UNDEFINED),
             Body::List { before, items } => respond(Some(&before), items.as_ref()),
-            Body::Stream { pieces, .. } => Ok(builder()?.from_stream(pieces.map_ok(String::into_bytes))?.into()),
+            Body::Stream { pieces, .. } => {
+                Ok(builder()?.from_stream(pieces.map_ok(String::into_bytes))?.into())
+            }
         }
     }
 }

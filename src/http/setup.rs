@@ -1,5 +1,5 @@
-//! Whether the deployment is complete. If not, every request is refused with 503 `NOT_SET_UP` and what to do (contract 11.3),
-//! instead of with an error that only its log explains.
+//! Whether the deployment is complete. If not, every request is refused with 503 `NOT_SET_UP` and
+//! what to do (contract 11.3), instead of with an error that only its log explains.
 
 use std::cell::Cell;
 
@@ -17,7 +17,8 @@ use crate::store::db;
 const NO_TABLE: &str = "no such table";
 
 thread_local! {
-    /// Whether D1 is known to have tables. Tables do not go away, so this isolate does not ask twice.
+    /// Whether D1 is known to have tables. Tables do not go away, so this isolate does not ask
+    /// twice.
     static HAS_TABLES: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -26,14 +27,17 @@ fn not_set_up(detail: &'static str) -> Error {
 }
 
 fn no_tables() -> Error {
-    not_set_up("The database has no tables. `npm run deploy` applies the migrations; docs/operations.md describes it.")
+    not_set_up(
+        "The database has no tables. `npm run deploy` applies the migrations; docs/operations.md describes it.",
+    )
 }
 
 fn is_no_table(error: &Error) -> bool {
     error.kind == Kind::Internal && error.detail.contains(NO_TABLE)
 }
 
-/// Refuses requests while the secret `SECRET_KEY` is missing or too short. `/healthz` needs no secret.
+/// Refuses requests while the secret `SECRET_KEY` is missing or too short. `/healthz` needs no
+/// secret.
 ///
 /// # Errors
 /// 503 `NOT_SET_UP`.
@@ -47,13 +51,17 @@ pub fn require_secrets(call: &Call) -> Result<(), Error> {
     ))
 }
 
-/// Replaces the error of a request by 503 `NOT_SET_UP` if the cause is a missing table. A request that was refused before it
-/// asked D1 anything is checked with a query of its own, until D1 is known to have tables. `is-authenticated` is answered
-/// as always (contract 11.3).
+/// Replaces the error of a request by 503 `NOT_SET_UP` if the cause is a missing table. A request
+/// that was refused before it asked D1 anything is checked with a query of its own, until D1 is
+/// known to have tables. `is-authenticated` is answered as always (contract 11.3).
 ///
 /// # Errors
 /// That of the request, or 503 `NOT_SET_UP`.
-pub async fn explain(call: &Call, outcome: Result<Reply, Error>, has_asked_d1: bool) -> Result<Reply, Error> {
+pub async fn explain(
+    call: &Call,
+    outcome: Result<Reply, Error>,
+    has_asked_d1: bool,
+) -> Result<Reply, Error> {
     let error = match outcome {
         Err(error) if error.kind == Kind::NotSetUp => error,
         Err(error) if is_no_table(&error) => no_tables(),
@@ -71,7 +79,9 @@ pub async fn explain(call: &Call, outcome: Result<Reply, Error>, has_asked_d1: b
 
 async fn has_tables(env: &Env) -> bool {
     if !HAS_TABLES.get() {
-        let probe = db::run(env, Statement::new("SELECT id FROM workspaces LIMIT 1")).await.map_err(Error::from);
+        let probe = db::run(env, Statement::new("SELECT id FROM workspaces LIMIT 1"))
+            .await
+            .map_err(Error::from);
         HAS_TABLES.set(!probe.is_err_and(|error| is_no_table(&error)));
     }
     HAS_TABLES.get()

@@ -1,5 +1,5 @@
-//! SMTP over the platform's sockets: carries out what [`farhand_domain::smtp`] decides. The runtime does the TLS, and
-//! checks the certificate against the host's name.
+//! SMTP over the platform's sockets: carries out what [`farhand_domain::smtp`] decides. The runtime
+//! does the TLS, and checks the certificate against the host's name.
 
 use farhand_domain::mail::Failure;
 use farhand_domain::smtp::{Mail, Next, Security, Server, Session};
@@ -32,7 +32,8 @@ pub async fn deliver(server: Server, mail: Mail, too_late: &mut Delay) -> Result
             Err(failure) => break Err(failure),
         }
     };
-    // What becomes of these two changes nothing any more, and a server that is silent would never let them end.
+    // What becomes of these two changes nothing any more, and a server that is silent would never
+    // let them end.
     if outcome.is_ok() {
         socket.write_all(b"QUIT\r\n").now_or_never();
     }

@@ -32,7 +32,12 @@ impl Alarm {
     ///
     /// # Errors
     /// The storage failed.
-    pub async fn set_by(&self, storage: &Storage, at: Timestamp, now: Timestamp) -> worker::Result<()> {
+    pub async fn set_by(
+        &self,
+        storage: &Storage,
+        at: Timestamp,
+        now: Timestamp,
+    ) -> worker::Result<()> {
         let Some(at) = self.begin(at, now) else { return Ok(()) };
         let found = self.tried(storage.get_alarm().await)?;
         let found = found.map(|found| Timestamp::from_millis(found.unsigned_abs()));
@@ -110,7 +115,9 @@ mod tests {
         assert_eq!(alarm.begin(after(60), after(14)), Some(after(60)));
         // The clock was an hour ahead.
         assert_eq!(alarm.begin(after(-3_590), after(-3_600)), Some(after(-3_590)));
-        alarm.tried(Err::<(), _>(worker::Error::RustError("the storage failed".to_owned()))).unwrap_err();
+        alarm
+            .tried(Err::<(), _>(worker::Error::RustError("the storage failed".to_owned())))
+            .unwrap_err();
         assert_eq!(alarm.begin(after(60), after(14)), Some(after(60)));
     }
 
@@ -127,7 +134,11 @@ mod tests {
             (Some(11), true),
             (Some(3_600), true),
         ] {
-            assert_eq!(alarm.is_needed(after(10), found.map(after), after(0)), is_needed, "{found:?}");
+            assert_eq!(
+                alarm.is_needed(after(10), found.map(after), after(0)),
+                is_needed,
+                "{found:?}"
+            );
         }
     }
 
@@ -145,7 +156,9 @@ mod tests {
         let begun = |seconds| Alarm::default().begin(after(seconds), after(0)).unwrap();
         assert_eq!(begun(86_400), after(86_400));
         assert_eq!(begun(-60), after(0));
-        let far = Alarm::default().begin(Timestamp::parse("9999-12-31T23:59:59Z").unwrap(), after(0)).unwrap();
+        let far = Alarm::default()
+            .begin(Timestamp::parse("9999-12-31T23:59:59Z").unwrap(), after(0))
+            .unwrap();
         assert!(far > after(0) && far < Timestamp::parse("2189-01-01T00:00:00Z").unwrap());
     }
 }

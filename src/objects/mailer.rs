@@ -1,8 +1,9 @@
 //! The Durable Object that sends mails after the response, and goes on trying where that fails.
 //!
-//! It stores which requests are to be answered by mail and when, and nothing of the mails themselves: address and link are
-//! looked up, or made, when the mail is sent. A request of an address that is nobody's is stored alike, and dropped then:
-//! so that the work before the response does not tell who is registered. There is one object for the region cell.
+//! It stores which requests are to be answered by mail and when, and nothing of the mails
+//! themselves: address and link are looked up, or made, when the mail is sent. A request of an
+//! address that is nobody's is stored alike, and dropped then: so that the work before the response
+//! does not tell who is registered. There is one object for the region cell.
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
@@ -75,7 +76,8 @@ impl DurableObject for Mailer {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        objects::answer(&mut request, async |ask: Ask| self.take(&ask).await.map_err(internal)).await
+        objects::answer(&mut request, async |ask: Ask| self.take(&ask).await.map_err(internal))
+            .await
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
@@ -104,7 +106,10 @@ impl Mailer {
     async fn send_due(&self) -> worker::Result<()> {
         let now = platform::now();
         let sql = "SELECT request, tries FROM mails WHERE due_at <= ? ORDER BY due_at LIMIT ? + 0";
-        let due = self.sql().exec(sql, vec![now.to_string().into(), AT_ONCE.into()])?.to_array::<Due>()?;
+        let due = self
+            .sql()
+            .exec(sql, vec![now.to_string().into(), AT_ONCE.into()])?
+            .to_array::<Due>()?;
         for mail in &due {
             // Noted before the try: one that is cut off is made again, but not at once.
             self.postpone(mail, now.plus_seconds(TRY_LASTS))?;
@@ -116,22 +121,31 @@ impl Mailer {
 
     fn postpone(&self, mail: &Due, due_at: Timestamp) -> worker::Result<()> {
         let sql = "UPDATE mails SET tries = ?, due_at = ? WHERE request = ?";
-        let values = vec![(mail.tries + 1).into(), due_at.to_string().into(), mail.request.to_string().into()];
+        let values = vec![
+            (mail.tries + 1).into(),
+            due_at.to_string().into(),
+            mail.request.to_string().into(),
+        ];
         self.sql().exec(sql, values).map(drop)
     }
 
     fn forget(&self, request: Uuid) -> worker::Result<()> {
-        self.sql().exec("DELETE FROM mails WHERE request = ?", vec![request.to_string().into()]).map(drop)
+        self.sql()
+            .exec("DELETE FROM mails WHERE request = ?", vec![request.to_string().into()])
+            .map(drop)
     }
 
     async fn set_alarm(&self) -> worker::Result<()> {
-        let next = self.sql().exec("SELECT min(due_at) AS due_at FROM mails", None)?.to_array::<Next>()?;
-        let Some(due_at) = next.into_iter().next().and_then(|next| next.due_at) else { return Ok(()) };
+        let next =
+            self.sql().exec("SELECT min(due_at) AS due_at FROM mails", None)?.to_array::<Next>()?;
+        let Some(due_at) = next.into_iter().next().and_then(|next| next.due_at) else {
+            return Ok(());
+        };
         self.alarm.set(&self.state.storage(), due_at).await
     }
 
-    /// Makes one try. A mail that nobody is to get any more is dropped; what fails for now is tried again, as long as the link
-    /// is good.
+    /// Makes one try. A mail that nobody is to get any more is dropped; what fails for now is tried
+    /// again, as long as the link is good.
     async fn try_to_send(&self, mail: &Due) -> worker::Result<()> {
         let log = |event: &'static str, cause: &str| {
             log::trouble(event, json!({"request": mail.request, "try": mail.tries + 1}), &cause);
@@ -152,7 +166,8 @@ impl Mailer {
     async fn send(&self, request: Uuid) -> Result<(), Failure> {
         let temporary = |error: Error| Failure::Temporary(error.detail.into_owned());
         let now = platform::now();
-        let recipient = reset_requests::recipient(&self.env, request, now).await.map_err(temporary)?;
+        let recipient =
+            reset_requests::recipient(&self.env, request, now).await.map_err(temporary)?;
         let Some(recipient) = recipient else { return Ok(()) };
         let key = platform::secret_key(&self.env).map_err(temporary)?.reset_key(request);
         let base_url = Config::of(&self.env).base_url_of(&recipient.workspace);
@@ -169,7 +184,8 @@ fn retry_after(tries: i64) -> i64 {
 
 /// The mail for a request: the very same at each try, so that one that comes twice can be told.
 fn reset_message(id: Uuid, recipient: Recipient, link: &str) -> Message {
-    let Recipient { workspace, workspace_name, username, email, requested_at, expires_at } = recipient;
+    let Recipient { workspace, workspace_name, username, email, requested_at, expires_at } =
+        recipient;
     let until = expires_at.to_rfc_5322();
     let text = format!(
         "Somebody asked for a new password for the account {username} in the workspace {workspace_name} ({workspace}).\n\
@@ -177,7 +193,13 @@ fn reset_message(id: Uuid, recipient: Recipient, link: &str) -> Message {
          The link works once, and until {until}. It signs out every session of the account.\n\
          If it was not you, you need not do anything: your password stays as it is.\n"
     );
-    Message { id, date: requested_at, to: email, subject: "Reset your Farhand password".to_owned(), text }
+    Message {
+        id,
+        date: requested_at,
+        to: email,
+        subject: "Reset your Farhand password".to_owned(),
+        text,
+    }
 }
 
 #[cfg(test)]

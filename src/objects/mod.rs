@@ -1,5 +1,5 @@
-//! Calls into Durable Objects: JSON there and back over `fetch`, in one place. What an object spends on an answer counts as the
-//! asking request's.
+//! Calls into Durable Objects: JSON there and back over `fetch`, in one place. What an object
+//! spends on an answer counts as the asking request's.
 
 mod alarm;
 pub mod audit_sealer;
@@ -63,7 +63,9 @@ pub async fn fetch(stub: &Stub, request: Request) -> Result<Response, Error> {
 ///
 /// # Errors
 /// Those of the work.
-pub async fn costed(work: impl Future<Output = worker::Result<Response>>) -> worker::Result<Response> {
+pub async fn costed(
+    work: impl Future<Output = worker::Result<Response>>,
+) -> worker::Result<Response> {
     let (response, cost) = cost::of(work).await;
     let mut response = response?;
     if cost != Cost::default() {
@@ -81,6 +83,8 @@ pub async fn answer<Q: DeserializeOwned, A: Serialize>(
     answer: impl AsyncFnOnce(Q) -> Result<A, Error>,
 ) -> worker::Result<Response> {
     let question = serde_json::from_slice(&request.bytes().await?)?;
-    let answer = answer(question).await.map_err(|error| worker::Error::RustError(error.detail.into_owned()))?;
+    let answer = answer(question)
+        .await
+        .map_err(|error| worker::Error::RustError(error.detail.into_owned()))?;
     Response::from_json(&answer)
 }

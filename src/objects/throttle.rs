@@ -1,15 +1,16 @@
 //! The Durable Objects that count guesses (contract 4.5). `farhand_domain::throttle` has the rules.
 //!
-//! There is a fixed number of objects; each attempt belongs to one by the hash of what it is counted by. An object stores
-//! counters, which expire, so that guessing cannot fill it; the attempts under way are in its memory, where losing them
-//! costs nothing.
+//! There is a fixed number of objects; each attempt belongs to one by the hash of what it is
+//! counted by. An object stores counters, which expire, so that guessing cannot fill it; the
+//! attempts under way are in its memory, where losing them costs nothing.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use farhand_domain::error::Error;
 use farhand_domain::throttle::{
-    Attempt, Counter, KNOWN_DAYS, KNOWN_STORED_EVERY, LEASE_SECONDS, MAX_KNOWN_ADDRESSES, UnderWay, Verdict, shard,
+    Attempt, Counter, KNOWN_DAYS, KNOWN_STORED_EVERY, LEASE_SECONDS, MAX_KNOWN_ADDRESSES, UnderWay,
+    Verdict, shard,
 };
 use farhand_domain::time::Timestamp;
 use futures_channel::oneshot;
@@ -23,9 +24,11 @@ use crate::platform::{self, internal};
 
 /// How many objects share the work. Another number forgets what was counted, and nothing else.
 const SHARDS: u32 = 64;
-/// How long an attempt that waits sleeps at most before it looks again: one under way may never end.
+/// How long an attempt that waits sleeps at most before it looks again: one under way may never
+/// end.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How long an attempt waits at most, in seconds: not so long that the lease it has from the other object ends.
+/// How long an attempt waits at most, in seconds: not so long that the lease it has from the other
+/// object ends.
 const LONGEST_WAIT: i64 = LEASE_SECONDS / 3;
 /// When expired counters are deleted, in seconds, unless an attempt is counted before.
 const CLEARED_AFTER: i64 = 3_700;
@@ -56,7 +59,8 @@ pub enum Ask {
 
 impl Ask {
     fn home(&self) -> &str {
-        let (Self::Begin { attempt, .. } | Self::End { attempt, .. } | Self::Count { attempt, .. }) = self;
+        let (Self::Begin { attempt, .. } | Self::End { attempt, .. } | Self::Count { attempt, .. }) =
+            self;
         &attempt.home
     }
 }
@@ -90,7 +94,8 @@ const SCHEMA: [&str; 4] = [
     "CREATE TABLE IF NOT EXISTS counters (key TEXT PRIMARY KEY, count INTEGER NOT NULL, ends_at TEXT NOT NULL) WITHOUT ROWID",
     // Serves: clearing away what expired.
     "CREATE INDEX IF NOT EXISTS counters_by_end ON counters (ends_at)",
-    // The addresses that users logged in from lately, as hashes: `farhand_domain::throttle::Origin`.
+    // The addresses that users logged in from lately, as hashes:
+    // `farhand_domain::throttle::Origin`.
     "CREATE TABLE IF NOT EXISTS known_addresses (
         user TEXT, address TEXT, logged_in_at TEXT NOT NULL, PRIMARY KEY (user, address)) WITHOUT ROWID",
     // Serves: deleting those that lapsed.
@@ -114,19 +119,32 @@ pub struct Throttle {
 
 impl DurableObject for Throttle {
     fn new(state: State, _: Env) -> Self {
-        Self { state, alarm: Alarm::default(), under_way: RefCell::default(), waiting: RefCell::default() }
+        Self {
+            state,
+            alarm: Alarm::default(),
+            under_way: RefCell::default(),
+            waiting: RefCell::default(),
+        }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        objects::answer(&mut request, async |question: Ask| self.answer(question).await.map_err(internal)).await
+        objects::answer(&mut request, async |question: Ask| {
+            self.answer(question).await.map_err(internal)
+        })
+        .await
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
         self.alarm.went_off();
         let now = platform::now();
         self.clear(now)?;
-        self.sql().exec("DELETE FROM known_addresses WHERE logged_in_at <= ?", vec![known_since(now).into()])?;
-        for (table, after) in [("counters", CLEARED_AFTER), ("known_addresses", KNOWN_CLEARED_AFTER)] {
+        self.sql().exec(
+            "DELETE FROM known_addresses WHERE logged_in_at <= ?",
+            vec![known_since(now).into()],
+        )?;
+        for (table, after) in
+            [("counters", CLEARED_AFTER), ("known_addresses", KNOWN_CLEARED_AFTER)]
+        {
             let one = format!("SELECT 1 AS one FROM {table} LIMIT 1");
             if !self.sql().exec(&one, None)?.to_array::<serde_json::Value>()?.is_empty() {
                 self.alarm.set_by(&self.state.storage(), now.plus_seconds(after), now).await?;
@@ -174,11 +192,16 @@ impl Throttle {
         }
         let Some(origin) = &attempt.origin else { return Ok(None) };
         let sql = "SELECT logged_in_at FROM known_addresses WHERE user = ? AND address = ? AND logged_in_at > ?";
-        let bound = vec![origin.user.as_str().into(), origin.address.as_str().into(), known_since(now).into()];
+        let bound = vec![
+            origin.user.as_str().into(),
+            origin.address.as_str().into(),
+            known_since(now).into(),
+        ];
         Ok(self.sql().exec(sql, bound)?.to_array::<Known>()?.pop().map(|known| known.logged_in_at))
     }
 
-    /// Stores that a user logged in from an address, at most once a day. The user's newest addresses are kept.
+    /// Stores that a user logged in from an address, at most once a day. The user's newest
+    /// addresses are kept.
     fn note_known(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<()> {
         let Some(origin) = &attempt.origin else { return Ok(()) };
         let is_fresh = |at: Timestamp| at.plus_seconds(KNOWN_STORED_EVERY) > now;
@@ -187,7 +210,11 @@ impl Throttle {
         }
         self.sql().exec(
             "INSERT OR REPLACE INTO known_addresses (user, address, logged_in_at) VALUES (?, ?, ?)",
-            vec![origin.user.as_str().into(), origin.address.as_str().into(), now.to_string().into()],
+            vec![
+                origin.user.as_str().into(),
+                origin.address.as_str().into(),
+                now.to_string().into(),
+            ],
         )?;
         self.sql().exec(
             "DELETE FROM known_addresses WHERE user = ?1 AND address NOT IN (
@@ -206,7 +233,8 @@ impl Throttle {
         Ok(self.under_way.borrow_mut().begin(id, attempt, &counters, now))
     }
 
-    /// Lets an attempt begin, or refuses it; where only those under way are too many, when one of them has ended.
+    /// Lets an attempt begin, or refuses it; where only those under way are too many, when one of
+    /// them has ended.
     async fn begin(&self, id: Uuid, attempt: &Attempt) -> worker::Result<Verdict> {
         let until = platform::now().plus_seconds(LONGEST_WAIT);
         loop {

@@ -1,5 +1,5 @@
-//! What a piece of work costs in D1 and KV, counted where these are called: whatever of it calls them, nothing is left out
-//! but what goes on after it.
+//! What a piece of work costs in D1 and KV, counted where these are called: whatever of it calls
+//! them, nothing is left out but what goes on after it.
 
 use std::cell::Cell;
 use std::ops::Add;
@@ -39,7 +39,8 @@ thread_local! {
     static CURRENT: Cell<Cost> = Cell::default();
 }
 
-/// Does some work, and counts what it costs. Pieces of work take turns in an isolate, so the count changes hands with them.
+/// Does some work, and counts what it costs. Pieces of work take turns in an isolate, so the count
+/// changes hands with them.
 pub async fn of<T>(work: impl Future<Output = T>) -> (T, Cost) {
     let mut work = pin!(work);
     let mut cost = Cost::default();
@@ -94,7 +95,9 @@ mod tests {
             let mut both = pin!(both);
             // Nothing here wakes anybody, so it is polled until it is done.
             loop {
-                if let Poll::Ready(done) = future::poll_fn(|context| Poll::Ready(both.as_mut().poll(context))).await {
+                if let Poll::Ready(done) =
+                    future::poll_fn(|context| Poll::Ready(both.as_mut().poll(context))).await
+                {
                     break done;
                 }
             }

@@ -32,7 +32,11 @@ impl<K: Eq + Hash, V: Clone> Hints<K, V> {
     {
         let millis = self.time_to_live.as_millis() as i64;
         let is_alive = |at: Timestamp| at <= now && at.plus_millis(millis) > now;
-        self.entries.borrow().get(key).filter(|(_, at)| is_alive(*at)).map(|(value, _)| value.clone())
+        self.entries
+            .borrow()
+            .get(key)
+            .filter(|(_, at)| is_alive(*at))
+            .map(|(value, _)| value.clone())
     }
 
     /// Remembers a value from now on. A full map is emptied first.
@@ -113,6 +117,9 @@ mod tests {
         }
         let is_kept = hints.get(&(2 * MAX_ENTRIES - 1), after(0)).is_some();
         hints.put(2 * MAX_ENTRIES - 1, (), after(1));
-        assert!(is_kept && hints.entries.borrow().len() == MAX_ENTRIES, "an entry that is there takes no room");
+        assert!(
+            is_kept && hints.entries.borrow().len() == MAX_ENTRIES,
+            "an entry that is there takes no room"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The Worker's log: every line is a JSON object whose `event` names what it tells of. `docs/operations.md` lists them.
+//! The Worker's log: every line is a JSON object whose `event` names what it tells of.
+//! `docs/operations.md` lists them.
 
 use std::fmt::Display;
 
@@ -52,7 +53,8 @@ mod tests {
             }
         }
         assert!(names.len() > 20, "{names:?}");
-        let missing: Vec<_> = names.iter().filter(|name| !document.contains(&format!("`{name}`"))).collect();
+        let missing: Vec<_> =
+            names.iter().filter(|name| !document.contains(&format!("`{name}`"))).collect();
         assert!(missing.is_empty(), "{missing:?}");
     }
 }

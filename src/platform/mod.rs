@@ -1,5 +1,5 @@
-//! What the rules take as arguments and only the platform has: the time, random bytes, configuration; and the names of
-//! the bindings in `wrangler.toml`.
+//! What the rules take as arguments and only the platform has: the time, random bytes,
+//! configuration; and the names of the bindings in `wrangler.toml`.
 
 pub mod cost;
 pub mod hints;
@@ -87,7 +87,8 @@ pub struct Config {
     pub pbkdf2_rounds: u32,
     /// The web client's address; empty if it is the workspace's own.
     web_client_url: String,
-    /// The workspaces' addresses, with `{workspace}` for the slug; empty where it is made of the names.
+    /// The workspaces' addresses, with `{workspace}` for the slug; empty where it is made of the
+    /// names.
     base_url: String,
     /// How many days ahead a command may be scheduled.
     pub schedule_max_days: i64,
@@ -121,7 +122,8 @@ pub struct Quotas {
 /// What the Worker believes about the address at the other end of a request's connection.
 #[derive(Debug)]
 pub enum PeerSource {
-    /// The header `Farhand-Peer`, if it begins with this key, which `scripts/serve.mjs` draws at each start.
+    /// The header `Farhand-Peer`, if it begins with this key, which `scripts/serve.mjs` draws at
+    /// each start.
     Local(Secret),
     /// Cloudflare's header `CF-Connecting-IP` (`EDGE=cloudflare`).
     Cloudflare,
@@ -148,10 +150,15 @@ fn positive(env: &Env, name: &str, otherwise: i64) -> i64 {
     var(env, name).parse().ok().filter(|number| *number > 0).unwrap_or(otherwise)
 }
 
-/// The trusted proxies. An invalid setting trusts none of them: a misspelled network must not trust another one.
+/// The trusted proxies. An invalid setting trusts none of them: a misspelled network must not trust
+/// another one.
 fn trusted_proxies(env: &Env) -> TrustedProxies {
     TrustedProxies::parse(&var(env, "TRUSTED_PROXIES")).unwrap_or_else(|entry| {
-        log::trouble("invalid_setting", json!({"setting": "TRUSTED_PROXIES"}), &format!("not a network: {entry}"));
+        log::trouble(
+            "invalid_setting",
+            json!({"setting": "TRUSTED_PROXIES"}),
+            &format!("not a network: {entry}"),
+        );
         TrustedProxies::default()
     })
 }
@@ -188,7 +195,8 @@ impl Config {
 
     fn read_throttles(env: &Env) -> Settings {
         let usual = Settings::default();
-        let ceiling = |name, usual: u32| u32::try_from(positive(env, name, usual.into())).unwrap_or(usual);
+        let ceiling =
+            |name, usual: u32| u32::try_from(positive(env, name, usual.into())).unwrap_or(usual);
         Settings {
             login_seconds: positive(env, "LOGIN_WINDOW_SECONDS", usual.login_seconds),
             hour_seconds: positive(env, "HOUR_WINDOW_SECONDS", usual.hour_seconds),
@@ -199,7 +207,8 @@ impl Config {
         }
     }
 
-    /// The address of a workspace, from configuration alone: what goes into a mail must not hang on a request's Host.
+    /// The address of a workspace, from configuration alone: what goes into a mail must not hang on
+    /// a request's Host.
     pub fn base_url_of(&self, slug: &str) -> String {
         if self.base_url.is_empty() {
             return format!("https://{slug}.{}.{}", self.region, self.service_domain);
@@ -209,7 +218,11 @@ impl Config {
 
     /// The address of the web client for a workspace (contract 4.10).
     pub fn web_client_of(&self, slug: &str) -> String {
-        if self.web_client_url.is_empty() { self.base_url_of(slug) } else { self.web_client_url.clone() }
+        if self.web_client_url.is_empty() {
+            self.base_url_of(slug)
+        } else {
+            self.web_client_url.clone()
+        }
     }
 
     /// The origin of the web client, if it is not the workspace's own.
@@ -252,7 +265,8 @@ pub const AUDIT_RETENTION: &str = "AUDIT_RETENTION_DAYS";
 /// How many days anonymous audit events are kept, likewise.
 pub const ANONYMOUS_AUDIT_RETENTION: &str = "ANONYMOUS_AUDIT_RETENTION_DAYS";
 
-/// Before when something must have been over that is deleted now, by the setting of so many days; `None`: nothing is.
+/// Before when something must have been over that is deleted now, by the setting of so many days;
+/// `None`: nothing is.
 ///
 /// # Errors
 /// The setting makes no sense.
@@ -267,7 +281,11 @@ pub fn purge_at(env: &Env, now: Timestamp) -> Timestamp {
     let days = setting.parse().ok().filter(|days| *days <= LONGEST_GRACE_DAYS);
     let days = days.unwrap_or_else(|| {
         // Not zero: a misspelled setting must not purge.
-        log::trouble("invalid_setting", json!({"setting": "WORKSPACE_GRACE_DAYS"}), &"not 0 to 365; 7 is used");
+        log::trouble(
+            "invalid_setting",
+            json!({"setting": "WORKSPACE_GRACE_DAYS"}),
+            &"not 0 to 365; 7 is used",
+        );
         DEFAULT_GRACE_DAYS
     });
     now.plus_seconds(i64::from(days) * 86_400)
@@ -284,16 +302,20 @@ pub fn secret_key(env: &Env) -> Result<SecretKey, Error> {
     match SecretKey::new(&var(env, "SECRET_KEY"), &var(env, "SECRET_KEY_PREVIOUS")) {
         Ok(read) => Ok(SECRET_KEY.with(|key| key.get_or_init(|| read).clone())),
         Err(BadKey::Missing) => Err(Error::internal("the secret SECRET_KEY is not set")),
-        Err(BadKey::TooShort) => {
-            Err(Error::internal(format!("SECRET_KEY and SECRET_KEY_PREVIOUS need {SHORTEST_SECRET} characters")))
-        }
+        Err(BadKey::TooShort) => Err(Error::internal(format!(
+            "SECRET_KEY and SECRET_KEY_PREVIOUS need {SHORTEST_SECRET} characters"
+        ))),
     }
 }
 
-/// The operator's tokens, if there is an operator API: the current one, and during a rotation the previous one. A token that
-/// is too short is treated as absent.
+/// The operator's tokens, if there is an operator API: the current one, and during a rotation the
+/// previous one. A token that is too short is treated as absent.
 pub fn operator_tokens(env: &Env) -> Option<Vec<Secret>> {
-    let token = |name| Some(var(env, name)).filter(|token| token.chars().count() >= SHORTEST_SECRET).map(Secret::new);
+    let token = |name| {
+        Some(var(env, name))
+            .filter(|token| token.chars().count() >= SHORTEST_SECRET)
+            .map(Secret::new)
+    };
     let current = token("OPERATOR_TOKEN")?;
     Some([Some(current), token("OPERATOR_TOKEN_PREVIOUS")].into_iter().flatten().collect())
 }
@@ -322,6 +344,7 @@ pub fn smtp_server(env: &Env) -> Result<Option<Server>, Error> {
         port => port.parse().map_err(|_| Error::internal("SMTP_PORT is not a port number"))?,
     };
     let username = Some(var(env, "SMTP_USERNAME")).filter(|name| !name.is_empty());
-    let login = username.map(|username| Login { username, password: Secret::new(var(env, "SMTP_PASSWORD")) });
+    let login = username
+        .map(|username| Login { username, password: Secret::new(var(env, "SMTP_PASSWORD")) });
     Ok(Some(Server { host, port, security, login }))
 }

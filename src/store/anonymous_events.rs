@@ -1,5 +1,5 @@
-//! The table of anonymous audit events (`docs/audit.md`): one a minute is written for each action and object, with the number of
-//! occurrences.
+//! The table of anonymous audit events (`docs/audit.md`): one a minute is written for each action
+//! and object, with the number of occurrences.
 
 use farhand_domain::audit::{Event, Object, Outcome, Source};
 use farhand_domain::error::Error;
@@ -20,8 +20,8 @@ const ANONYMOUS_EVERY: i64 = 60;
 /// How many overdue anonymous events one pass of the clock writes at most.
 const ANONYMOUS_AT_ONCE: u64 = 100;
 
-/// SQL for the users whose reset requests were counted since the last event of `anonymous_events a`, as a JSON array of ids. A
-/// request expires 24 hours after it was made.
+/// SQL for the users whose reset requests were counted since the last event of `anonymous_events
+/// a`, as a JSON array of ids. A request expires 24 hours after it was made.
 const RESET_USERS: &str = "(SELECT json_group_array(DISTINCT CAST(p.user_id AS TEXT)) FROM reset_requests p
     WHERE p.workspace_id = a.workspace_id AND p.user_id IS NOT NULL
     AND p.expires_at > iif(a.written_at = '', '', strftime('%Y-%m-%dT%H:%M:%f000+00:00', a.written_at, '+1 day')))";
@@ -31,13 +31,19 @@ fn counted(action: &str) -> String {
     if action == FAILED_LOGIN {
         "json_set(:event, '$.details.count', a.pending)".to_owned()
     } else {
-        format!("json_set(:event, '$.details.count', a.pending, '$.details.users', json({RESET_USERS}))")
+        format!(
+            "json_set(:event, '$.details.count', a.pending, '$.details.users', json({RESET_USERS}))"
+        )
     }
 }
 
-/// The statements that count an anonymous event, and write one for all that were counted if none of the same action and object was
-/// written within the last minute.
-pub fn anonymous(workspace_id: i64, event: &Event, now: Timestamp) -> Result<Vec<Statement>, Error> {
+/// The statements that count an anonymous event, and write one for all that were counted if none of
+/// the same action and object was written within the last minute.
+pub fn anonymous(
+    workspace_id: i64,
+    event: &Event,
+    now: Timestamp,
+) -> Result<Vec<Statement>, Error> {
     let object = event.object.as_ref().and_then(|object| object.id.clone()).unwrap_or_default();
     let count = "INSERT INTO anonymous_events (workspace_id, action, object_id, pending, written_at)
         SELECT w.id, :action, :object, 1, '' FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL
@@ -49,7 +55,12 @@ pub fn anonymous(workspace_id: i64, event: &Event, now: Timestamp) -> Result<Vec
 }
 
 /// The statements that write an event for what was counted, if that is due.
-fn write_pending(workspace_id: i64, object: &str, event: &Event, now: Timestamp) -> Result<Vec<Statement>, Error> {
+fn write_pending(
+    workspace_id: i64,
+    object: &str,
+    event: &Event,
+    now: Timestamp,
+) -> Result<Vec<Statement>, Error> {
     let event_sql = counted(&event.action);
     let rest =
         "FROM anonymous_events a WHERE a.workspace_id = :workspace_id AND a.action = :action AND a.object_id = :object
@@ -61,13 +72,19 @@ fn write_pending(workspace_id: i64, object: &str, event: &Event, now: Timestamp)
     });
     let done = "UPDATE anonymous_events SET pending = 0, written_at = :now
         WHERE changes() > 0 AND workspace_id = :workspace_id AND action = :action AND object_id = :object";
-    let done = Statement::new(done).bind_all(params! { workspace_id, action: &event.action, object, now });
+    let done =
+        Statement::new(done).bind_all(params! { workspace_id, action: &event.action, object, now });
     Ok(vec![insert, done])
 }
 
-/// The statements that do what [`anonymous`] does for a reset request, behind its insert. The event's object is the user of this
-/// request; `users` in its details are those of all that were counted. So the work is the same for every address.
-pub fn after_reset_request(id: Uuid, event: &Event, now: Timestamp) -> Result<Vec<Statement>, Error> {
+/// The statements that do what [`anonymous`] does for a reset request, behind its insert. The
+/// event's object is the user of this request; `users` in its details are those of all that were
+/// counted. So the work is the same for every address.
+pub fn after_reset_request(
+    id: Uuid,
+    event: &Event,
+    now: Timestamp,
+) -> Result<Vec<Statement>, Error> {
     let count = "INSERT INTO anonymous_events (workspace_id, action, object_id, pending, written_at)
         SELECT r.workspace_id, :action, '', 1, '' FROM reset_requests r WHERE r.id = :id AND changes() > 0
         ON CONFLICT (workspace_id, action, object_id) DO UPDATE SET pending = pending + 1";
@@ -77,7 +94,11 @@ pub fn after_reset_request(id: Uuid, event: &Event, now: Timestamp) -> Result<Ve
         WHERE r.id = :id AND changes() > 0 AND a.written_at <= :until";
     // By the id alone: looking the name up would be work for registered addresses only.
     let user = Some("CAST(r.user_id AS TEXT)");
-    let insert = Insert { object_id: user, event: &event_sql, ..Insert::whole("r.workspace_id", ":event", rest) };
+    let insert = Insert {
+        object_id: user,
+        event: &event_sql,
+        ..Insert::whole("r.workspace_id", ":event", rest)
+    };
     let done = "UPDATE anonymous_events SET pending = 0, written_at = :now
         WHERE changes() > 0 AND action = :action AND object_id = ''
         AND workspace_id = (SELECT workspace_id FROM reset_requests WHERE id = :id)";
@@ -96,7 +117,8 @@ pub async fn write_anonymous(env: &Env, statements: Vec<Statement>) -> Result<()
     db::execute_all(env, statements).await
 }
 
-/// Writes what was counted and is overdue, since no further event of its kind came. Returns the workspaces.
+/// Writes what was counted and is overdue, since no further event of its kind came. Returns the
+/// workspaces.
 pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error> {
     #[derive(Deserialize)]
     struct Overdue {
@@ -110,9 +132,12 @@ pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error>
         until: now.plus_seconds(-ANONYMOUS_EVERY), limit: ANONYMOUS_AT_ONCE,
     });
     let mut workspaces = Vec::new();
-    for Overdue { workspace_id, action, object_id } in db::rows::<Overdue>(&db::run(env, select).await?)? {
+    for Overdue { workspace_id, action, object_id } in
+        db::rows::<Overdue>(&db::run(env, select).await?)?
+    {
         let event = Event::new(platform::new_id(now)?, now, Source::default(), &action);
-        let object = (!object_id.is_empty()).then(|| Object::new("user", Some(object_id.clone()), None));
+        let object =
+            (!object_id.is_empty()).then(|| Object::new("user", Some(object_id.clone()), None));
         let outcome = if action == FAILED_LOGIN { Outcome::Failure } else { Outcome::Success };
         let event = Event { object, outcome, ..event };
         db::batch(env, write_pending(workspace_id, &object_id, &event, now)?).await?;

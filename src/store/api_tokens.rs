@@ -18,7 +18,8 @@ use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 use super::servers;
 
-/// SQL for the token object (contract 4.8) of a row of `api_tokens t`, as JSON. The key is not in it.
+/// SQL for the token object (contract 4.8) of a row of `api_tokens t`, as JSON. The key is not in
+/// it.
 const OBJECT: &str = "json_object('id', t.id, 'name', t.name, 'enabled', json(iif(t.enabled, 'true', 'false')),
     'acl', json(t.acl), 'added_at', t.added_at, 'updated_at', t.updated_at, 'expires_at', t.expires_at,
     'last_used_at', t.last_used_at)";
@@ -34,21 +35,28 @@ const OWN: &str = "t.workspace_id = me.workspace_id AND t.user_id = me.user_id";
 
 /// The caller's tokens, newest first.
 pub fn list(filter: &TokenFilter) -> List {
-    let Filters { sql, parameters } = Filters::default().with("t.name = :name", "name", filter.name.as_ref()).with(
-        "t.enabled = :enabled",
-        "enabled",
-        filter.enabled,
-    );
-    List::new("", ("api_tokens t", OBJECT), &[format!("api_tokens t WHERE {OWN}{sql}")], "t.id DESC", parameters)
+    let Filters { sql, parameters } = Filters::default()
+        .with("t.name = :name", "name", filter.name.as_ref())
+        .with("t.enabled = :enabled", "enabled", filter.enabled);
+    List::new(
+        "",
+        ("api_tokens t", OBJECT),
+        &[format!("api_tokens t WHERE {OWN}{sql}")],
+        "t.id DESC",
+        parameters,
+    )
 }
 
 /// The token object of a token of the caller.
 pub fn one(id: Uuid) -> Query {
-    Query::new(format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = :id AND {OWN})"), params! { id })
+    Query::new(
+        format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = :id AND {OWN})"),
+        params! { id },
+    )
 }
 
-/// What a check of a list looks up, as `{target, token}`: a server as [`servers::for_command`] gives it, and a token of the
-/// caller.
+/// What a check of a list looks up, as `{target, token}`: a server as [`servers::for_command`]
+/// gives it, and a token of the caller.
 pub fn for_check(server: &ServerRef, token: Option<Uuid>) -> Query {
     let (target, server) = servers::for_command(server);
     let sql = format!(
@@ -72,16 +80,21 @@ pub fn tell_acl(event: &mut Event, acl: Option<&Acl>) -> Result<(), Error> {
     Ok(())
 }
 
-/// SQL for whether a token that ends at a time, or never if that is null, outlives the API token that calls.
+/// SQL for whether a token that ends at a time, or never if that is null, outlives the API token
+/// that calls.
 fn outlives(end: &str) -> String {
-    format!("(me.kind = 'api_token' AND me.expires_at IS NOT NULL AND ({end} IS NULL OR {end} > me.expires_at))")
+    format!(
+        "(me.kind = 'api_token' AND me.expires_at IS NOT NULL AND ({end} IS NULL OR {end} > me.expires_at))"
+    )
 }
 
-/// SQL for the condition on `me` that a row of a table may be changed as the parameters of [`bind_change`] say: neither what they
-/// set nor what they enable again outlives the caller's own API token.
+/// SQL for the condition on `me` that a row of a table may be changed as the parameters of
+/// [`bind_change`] say: neither what they set nor what they enable again outlives the caller's own
+/// API token.
 fn may_change(row: &str) -> String {
     let outlives_new = outlives(":expires_at");
-    let outlives_result = outlives(&format!("iif(:sets_expires_at, :expires_at, {row}.expires_at)"));
+    let outlives_result =
+        outlives(&format!("iif(:sets_expires_at, :expires_at, {row}.expires_at)"));
     format!(
         "NOT (:sets_expires_at AND {outlives_new})
          AND NOT (coalesce(:enabled, 0) AND NOT {row}.enabled AND {outlives_result})"
@@ -96,8 +109,8 @@ fn bind_change(statement: Statement, changes: &TokenChanges) -> Statement {
     })
 }
 
-/// Creates a token of the caller, unless it would outlive the caller's own or they have `most` tokens already. The reply is the
-/// token.
+/// Creates a token of the caller, unless it would outlive the caller's own or they have `most`
+/// tokens already. The reply is the token.
 pub fn insert(
     scope: &Scope<'_>,
     id: Uuid,
@@ -123,7 +136,12 @@ pub fn insert(
 }
 
 /// Changes a token of the caller, unless it would outlive the caller's own. The reply is the token.
-pub fn update(scope: &Scope<'_>, id: Uuid, changes: &TokenChanges, event: Event) -> Result<Batch, Error> {
+pub fn update(
+    scope: &Scope<'_>,
+    id: Uuid,
+    changes: &TokenChanges,
+    event: Event,
+) -> Result<Batch, Error> {
     let acl = changes.acl.as_ref().map(|acl| acl_text(acl.as_ref())).transpose()?;
     let update = scope
         .statement(&format!(
@@ -144,16 +162,24 @@ pub fn update(scope: &Scope<'_>, id: Uuid, changes: &TokenChanges, event: Event)
 const CHANGED: &str = "FROM me CROSS JOIN api_tokens d ON d.id = :event ->> '$.object.id'
     AND d.workspace_id = me.workspace_id AND d.user_id = me.user_id";
 
-/// The statement for the audit event of [`update`], before it, while the token has its name: the token may be the one that
-/// calls, and then its caller may be nobody after it.
-fn before_update(scope: &Scope<'_>, mut event: Event, changes: &TokenChanges) -> Result<Statement, Error> {
-    // The access control list as it was and as it is. Of a long one that was, the event that set it has the hash.
+/// The statement for the audit event of [`update`], before it, while the token has its name: the
+/// token may be the one that calls, and then its caller may be nobody after it.
+fn before_update(
+    scope: &Scope<'_>,
+    mut event: Event,
+    changes: &TokenChanges,
+) -> Result<Statement, Error> {
+    // The access control list as it was and as it is. Of a long one that was, the event that set it
+    // has the hash.
     let old = format!(
         "json_set(:event -> '$.details', '$.old', json(iif(length(CAST(d.acl AS BLOB)) > {MAX_IN_EVENT},
             json_object('acl_bytes', length(CAST(d.acl AS BLOB))), json_object('acl', json(d.acl)))))"
     );
-    let details =
-        changes.acl.as_ref().map(|acl| tell_acl(&mut event, acl.as_ref()).map(|()| old.as_str())).transpose()?;
+    let details = changes
+        .acl
+        .as_ref()
+        .map(|acl| tell_acl(&mut event, acl.as_ref()).map(|()| old.as_str()))
+        .transpose()?;
     let rest = format!("{CHANGED} WHERE {}", may_change("d"));
     let insert = Insert { object_name: Some("d.name"), details, rest: &rest, ..Insert::by_me() };
     Ok(bind_change(insert.statement(scope, &event)?, changes))
@@ -174,6 +200,7 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error
 
 /// Notes that a token was used.
 pub async fn touch(env: &Env, workspace_id: i64, id: Uuid, now: Timestamp) -> Result<(), Error> {
-    let sql = "UPDATE api_tokens SET last_used_at = :now WHERE workspace_id = :workspace_id AND id = :id";
+    let sql =
+        "UPDATE api_tokens SET last_used_at = :now WHERE workspace_id = :workspace_id AND id = :id";
     db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, id, now })).await
 }

@@ -1,8 +1,9 @@
 //! The table of audit events (`docs/audit.md`).
 //!
-//! An event goes into the batch of the change that it tells of, right behind the statement that makes or does not make it:
-//! `changes()` there is how many rows that one changed itself, without those of its triggers. So there is no event without
-//! its change, no change without its event, and no round trip for it.
+//! An event goes into the batch of the change that it tells of, right behind the statement that
+//! makes or does not make it: `changes()` there is how many rows that one changed itself, without
+//! those of its triggers. So there is no event without its change, no change without its event, and
+//! no round trip for it.
 
 use farhand_domain::audit::{ActorType, Event, EventFilter, Outcome};
 use farhand_domain::audit_chain::COLUMNS;
@@ -37,7 +38,8 @@ fn object() -> String {
 }
 
 /// The caller of a statement on the common table `me`, as actor and credential.
-const BY_ME: [&str; 5] = ["'user'", "CAST(me.user_id AS TEXT)", "me.username", "me.kind", "me.credential_id"];
+const BY_ME: [&str; 5] =
+    ["'user'", "CAST(me.user_id AS TEXT)", "me.username", "me.kind", "me.credential_id"];
 
 /// How an event gets into the table. One statement inserts one event.
 pub struct Insert<'a> {
@@ -45,7 +47,8 @@ pub struct Insert<'a> {
     pub workspace: &'a str,
     /// SQL for the event as JSON.
     pub event: &'a str,
-    /// SQL for the actor's type, id and name and the credential's type and id, where these are not the event's own.
+    /// SQL for the actor's type, id and name and the credential's type and id, where these are not
+    /// the event's own.
     pub by: Option<[&'a str; 5]>,
     /// SQL for the object's id, where it is not the event's own.
     pub object_id: Option<&'a str>,
@@ -62,7 +65,15 @@ impl Insert<'static> {
     pub fn by_me() -> Self {
         let rest = "FROM me WHERE changes() > 0";
         let workspace = "me.workspace_id";
-        Self { workspace, event: ":event", by: Some(BY_ME), object_id: None, object_name: None, details: None, rest }
+        Self {
+            workspace,
+            event: ":event",
+            by: Some(BY_ME),
+            object_id: None,
+            object_name: None,
+            details: None,
+            rest,
+        }
     }
 
     /// The event as it is, as the parameter of a name, in a workspace.
@@ -83,16 +94,19 @@ impl Insert<'_> {
         let own = |path: &str| format!("{event} ->> '$.{path}'");
         let [actor_type, actor_id, actor_name, credential_type, credential_id] = match self.by {
             Some(by) => by.map(str::to_owned),
-            None => ["actor.type", "actor.id", "actor.name", "credential.type", "credential.id"].map(own),
+            None => ["actor.type", "actor.id", "actor.name", "credential.type", "credential.id"]
+                .map(own),
         };
         let object_id = self.object_id.map_or_else(|| own("object.id"), str::to_owned);
         let object_name = self.object_name.map_or_else(|| own("object.name"), str::to_owned);
         let details = self.details.map_or_else(|| format!("{event} -> '$.details'"), str::to_owned);
-        let (id, occurred_at, action, object_type) = (own("id"), own("occurred_at"), own("action"), own("object.type"));
-        let (outcome, remote_ip, request_id) = (own("outcome"), own("source.remote_ip"), own("source.request_id"));
+        let (id, occurred_at, action, object_type) =
+            (own("id"), own("occurred_at"), own("action"), own("object.type"));
+        let (outcome, remote_ip, request_id) =
+            (own("outcome"), own("source.remote_ip"), own("source.request_id"));
         // A number is used once, also after its event was deleted because of its age.
-        let last =
-            [("audit_events", "seq"), ("audit_seals", "last")].map(|(table, key)| highest(table, key, workspace));
+        let last = [("audit_events", "seq"), ("audit_seals", "last")]
+            .map(|(table, key)| highest(table, key, workspace));
         format!(
             "INSERT INTO audit_events (seq, workspace_id, {})
              SELECT max({}) + 1, {workspace}, {id}, {occurred_at}, {actor_type}, {actor_id}, {actor_name}, {credential_type},
@@ -130,25 +144,35 @@ pub enum Numbered {
     Group,
 }
 
-/// The same for a change that inserted a user or a group: the event's object has the id that the row got.
-pub fn after_insert_by(scope: &Scope<'_>, what: Numbered, event: &Event) -> Result<Statement, Error> {
+/// The same for a change that inserted a user or a group: the event's object has the id that the
+/// row got.
+pub fn after_insert_by(
+    scope: &Scope<'_>,
+    what: Numbered,
+    event: &Event,
+) -> Result<Statement, Error> {
     let id = match what {
-        Numbered::User => "(SELECT CAST(w.last_user_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)",
-        Numbered::Group => "(SELECT CAST(w.last_group_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)",
+        Numbered::User => {
+            "(SELECT CAST(w.last_user_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)"
+        }
+        Numbered::Group => {
+            "(SELECT CAST(w.last_group_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)"
+        }
     };
     Insert { object_id: Some(id), ..Insert::by_me() }.statement(scope, event)
 }
 
-/// The statements for events of a row that has a revision, before D1 gets that revision. An event of a revision that D1 has is in
-/// D1 already, so they can be repeated.
+/// The statements for events of a row that has a revision, before D1 gets that revision. An event
+/// of a revision that D1 has is in D1 already, so they can be repeated.
 pub fn pending(
     (table, revision): (&str, &str),
     workspace_id: i64,
     id: Uuid,
     events: &[PendingEvent],
 ) -> Result<Vec<Statement>, Error> {
-    let rest =
-        format!("FROM {table} r WHERE r.workspace_id = :workspace_id AND r.id = :id AND r.{revision} < :revision");
+    let rest = format!(
+        "FROM {table} r WHERE r.workspace_id = :workspace_id AND r.id = :id AND r.{revision} < :revision"
+    );
     let sql = Insert { rest: &rest, ..Insert::whole("r.workspace_id", ":event", "") }.sql();
     let statement = |PendingEvent { revision, event }: &PendingEvent| {
         let event = text(event)?;
@@ -160,10 +184,15 @@ pub fn pending(
 /// An event of Farhand's own, that no request is the cause of.
 pub fn of_service(action: &str) -> Result<Event, Error> {
     let now = platform::now();
-    Ok(Event::new(platform::new_id(now)?, now, Default::default(), action).by(ActorType::Service, None, None))
+    Ok(Event::new(platform::new_id(now)?, now, Default::default(), action).by(
+        ActorType::Service,
+        None,
+        None,
+    ))
 }
 
-/// Stores an event of which there is nothing else in D1, of a workspace that exists, or of the region cell.
+/// Stores an event of which there is nothing else in D1, of a workspace that exists, or of the
+/// region cell.
 pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), Error> {
     let rest = "WHERE :workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL)";
     let insert = Insert::whole(":workspace_id", ":event", rest);
@@ -177,29 +206,35 @@ pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), E
     Ok(())
 }
 
-/// SQL for how many events a workspace has. They are numbered without a gap, and so are the expired events among them, so none is
-/// counted.
+/// SQL for how many events a workspace has. They are numbered without a gap, and so are the expired
+/// events among them, so none is counted.
 fn total(workspace: &str) -> String {
     let is_of = is_of("seq", workspace);
-    let end = |which: &str| number(&format!("(SELECT {which}(seq) FROM audit_events WHERE {is_of})"));
+    let end =
+        |which: &str| number(&format!("(SELECT {which}(seq) FROM audit_events WHERE {is_of})"));
     let (last, first) = (end("max"), end("min"));
     let expired = |which: &str| {
-        format!("(SELECT number FROM audit_expired WHERE workspace_id = {workspace} AND link {which} LIMIT 1)")
+        format!(
+            "(SELECT number FROM audit_expired WHERE workspace_id = {workspace} AND link {which} LIMIT 1)"
+        )
     };
-    let (end, beginning) =
-        (expired(&format!("< {last} ORDER BY link DESC")), expired(&format!("> {first} ORDER BY link")));
+    let (end, beginning) = (
+        expired(&format!("< {last} ORDER BY link DESC")),
+        expired(&format!("> {first} ORDER BY link")),
+    );
     format!("coalesce({last} - {first} + 1 - coalesce({end} - {beginning} + 1, 0), 0)")
 }
 
-/// Common tables that follow `me`: `span` has the keys between which the events of a time are, by the times of the seals. Events
-/// that are not sealed yet are looked at one by one.
+/// Common tables that follow `me`: `span` has the keys between which the events of a time are, by
+/// the times of the seals. Events that are not sealed yet are looked at one by one.
 fn span(filter: &EventFilter) -> String {
     let workspace = "me.workspace_id";
     let (first, last) = (key(workspace, "0"), highest("audit_events", "seq", workspace));
     let (sealed, is_seal) = (highest("audit_seals", "last", workspace), is_of("s.last", workspace));
     let seal = |is_such: &str| {
-        let sql =
-            format!("SELECT s.last FROM audit_seals s WHERE {is_seal} AND {is_such} ORDER BY s.last DESC LIMIT 1");
+        let sql = format!(
+            "SELECT s.last FROM audit_seals s WHERE {is_seal} AND {is_such} ORDER BY s.last DESC LIMIT 1"
+        );
         format!("coalesce(({sql}), {first})")
     };
     let after = if filter.from.is_some() { seal("s.latest < :from") } else { first.clone() };
@@ -225,16 +260,23 @@ const ACTIONS: &str = ", actions AS (
 fn events(filter: EventFilter, may: &str) -> List {
     let is_whole = filter.is_empty();
     let (index, tables, condition) = match &filter {
-        EventFilter { object: Some(_), .. } => ("INDEXED BY audit_events_by_object", String::new(), ""),
+        EventFilter { object: Some(_), .. } => {
+            ("INDEXED BY audit_events_by_object", String::new(), "")
+        }
         EventFilter { outcome: Some(Outcome::Failure | Outcome::Denied), .. } => {
             ("INDEXED BY audit_events_by_outcome", String::new(), " AND e.outcome <> 'success'")
         }
-        EventFilter { action: Some(_), .. } => ("INDEXED BY audit_events_by_action", String::new(), ""),
-        EventFilter { actor: Some(_), .. } => {
-            ("INDEXED BY audit_events_by_action", ACTIONS.to_owned(), " AND e.action IN (SELECT action FROM actions)")
+        EventFilter { action: Some(_), .. } => {
+            ("INDEXED BY audit_events_by_action", String::new(), "")
         }
+        EventFilter { actor: Some(_), .. } => (
+            "INDEXED BY audit_events_by_action",
+            ACTIONS.to_owned(),
+            " AND e.action IN (SELECT action FROM actions)",
+        ),
         _ => {
-            let within = " AND e.seq > (SELECT after FROM span) AND e.seq <= (SELECT last FROM span)";
+            let within =
+                " AND e.seq > (SELECT after FROM span) AND e.seq <= (SELECT last FROM span)";
             ("NOT INDEXED", span(&filter), within)
         }
     };
@@ -245,10 +287,14 @@ fn events(filter: EventFilter, may: &str) -> List {
         .with("e.occurred_at >= :from", "from", filter.from)
         .with("e.occurred_at < :before", "before", filter.before)
         .with("e.outcome = :outcome", "outcome", filter.outcome.map(Outcome::as_str));
-    let way = format!("audit_events e {index} WHERE {may} AND e.workspace_id = me.workspace_id{condition}{sql}");
-    let mut list = List::new(&tables, ("audit_events e", &object()), &[way], "e.seq DESC", parameters);
+    let way = format!(
+        "audit_events e {index} WHERE {may} AND e.workspace_id = me.workspace_id{condition}{sql}"
+    );
+    let mut list =
+        List::new(&tables, ("audit_events e", &object()), &[way], "e.seq DESC", parameters);
     if is_whole {
-        list.select.tables = format!("{tables}, total AS (SELECT {} AS total FROM me)", total("me.workspace_id"));
+        list.select.tables =
+            format!("{tables}, total AS (SELECT {} AS total FROM me)", total("me.workspace_id"));
     }
     list
 }
@@ -258,10 +304,17 @@ pub fn list(filter: EventFilter) -> List {
     events(filter, "(me.is_staff OR me.is_superuser)")
 }
 
-/// A page of the events of a chain that is no workspace's, the last written first, as a JSON array, and how many there are.
-pub async fn list_of_cell(env: &Env, workspace: i64, filter: EventFilter, page: Page) -> Result<(Items, u64), Error> {
+/// A page of the events of a chain that is no workspace's, the last written first, as a JSON array,
+/// and how many there are.
+pub async fn list_of_cell(
+    env: &Env,
+    workspace: i64,
+    filter: EventFilter,
+    page: Page,
+) -> Result<(Items, u64), Error> {
     let List { select, .. } = events(filter, "true");
-    let sql = format!("WITH me AS (SELECT :workspace_id AS workspace_id){}", select.text(&[], page));
+    let sql =
+        format!("WITH me AS (SELECT :workspace_id AS workspace_id){}", select.text(&[], page));
     let statement = select.bind(Statement::new(sql).bind("workspace_id", workspace), page);
     let (first, items) = db::run_page(env, &PageStatement::new(statement)?, &[]).await?;
     Ok((items, list::total(&first)?.unwrap_or(0)))

@@ -23,8 +23,8 @@ fn hash(workspace: &str, key: &str, fits: &str) -> String {
     )
 }
 
-/// SQL for the hash of a row of `audit_events e`; null until it is sealed. A seal with other times does not fit, as the filter by
-/// time would not find the event.
+/// SQL for the hash of a row of `audit_events e`; null until it is sealed. A seal with other times
+/// does not fit, as the filter by time would not find the event.
 pub(super) fn hash_of_event() -> String {
     hash("e.workspace_id", "e.seq", "e.occurred_at BETWEEN s.earliest AND s.latest")
 }
@@ -47,7 +47,8 @@ fn read_rows(result: &Outcome) -> Result<Vec<Row>, Error> {
 
 /// What a workspace's sealer finds.
 pub struct Unsealed {
-    /// The next events behind the end of the chain, in the order in which they were written; none of a deleted workspace.
+    /// The next events behind the end of the chain, in the order in which they were written; none
+    /// of a deleted workspace.
     pub rows: Vec<Row>,
     /// How many commands the counters of lists do not have, or more.
     pub uncounted: u64,
@@ -55,8 +56,14 @@ pub struct Unsealed {
 
 /// Looks for the next events of a workspace behind the end of its chain.
 ///
-/// After Time Travel, D1 may have given new events the numbers of links that are lost. These events move behind the others first.
-pub async fn unsealed(env: &Env, workspace_id: i64, end: i64, limit: u64) -> Result<Unsealed, Error> {
+/// After Time Travel, D1 may have given new events the numbers of links that are lost. These events
+/// move behind the others first.
+pub async fn unsealed(
+    env: &Env,
+    workspace_id: i64,
+    end: i64,
+    limit: u64,
+) -> Result<Unsealed, Error> {
     let (end_key, sealed) = (key(WORKSPACE, ":end"), sealed(WORKSPACE));
     let highest = highest("audit_events", "seq", WORKSPACE);
     let move_lost = format!(
@@ -71,15 +78,22 @@ pub async fn unsealed(env: &Env, workspace_id: i64, end: i64, limit: u64) -> Res
     );
     let uncounted = format!("SELECT {} AS number", command_counts::distance(WORKSPACE));
     let of = |sql| Statement::new(sql).bind_all(params! { workspace_id });
-    let statements = vec![of(move_lost).bind("end", end), of(select).bind_all(params! { end, limit }), of(uncounted)];
+    let statements = vec![
+        of(move_lost).bind("end", end),
+        of(select).bind_all(params! { end, limit }),
+        of(uncounted),
+    ];
     let results = db::batch(env, statements).await?;
-    let [_, rows, uncounted] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
+    let [_, rows, uncounted] = results.as_slice() else {
+        return Err(Error::internal("D1 gave no result"));
+    };
     Ok(Unsealed { rows: read_rows(rows)?, uncounted: db::first_value(uncounted)?.unwrap_or(0) })
 }
 
 /// Adds the commands that the counters of lists do not have to them.
 pub async fn count_commands(env: &Env, workspace_id: i64) -> Result<(), Error> {
-    let statements = command_counts::add().map(|sql| Statement::new(sql).bind("workspace_id", workspace_id));
+    let statements =
+        command_counts::add().map(|sql| Statement::new(sql).bind("workspace_id", workspace_id));
     db::execute_all(env, statements.to_vec()).await
 }
 
@@ -111,9 +125,16 @@ pub struct Links {
     pub unsealed: u64,
 }
 
-/// Reads the links of a workspace's chain from the `first` to the `last`, and what is behind its `end`.
-pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end: i64) -> Result<Links, Error> {
-    // Each table is sorted and limited on its own, by its index. Otherwise SQLite reads every matching row and sorts them.
+/// Reads the links of a workspace's chain from the `first` to the `last`, and what is behind its
+/// `end`.
+pub async fn links(
+    env: &Env,
+    workspace_id: i64,
+    (first, last): (i64, i64),
+    end: i64,
+) -> Result<Links, Error> {
+    // Each table is sorted and limited on its own, by its index. Otherwise SQLite reads every
+    // matching row and sorts them.
     let expired_hash = hash("x.workspace_id", &key("x.workspace_id", "x.link"), "true");
     let select = |keys: &str, which: &str, order: &str| {
         let sql = format!(
@@ -130,17 +151,24 @@ pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end:
         Statement::new(sql).bind("workspace_id", workspace_id)
     };
     let most = last + 2 - first;
-    let [zero, first_key, last_key, end_key] = ["0", ":first", ":last", ":end"].map(|number| key(WORKSPACE, number));
+    let [zero, first_key, last_key, end_key] =
+        ["0", ":first", ":last", ":end"].map(|number| key(WORKSPACE, number));
     let sealed = sealed(WORKSPACE);
     let count = format!(
         "SELECT count(*) AS number FROM audit_events e WHERE e.seq > {sealed} AND e.seq <= {}",
         numbering::last(WORKSPACE)
     );
     let statements = vec![
-        select(&format!("e.seq >= {zero} AND e.seq < {first_key}"), "< :first", "DESC LIMIT 2").bind("first", first),
-        select(&format!("e.seq BETWEEN {first_key} AND {last_key}"), "BETWEEN :first AND :last", "LIMIT :most + 0")
-            .bind_all(params! { first, last, most }),
-        select(&format!("e.seq > {end_key} AND e.seq <= {sealed}"), "> :end", "LIMIT 1").bind("end", end),
+        select(&format!("e.seq >= {zero} AND e.seq < {first_key}"), "< :first", "DESC LIMIT 2")
+            .bind("first", first),
+        select(
+            &format!("e.seq BETWEEN {first_key} AND {last_key}"),
+            "BETWEEN :first AND :last",
+            "LIMIT :most + 0",
+        )
+        .bind_all(params! { first, last, most }),
+        select(&format!("e.seq > {end_key} AND e.seq <= {sealed}"), "> :end", "LIMIT 1")
+            .bind("end", end),
         Statement::new(count).bind("workspace_id", workspace_id),
     ];
     let results = db::batch(env, statements).await?;
@@ -155,10 +183,14 @@ pub async fn links(env: &Env, workspace_id: i64, (first, last): (i64, i64), end:
     })
 }
 
-/// Deletes the links of a workspace up to one of them. The last seals stay: their number is not used again.
+/// Deletes the links of a workspace up to one of them. The last seals stay: their number is not
+/// used again.
 pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(), Error> {
-    let (sealed, zero, last_key) = (sealed(WORKSPACE), key(WORKSPACE, "0"), key(WORKSPACE, ":last"));
-    let delete = |rows: &str| Statement::new(format!("DELETE FROM {rows}")).bind_all(params! { workspace_id, last });
+    let (sealed, zero, last_key) =
+        (sealed(WORKSPACE), key(WORKSPACE, "0"), key(WORKSPACE, ":last"));
+    let delete = |rows: &str| {
+        Statement::new(format!("DELETE FROM {rows}")).bind_all(params! { workspace_id, last })
+    };
     let statements = vec![
         delete(&format!("audit_events WHERE seq BETWEEN {zero} AND {last_key}")),
         delete("audit_expired WHERE workspace_id = :workspace_id AND link <= :last"),
@@ -176,7 +208,8 @@ fn first_anonymous(workspace: &str) -> String {
     )
 }
 
-/// The first sealed anonymous events of a workspace, in the order of the chain; none if the first happened after `until`.
+/// The first sealed anonymous events of a workspace, in the order of the chain; none if the first
+/// happened after `until`.
 pub async fn first_anonymous_links(
     env: &Env,
     workspace_id: i64,
@@ -191,15 +224,20 @@ pub async fn first_anonymous_links(
         sealed(WORKSPACE),
         first_anonymous(WORKSPACE)
     );
-    read_rows(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, until, limit })).await?)
+    read_rows(
+        &db::run(env, Statement::new(sql).bind_all(params! { workspace_id, until, limit })).await?,
+    )
 }
 
 /// Deletes anonymous events. Of each, its hash and its digest stay.
 pub async fn expire(env: &Env, workspace_id: i64, rows: &[Row]) -> Result<(), Error> {
-    let rows = Value::list(rows.iter().map(|row| json!({"link": row.link, "digest": row.digest()})));
+    let rows =
+        Value::list(rows.iter().map(|row| json!({"link": row.link, "digest": row.digest()})));
     let key = key(WORKSPACE, "r.value ->> 'link'");
-    let is_anonymous =
-        format!("+e.workspace_id = :workspace_id AND +e.actor_type = 'anonymous' AND e.seq <= {}", sealed(WORKSPACE));
+    let is_anonymous = format!(
+        "+e.workspace_id = :workspace_id AND +e.actor_type = 'anonymous' AND e.seq <= {}",
+        sealed(WORKSPACE)
+    );
     let insert = format!(
         "INSERT INTO audit_expired (workspace_id, link, number, digest)
          SELECT :workspace_id, r.value ->> 'link', row_number() OVER (ORDER BY e.seq) + coalesce(
@@ -210,7 +248,8 @@ pub async fn expire(env: &Env, workspace_id: i64, rows: &[Row]) -> Result<(), Er
     let delete = format!(
         "DELETE FROM audit_events AS e WHERE e.seq IN (SELECT {key} FROM json_each(:rows) r) AND {is_anonymous}"
     );
-    let statement = |sql| Statement::new(sql).bind_all(params! { workspace_id, rows: rows.clone() });
+    let statement =
+        |sql| Statement::new(sql).bind_all(params! { workspace_id, rows: rows.clone() });
     db::execute_all(env, vec![statement(insert), statement(delete)]).await
 }
 
@@ -224,7 +263,12 @@ pub struct KeptUntil {
 }
 
 /// The next workspaces after one that have events to be sealed or deleted; 0 is the region cell.
-pub async fn workspaces_to_seal(env: &Env, after: i64, until: KeptUntil, limit: u64) -> Result<Vec<i64>, Error> {
+pub async fn workspaces_to_seal(
+    env: &Env,
+    after: i64,
+    until: KeptUntil,
+    limit: u64,
+) -> Result<Vec<i64>, Error> {
     let (sealed, last, first) = (sealed("w.id"), numbering::last("w.id"), first_anonymous("w.id"));
     // Events are deleted from the first one on.
     let sql = format!(

@@ -1,7 +1,8 @@
 //! The statements of one change, in their order. D1 runs them as one transaction.
 //!
-//! A store function returns a batch, and `Credential::write` runs it. Each statement is added as a part with a meaning, so that
-//! nobody finds a result, or the place for the audit event, by counting.
+//! A store function returns a batch, and `Credential::write` runs it. Each statement is added as a
+//! part with a meaning, so that nobody finds a result, or the place for the audit event, by
+//! counting.
 
 use farhand_sql::statement::Statement;
 
@@ -20,7 +21,8 @@ pub enum Part {
     End,
 }
 
-/// The statements of one change, in their order. Without a [`Part::Reply`], the `body` of the [`Part::Change`] is the reply.
+/// The statements of one change, in their order. Without a [`Part::Reply`], the `body` of the
+/// [`Part::Change`] is the reply.
 #[derive(Default, Debug)]
 pub struct Batch(Vec<(Part, Statement)>);
 
@@ -35,18 +37,25 @@ impl Batch {
         self.add(Part::Step, statement)
     }
 
-    /// The statement that makes the change, and directly behind it that for its audit event, which reads `changes()`.
+    /// The statement that makes the change, and directly behind it that for its audit event, which
+    /// reads `changes()`.
     pub fn change(self, change: impl Into<Statement>, event: impl Into<Statement>) -> Self {
         self.add(Part::Change, change).then(event)
     }
 
-    /// The same for an event that comes before the change: after it the credential may be dead, or the name of
-    /// what it deleted gone. The event must not read `changes()`: its `Insert::rest` has a condition of its own.
-    pub fn change_after_event(self, event: impl Into<Statement>, change: impl Into<Statement>) -> Self {
+    /// The same for an event that comes before the change: after it the credential may be dead, or
+    /// the name of what it deleted gone. The event must not read `changes()`: its `Insert::rest`
+    /// has a condition of its own.
+    pub fn change_after_event(
+        self,
+        event: impl Into<Statement>,
+        change: impl Into<Statement>,
+    ) -> Self {
         self.then(event).add(Part::Change, change)
     }
 
-    /// The same for the deletion of a session, which has its token's hash in a JSON array as its `body`.
+    /// The same for the deletion of a session, which has its token's hash in a JSON array as its
+    /// `body`.
     pub fn end_after_event(self, event: impl Into<Statement>, end: impl Into<Statement>) -> Self {
         self.then(event).add(Part::End, end)
     }
@@ -119,7 +128,12 @@ mod tests {
 
     #[test]
     fn a_reply_of_its_own_counts_only_with_a_change() {
-        let batch = || Batch::default().change(sql("update"), sql("event")).then(sql("join")).returning(sql("select"));
+        let batch = || {
+            Batch::default()
+                .change(sql("update"), sql("event"))
+                .then(sql("join"))
+                .returning(sql("select"))
+        };
         let replied = |bodies: &[Option<&str>]| result(batch(), bodies).reply;
         assert_eq!(replied(&[Some("id"), None, None, Some("group")]).as_deref(), Some("group"));
         assert_eq!(replied(&[None, None, None, Some("group")]), None);

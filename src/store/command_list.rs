@@ -7,8 +7,8 @@ use super::commands::list_object;
 use super::list::{List, Select};
 use super::within_acl::{COST, COST_OF_ROW, MOST_COST, line_patterns, within, word_lists};
 
-/// The largest page that is read as one text. Lines of 16,384 and results of 4,096 characters that JSON writes as six each
-/// (`\u0001`) are 1.9 MB then.
+/// The largest page that is read as one text. Lines of 16,384 and results of 4,096 characters that
+/// JSON writes as six each (`\u0001`) are 1.9 MB then.
 const MAX_IN_ONE_TEXT: u64 = 15;
 
 /// A page of a list of commands with that offset: those of servers that the caller can access.
@@ -24,7 +24,8 @@ pub fn list(list: &CommandList, offset: u64) -> List {
     };
     let ListSql { tables, items, full_access, parameters } = sql(list, offset, &object);
     let max_in_one_text = MAX_IN_ONE_TEXT;
-    let of = |(tables, items)| Select { tables, items, max_in_one_text, parameters: parameters.clone() };
+    let of =
+        |(tables, items)| Select { tables, items, max_in_one_text, parameters: parameters.clone() };
     let narrow = narrow_sql(list, offset, &object, &within);
     List {
         select: of((tables, items)),

@@ -10,11 +10,13 @@ use super::scope::Query;
 use super::servers;
 use super::within_acl::{line_patterns, within, word_lists};
 
-/// SQL for the command object (contract 7.1) of a row of `commands c`, as JSON, with the given SQL for
-/// its result and for whether that is cut. `:now` is the time.
+/// SQL for the command object (contract 7.1) of a row of `commands c`, as JSON, with the given SQL
+/// for its result and for whether that is cut. `:now` is the time.
 fn object(result: &str, truncated: &str) -> String {
     let (state, status) = (command_object::state_sql(":now"), command_object::status_sql(":now"));
-    let boolean = |column: &str| format!("json(CASE {column} WHEN 1 THEN 'true' WHEN 0 THEN 'false' ELSE 'null' END)");
+    let boolean = |column: &str| {
+        format!("json(CASE {column} WHEN 1 THEN 'true' WHEN 0 THEN 'false' ELSE 'null' END)")
+    };
     let success = boolean("c.success");
     let truncated = boolean(truncated);
     format!(
@@ -41,20 +43,28 @@ pub(super) fn list_object() -> String {
     object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)")
 }
 
-/// SQL for whether the list of the caller's API token allows a row of `commands c`. Without a list it does.
+/// SQL for whether the list of the caller's API token allows a row of `commands c`. Without a list
+/// it does.
 fn within_list() -> String {
-    within("me.acl", &format!("({})", line_patterns("me.acl")), &format!("({})", word_lists("me.acl")))
+    within(
+        "me.acl",
+        &format!("({})", line_patterns("me.acl")),
+        &format!("({})", word_lists("me.acl")),
+    )
 }
 
-/// SQL for a row of `commands c`, for a caller who wants to end it, as `{is_within, command}`: whether the API token's list allows
-/// it, and the whole command object.
+/// SQL for a row of `commands c`, for a caller who wants to end it, as `{is_within, command}`:
+/// whether the API token's list allows it, and the whole command object.
 fn endable_object() -> String {
     let (is_within, object) = (within_list(), whole_object());
-    format!("json_object('is_within', json(iif({is_within}, 'true', 'false')), 'command', {object})")
+    format!(
+        "json_object('is_within', json(iif({is_within}, 'true', 'false')), 'command', {object})"
+    )
 }
 
-/// SQL for the condition that a caller can read a row of `commands c`: it is of a server that the caller can access, or their own
-/// on a deleted server; and the API token reads more than its list allows, or the list allows it.
+/// SQL for the condition that a caller can read a row of `commands c`: it is of a server that the
+/// caller can access, or their own on a deleted server; and the API token reads more than its list
+/// allows, or the list allows it.
 fn readable() -> String {
     format!(
         "c.workspace_id = me.workspace_id AND (NOT me.reads_narrowly OR {})
@@ -70,7 +80,10 @@ fn readable() -> String {
 
 /// A part of a command that the caller can read.
 fn readable_part(part: &str, id: Uuid) -> Query {
-    Query::new(format!("(SELECT {part} FROM commands c WHERE c.id = :id AND {})", readable()), params! { id })
+    Query::new(
+        format!("(SELECT {part} FROM commands c WHERE c.id = :id AND {})", readable()),
+        params! { id },
+    )
 }
 
 /// The command object of a command that the caller can read.
@@ -88,8 +101,9 @@ pub fn is_readable(id: Uuid) -> Query {
     readable_part("c.id", id)
 }
 
-/// What a new command looks up, as `{target, used}`: a server as [`servers::for_command`] gives it, and the caller's earlier
-/// command with the same Idempotency-Key, created after `since`, as `{id, server, body}`.
+/// What a new command looks up, as `{target, used}`: a server as [`servers::for_command`] gives it,
+/// and the caller's earlier command with the same Idempotency-Key, created after `since`, as `{id,
+/// server, body}`.
 pub fn for_creation(server: &ServerRef, key_hash: Option<&String>, since: Timestamp) -> Query {
     let (target, server) = servers::for_command(server);
     let sql = format!(

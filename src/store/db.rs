@@ -55,13 +55,14 @@ pub struct Outcome {
 
 impl Outcome {
     fn add_cost(&self) {
-        let (rows_read, rows_written) = (self.rows_read.unwrap_or(0), self.rows_written.unwrap_or(0));
+        let (rows_read, rows_written) =
+            (self.rows_read.unwrap_or(0), self.rows_written.unwrap_or(0));
         cost::add(Cost { rows_read, rows_written, ..Cost::default() });
     }
 }
 
-/// The items of a list's page: a JSON array, as a text of JavaScript. It goes from D1 into the response and never enters the
-/// Worker's own memory.
+/// The items of a list's page: a JSON array, as a text of JavaScript. It goes from D1 into the
+/// response and never enters the Worker's own memory.
 pub struct Items(JsValue);
 
 impl From<String> for Items {
@@ -87,8 +88,8 @@ fn build(statements: impl IntoIterator<Item = Statement>) -> Result<(String, Str
     Ok((texts.join("\0"), serde_json::Value::Array(parameters).to_string()))
 }
 
-/// The statement of a list's page: the items are in the column `body` of its rows, and the first row has the other columns. It may
-/// run again with other values.
+/// The statement of a list's page: the items are in the column `body` of its rows, and the first
+/// row has the other columns. It may run again with other values.
 pub struct PageStatement {
     /// A text of JavaScript.
     text: JsValue,
@@ -100,10 +101,15 @@ impl PageStatement {
     /// Makes its text.
     pub fn new(statement: Statement) -> Result<Self, Error> {
         let Built { sql, names, parameters } = statement.build()?;
-        Ok(Self { text: sql.into(), names, values: parameters.into_iter().map(json_value).collect() })
+        Ok(Self {
+            text: sql.into(),
+            names,
+            values: parameters.into_iter().map(json_value).collect(),
+        })
     }
 
-    /// The parameters as `d1.js` takes them, with `current` values in place of those that it was made with.
+    /// The parameters as `d1.js` takes them, with `current` values in place of those that it was
+    /// made with.
     fn parameters(&self, current: &[(&str, Value)]) -> String {
         let value = |(name, value): (&String, &serde_json::Value)| {
             let found = current.iter().find(|(current, _)| current == name);
@@ -150,7 +156,9 @@ impl From<Error> for Failure {
 /// D1's errors have several types and prefixes; their text says what happened.
 impl From<JsValue> for Failure {
     fn from(error: JsValue) -> Self {
-        let text = error.dyn_ref().map_or_else(|| format!("{error:?}"), |error: &js_sys::Error| error.message().into());
+        let text = error
+            .dyn_ref()
+            .map_or_else(|| format!("{error:?}"), |error: &js_sys::Error| error.message().into());
         match text.split_once("UNIQUE constraint failed: ") {
             Some((_, columns)) => {
                 let columns = columns.split(": ").next().unwrap_or(columns);
@@ -169,7 +177,8 @@ pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<Outcome>
     let (texts, parameters) = build(statements)?;
     cost::add_d1_call();
     let json = run_all(env, &texts, &parameters).await?;
-    let outcomes: Vec<Outcome> = serde_json::from_str(&json.as_string().unwrap_or_default()).map_err(Error::from)?;
+    let outcomes: Vec<Outcome> =
+        serde_json::from_str(&json.as_string().unwrap_or_default()).map_err(Error::from)?;
     outcomes.iter().for_each(Outcome::add_cost);
     Ok(outcomes)
 }
@@ -183,7 +192,8 @@ pub async fn run(env: &Env, statement: Statement) -> Result<Outcome, Failure> {
     outcome.ok_or_else(|| Error::internal("D1 gave no result").into())
 }
 
-/// Runs the statement of a list's page with `current` values of its parameters. Returns the first row and the items.
+/// Runs the statement of a list's page with `current` values of its parameters. Returns the first
+/// row and the items.
 ///
 /// # Errors
 /// As [`batch`].
@@ -193,7 +203,8 @@ pub async fn run_page(
     current: &[(&str, Value)],
 ) -> Result<(Outcome, Items), Failure> {
     cost::add_d1_call();
-    let page: ListOutcome = run_list(env, &statement.text, &statement.parameters(current)).await?.unchecked_into();
+    let page: ListOutcome =
+        run_list(env, &statement.text, &statement.parameters(current)).await?.unchecked_into();
     let outcome: Outcome = serde_json::from_str(&page.outcome()).map_err(Error::from)?;
     outcome.add_cost();
     Ok((outcome, Items(page.items())))
@@ -219,7 +230,8 @@ pub fn column<T: DeserializeOwned>(outcome: &Outcome) -> Result<Vec<T>, Error> {
     Ok(rows::<HashMap<String, T>>(outcome)?.into_iter().flat_map(HashMap::into_values).collect())
 }
 
-/// SQL for an object of a table's row as RETURNING takes it, which knows the columns by their bare names only.
+/// SQL for an object of a table's row as RETURNING takes it, which knows the columns by their bare
+/// names only.
 pub fn returned(object: &str, alias: &str) -> String {
     object.replace(&format!("{alias}."), "")
 }
@@ -262,7 +274,12 @@ mod tests {
                 for (at, _) in text.match_indices(parameter) {
                     let rest = text[at + parameter.len()..]
                         .trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
-                    assert!(rest.starts_with(" + "), "{}, before {:?}", file.display(), rest.lines().next());
+                    assert!(
+                        rest.starts_with(" + "),
+                        "{}, before {:?}",
+                        file.display(),
+                        rest.lines().next()
+                    );
                     limits += 1;
                 }
             }

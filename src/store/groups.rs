@@ -1,8 +1,11 @@
-//! The tables of groups and of who is in them. What goes along with a deletion is told by the tables' triggers.
+//! The tables of groups and of who is in them. What goes along with a deletion is told by the
+//! tables' triggers.
 
 use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
-use farhand_domain::group::{GroupChanges, GroupFilter, Membership, MembershipFilter, NewMembership, Role};
+use farhand_domain::group::{
+    GroupChanges, GroupFilter, Membership, MembershipFilter, NewMembership, Role,
+};
 use farhand_sql::statement::Value;
 use serde::Deserialize;
 use uuid::Uuid;
@@ -44,7 +47,8 @@ fn visible(group: &str) -> String {
     format!("({SEES_ALL} OR {} IS NOT NULL)", role_in(group))
 }
 
-/// SQL for the condition that the caller edits the group of an id, of their workspace, and grants every role in it.
+/// SQL for the condition that the caller edits the group of an id, of their workspace, and grants
+/// every role in it.
 fn owned(group: &str) -> String {
     format!("({SEES_ALL} OR {} = 'owner')", role_in(group))
 }
@@ -62,11 +66,13 @@ pub fn one(id: i64) -> Query {
     Query::new(one_sql(), params! { id })
 }
 
-/// What a list of the groups that the caller sees is read with. Who sees some goes through their memberships.
+/// What a list of the groups that the caller sees is read with. Who sees some goes through their
+/// memberships.
 pub fn list(filter: &GroupFilter) -> List {
     let text = "g.name || char(10) || g.folded_display_name || char(10) || g.folded_description";
-    let Filters { sql: filters, parameters } =
-        Filters::default().with("g.name = :name", "name", filter.name.as_ref()).with_words(text, &filter.words);
+    let Filters { sql: filters, parameters } = Filters::default()
+        .with("g.name = :name", "name", filter.name.as_ref())
+        .with_words(text, &filter.words);
     let ways = [
         format!("groups g WHERE {SEES_ALL} AND g.workspace_id = me.workspace_id{filters}"),
         format!(
@@ -120,11 +126,17 @@ pub fn for_change(id: i64, servers: &[Uuid]) -> Query {
 
 /// Creates a group owned by the caller, if the caller is staff. The reply is the group.
 ///
-/// The statements find the new group by the membership with the id `membership`, as the database assigns the group's id. The
-/// new group is the one with its name, and the only one without members.
-pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid, event: &Event) -> Result<Batch, Error> {
-    let [name, display_name, description] =
-        [&new.name, &new.display_name, &new.description].map(|text| text.as_deref().unwrap_or_default());
+/// The statements find the new group by the membership with the id `membership`, as the database
+/// assigns the group's id. The new group is the one with its name, and the only one without
+/// members.
+pub fn insert(
+    scope: &Scope<'_>,
+    new: &GroupChanges,
+    membership: Uuid,
+    event: &Event,
+) -> Result<Batch, Error> {
+    let [name, display_name, description] = [&new.name, &new.display_name, &new.description]
+        .map(|text| text.as_deref().unwrap_or_default());
     let insert = scope
         .statement(
             "INSERT INTO groups (workspace_id, id, name, display_name, description, folded_display_name, folded_description,
@@ -168,8 +180,14 @@ pub fn insert(scope: &Scope<'_>, new: &GroupChanges, membership: Uuid, event: &E
     Ok(Batch::default().change(insert, event).then(own).then(join).returning(select))
 }
 
-/// Changes a group, if the caller still may: its texts by its owners and staff, its servers by staff. The reply is the group.
-pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges, event: &Event) -> Result<Batch, Error> {
+/// Changes a group, if the caller still may: its texts by its owners and staff, its servers by
+/// staff. The reply is the group.
+pub fn update(
+    scope: &Scope<'_>,
+    id: i64,
+    changes: &GroupChanges,
+    event: &Event,
+) -> Result<Batch, Error> {
     let update = scope
         .statement(&format!(
             "UPDATE groups SET name = coalesce(:name, name), display_name = coalesce(:display_name, display_name),
@@ -208,7 +226,9 @@ pub fn update(scope: &Scope<'_>, id: i64, changes: &GroupChanges, event: &Event)
             .then(leave.bind_all(params! { id, servers: servers.clone() }))
             .then(join.bind_all(params! { id, servers }));
     }
-    Ok(batch.returning(scope.statement(&format!("SELECT {} AS body FROM me", one_sql())).bind("id", id)))
+    Ok(batch.returning(
+        scope.statement(&format!("SELECT {} AS body FROM me", one_sql())).bind("id", id),
+    ))
 }
 
 /// Deletes a group, if the caller still may.
@@ -218,20 +238,25 @@ pub fn delete(scope: &Scope<'_>, id: i64, event: &Event) -> Result<Batch, Error>
          RETURNING name AS body",
         owned(":id")
     );
-    Ok(Batch::default().change(scope.statement(&sql).bind("id", id), audit::after_change_by(scope, event)?))
+    Ok(Batch::default()
+        .change(scope.statement(&sql).bind("id", id), audit::after_change_by(scope, event)?))
 }
 
 // Memberships.
 
 /// SQL for the membership object (contract 5.4) of a row of `memberships m`, as JSON.
-const MEMBERSHIP: &str = "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
+const MEMBERSHIP: &str =
+    "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
 
 /// Where the answer to a new membership is read.
-pub const MEMBERSHIP_REPLAY: ReplaySource =
-    ReplaySource { object: MEMBERSHIP, row: "memberships m ON m.id = :resource AND m.workspace_id = me.workspace_id" };
+pub const MEMBERSHIP_REPLAY: ReplaySource = ReplaySource {
+    object: MEMBERSHIP,
+    row: "memberships m ON m.id = :resource AND m.workspace_id = me.workspace_id",
+};
 
 /// SQL for whether the group of a row of `memberships m` has another owner.
-const HAS_OTHER_OWNER: &str = "EXISTS (SELECT 1 FROM memberships o WHERE o.workspace_id = m.workspace_id
+const HAS_OTHER_OWNER: &str =
+    "EXISTS (SELECT 1 FROM memberships o WHERE o.workspace_id = m.workspace_id
     AND o.group_id = m.group_id AND o.role = 'owner' AND o.id <> m.id)";
 
 /// SQL for whether a row of the table of users, under a name, is the only owner of a group.
@@ -252,7 +277,8 @@ pub fn membership(id: Uuid) -> Query {
     Query::new(sql, params! { id })
 }
 
-/// What a list of the memberships of groups that the caller sees is read with. Who sees some goes through their own.
+/// What a list of the memberships of groups that the caller sees is read with. Who sees some goes
+/// through their own.
 pub fn list_memberships(filter: MembershipFilter) -> List {
     let is_narrow = filter.group.is_some() || filter.user.is_some();
     let Filters { sql: filters, parameters } = Filters::default()
@@ -266,7 +292,8 @@ pub fn list_memberships(filter: MembershipFilter) -> List {
              WHERE NOT {SEES_ALL} AND v.workspace_id = me.workspace_id AND v.user_id = me.user_id{filters}"
         ),
     ];
-    // Those of one group or of one user are few: they are found, and then sorted, and not looked for in the list's order.
+    // Those of one group or of one user are few: they are found, and then sorted, and not looked
+    // for in the list's order.
     let order = if is_narrow { "+m.id" } else { "m.id" };
     List::new("", ("memberships m", MEMBERSHIP), &ways, order, parameters)
 }
@@ -295,8 +322,14 @@ pub fn for_joining(group: i64, user: i64) -> Query {
     Query::new(sql, params! { group, user })
 }
 
-/// Brings a user into a group, if the caller still may and both are still there. The reply is the membership.
-pub fn insert_membership(scope: &Scope<'_>, id: Uuid, new: NewMembership, event: &Event) -> Result<Batch, Error> {
+/// Brings a user into a group, if the caller still may and both are still there. The reply is the
+/// membership.
+pub fn insert_membership(
+    scope: &Scope<'_>,
+    id: Uuid,
+    new: NewMembership,
+    event: &Event,
+) -> Result<Batch, Error> {
     let sql = format!(
         "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
          SELECT :id, me.workspace_id, g.id, u.id, :role FROM me
@@ -308,8 +341,9 @@ pub fn insert_membership(scope: &Scope<'_>, id: Uuid, new: NewMembership, event:
         role_in("g.id"),
         db::returned(MEMBERSHIP, "m")
     );
-    let insert =
-        scope.statement(&sql).bind_all(params! { id, group: new.group, user: new.user, role: new.role.as_str() });
+    let insert = scope
+        .statement(&sql)
+        .bind_all(params! { id, group: new.group, user: new.user, role: new.role.as_str() });
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
@@ -336,8 +370,14 @@ pub fn membership_for_change(id: Uuid) -> Query {
     Query::new(sql, params! { id })
 }
 
-/// Gives a membership another role, if it is still what was decided on and the caller still may. The reply is the membership.
-pub fn update_membership(scope: &Scope<'_>, membership: Membership, role: Role, event: &Event) -> Result<Batch, Error> {
+/// Gives a membership another role, if it is still what was decided on and the caller still may.
+/// The reply is the membership.
+pub fn update_membership(
+    scope: &Scope<'_>,
+    membership: Membership,
+    role: Role,
+    event: &Event,
+) -> Result<Batch, Error> {
     let sql = format!(
         "UPDATE memberships AS m SET role = :role WHERE m.id = :id AND m.role = :old_role
          AND m.workspace_id = (SELECT me.workspace_id FROM me WHERE {})
@@ -353,7 +393,11 @@ pub fn update_membership(scope: &Scope<'_>, membership: Membership, role: Role, 
 }
 
 /// Deletes a membership, if it is still what was decided on and the caller still may.
-pub fn delete_membership(scope: &Scope<'_>, membership: Membership, event: &Event) -> Result<Batch, Error> {
+pub fn delete_membership(
+    scope: &Scope<'_>,
+    membership: Membership,
+    event: &Event,
+) -> Result<Batch, Error> {
     let sql = format!(
         "DELETE FROM memberships AS m WHERE m.id = :id AND m.role = :role
          AND m.workspace_id = (SELECT me.workspace_id FROM me

@@ -33,10 +33,11 @@ pub struct ReplaySource {
     pub row: &'static str,
 }
 
-/// Stores the answer to a request in the transaction of its change. Without the new row, nothing is stored. `resource` is the
-/// new resource's id or name.
+/// Stores the answer to a request in the transaction of its change. Without the new row, nothing is
+/// stored. `resource` is the new resource's id or name.
 ///
-/// A second live row of a key breaks a uniqueness rule. So of concurrent requests with one key, one makes its change.
+/// A second live row of a key breaks a uniqueness rule. So of concurrent requests with one key, one
+/// makes its change.
 pub fn insert(
     batch: Batch,
     scope: &Scope<'_>,
@@ -60,8 +61,13 @@ pub fn insert(
 /// The operator's rows have these ids of workspace and user, which no workspace and no user has.
 const OPERATOR: &str = "workspace_id = 0 AND user_id = 0";
 
-/// The operator's earlier request with the key of a hash, made after `since`, as `{request, answer}`.
-pub async fn earlier_of_operator(env: &Env, key_hash: &str, since: Timestamp) -> Result<Option<String>, Error> {
+/// The operator's earlier request with the key of a hash, made after `since`, as `{request,
+/// answer}`.
+pub async fn earlier_of_operator(
+    env: &Env,
+    key_hash: &str,
+    since: Timestamp,
+) -> Result<Option<String>, Error> {
     let sql = format!(
         "SELECT json_object('request', request_hash, 'answer', json(answer)) AS body FROM idempotency_keys
          WHERE {OPERATOR} AND key_hash = :key_hash AND added_at > :since"
@@ -69,15 +75,17 @@ pub async fn earlier_of_operator(env: &Env, key_hash: &str, since: Timestamp) ->
     db::first_value(&db::run(env, Statement::new(sql).bind_all(params! { key_hash, since })).await?)
 }
 
-/// The statements that store the operator's answer about a new workspace. Its admin's id is added to the answer.
+/// The statements that store the operator's answer about a new workspace. Its admin's id is added
+/// to the answer.
 pub fn insert_of_operator(
     (key_hash, request_hash): (&str, &str),
     answer: &str,
     slug: &str,
     now: Timestamp,
 ) -> [Statement; 2] {
-    let expired =
-        format!("DELETE FROM idempotency_keys WHERE {OPERATOR} AND key_hash = :key_hash AND added_at <= :until");
+    let expired = format!(
+        "DELETE FROM idempotency_keys WHERE {OPERATOR} AND key_hash = :key_hash AND added_at <= :until"
+    );
     let insert = "INSERT INTO idempotency_keys (workspace_id, user_id, key_hash, request_hash, answer, added_at)
         SELECT 0, 0, :key_hash, :request_hash, json_set(:answer, '$.admin.id', u.id), :now
         FROM workspaces w JOIN users u ON u.workspace_id = w.id WHERE w.slug = :slug AND w.deleted_at IS NULL";

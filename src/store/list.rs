@@ -27,15 +27,17 @@ pub struct Select {
     pub tables: String,
     /// The statement for the page's items: a row for each, as JSON text in the column `body`.
     pub items: String,
-    /// The largest page whose items are read as one text, which D1 limits to 2 MB. Larger pages are read as a row for each item.
+    /// The largest page whose items are read as one text, which D1 limits to 2 MB. Larger pages are
+    /// read as a row for each item.
     pub max_in_one_text: u64,
     /// Its own parameters.
     pub parameters: Parameters,
 }
 
 impl Select {
-    /// The text of the statement for a page, after the table `me`. Its first row has `total` and the given `columns`. The items are
-    /// in the column `body`: of the same row, or if the page is large of one row each.
+    /// The text of the statement for a page, after the table `me`. Its first row has `total` and
+    /// the given `columns`. The items are in the column `body`: of the same row, or if the page is
+    /// large of one row each.
     pub fn text(&self, columns: &[&str], page: Page) -> String {
         let Self { tables, items, .. } = self;
         let names: String = columns.iter().map(|column| format!(", {column}")).collect();
@@ -84,7 +86,11 @@ impl List {
         parameters: Parameters,
     ) -> Self {
         let (_, name) = table.split_once(' ').unwrap_or((table, table));
-        let count = ways.iter().map(|way| format!("(SELECT count(*) FROM {way})")).collect::<Vec<_>>().join(" + ");
+        let count = ways
+            .iter()
+            .map(|way| format!("(SELECT count(*) FROM {way})"))
+            .collect::<Vec<_>>()
+            .join(" + ");
         let place = |way: &String| {
             format!(
                 "SELECT place FROM (SELECT {name}.rowid AS place FROM {way} ORDER BY {order}
@@ -120,7 +126,12 @@ pub struct Filters {
 impl Filters {
     /// Adds a condition with a parameter of that name, if there is a value.
     #[must_use]
-    pub fn with(mut self, condition: &str, name: &'static str, value: Option<impl Into<Value>>) -> Self {
+    pub fn with(
+        mut self,
+        condition: &str,
+        name: &'static str,
+        value: Option<impl Into<Value>>,
+    ) -> Self {
         if let Some(value) = value {
             self.sql += &format!(" AND {condition}");
             self.parameters.add(name, value);
@@ -131,7 +142,9 @@ impl Filters {
     /// Adds the condition that a text has all words, as `:words`.
     #[must_use]
     pub fn with_words(self, text: &str, words: &[String]) -> Self {
-        let condition = format!("NOT EXISTS (SELECT 1 FROM json_each(:words) w WHERE instr({text}, w.value) = 0)");
+        let condition = format!(
+            "NOT EXISTS (SELECT 1 FROM json_each(:words) w WHERE instr({text}, w.value) = 0)"
+        );
         self.with(&condition, "words", (!words.is_empty()).then(|| Value::list(words)))
     }
 }

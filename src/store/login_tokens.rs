@@ -1,7 +1,7 @@
 //! Login tokens in KV: what a token's hash stands for, with the sliding expiry.
 //!
-//! KV remembers, D1 decides (contract 4.3): an entry here neither grants nor refuses anything, so a stale or missing one
-//! does no harm and is put right on the way.
+//! KV remembers, D1 decides (contract 4.3): an entry here neither grants nor refuses anything, so a
+//! stale or missing one does no harm and is put right on the way.
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;

@@ -1,6 +1,7 @@
 //! All SQL and KV of the Worker, one file per table.
 //!
-//! A function fails if D1 or KV does, or if a row does not have the form that the code expects: both are faults of the service.
+//! A function fails if D1 or KV does, or if a row does not have the form that the code expects:
+//! both are faults of the service.
 
 pub mod anonymous_events;
 pub mod api_tokens;

@@ -18,7 +18,8 @@ use super::list::List;
 use super::scope::{Query, Scope};
 use super::servers;
 
-/// SQL for the registration token object (contract 6.4) of a row of `registration_tokens t`, as JSON. The key is not in it.
+/// SQL for the registration token object (contract 6.4) of a row of `registration_tokens t`, as
+/// JSON. The key is not in it.
 const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
     'groups', json((SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM registration_token_groups
         WHERE workspace_id = t.workspace_id AND token_id = t.id ORDER BY group_id) i)),
@@ -31,7 +32,8 @@ pub const REPLAY: ReplaySource = ReplaySource {
     row: "registration_tokens t ON t.id = :resource AND t.workspace_id = me.workspace_id",
 };
 
-/// SQL for the condition that a row of `registration_tokens t` is of the caller's workspace, and the caller staff.
+/// SQL for the condition that a row of `registration_tokens t` is of the caller's workspace, and
+/// the caller staff.
 const LISTED: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";
 
 /// Creates a token, if the caller is staff. The reply is the token.
@@ -66,7 +68,10 @@ pub fn insert(
         )
         .bind_all(params! { id, groups: Value::list(&new.groups) });
     let select = scope.statement(&format!("SELECT {} AS body FROM me", one_sql())).bind("id", id);
-    Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?).then(join).returning(select))
+    Ok(Batch::default()
+        .change(insert, audit::after_change_by(scope, event)?)
+        .then(join)
+        .returning(select))
 }
 
 /// The caller's workspace's tokens, for staff, newest first.
@@ -101,8 +106,9 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error
     Ok(Batch::default().change_after_event(event, delete))
 }
 
-/// The condition that a row of `registration_tokens t` is alive at `:now` and has the hash `:token_hash` in the workspace of
-/// the `:slug`: what it allows is done in its creator's name, who must still be allowed it.
+/// The condition that a row of `registration_tokens t` is alive at `:now` and has the hash
+/// `:token_hash` in the workspace of the `:slug`: what it allows is done in its creator's name, who
+/// must still be allowed it.
 const ALIVE: &str =
     "t.key_hash = :token_hash AND (t.expires_at IS NULL OR t.expires_at > :now) AND (t.uses IS NULL OR t.uses > 0)
         AND t.workspace_id = (SELECT w.id FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL)
@@ -143,7 +149,8 @@ fn allows_name(name: &str) -> String {
     format!("(t.name_pattern IS NULL OR {name} GLOB t.name_pattern)")
 }
 
-/// SQL for whether a row of `registration_tokens t` allows an address, given SQL for the networks that it is in.
+/// SQL for whether a row of `registration_tokens t` allows an address, given SQL for the networks
+/// that it is in.
 fn allows_address(networks: &str) -> String {
     format!(
         "(t.networks IS NULL OR EXISTS (SELECT 1 FROM json_each(t.networks) n
@@ -156,8 +163,8 @@ fn networks_of(remote_ip: &str) -> Value {
     Value::list(registration_token::networks_of(remote_ip))
 }
 
-/// Why an agent cannot register a server with a token, but for a missing number behind the name; `name` is `None` if the
-/// request has no valid one.
+/// Why an agent cannot register a server with a token, but for a missing number behind the name;
+/// `name` is `None` if the request has no valid one.
 ///
 /// # Errors
 /// The token is not alive; it does not allow the address or the name; one of its groups is full.
@@ -187,16 +194,21 @@ pub async fn refusal(
     let statement = Statement::new(sql).bind_all(params! {
         slug: workspace, token_hash, now, name, networks: networks_of(remote_ip),
     });
-    let denied = |detail: &'static str| Err(Error::new(Kind::Forbidden, detail).code(Code::PermissionDenied));
+    let denied = |detail: &'static str| {
+        Err(Error::new(Kind::Forbidden, detail).code(Code::PermissionDenied))
+    };
     match db::first::<Row>(&db::run(env, statement).await?)? {
         None => Err(Error::invalid_token()),
         Some(row) if !row.allows_address => {
             denied("The registration token's networks do not allow the agent's address.")
         }
-        Some(row) if !row.allows_name => denied("The registration token's name_pattern does not allow this name."),
-        Some(row) if row.is_full => {
-            Err(Error::field(NON_FIELD, "A group of the registration token has all the servers that it may have."))
+        Some(row) if !row.allows_name => {
+            denied("The registration token's name_pattern does not allow this name.")
         }
+        Some(row) if row.is_full => Err(Error::field(
+            NON_FIELD,
+            "A group of the registration token has all the servers that it may have.",
+        )),
         Some(_) => Ok(()),
     }
 }
@@ -209,7 +221,8 @@ fn has_full_group() -> String {
     )
 }
 
-/// Registers a server with a token, and uses the token once; `None` where there is a [`refusal`], or no name is left.
+/// Registers a server with a token, and uses the token once; `None` where there is a [`refusal`],
+/// or no name is left.
 pub async fn register(
     env: &Env,
     workspace: &str,
@@ -217,8 +230,9 @@ pub async fn register(
     new: NewServer<'_>,
     now: Timestamp,
 ) -> Result<Option<Registered>, Failure> {
-    let statement =
-        |sql: String| Statement::new(sql).bind_all(params! { slug: workspace, token_hash, now, id: new.id });
+    let statement = |sql: String| {
+        Statement::new(sql).bind_all(params! { slug: workspace, token_hash, now, id: new.id })
+    };
     let name = numbered_sql(":name", "number");
     let insert = statement(format!(
         "WITH RECURSIVE free (workspace_id, approval, number) AS (

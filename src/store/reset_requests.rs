@@ -47,11 +47,18 @@ pub struct New<'a> {
     pub event: &'a Event,
 }
 
-/// Stores a request for an address, unless too many are pending. The work does not tell whether the address is anybody's.
-pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) -> Result<Requested, Error> {
+/// Stores a request for an address, unless too many are pending. The work does not tell whether the
+/// address is anybody's.
+pub async fn insert(
+    env: &Env,
+    workspace: &str,
+    new: New<'_>,
+    now: Timestamp,
+) -> Result<Requested, Error> {
     let New { id, address, address_hash, event } = new;
     let exists =
-        Statement::new("SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL").bind("slug", workspace);
+        Statement::new("SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL")
+            .bind("slug", workspace);
     let cleared = Statement::new(
         "DELETE FROM reset_requests WHERE id IN (SELECT r.id FROM workspaces w
             JOIN reset_requests r ON r.workspace_id = w.id AND r.expires_at <= :now
@@ -74,23 +81,31 @@ pub async fn insert(env: &Env, workspace: &str, new: New<'_>, now: Timestamp) ->
     let told = anonymous_events::after_reset_request(id, event, now)?;
     let statements = [exists, cleared, insert].into_iter().chain(told).collect::<Vec<_>>();
     let results = db::batch(env, statements).await?;
-    let [exists, _, inserted, ..] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
+    let [exists, _, inserted, ..] = results.as_slice() else {
+        return Err(Error::internal("D1 gave no result"));
+    };
     let Some(workspace_id) = db::first_value(exists)? else { return Ok(Requested::NoWorkspace) };
     let is_stored = db::first_value::<String>(inserted)?.is_some();
     Ok(if is_stored { Requested::Stored(workspace_id) } else { Requested::TooMany })
 }
 
-/// SQL for the rows of requests that may still set a password, as `r`, with their users as `u` and workspaces as `w`:
-/// of the request `:id` at `:now`.
+/// SQL for the rows of requests that may still set a password, as `r`, with their users as `u` and
+/// workspaces as `w`: of the request `:id` at `:now`.
 const OPEN: &str = "FROM reset_requests r
     JOIN workspaces w ON w.id = r.workspace_id AND w.deleted_at IS NULL
     JOIN users u ON u.id = r.user_id AND u.workspace_id = r.workspace_id AND u.is_active = 1
     WHERE r.id = :id AND r.expires_at > :now";
 
 /// The user whose password a request of the workspace may set.
-pub async fn find(env: &Env, workspace: &str, id: Uuid, now: Timestamp) -> Result<Option<Account>, Error> {
+pub async fn find(
+    env: &Env,
+    workspace: &str,
+    id: Uuid,
+    now: Timestamp,
+) -> Result<Option<Account>, Error> {
     let sql = format!("SELECT {} AS body {OPEN} AND w.slug = :slug", users::OBJECT);
-    let result = db::run(env, Statement::new(sql).bind_all(params! { id, now, slug: workspace })).await?;
+    let result =
+        db::run(env, Statement::new(sql).bind_all(params! { id, now, slug: workspace })).await?;
     Ok(db::first_value::<String>(&result)?.map(|body| serde_json::from_str(&body)).transpose()?)
 }
 
@@ -120,9 +135,10 @@ pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Rec
     db::first(&db::run(env, Statement::new(sql).bind_all(params! { id, now })).await?)
 }
 
-/// Sets the password of a request's user, and tells the audit log, whose event has the user as its object. Their sessions end, and
-/// so do all of their requests: two that use one at the same time have one that finds it used. Returns the workspace's id, and the
-/// hashes of the login tokens that it ended; `None`: the request is not open.
+/// Sets the password of a request's user, and tells the audit log, whose event has the user as its
+/// object. Their sessions end, and so do all of their requests: two that use one at the same time
+/// have one that finds it used. Returns the workspace's id, and the hashes of the login tokens that
+/// it ended; `None`: the request is not open.
 pub async fn consume(
     env: &Env,
     workspace: &str,
@@ -137,8 +153,10 @@ pub async fn consume(
         "UPDATE users SET password = :hash, password_changed_at = :now
          WHERE (workspace_id, id) = (SELECT u.workspace_id, u.id {OPEN} AND w.slug = :slug) RETURNING workspace_id"
     ));
-    let (hashes, update) =
-        (hashes.bind_all(params! { id, now, slug: workspace }), update.bind_all(params! { id, now, slug: workspace }));
+    let (hashes, update) = (
+        hashes.bind_all(params! { id, now, slug: workspace }),
+        update.bind_all(params! { id, now, slug: workspace }),
+    );
     // The request is gone by then.
     let rest = "FROM workspaces w JOIN users u ON u.workspace_id = w.id AND u.id = :event ->> '$.object.id'
         WHERE w.slug = :slug AND w.deleted_at IS NULL AND changes() > 0";
@@ -156,7 +174,9 @@ pub async fn consume(
         statements.insert(0, revoke);
     }
     let results = db::batch(env, statements).await?;
-    let [.., hashes, updated, _] = results.as_slice() else { return Err(Error::internal("D1 gave no result")) };
+    let [.., hashes, updated, _] = results.as_slice() else {
+        return Err(Error::internal("D1 gave no result"));
+    };
     let Some(workspace_id) = db::first_value(updated)? else { return Ok(None) };
     let hashes = sessions::read_token_hashes(db::first_value(hashes)?)?;
     Ok(Some((workspace_id, hashes)))

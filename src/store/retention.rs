@@ -1,8 +1,9 @@
-//! The end of commands that are over for long (contract 7.13; docs/scaling.md): found by their ids, and removed with what is
-//! noted of servers and requesters for their sake alone.
+//! The end of commands that are over for long (contract 7.13; docs/scaling.md): found by their ids,
+//! and removed with what is noted of servers and requesters for their sake alone.
 //!
-//! A command ends after it was created, and its id begins with the time of its creation. So what ended long ago is among the
-//! first ids. Commands that were created long ago and have not ended, or ended later, are read and left.
+//! A command ends after it was created, and its id begins with the time of its creation. So what
+//! ended long ago is among the first ids. Commands that were created long ago and have not ended,
+//! or ended later, are read and left.
 
 use std::collections::BTreeSet;
 
@@ -48,9 +49,12 @@ pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<L
                 WHERE c.workspace_id = n.id AND c.id < :created_before AND c.handled_at <= :until)
             ORDER BY n.id LIMIT 1) AS found, (SELECT max(id) FROM next) AS last"
     );
-    let result =
-        db::run(env, Statement::new(sql).bind_all(params! { after, until, created_before: created_before(until) }))
-            .await?;
+    let result = db::run(
+        env,
+        Statement::new(sql)
+            .bind_all(params! { after, until, created_before: created_before(until) }),
+    )
+    .await?;
     db::first(&result)?.ok_or_else(|| Error::internal("D1 gave no row"))
 }
 
@@ -60,7 +64,13 @@ fn created_before(until: Timestamp) -> String {
 }
 
 /// The first commands of a workspace after an id that were over at a moment, so many.
-pub async fn find(env: &Env, workspace_id: i64, after: &str, until: Timestamp, most: u64) -> Result<Vec<Due>, Error> {
+pub async fn find(
+    env: &Env,
+    workspace_id: i64,
+    after: &str,
+    until: Timestamp,
+    most: u64,
+) -> Result<Vec<Due>, Error> {
     let sql = "SELECT c.id, c.server_id, c.requested_by FROM commands c INDEXED BY commands_by_id
         WHERE c.workspace_id = :workspace_id AND c.id > :after AND c.id < :created_before AND c.handled_at <= :until
         ORDER BY c.id LIMIT :most + 0";
@@ -70,10 +80,16 @@ pub async fn find(env: &Env, workspace_id: i64, after: &str, until: Timestamp, m
     db::rows(&db::run(env, statement).await?)
 }
 
-/// Removes commands of which the objects have nothing any more, all of them or none, from the counters of lists too; the triggers
-/// take them out of the search. What is noted for the sake of commands alone goes with the last of these: the counters that are
-/// 0; the names of a server without commands, who had some on it, and that it is gone, as its object has wiped itself.
-pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Timestamp) -> Result<(), Error> {
+/// Removes commands of which the objects have nothing any more, all of them or none, from the
+/// counters of lists too; the triggers take them out of the search. What is noted for the sake of
+/// commands alone goes with the last of these: the counters that are 0; the names of a server
+/// without commands, who had some on it, and that it is gone, as its object has wiped itself.
+pub async fn delete(
+    env: &Env,
+    workspace_id: i64,
+    commands: &[&Due],
+    until: Timestamp,
+) -> Result<(), Error> {
     let list = |of: &dyn Fn(&Due) -> Option<String>| {
         Value::list(commands.iter().filter_map(|due| of(due)).collect::<BTreeSet<_>>())
     };
@@ -81,7 +97,8 @@ pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Time
     let servers = list(&|due| Some(due.server_id.clone()));
     let requesters = list(&|due| due.requested_by.map(|id| id.to_string()));
     let delete = |rows: String, list: &Value| {
-        Statement::new(format!("DELETE FROM {rows}")).bind_all(params! { workspace_id, list: list.clone() })
+        Statement::new(format!("DELETE FROM {rows}"))
+            .bind_all(params! { workspace_id, list: list.clone() })
     };
     let counters = |kind: &str, keys: &Value| {
         let rows = format!(
@@ -106,8 +123,14 @@ pub async fn delete(env: &Env, workspace_id: i64, commands: &[&Due], until: Time
     statements.extend([
         counters("server", &servers),
         counters("requester", &requesters),
-        of_server_without_commands("command_servers INDEXED BY command_servers_by_server", "server_id"),
-        of_server_without_commands("command_requesters INDEXED BY command_requesters_by_server", "server_id"),
+        of_server_without_commands(
+            "command_servers INDEXED BY command_servers_by_server",
+            "server_id",
+        ),
+        of_server_without_commands(
+            "command_requesters INDEXED BY command_requesters_by_server",
+            "server_id",
+        ),
         of_server_without_commands("gone_servers", "id"),
     ]);
     db::execute_all(env, statements).await

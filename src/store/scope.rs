@@ -1,7 +1,8 @@
 //! What a caller's statements are limited to: the workspace, and a credential that is alive in it.
 //!
-//! Every statement begins with the common table `me`, which has one row if the credential is alive in the request's workspace and
-//! none otherwise. So a read finds nothing and a write changes nothing for a dead credential.
+//! Every statement begins with the common table `me`, which has one row if the credential is alive
+//! in the request's workspace and none otherwise. So a read finds nothing and a write changes
+//! nothing for a dead credential.
 
 use farhand_domain::page::Page;
 use farhand_domain::session;
@@ -11,11 +12,12 @@ use serde::Deserialize;
 
 use super::list::Select;
 
-/// The first common tables. Their parameters are the workspace's `:slug`, the `:token_hash`, `:now`, and `:dead_until`: now less
-/// the time that a login token is taken past its expiry.
+/// The first common tables. Their parameters are the workspace's `:slug`, the `:token_hash`,
+/// `:now`, and `:dead_until`: now less the time that a login token is taken past its expiry.
 ///
-/// `credential` is who calls. `me` is the same, but empty for an API token with an access control list where the endpoint
-/// is not on the list of what such a token may reach: what a handler writes is then refused in the same statement.
+/// `credential` is who calls. `me` is the same, but empty for an API token with an access control
+/// list where the endpoint is not on the list of what such a token may reach: what a handler writes
+/// is then refused in the same statement.
 const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
     SELECT w.id AS workspace_id, u.id AS user_id, u.username, u.email, u.is_staff, u.is_superuser,
         'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at,
@@ -36,14 +38,15 @@ const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
     WHERE w.slug = :slug AND w.deleted_at IS NULL
 )";
 
-/// `me` where the endpoint takes API tokens with an access control list. Such an endpoint writes nothing in the round trip
-/// that tells who calls.
+/// `me` where the endpoint takes API tokens with an access control list. Such an endpoint writes
+/// nothing in the round trip that tells who calls.
 const ME_OR_LIMITED: &str = "me AS (SELECT * FROM credential)";
 /// `me` everywhere else.
 const ME_UNLIMITED: &str = "me AS (SELECT * FROM credential WHERE acl IS NULL)";
 
 /// The workspace's id; null if it does not exist.
-const WORKSPACE: &str = "(SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL) AS workspace";
+const WORKSPACE: &str =
+    "(SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL) AS workspace";
 /// The caller; null if the credential is not alive.
 const ME: &str =
     "(SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
@@ -120,7 +123,9 @@ impl<'a> Scope<'a> {
     pub fn statement(&self, sql: &str) -> Statement {
         self.values()
             .into_iter()
-            .fold(Statement::new(self.text(sql)), |statement, (name, value)| statement.bind(name, value))
+            .fold(Statement::new(self.text(sql)), |statement, (name, value)| {
+                statement.bind(name, value)
+            })
     }
 
     /// The parameters of the common tables.
@@ -140,11 +145,12 @@ impl<'a> Scope<'a> {
 
     /// The statement that selects [`Who`], and the query's JSON as `body`.
     pub fn read(&self, Query { sql, parameters }: Query) -> Statement {
-        self.statement(&format!("SELECT {WORKSPACE}, {ME}, (SELECT {sql} FROM me) AS body")).bind_all(parameters)
+        self.statement(&format!("SELECT {WORKSPACE}, {ME}, (SELECT {sql} FROM me) AS body"))
+            .bind_all(parameters)
     }
 
-    /// The statement for a page of a list, whose first row has [`Who`] as well. So who calls, and how many items there are, is
-    /// found once.
+    /// The statement for a page of a list, whose first row has [`Who`] as well. So who calls, and
+    /// how many items there are, is found once.
     pub fn list(&self, select: &Select, page: Page) -> Statement {
         select.bind(self.statement(&select.text(&[WORKSPACE, ME], page)), page)
     }

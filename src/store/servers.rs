@@ -20,7 +20,8 @@ use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 
-/// SQL for the server object (contract 6.1) of a row of `servers s`, as JSON, as the caller `me` sees it.
+/// SQL for the server object (contract 6.1) of a row of `servers s`, as JSON, as the caller `me`
+/// sees it.
 const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'is_connected', json(iif(s.is_connected, 'true', 'false')), 'remote_ip', s.remote_ip, 'platform', s.platform,
     'os_name', s.os_name, 'os_version', s.os_version, 'agent_version', s.agent_version,
@@ -36,11 +37,13 @@ const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'added_at', s.added_at, 'updated_at', s.updated_at)";
 
 /// Where the answer to a creation is read.
-pub const REPLAY: ReplaySource =
-    ReplaySource { object: OBJECT, row: "servers s ON s.id = :resource AND s.workspace_id = me.workspace_id" };
+pub const REPLAY: ReplaySource = ReplaySource {
+    object: OBJECT,
+    row: "servers s ON s.id = :resource AND s.workspace_id = me.workspace_id",
+};
 
-/// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5.5), and that
-/// the API token is not kept from (contract 4.12).
+/// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5.5),
+/// and that the API token is not kept from (contract 4.12).
 pub const REACHABLE: &str =
     "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
         OR EXISTS (SELECT 1 FROM memberships m
@@ -48,22 +51,27 @@ pub const REACHABLE: &str =
             WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id))
     AND (me.acl_servers IS NULL OR s.id IN (SELECT value FROM json_each(me.acl_servers)))";
 
-/// SQL for whether the caller may name any remote account on a row of `servers s` that they reach (contract 5.6).
+/// SQL for whether the caller may name any remote account on a row of `servers s` that they reach
+/// (contract 5.6).
 pub const ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
     OR EXISTS (SELECT 1 FROM memberships m
         JOIN server_groups i ON i.workspace_id = m.workspace_id AND i.group_id = m.group_id AND i.server_id = s.id
         WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id AND m.role IN ('manager', 'owner')))";
 
-/// SQL for the condition on `me` that they may edit and delete the server of a row of `servers s` (contract 5.7).
+/// SQL for the condition on `me` that they may edit and delete the server of a row of `servers s`
+/// (contract 5.7).
 const EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
 
 /// The server object of a server that the caller can access.
 pub fn one(id: Uuid) -> Query {
-    Query::new(format!("(SELECT {OBJECT} FROM servers s WHERE s.id = :id AND {REACHABLE})"), params! { id })
+    Query::new(
+        format!("(SELECT {OBJECT} FROM servers s WHERE s.id = :id AND {REACHABLE})"),
+        params! { id },
+    )
 }
 
-/// SQL for a server that a command names, as `{id, name, default_username, any_account, is_pending}`, and the value of its
-/// parameter `:server`.
+/// SQL for a server that a command names, as `{id, name, default_username, any_account,
+/// is_pending}`, and the value of its parameter `:server`.
 ///
 /// `any_account` tells whether the caller may name any remote account there (contract 5.6).
 pub fn for_command(server: &ServerRef) -> (String, String) {
@@ -96,7 +104,8 @@ pub struct New<'a> {
     pub default_username: Option<&'a str>,
 }
 
-/// Creates a server owned by the caller, if the caller is staff and nothing is wrong with the groups. The reply is the server.
+/// Creates a server owned by the caller, if the caller is staff and nothing is wrong with the
+/// groups. The reply is the server.
 pub fn insert(scope: &Scope<'_>, new: &New<'_>, event: &Event) -> Result<Batch, Error> {
     let insert = scope
         .statement(&format!(
@@ -116,7 +125,9 @@ pub fn insert(scope: &Scope<'_>, new: &New<'_>, event: &Event) -> Result<Batch, 
 /// The statement that reads a server that the caller reaches, as `body`.
 fn select(scope: &Scope<'_>, id: Uuid) -> Statement {
     scope
-        .statement(&format!("SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = :id AND {REACHABLE}"))
+        .statement(&format!(
+            "SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = :id AND {REACHABLE}"
+        ))
         .bind("id", id)
 }
 
@@ -140,8 +151,9 @@ pub fn problem_of_groups(groups: &[i64]) -> Query {
     Query::new(group_problem(":groups"), params! { groups: Value::list(groups) })
 }
 
-/// SQL for what keeps a server out of groups, whose ids are a JSON array given as SQL: `unknown` if one is no group of the
-/// workspace, `full` if one has as many servers as a group may have, null if nothing does.
+/// SQL for what keeps a server out of groups, whose ids are a JSON array given as SQL: `unknown` if
+/// one is no group of the workspace, `full` if one has as many servers as a group may have, null if
+/// nothing does.
 fn group_problem(parameter: &str) -> String {
     format!(
         "(CASE WHEN EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
@@ -167,7 +179,8 @@ pub struct ForChange {
     pub workspace_id: i64,
     /// Whether the caller may edit and delete it.
     pub is_editable: bool,
-    /// What is wrong with the groups that are asked for and that it is not in yet: see [`group_problem`].
+    /// What is wrong with the groups that are asked for and that it is not in yet: see
+    /// [`group_problem`].
     pub group_problem: Option<String>,
     /// Whether the user exists who is to be the owner.
     pub has_new_owner: bool,
@@ -193,9 +206,15 @@ pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
     Query::new(sql, params! { id, groups: Value::list(groups), owner })
 }
 
-/// Changes a server, if the caller still may: its name by staff and its owner, its groups by staff, its owner by superusers.
-/// Nothing is changed if the new owner does not exist. The reply is the server.
-pub fn update(scope: &Scope<'_>, id: Uuid, changes: &ServerChanges, event: &Event) -> Result<Batch, Error> {
+/// Changes a server, if the caller still may: its name by staff and its owner, its groups by staff,
+/// its owner by superusers. Nothing is changed if the new owner does not exist. The reply is the
+/// server.
+pub fn update(
+    scope: &Scope<'_>,
+    id: Uuid,
+    changes: &ServerChanges,
+    event: &Event,
+) -> Result<Batch, Error> {
     let update = scope
         .statement(&format!(
             "UPDATE servers AS s SET name = coalesce(:name, s.name), owner_id = iif(:sets_owner, :owner, s.owner_id), updated_at = :now,
@@ -231,7 +250,8 @@ pub struct ForApproval {
     pub name: String,
     /// Whether it is pending.
     pub is_pending: bool,
-    /// The fingerprint of its agent's key; `None`: it was not registered with a token that asks for approval.
+    /// The fingerprint of its agent's key; `None`: it was not registered with a token that asks for
+    /// approval.
     pub fingerprint: Option<String>,
 }
 
@@ -244,8 +264,14 @@ pub fn for_approval(id: Uuid) -> Query {
     Query::new(sql, params! { id })
 }
 
-/// Approves a pending server whose agent's key still has a fingerprint, if the caller is staff. The reply is the server.
-pub fn approve(scope: &Scope<'_>, id: Uuid, fingerprint: &str, event: &Event) -> Result<Batch, Error> {
+/// Approves a pending server whose agent's key still has a fingerprint, if the caller is staff. The
+/// reply is the server.
+pub fn approve(
+    scope: &Scope<'_>,
+    id: Uuid,
+    fingerprint: &str,
+    event: &Event,
+) -> Result<Batch, Error> {
     let approve = scope.statement(
         "UPDATE servers SET registration = 'active', updated_at = :now
          WHERE id = :id AND registration = 'pending' AND fingerprint = :fingerprint
@@ -253,7 +279,9 @@ pub fn approve(scope: &Scope<'_>, id: Uuid, fingerprint: &str, event: &Event) ->
          RETURNING id AS body",
     );
     let approve = approve.bind_all(params! { id, fingerprint });
-    Ok(Batch::default().change(approve, after_change_by(scope, event)?).returning(select(scope, id)))
+    Ok(Batch::default()
+        .change(approve, after_change_by(scope, event)?)
+        .returning(select(scope, id)))
 }
 
 /// A server that was not approved in time.
@@ -269,17 +297,25 @@ pub struct Unapproved {
     pub name: String,
 }
 
-/// Finds pending servers that were registered before a time, in the order of their ids, after one of them.
-pub async fn unapproved(env: &Env, before: Timestamp, after: &str, limit: u64) -> Result<Vec<Unapproved>, Error> {
+/// Finds pending servers that were registered before a time, in the order of their ids, after one
+/// of them.
+pub async fn unapproved(
+    env: &Env,
+    before: Timestamp,
+    after: &str,
+    limit: u64,
+) -> Result<Vec<Unapproved>, Error> {
     let sql = "SELECT w.slug AS workspace, s.workspace_id, s.id, s.name FROM servers s
         JOIN workspaces w ON w.id = s.workspace_id AND w.deleted_at IS NULL
         WHERE s.registration = 'pending' AND s.added_at <= :before AND s.id > :after ORDER BY s.id LIMIT :limit + 0";
     db::rows(&db::run(env, Statement::new(sql).bind_all(params! { before, after, limit })).await?)
 }
 
-/// What a list of the servers that the caller reaches is read with. Who reaches some goes through those alone.
+/// What a list of the servers that the caller reaches is read with. Who reaches some goes through
+/// those alone.
 pub fn list(list: &ServerList) -> List {
-    // SQLite's lower() knows ASCII only; `folded` has in lower case what agents reported in other letters.
+    // SQLite's lower() knows ASCII only; `folded` has in lower case what agents reported in other
+    // letters.
     let text = "lower(concat_ws(char(10), s.name, s.remote_ip, s.platform, s.os_name, s.os_version, s.agent_version))
         || char(10) || s.folded";
     let in_group = "s.id IN (SELECT g.server_id FROM server_groups g
@@ -292,7 +328,8 @@ pub fn list(list: &ServerList) -> List {
         .with("s.platform = :platform", "platform", list.platform.as_ref())
         .with("s.agent_version = :agent_version", "agent_version", list.agent_version.as_ref())
         .with_words(text, &list.words);
-    let all = format!("servers s WHERE {HAS_FULL_ACCESS} AND s.workspace_id = me.workspace_id{filters}");
+    let all =
+        format!("servers s WHERE {HAS_FULL_ACCESS} AND s.workspace_id = me.workspace_id{filters}");
     let some = format!(
         "reached r CROSS JOIN servers s ON s.id = r.id AND s.workspace_id = me.workspace_id
          WHERE NOT {HAS_FULL_ACCESS} AND r.is_whole{filters}"
@@ -300,23 +337,39 @@ pub fn list(list: &ServerList) -> List {
     let direction = |descending: bool| if descending { "DESC" } else { "ASC" };
     // Servers have ids in the order in which they were added.
     let column = |key: Key| if key == Key::Added { "id" } else { key.as_str() };
-    let keys = list.order.iter().map(|(key, descending)| format!("s.{} {}", column(*key), direction(*descending)));
+    let keys = list
+        .order
+        .iter()
+        .map(|(key, descending)| format!("s.{} {}", column(*key), direction(*descending)));
     let first = list.order.first().is_none_or(|(_, descending)| *descending);
     let order = keys.chain([format!("s.id {}", direction(first))]).collect::<Vec<_>>().join(", ");
     List::new(&format!(", {REACHED}"), ("servers s", OBJECT), &[all, some], &order, parameters)
 }
 
 /// Ids of a workspace's servers in their order, after one of them.
-pub async fn ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
+pub async fn ids_after(
+    env: &Env,
+    workspace_id: i64,
+    after: &str,
+    limit: u64,
+) -> Result<Vec<String>, Error> {
     let sql = "SELECT id FROM servers WHERE workspace_id = :workspace_id AND id > :after ORDER BY id LIMIT :limit + 0";
-    db::column(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, after, limit })).await?)
+    db::column(
+        &db::run(env, Statement::new(sql).bind_all(params! { workspace_id, after, limit })).await?,
+    )
 }
 
 /// The same of servers that are gone, while their objects are there.
-pub async fn gone_ids_after(env: &Env, workspace_id: i64, after: &str, limit: u64) -> Result<Vec<String>, Error> {
-    let sql =
-        "SELECT id FROM gone_servers WHERE workspace_id = :workspace_id AND id > :after ORDER BY id LIMIT :limit + 0";
-    db::column(&db::run(env, Statement::new(sql).bind_all(params! { workspace_id, after, limit })).await?)
+pub async fn gone_ids_after(
+    env: &Env,
+    workspace_id: i64,
+    after: &str,
+    limit: u64,
+) -> Result<Vec<String>, Error> {
+    let sql = "SELECT id FROM gone_servers WHERE workspace_id = :workspace_id AND id > :after ORDER BY id LIMIT :limit + 0";
+    db::column(
+        &db::run(env, Statement::new(sql).bind_all(params! { workspace_id, after, limit })).await?,
+    )
 }
 
 /// Removes the rows of servers whose objects are wiped.

@@ -21,7 +21,8 @@ const OBJECT: &str = "json_object('id', s.id, 'user_agent', s.user_agent, 'remot
     'current', json(iif(s.id = me.credential_id, 'true', 'false')))";
 
 /// SQL for the condition that a row of `sessions s` is a live one of the caller's.
-const OWN: &str = "s.workspace_id = me.workspace_id AND s.user_id = me.user_id AND s.expires_at > :dead_until";
+const OWN: &str =
+    "s.workspace_id = me.workspace_id AND s.user_id = me.user_id AND s.expires_at > :dead_until";
 
 /// The caller's live sessions, newest first.
 pub fn list() -> List {
@@ -31,7 +32,10 @@ pub fn list() -> List {
 
 /// The session object of a live session of the caller.
 pub fn one(id: Uuid) -> Query {
-    Query::new(format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = :id AND {OWN})"), params! { id })
+    Query::new(
+        format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = :id AND {OWN})"),
+        params! { id },
+    )
 }
 
 /// A session to be made.
@@ -41,7 +45,8 @@ pub struct New<'a> {
     pub id: Uuid,
     /// The user who logs in.
     pub user_id: i64,
-    /// The PHC string that the password was checked against: where it is another by now, the login came too late.
+    /// The PHC string that the password was checked against: where it is another by now, the login
+    /// came too late.
     pub checked_password: &'a str,
     /// The PHC string to store from now on.
     pub password: &'a str,
@@ -57,8 +62,8 @@ pub struct New<'a> {
     pub most: i64,
 }
 
-/// Makes a session, and with it the audit event of the login. Returns the workspace's id; `None`: the user may not log in any more,
-/// and nothing was made.
+/// Makes a session, and with it the audit event of the login. Returns the workspace's id; `None`:
+/// the user may not log in any more, and nothing was made.
 pub async fn insert(
     env: &Env,
     workspace: &str,
@@ -78,7 +83,11 @@ pub async fn insert(
         token_hash: new.token_hash, user_agent: new.user_agent, remote_ip: new.remote_ip, now,
         expires_at: new.expires_at,
     });
-    let told = Insert::whole("s.workspace_id", ":event", "FROM sessions s WHERE s.id = :id AND changes() > 0");
+    let told = Insert::whole(
+        "s.workspace_id",
+        ":event",
+        "FROM sessions s WHERE s.id = :id AND changes() > 0",
+    );
     let told = Statement::new(told.sql()).bind_all(params! {
         id: new.id, event: audit::text(event)?,
     });
@@ -109,7 +118,8 @@ pub async fn insert(
 /// Ends the session of the caller's credential. It does nothing to an API token.
 pub fn delete_own(scope: &Scope<'_>, event: &Event) -> Result<Batch, Error> {
     let id = Some("me.credential_id");
-    let insert = Insert { object_id: id, rest: "FROM me WHERE me.kind = 'session'", ..Insert::by_me() };
+    let insert =
+        Insert { object_id: id, rest: "FROM me WHERE me.kind = 'session'", ..Insert::by_me() };
     let event = insert.statement(scope, event)?;
     let delete = scope.statement(
         "DELETE FROM sessions WHERE (workspace_id, id) IN (SELECT workspace_id, credential_id FROM me WHERE kind = 'session')
@@ -120,7 +130,12 @@ pub fn delete_own(scope: &Scope<'_>, event: &Event) -> Result<Batch, Error> {
 
 /// Ends a live session of the caller, which may be the calling one. Unless the scheduled
 /// commands are kept, the session counts as revoked: its waiting commands must not be delivered.
-pub fn delete(scope: &Scope<'_>, id: Uuid, keep_scheduled: bool, event: &Event) -> Result<Batch, Error> {
+pub fn delete(
+    scope: &Scope<'_>,
+    id: Uuid,
+    keep_scheduled: bool,
+    event: &Event,
+) -> Result<Batch, Error> {
     let rest = "FROM me CROSS JOIN sessions s ON s.id = :event ->> '$.object.id' AND s.expires_at > :dead_until
         AND s.workspace_id = me.workspace_id AND s.user_id = me.user_id";
     let insert = Insert { rest, ..Insert::by_me() };
@@ -132,7 +147,8 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, keep_scheduled: bool, event: &Event) 
              RETURNING json_array(token_hash) AS body",
         )
         .bind("id", id);
-    let batch = if keep_scheduled { Batch::default() } else { Batch::default().then(revoke(scope, id)) };
+    let batch =
+        if keep_scheduled { Batch::default() } else { Batch::default().then(revoke(scope, id)) };
     Ok(batch.end_after_event(event, delete))
 }
 
@@ -146,8 +162,8 @@ fn revoke(scope: &Scope<'_>, id: Uuid) -> Statement {
         .bind("id", id)
 }
 
-/// SQL that notes that all live sessions of some users are revoked, given SQL for a table `u` of these users' rows, the time,
-/// and the time up to which sessions have expired.
+/// SQL that notes that all live sessions of some users are revoked, given SQL for a table `u` of
+/// these users' rows, the time, and the time up to which sessions have expired.
 pub fn revoke_all(users: &str, now: &str, dead_until: &str) -> String {
     format!(
         "INSERT OR IGNORE INTO revoked_sessions (workspace_id, id, user_id, revoked_at)
@@ -169,7 +185,8 @@ pub struct Revoked {
     pub servers: Vec<String>,
 }
 
-/// Finds the next user after a place, of workspace and user, who has revoked sessions; behind the last one, the first.
+/// Finds the next user after a place, of workspace and user, who has revoked sessions; behind the
+/// last one, the first.
 pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked>, Error> {
     #[derive(Deserialize)]
     struct Row {
@@ -178,7 +195,8 @@ pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked
         sessions: String,
         servers: String,
     }
-    // The plus keeps SQLite from going through all commands of the user: few commands of a workspace are not over.
+    // The plus keeps SQLite from going through all commands of the user: few commands of a
+    // workspace are not over.
     let next = "SELECT workspace_id, user_id FROM revoked_sessions WHERE is_settled = 0";
     let order = "ORDER BY workspace_id, user_id LIMIT 1";
     let sql = format!(
@@ -219,14 +237,14 @@ pub async fn settle(env: &Env, revoked: &Revoked) -> Result<(), Error> {
     db::execute(env, statement).await
 }
 
-/// For how long a revoked session is remembered after its commands are cancelled, in seconds: longer than any request that
-/// creates a command takes.
+/// For how long a revoked session is remembered after its commands are cancelled, in seconds:
+/// longer than any request that creates a command takes.
 const REMEMBERED_FOR: i64 = 24 * 60 * 60;
 /// How many revoked sessions one statement deletes.
 const FORGOTTEN_AT_ONCE: u64 = 10_000;
 
-/// Forgets sessions that were revoked at least a day ago, and whose users have no waiting command: nothing that could be
-/// delivered names them.
+/// Forgets sessions that were revoked at least a day ago, and whose users have no waiting command:
+/// nothing that could be delivered names them.
 pub async fn forget_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
     let sql = "DELETE FROM revoked_sessions WHERE (workspace_id, id) IN (
         SELECT r.workspace_id, r.id FROM revoked_sessions r WHERE r.is_settled = 1 AND r.revoked_at <= :until
@@ -239,10 +257,12 @@ pub async fn forget_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
     db::execute(env, statement).await
 }
 
-/// How many KV entries are removed at once with their sessions. Those beyond go by themselves: they grant nothing.
+/// How many KV entries are removed at once with their sessions. Those beyond go by themselves: they
+/// grant nothing.
 const FORGOTTEN: u64 = 500;
 
-/// SQL for the hashes of a user's login tokens, as a JSON array, given SQL for the workspace's and the user's ids.
+/// SQL for the hashes of a user's login tokens, as a JSON array, given SQL for the workspace's and
+/// the user's ids.
 pub fn token_hashes(workspace_id: &str, user_id: &str) -> String {
     format!(
         "(SELECT json_group_array(token_hash) FROM (SELECT token_hash FROM sessions
@@ -265,5 +285,6 @@ pub async fn refresh(
 ) -> Result<(), Error> {
     let sql = "UPDATE sessions SET refreshed_at = :now, expires_at = :expires_at
         WHERE workspace_id = :workspace_id AND id = :id AND expires_at < :expires_at";
-    db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, id, now, expires_at })).await
+    db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, id, now, expires_at }))
+        .await
 }

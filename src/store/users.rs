@@ -1,4 +1,5 @@
-//! The table of users. What a change of a user ends (sessions, tokens, resets) is ended by the table's triggers.
+//! The table of users. What a change of a user ends (sessions, tokens, resets) is ended by the
+//! table's triggers.
 
 use farhand_domain::audit::{Event, MAX_IDS};
 use farhand_domain::caller::Caller;
@@ -52,12 +53,19 @@ pub struct ForLogin {
     pub password: Option<String>,
 }
 
-/// Looks a name up for a login; `None` if there is no such workspace. An inactive user is treated as absent.
-pub async fn for_login(env: &Env, workspace: &str, username: &str) -> Result<Option<ForLogin>, Error> {
+/// Looks a name up for a login; `None` if there is no such workspace. An inactive user is treated
+/// as absent.
+pub async fn for_login(
+    env: &Env,
+    workspace: &str,
+    username: &str,
+) -> Result<Option<ForLogin>, Error> {
     let sql = "SELECT w.id AS workspace_id, u.id AS user_id, u.password AS password
         FROM workspaces w LEFT JOIN users u ON u.workspace_id = w.id AND u.username = :username AND u.is_active = 1
         WHERE w.slug = :slug AND w.deleted_at IS NULL";
-    db::first(&db::run(env, Statement::new(sql).bind_all(params! { slug: workspace, username })).await?)
+    db::first(
+        &db::run(env, Statement::new(sql).bind_all(params! { slug: workspace, username })).await?,
+    )
 }
 
 /// The user that a request is about.
@@ -144,8 +152,10 @@ pub fn insert(
     password: &str,
     event: &Event,
 ) -> Result<Batch, Error> {
-    let (first_name, last_name) =
-        (rest.first_name.as_deref().unwrap_or_default(), rest.last_name.as_deref().unwrap_or_default());
+    let (first_name, last_name) = (
+        rest.first_name.as_deref().unwrap_or_default(),
+        rest.last_name.as_deref().unwrap_or_default(),
+    );
     let insert = scope
         .statement(&format!(
             "INSERT INTO users (workspace_id, id, username, email, password, first_name, last_name, folded_first_name,
@@ -168,7 +178,8 @@ pub fn insert(
     Ok(Batch::default().change(insert, audit::after_insert_by(scope, Numbered::User, event)?))
 }
 
-/// The condition that caller and user are still as a decision found them. [`bind_unchanged`] has its parameters.
+/// The condition that caller and user are still as a decision found them. [`bind_unchanged`] has
+/// its parameters.
 const UNCHANGED: &str = "users.id = :id AND users.username = :old_username AND users.email = :old_email
     AND users.is_active = :was_active AND users.is_staff = :was_staff AND users.is_superuser = :was_superuser
     AND users.workspace_id = (
@@ -176,7 +187,12 @@ const UNCHANGED: &str = "users.id = :id AND users.username = :old_username AND u
     AND (:keeps_superuser OR EXISTS (SELECT 1 FROM users o WHERE o.workspace_id = users.workspace_id
         AND o.id <> users.id AND o.is_superuser = 1 AND o.is_active = 1))";
 
-fn bind_unchanged(statement: Statement, rank: Rank, account: &Account, ends_superuser: bool) -> Statement {
+fn bind_unchanged(
+    statement: Statement,
+    rank: Rank,
+    account: &Account,
+    ends_superuser: bool,
+) -> Statement {
     statement.bind_all(params! {
         caller_is_staff: rank.is_staff, caller_is_superuser: rank.is_superuser, id: account.id,
         old_username: &account.username, old_email: &account.email,
@@ -186,9 +202,10 @@ fn bind_unchanged(statement: Statement, rank: Rank, account: &Account, ends_supe
     })
 }
 
-/// Changes a user, if caller and user are still what was decided on. The reply is the user. A deactivation or a lower rank ends
-/// login tokens. `proved` is the PHC string of the caller's own password, if the caller had to give it. The event is signed by
-/// the caller, who may be inactive afterwards.
+/// Changes a user, if caller and user are still what was decided on. The reply is the user. A
+/// deactivation or a lower rank ends login tokens. `proved` is the PHC string of the caller's own
+/// password, if the caller had to give it. The event is signed by the caller, who may be inactive
+/// afterwards.
 pub fn update(
     scope: &Scope<'_>,
     caller: &Caller,
@@ -208,17 +225,20 @@ pub fn update(
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
-    let update = bind_unchanged(scope.statement(&sql), caller.rank(), account, ends_superuser).bind_all(params! {
-        username: changes.username.as_ref(), email: changes.email.as_ref(),
-        first_name: changes.first_name.as_ref(), last_name: changes.last_name.as_ref(),
-        folded_first_name: changes.first_name.as_ref().map(|name| name.to_lowercase()),
-        folded_last_name: changes.last_name.as_ref().map(|name| name.to_lowercase()),
-        is_active: changes.is_active, is_staff: changes.is_staff,
-        is_superuser: changes.is_superuser, proved,
-    });
+    let update = bind_unchanged(scope.statement(&sql), caller.rank(), account, ends_superuser)
+        .bind_all(params! {
+            username: changes.username.as_ref(), email: changes.email.as_ref(),
+            first_name: changes.first_name.as_ref(), last_name: changes.last_name.as_ref(),
+            folded_first_name: changes.first_name.as_ref().map(|name| name.to_lowercase()),
+            folded_last_name: changes.last_name.as_ref().map(|name| name.to_lowercase()),
+            is_active: changes.is_active, is_staff: changes.is_staff,
+            is_superuser: changes.is_superuser, proved,
+        });
     let ends_sessions = changes.is_active == Some(false) || changes.lower_rank(account);
     let event = update_event(caller.workspace_id, account, changes, event)?;
-    let batch = Batch::default().ending(token_hashes(scope, account.id, ends_sessions)).change(update, event);
+    let batch = Batch::default()
+        .ending(token_hashes(scope, account.id, ends_sessions))
+        .change(update, event);
     Ok(match changes.release_servers(account) {
         true => batch.then(release_servers(caller.workspace_id, account, scope.now)),
         false => batch,
@@ -226,7 +246,12 @@ pub fn update(
 }
 
 /// The statement for the audit event of [`update`]. It lists the servers that lose their owner.
-fn update_event(workspace_id: i64, account: &Account, changes: &Changes, event: &Event) -> Result<Statement, Error> {
+fn update_event(
+    workspace_id: i64,
+    account: &Account,
+    changes: &Changes,
+    event: &Event,
+) -> Result<Statement, Error> {
     if !changes.release_servers(account) {
         return audit::after_change(workspace_id, event);
     }
@@ -239,10 +264,12 @@ fn update_event(workspace_id: i64, account: &Account, changes: &Changes, event: 
          WHERE changes() > 0"
     );
     let insert = Insert { rest: &rest, ..Insert::whole(":workspace_id", "e.event", "") };
-    Ok(Statement::new(insert.sql()).bind_all(params! { workspace_id, event: audit::text(event)?, user_id: account.id }))
+    Ok(Statement::new(insert.sql())
+        .bind_all(params! { workspace_id, event: audit::text(event)?, user_id: account.id }))
 }
 
-/// The statement that takes a user's servers from them, directly behind their [`update_event`], if that was written.
+/// The statement that takes a user's servers from them, directly behind their [`update_event`], if
+/// that was written.
 fn release_servers(workspace_id: i64, account: &Account, now: Timestamp) -> Statement {
     let sql = "UPDATE servers SET owner_id = NULL, updated_at = :now
         WHERE workspace_id = :workspace_id AND owner_id = :user_id AND changes() > 0";
@@ -252,30 +279,41 @@ fn release_servers(workspace_id: i64, account: &Account, now: Timestamp) -> Stat
 /// The statement whose `body` is the hashes of a user's login tokens, if they are wanted.
 fn token_hashes(scope: &Scope<'_>, user_id: i64, wanted: bool) -> Statement {
     let hashes = sessions::token_hashes("me.workspace_id", ":user_id");
-    scope.statement(&format!("SELECT {hashes} AS body FROM me WHERE :wanted")).bind_all(params! { user_id, wanted })
+    scope
+        .statement(&format!("SELECT {hashes} AS body FROM me WHERE :wanted"))
+        .bind_all(params! { user_id, wanted })
 }
 
-/// Deletes a user and ends their login tokens, if caller and user are still what was decided on. The event is signed by the
-/// caller, who may be the deleted user.
-pub fn delete(scope: &Scope<'_>, caller: &Caller, account: &Account, event: &Event) -> Result<Batch, Error> {
+/// Deletes a user and ends their login tokens, if caller and user are still what was decided on.
+/// The event is signed by the caller, who may be the deleted user.
+pub fn delete(
+    scope: &Scope<'_>,
+    caller: &Caller,
+    account: &Account,
+    event: &Event,
+) -> Result<Batch, Error> {
     let is_only_owner = is_only_owner("users");
     // A caller who deletes themself is nobody after the last of these.
     let depart = scope.statement(&format!(
         "INSERT OR IGNORE INTO departed_users (workspace_id, user_id)
          SELECT workspace_id, id FROM users WHERE {UNCHANGED} AND NOT {is_only_owner}"
     ));
-    let delete = scope
-        .statement(&format!("DELETE FROM users WHERE {UNCHANGED} AND NOT {is_only_owner} RETURNING username AS body"));
+    let delete = scope.statement(&format!(
+        "DELETE FROM users WHERE {UNCHANGED} AND NOT {is_only_owner} RETURNING username AS body"
+    ));
     let rank = caller.rank();
     Ok(Batch::default()
         .ending(token_hashes(scope, account.id, true))
         .then(bind_unchanged(depart, rank, account, true))
-        .change(bind_unchanged(delete, rank, account, true), audit::after_change(caller.workspace_id, event)?))
+        .change(
+            bind_unchanged(delete, rank, account, true),
+            audit::after_change(caller.workspace_id, event)?,
+        ))
 }
 
-/// Sets a password in place of `stored`, the PHC string of the one that was checked, or of any. The reply is the user. All login
-/// tokens end. Unless the scheduled commands are kept, the sessions count as revoked. The event is signed by the caller, whose
-/// session may be one of those.
+/// Sets a password in place of `stored`, the PHC string of the one that was checked, or of any. The
+/// reply is the user. All login tokens end. Unless the scheduled commands are kept, the sessions
+/// count as revoked. The event is signed by the caller, whose session may be one of those.
 ///
 /// With `stored`, the user is the caller; without, the caller must still be a superuser.
 pub fn set_password(
@@ -313,8 +351,8 @@ pub struct NewPassword<'a> {
     pub keep_scheduled: bool,
 }
 
-/// Takes a deleted user off some of their commands, in any workspace; when none is left, off the list of those to be done.
-/// False: there is no such user.
+/// Takes a deleted user off some of their commands, in any workspace; when none is left, off the
+/// list of those to be done. False: there is no such user.
 pub async fn depart_some(env: &Env, most: u64) -> Result<bool, Error> {
     #[derive(Deserialize)]
     struct Row {
@@ -334,8 +372,8 @@ pub async fn depart_some(env: &Env, most: u64) -> Result<bool, Error> {
     );
     // No list asks for the counter of a user who is gone.
     let count = "DELETE FROM command_counts WHERE workspace_id = :workspace_id AND kind = 'requester' AND key = :key";
-    let count =
-        Statement::new(count).bind_all(params! { workspace_id: row.workspace_id, key: row.user_id.to_string() });
+    let count = Statement::new(count)
+        .bind_all(params! { workspace_id: row.workspace_id, key: row.user_id.to_string() });
     let done = bound(
         "DELETE FROM departed_users WHERE workspace_id = :workspace_id AND user_id = :user_id
          AND NOT EXISTS (SELECT 1 FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id)",

@@ -76,13 +76,15 @@ pub struct Made {
     pub admin: i64,
 }
 
-/// SQL for the id of a workspace, whose slug is the name of the object of an audit event, as a text.
+/// SQL for the id of a workspace, whose slug is the name of the object of an audit event, as a
+/// text.
 const OBJECT_ID: &str = "CAST(w.id AS TEXT)";
 
 /// Creates a workspace with its superuser; `None` if the slug is taken, or the Idempotency-Key.
 pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Made>, Error> {
-    let workspace = Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (:slug, :name, :now)")
-        .bind_all(params! { slug: new.slug, name: new.name, now });
+    let workspace =
+        Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (:slug, :name, :now)")
+            .bind_all(params! { slug: new.slug, name: new.name, now });
     let admin = Statement::new(
         "INSERT INTO users (workspace_id, id, username, email, password, is_staff, is_superuser, date_joined)
          SELECT id, last_user_id + 1, :username, :email, :password, 1, 1, :now FROM workspaces WHERE slug = :slug AND deleted_at IS NULL
@@ -101,8 +103,11 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
     };
     // All of it is done or nothing is, as a slug that is taken breaks a rule.
     let events = [told("0", OBJECT_ID, new.event)?, told("w.id", "w.slug", new.own_event)?];
-    let statements =
-        [workspace, admin].into_iter().chain(events).chain(new.answer.into_iter().flatten()).collect::<Vec<_>>();
+    let statements = [workspace, admin]
+        .into_iter()
+        .chain(events)
+        .chain(new.answer.into_iter().flatten())
+        .collect::<Vec<_>>();
     match db::batch(env, statements).await {
         Ok(results) => Ok(results.get(1).map(db::first).transpose()?.flatten()),
         Err(Failure::NotUnique(_)) => Ok(None),
@@ -110,7 +115,8 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
     }
 }
 
-/// A page of the workspaces that are live or within their grace period, oldest first, as JSON text, and how many there are.
+/// A page of the workspaces that are live or within their grace period, oldest first, as JSON text,
+/// and how many there are.
 pub async fn list(env: &Env, region: &str, page: Page) -> Result<(Items, u64), Error> {
     let sql = "SELECT (SELECT count(*) FROM workspaces WHERE is_purging = 0) AS total, NULL AS body
         UNION ALL SELECT NULL, body FROM (SELECT json_object('slug', slug, 'name', name, 'region', :region,
@@ -121,19 +127,27 @@ pub async fn list(env: &Env, region: &str, page: Page) -> Result<(Items, u64), E
     Ok((items, list::total(&first)?.unwrap_or(0)))
 }
 
-/// Writes a change of one workspace's row with the cell's audit event; its id, or `None` if nothing changed.
-async fn change(env: &Env, update: Statement, slug: &str, event: &Event) -> Result<Option<i64>, Error> {
-    // Of the workspaces that had the slug, the last one: no other can be live or within its grace period.
-    let rest = "FROM workspaces w WHERE w.slug = :slug AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
+/// Writes a change of one workspace's row with the cell's audit event; its id, or `None` if nothing
+/// changed.
+async fn change(
+    env: &Env,
+    update: Statement,
+    slug: &str,
+    event: &Event,
+) -> Result<Option<i64>, Error> {
+    // Of the workspaces that had the slug, the last one: no other can be live or within its grace
+    // period.
+    let rest =
+        "FROM workspaces w WHERE w.slug = :slug AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
     let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole("0", ":event", rest) };
     let told = Statement::new(insert.sql()).bind_all(params! { slug, event: audit::text(event)? });
     let results = db::batch(env, vec![update, told]).await?;
     db::first_value(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
 }
 
-/// Marks a workspace as deleted, which refuses every credential in it immediately. If `is_now`, its purge begins, also for one
-/// that is within its grace period. The caller decides that, whose clock is not this one's. Returns its id, or `None` if there is
-/// none.
+/// Marks a workspace as deleted, which refuses every credential in it immediately. If `is_now`, its
+/// purge begins, also for one that is within its grace period. The caller decides that, whose clock
+/// is not this one's. Returns its id, or `None` if there is none.
 pub async fn mark_deleted(
     env: &Env,
     slug: &str,
@@ -144,7 +158,8 @@ pub async fn mark_deleted(
     let sql =
         "UPDATE workspaces SET deleted_at = coalesce(deleted_at, :now), purge_at = :purge_at, is_purging = :is_now
         WHERE slug = :slug AND is_purging = 0 AND (deleted_at IS NULL OR :is_now) RETURNING id";
-    change(env, Statement::new(sql).bind_all(params! { slug, now, purge_at, is_now }), slug, event).await
+    change(env, Statement::new(sql).bind_all(params! { slug, now, purge_at, is_now }), slug, event)
+        .await
 }
 
 /// Makes a workspace within its grace period a live one again; its id, or `None` if there is none.
@@ -243,20 +258,29 @@ fn has_rows(table: &str) -> String {
 
 /// The hashes of login tokens that the next [`purge_some`] removes from D1.
 pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
-    let sql = format!("SELECT token_hash FROM sessions WHERE rowid IN ({})", next_rows("sessions", "rowid"));
+    let sql = format!(
+        "SELECT token_hash FROM sessions WHERE rowid IN ({})",
+        next_rows("sessions", "rowid")
+    );
     db::column(&db::run(env, Statement::new(sql).bind("workspace_id", workspace_id)).await?)
 }
 
-/// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of servers are gone before.
+/// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of
+/// servers are gone before.
 pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
     // As the schema has them: a new one is purged without being named here.
     let sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND sql LIKE '%workspace_id INTEGER%'";
     let tables: Vec<TenantTable> = db::rows(&db::run(env, Statement::new(sql)).await?)?;
     let purged = tables.iter().filter(|table| !OF_OBJECTS.contains(&table.name.as_str()));
     let rests: Vec<_> = tables.iter().map(|table| has_rows(&table.name)).collect();
-    let own = format!("DELETE FROM workspaces WHERE id = :workspace_id AND NOT ({})", rests.join(" OR "));
+    let own =
+        format!("DELETE FROM workspaces WHERE id = :workspace_id AND NOT ({})", rests.join(" OR "));
     let all = purged.map(TenantTable::purge_sql).chain([own]);
-    db::execute_all(env, all.map(|sql| Statement::new(sql).bind("workspace_id", workspace_id)).collect()).await
+    db::execute_all(
+        env,
+        all.map(|sql| Statement::new(sql).bind("workspace_id", workspace_id)).collect(),
+    )
+    .await
 }
 
 #[cfg(test)]
@@ -265,11 +289,20 @@ mod tests {
 
     #[test]
     fn a_tables_key_is_that_of_its_schema() {
-        let table = |sql: &str| TenantTable { name: "things".to_owned(), sql: sql.to_owned() }.key().to_owned();
-        assert_eq!(table("CREATE TABLE things (id TEXT PRIMARY KEY, workspace_id INTEGER) STRICT"), "rowid");
-        assert_eq!(table("CREATE TABLE things (workspace_id INTEGER, PRIMARY KEY (workspace_id, id)) STRICT"), "rowid");
-        let without =
-            "CREATE TABLE things (workspace_id INTEGER, PRIMARY KEY (workspace_id, id)) STRICT, WITHOUT ROWID";
+        let table = |sql: &str| {
+            TenantTable { name: "things".to_owned(), sql: sql.to_owned() }.key().to_owned()
+        };
+        assert_eq!(
+            table("CREATE TABLE things (id TEXT PRIMARY KEY, workspace_id INTEGER) STRICT"),
+            "rowid"
+        );
+        assert_eq!(
+            table(
+                "CREATE TABLE things (workspace_id INTEGER, PRIMARY KEY (workspace_id, id)) STRICT"
+            ),
+            "rowid"
+        );
+        let without = "CREATE TABLE things (workspace_id INTEGER, PRIMARY KEY (workspace_id, id)) STRICT, WITHOUT ROWID";
         assert_eq!(table(without), "workspace_id, id");
     }
 }

@@ -1,5 +1,5 @@
-//! An unmodified Alpamon 2.x (agent-protocol): its start, its day's work, and what it reports late. Whatever it does,
-//! it sees nothing that its log would complain of.
+//! An unmodified Alpamon 2.x (agent-protocol): its start, its day's work, and what it reports late.
+//! Whatever it does, it sees nothing that its log would complain of.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -67,7 +67,9 @@ async fn one_that_was_never_here_commits() {
     agent.until_idle(LONG).await;
     // Five minutes of its clock are over: heartbeats come.
     agent
-        .until("a heartbeat", |ledger| ledger.calls_of("PATCH", "/api/servers/servers/-/status/").next().is_some())
+        .until("a heartbeat", |ledger| {
+            ledger.calls_of("PATCH", "/api/servers/servers/-/status/").next().is_some()
+        })
         .await;
     let ledger = agent.ledger();
     assert_eq!(ledger.commissioned, Some(false));
@@ -86,11 +88,20 @@ async fn one_that_was_here_before_tells_what_changed() {
     shows(&workspace, &server, &Host::default()).await;
     first.leave().await;
 
-    let host = Host { version: "2.2.0".into(), load: 1.5, cores: 16, memory: 64 << 30, os_version: "26.04".into() };
-    let agent = Alpamon::connect(&workspace, &server, Habits { host: host.clone(), ..hasty() }).await;
+    let host = Host {
+        version: "2.2.0".into(),
+        load: 1.5,
+        cores: 16,
+        memory: 64 << 30,
+        os_version: "26.04".into(),
+    };
+    let agent =
+        Alpamon::connect(&workspace, &server, Habits { host: host.clone(), ..hasty() }).await;
     shows(&workspace, &server, &host).await;
     agent
-        .until("the end of its start", |ledger| ledger.calls.iter().any(|call| call.path.ends_with("/access-policy/")))
+        .until("the end of its start", |ledger| {
+            ledger.calls.iter().any(|call| call.path.ends_with("/access-policy/"))
+        })
         .await;
     agent.until_idle(LONG).await;
     let ledger = agent.ledger();
@@ -100,20 +111,28 @@ async fn one_that_was_here_before_tells_what_changed() {
     check_clean(&agent);
 }
 
-/// An older version asks for each category, and tells its facts by the methods that it has for what is there and what is not.
+/// An older version asks for each category, and tells its facts by the methods that it has for what
+/// is there and what is not.
 #[tokio::test]
 async fn facts_are_taken_by_any_method() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let agent = workspace.anonymous.with(&credential(&server));
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
-    let tries = [("POST", "/"), ("PUT", "/x/"), ("PATCH", "//"), ("PATCH", "/"), ("PATCH", "/x/"), ("POST", "")];
+    let tries = [
+        ("POST", "/"),
+        ("PUT", "/x/"),
+        ("PATCH", "//"),
+        ("PATCH", "/"),
+        ("PATCH", "/x/"),
+        ("POST", ""),
+    ];
     for (number, (method, end)) in tries.iter().enumerate() {
         let info = json!({"cpu_logical_cores": number + 1, "physical_memory": 1_000 + number});
-        let os =
-            json!({"name": "Debian", "version": format!("{number}"), "platform": "debian", "platform_like": "debian"});
+        let os = json!({"name": "Debian", "version": format!("{number}"), "platform": "debian", "platform_like": "debian"});
         for (category, facts) in [("info", info), ("os", os)] {
-            let status = agent.send_json(method, &format!("/api/proc/{category}{end}"), &facts).await.status;
+            let status =
+                agent.send_json(method, &format!("/api/proc/{category}{end}"), &facts).await.status;
             assert_eq!(status / 100, 2, "{method} {category}{end}");
         }
         eventually(&format!("the facts of {method} {end:?}"), || async {
@@ -165,24 +184,41 @@ async fn a_days_work() {
         let body = body(number);
         async move { (number, create(workspace, &body).await) }
     };
-    let mut made: Vec<(usize, String)> = stream::iter(0..30).map(create).buffer_unordered(4).collect().await;
-    let habits =
-        Habits { runs: Box::new(|order| work(number(order))), second: Duration::from_millis(100), ..Habits::default() };
+    let mut made: Vec<(usize, String)> =
+        stream::iter(0..30).map(create).buffer_unordered(4).collect().await;
+    let habits = Habits {
+        runs: Box::new(|order| work(number(order))),
+        second: Duration::from_millis(100),
+        ..Habits::default()
+    };
     let agent = Alpamon::connect(&workspace, &server, habits).await;
     made.extend(stream::iter(30..ALL).map(create).buffer_unordered(8).collect::<Vec<_>>().await);
 
     let checks = made.iter().map(|(number, id)| {
         let workspace = &workspace;
         async move {
-            // An acknowledgement behind much output may come late: then the command is stuck until its end comes.
-            let has_result = |done: &Value| done["handled_at"].is_string() && done["state"] != "stuck";
-            let done = command_when_within(LONG, &workspace.admin, id, "the result", has_result).await;
+            // An acknowledgement behind much output may come late: then the command is stuck until
+            // its end comes.
+            let has_result =
+                |done: &Value| done["handled_at"].is_string() && done["state"] != "stuck";
+            let done =
+                command_when_within(LONG, &workspace.admin, id, "the result", has_result).await;
             let run = work(*number);
             let result = run.pieces.concat();
             assert!(done["result"] == json!(result), "{number}: {done}");
             assert_eq!(
-                (&done["exit_code"], &done["success"], &done["output_bytes"], &done["result_truncated"]),
-                (&json!(run.exit_code), &json!(run.exit_code == 0), &json!(result.len()), &json!(false)),
+                (
+                    &done["exit_code"],
+                    &done["success"],
+                    &done["output_bytes"],
+                    &done["result_truncated"]
+                ),
+                (
+                    &json!(run.exit_code),
+                    &json!(run.exit_code == 0),
+                    &json!(result.len()),
+                    &json!(false)
+                ),
                 "{number}"
             );
         }
@@ -195,7 +231,11 @@ async fn a_days_work() {
         (ledger.ids().into_iter().collect(), made.iter().map(|(_, id)| id.clone()).collect());
     assert_eq!((came, ledger.orders.len()), (created, ALL));
     for kind in ["ack", "fin"] {
-        assert_eq!(ledger.calls.iter().filter(|call| call.path.ends_with(&format!("/{kind}/"))).count(), ALL, "{kind}");
+        assert_eq!(
+            ledger.calls.iter().filter(|call| call.path.ends_with(&format!("/{kind}/"))).count(),
+            ALL,
+            "{kind}"
+        );
     }
     check_clean(&agent);
 
@@ -222,7 +262,10 @@ async fn an_older_one_and_odd_output() {
         "odd" => Run::writing(["a\u{0}b\u{0}", "\u{FFFD}\u{FFFD}", "\r\n\u{1b}[0m\u{2028}"]),
         "nothing" => Run { exit_code: 1, ..Run::default() },
         // A fin of some MB, as each of these is six bytes in JSON.
-        _ => Run::writing(["\u{0}".repeat(1 << 20), "the last megabyte is all that an agent tells".repeat(1_000)]),
+        _ => Run::writing([
+            "\u{0}".repeat(1 << 20),
+            "the last megabyte is all that an agent tells".repeat(1_000),
+        ]),
     };
     let habits = Habits { runs: Box::new(runs), is_older: true, ..hasty() };
     let agent = Alpamon::connect(&workspace, &server, habits).await;
@@ -240,8 +283,15 @@ async fn an_older_one_and_odd_output() {
         assert_eq!(command["exit_code"], json!(null));
     }
     // All chunks came by now, though its result was cut.
-    let much = workspace.admin.get(&format!("{PATH}{}/", done[2]["id"].as_str().unwrap())).await.expect(200);
-    assert_eq!((&much["output_bytes"], &much["result_truncated"]), (&json!((1 << 20) + 44_000), &json!(true)));
+    let much = workspace
+        .admin
+        .get(&format!("{PATH}{}/", done[2]["id"].as_str().unwrap()))
+        .await
+        .expect(200);
+    assert_eq!(
+        (&much["output_bytes"], &much["result_truncated"]),
+        (&json!((1 << 20) + 44_000), &json!(true))
+    );
     assert!(much["result"].as_str().unwrap().len() <= 256 * 1024);
 }
 
@@ -250,7 +300,8 @@ async fn more_than_it_has_room_for_waits_in_the_service() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let runs = |_: &Value| Run { is_held: true, ..Run::writing(["x"]) };
-    let agent = Alpamon::connect(&workspace, &server, Habits { runs: Box::new(runs), ..hasty() }).await;
+    let agent =
+        Alpamon::connect(&workspace, &server, Habits { runs: Box::new(runs), ..hasty() }).await;
     let body = json!({"server": "web-1", "line": "hold", "on_offline": "queue"});
     let creations = (0..230).map(|_| create(&workspace, &body));
     let ids: Vec<String> = stream::iter(creations).buffer_unordered(8).collect().await;
@@ -327,7 +378,9 @@ async fn of_another_servers_command_nothing_is_taken() {
     let id = create(&workspace, &json!({"server": "own", "line": "id"})).await;
     agent.next_command().await;
     let fin = json!({"success": true, "result": "forged", "elapsed_time": 0.5, "exit_code": 0});
-    for (kind, body) in [("ack", None), ("chunk", Some(json!({"seq": 0, "content": "forged"}))), ("fin", Some(fin))] {
+    for (kind, body) in
+        [("ack", None), ("chunk", Some(json!({"seq": 0, "content": "forged"}))), ("fin", Some(fin))]
+    {
         stranger.report(&id, kind, body.as_ref()).await.expect_detail(404, None);
     }
     let shown = workspace.admin.get(&format!("{PATH}{id}/")).await.expect(200);
@@ -438,17 +491,24 @@ async fn one_registers_itself_works_and_unregisters() {
 
     // Another program on its host unregisters it while it runs.
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
-    let of_another = workspace.anonymous.with(&credential(&twin)).delete(&format!("{path}unregister/")).await;
+    let of_another =
+        workspace.anonymous.with(&credential(&twin)).delete(&format!("{path}unregister/")).await;
     of_another.expect_detail(404, None);
     Alpamon::unregister(&workspace, &server).await.expect(204);
     workspace.admin.get(&path).await.expect_detail(404, None);
     agent
         .until("its sockets to be closed and refused", |ledger| {
-            !ledger.is_open(BACKHAUL) && !ledger.is_open(CONTROL) && ledger.refused.contains(&Some(403))
+            !ledger.is_open(BACKHAUL)
+                && !ledger.is_open(CONTROL)
+                && ledger.refused.contains(&Some(403))
         })
         .await;
     let ledger = agent.ledger();
-    assert!(ledger.sockets.iter().all(|socket| socket.end != Some(End::Quit)), "{:?}", ledger.sockets);
+    assert!(
+        ledger.sockets.iter().all(|socket| socket.end != Some(End::Quit)),
+        "{:?}",
+        ledger.sockets
+    );
     agent.api().get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
     Alpamon::unregister(&workspace, &server).await.expect_detail(403, Some("INVALID_TOKEN"));
 
@@ -465,7 +525,9 @@ async fn its_reports_cost_no_read_of_d1() {
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let token = json!({"name": "fleet"});
     let token = workspace.admin.post("/api/servers/registration-tokens/", &token).await.expect(201);
-    let registered = Alpamon::register(&workspace, token["key"].as_str().unwrap(), "registered").await.expect(201);
+    let registered = Alpamon::register(&workspace, token["key"].as_str().unwrap(), "registered")
+        .await
+        .expect(201);
     let created = workspace.server("created").await;
     // Who asks D1 for the key of an agent is misled.
     instance.d1("UPDATE servers SET agent_key_hash = 'another'");
@@ -473,7 +535,11 @@ async fn its_reports_cost_no_read_of_d1() {
         let agent = Alpamon::connect(&workspace, server, hasty()).await;
         let id = create(&workspace, &json!({"server": server["id"], "line": "work"})).await;
         assert_eq!(ended(&workspace, &id).await["result"], "work\n");
-        agent.until("a heartbeat", |ledger| ledger.calls.iter().any(|call| call.path.ends_with("/status/"))).await;
+        agent
+            .until("a heartbeat", |ledger| {
+                ledger.calls.iter().any(|call| call.path.ends_with("/status/"))
+            })
+            .await;
         agent.until_idle(LONG).await;
         check_clean(&agent);
         agent.leave().await;
@@ -487,12 +553,17 @@ async fn its_reports_cost_no_read_of_d1() {
         agent.until_idle(LONG).await;
         check_clean(&agent);
     }
-    let of_agents: HashSet<&str> =
-        ROUTES.iter().filter(|route| route.access == Access::Agent).map(|route| route.path).collect();
+    let of_agents: HashSet<&str> = ROUTES
+        .iter()
+        .filter(|route| route.access == Access::Agent)
+        .map(|route| route.path)
+        .collect();
     let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
-    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(&line[line.find('{')?..]).ok());
-    let lines: Vec<Value> =
-        lines.filter(|line| line["route"].as_str().is_some_and(|route| of_agents.contains(route))).collect();
+    let lines =
+        log.lines().filter_map(|line| serde_json::from_str::<Value>(&line[line.find('{')?..]).ok());
+    let lines: Vec<Value> = lines
+        .filter(|line| line["route"].as_str().is_some_and(|route| of_agents.contains(route)))
+        .collect();
     let told: HashSet<&str> = lines.iter().map(|line| line["route"].as_str().unwrap()).collect();
     assert!(told.len() >= 10, "{told:?}");
     for line in &lines {
@@ -505,22 +576,35 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let (patient, hasty_one) = (workspace.server("patient").await, workspace.server("hasty").await);
-    let runs = |order: &Value| Run { is_held: true, ..Run::writing(["begun\n", order["line"].as_str().unwrap()]) };
-    // The service may take some time to come back. One still tries after two minutes, the other gives up in a second.
+    let runs = |order: &Value| Run {
+        is_held: true,
+        ..Run::writing(["begun\n", order["line"].as_str().unwrap()])
+    };
+    // The service may take some time to come back. One still tries after two minutes, the other
+    // gives up in a second.
     let second = Duration::from_secs(4);
-    let patient_agent =
-        Alpamon::connect(&workspace, &patient, Habits { second, runs: Box::new(runs), ..Habits::default() }).await;
-    let hasty_agent = Alpamon::connect(&workspace, &hasty_one, Habits { runs: Box::new(runs), ..hasty() }).await;
+    let patient_agent = Alpamon::connect(
+        &workspace,
+        &patient,
+        Habits { second, runs: Box::new(runs), ..Habits::default() },
+    )
+    .await;
+    let hasty_agent =
+        Alpamon::connect(&workspace, &hasty_one, Habits { runs: Box::new(runs), ..hasty() }).await;
     let mut late = Vec::new();
     for number in 0..6 {
-        late.push(create(&workspace, &json!({"server": "patient", "line": format!("late {number}")})).await);
+        late.push(
+            create(&workspace, &json!({"server": "patient", "line": format!("late {number}")}))
+                .await,
+        );
     }
     let lost = create(&workspace, &json!({"server": "hasty", "line": "lost", "timeout": 1})).await;
     for (agent, ids) in [(&patient_agent, late.len()), (&hasty_agent, 1)] {
         agent
             .until("all that comes before the end", |ledger| {
                 ledger.calls.iter().filter(|call| call.path.ends_with("/chunk/")).count() == 2 * ids
-                    && ledger.calls.iter().filter(|call| call.path.ends_with("/ack/")).count() == ids
+                    && ledger.calls.iter().filter(|call| call.path.ends_with("/ack/")).count()
+                        == ids
             })
             .await;
         check_clean(agent);
@@ -531,7 +615,11 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
     patient_agent.release();
     hasty_agent.release();
     hasty_agent.until("the report to be dropped", |ledger| ledger.dropped.len() == 1).await;
-    patient_agent.until("reports to fail", |ledger| ledger.calls.iter().any(|call| call.path.ends_with("/fin/"))).await;
+    patient_agent
+        .until("reports to fail", |ledger| {
+            ledger.calls.iter().any(|call| call.path.ends_with("/fin/"))
+        })
+        .await;
     let _instance = Instance::restart_at(port, state.path(), &[]).await;
 
     for (number, id) in late.iter().enumerate() {
@@ -547,7 +635,11 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
 
     // Both are back, and nothing came twice.
     for agent in [&patient_agent, &hasty_agent] {
-        agent.until_within(LONG, "both sockets", |ledger| ledger.is_open(BACKHAUL) && ledger.is_open(CONTROL)).await;
+        agent
+            .until_within(LONG, "both sockets", |ledger| {
+                ledger.is_open(BACKHAUL) && ledger.is_open(CONTROL)
+            })
+            .await;
         let ledger = agent.ledger();
         assert_eq!((ledger.repeated, ledger.warnings), (vec![], vec![]));
         let answered = ledger.calls.iter().filter(|call| call.status.is_some());
@@ -555,8 +647,11 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
         assert!(refused.is_empty(), "{refused:?}");
     }
     assert_eq!(patient_agent.ledger().dropped, Vec::<String>::new());
-    let fins =
-        patient_agent.ledger().calls.into_iter().filter(|call| call.path.ends_with("/fin/") && call.is_success());
+    let fins = patient_agent
+        .ledger()
+        .calls
+        .into_iter()
+        .filter(|call| call.path.ends_with("/fin/") && call.is_success());
     assert_eq!(fins.count(), late.len(), "each was taken the first time that it arrived");
     for name in ["patient", "hasty"] {
         let id = create(&workspace, &json!({"server": name, "line": "again"})).await;

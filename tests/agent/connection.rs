@@ -1,4 +1,5 @@
-//! The state of a connection (agent-protocol 5): what the API shows when it comes, goes, or is cut, and which socket counts.
+//! The state of a connection (agent-protocol 5): what the API shows when it comes, goes, or is cut,
+//! and which socket counts.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -22,7 +23,8 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
 const PATH: &str = "/api/events/commands/";
-/// How long a test waits for what takes a minute or two by itself: a silent agent is given up after one.
+/// How long a test waits for what takes a minute or two by itself: a silent agent is given up after
+/// one.
 const LONG: Duration = Duration::from_secs(240);
 
 fn id(server: &Value) -> &str {
@@ -34,10 +36,12 @@ async fn shown(workspace: &Workspace, server: &Value) -> Value {
 }
 
 fn moment(shown: &Value, name: &str) -> Timestamp {
-    Timestamp::parse(shown[name].as_str().unwrap_or_else(|| panic!("no {name} in {shown}"))).unwrap()
+    Timestamp::parse(shown[name].as_str().unwrap_or_else(|| panic!("no {name} in {shown}")))
+        .unwrap()
 }
 
-/// Waits until a server is shown as connected, or not, for longer than anything is waited for elsewhere.
+/// Waits until a server is shown as connected, or not, for longer than anything is waited for
+/// elsewhere.
 async fn connection_is(workspace: &Workspace, server: &Value, connected: bool) -> Value {
     eventually_within(LONG, "the server's connection", || async {
         Some(shown(workspace, server).await).filter(|shown| shown["is_connected"] == connected)
@@ -73,7 +77,10 @@ async fn the_moments_of_a_connection() {
     // A clean end: since when it was connected stays readable.
     first.hang_up().await;
     let gone = connection_is(&workspace, &server, false).await;
-    assert_eq!((&gone["connected_at"], &gone["remote_ip"]), (&connected["connected_at"], &json!("127.0.0.1")));
+    assert_eq!(
+        (&gone["connected_at"], &gone["remote_ip"]),
+        (&connected["connected_at"], &json!("127.0.0.1"))
+    );
     workspace
         .admin
         .post(PATH, &json!({"server": "web-1", "line": "id"}))
@@ -99,7 +106,8 @@ async fn a_killed_agent_is_gone_and_its_command_stays_acked() {
     let body = json!({"server": "here", "line": line, "username": own_account()});
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     let path = format!("{PATH}{}/", made["id"].as_str().unwrap());
-    let status = || async { workspace.admin.get(&path).await.expect(200)["status"]["text"].clone() };
+    let status =
+        || async { workspace.admin.get(&path).await.expect(200)["status"]["text"].clone() };
     has_become(&workspace.admin, made["id"].as_str().unwrap(), "Acked").await;
     agent.process.signal(Signal::SIGKILL);
     agent.process.ended(LONG).await;
@@ -108,7 +116,8 @@ async fn a_killed_agent_is_gone_and_its_command_stays_acked() {
     workspace.admin.post(PATH, &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
 }
 
-/// Carries connections to a service, from where the service does not listen itself, or so that they can go silent.
+/// Carries connections to a service, from where the service does not listen itself, or so that they
+/// can go silent.
 struct Forwarder {
     port: u16,
     is_silent: watch::Sender<bool>,
@@ -125,7 +134,8 @@ impl Forwarder {
             loop {
                 let (near, _) = listener.accept().await.unwrap();
                 let Ok(far) = TcpStream::connect(("127.0.0.1", to)).await else { continue };
-                let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                let ((near_in, near_out), (far_in, far_out)) =
+                    (near.into_split(), far.into_split());
                 tokio::spawn(carry(near_in, far_out, silence.subscribe()));
                 tokio::spawn(carry(far_in, near_out, silence.subscribe()));
             }
@@ -141,7 +151,11 @@ impl Drop for Forwarder {
 }
 
 /// Carries one direction; in silence it holds what it has, its end included.
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut is_silent: watch::Receiver<bool>) {
+async fn carry(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut is_silent: watch::Receiver<bool>,
+) {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let read = from.read(&mut buffer).await.unwrap_or(0);
@@ -176,7 +190,8 @@ fn ip(arguments: &str) -> Result<(), String> {
 impl Namespace {
     fn new() -> Self {
         let name = unique("fh").replace('-', "");
-        // Of the block for tests of networks (RFC 2544); the rest is random, as tests run side by side.
+        // Of the block for tests of networks (RFC 2544); the rest is random, as tests run side by
+        // side.
         let octet = |at: usize| u8::from_str_radix(&name[at..at + 2], 16).unwrap();
         let prefix = format!("198.{}.{}", 18 + octet(2) % 2, octet(4));
         let first = octet(6) & !3;
@@ -191,8 +206,9 @@ impl Namespace {
             ip(&format!("-n {name} link set {far} up"))?;
             ip(&format!("-n {name} link set lo up"))
         };
-        make()
-            .unwrap_or_else(|error| panic!("this test needs a network namespace, as root and with iproute2: {error}"));
+        make().unwrap_or_else(|error| {
+            panic!("this test needs a network namespace, as root and with iproute2: {error}")
+        });
         namespace
     }
 
@@ -255,8 +271,10 @@ impl Way {
 
 #[tokio::test]
 async fn a_cut_network_is_noticed_and_survived() {
-    // The agent's end of the link is another host, which the service and the agent ask to speak TLS otherwise.
-    let (instance, _state) = Instance::new_with(&[("AGENT_PING_SECONDS", "2"), ("ALLOW_HTTP", "1")]).await;
+    // The agent's end of the link is another host, which the service and the agent ask to speak TLS
+    // otherwise.
+    let (instance, _state) =
+        Instance::new_with(&[("AGENT_PING_SECONDS", "2"), ("ALLOW_HTTP", "1")]).await;
     // The workspace that a bare address stands for, as names do not lead out of the namespace.
     let workspace = Workspace::made_by(&instance.operator(), "demo").await;
     let server = workspace.server("far-away").await;
@@ -264,21 +282,27 @@ async fn a_cut_network_is_noticed_and_survived() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("agent.toml");
     let key = server["key"].as_str().unwrap();
-    let settings =
-        format!("url = \"{}\"\nid = \"{}\"\nkey = \"{key}\"\nallow_plain_http = true\n", way.url(), id(&server));
+    let settings = format!(
+        "url = \"{}\"\nid = \"{}\"\nkey = \"{key}\"\nallow_plain_http = true\n",
+        way.url(),
+        id(&server)
+    );
     std::fs::write(&config, settings).unwrap();
     let mut command = way.command(&farhand_tests::setting("FARHAND_AGENT"));
     command.args(["run", "--config"]).arg(&config);
-    let _agent = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
+    let _agent =
+        Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
     let connected = connection_is(&workspace, &server, true).await;
     assert_eq!(run(&workspace, &server, "echo before").await["result"], "before\n");
 
     // This one runs through it all, and ends with the test at the latest.
     let gate = folder.path().join("gate");
     std::fs::write(&gate, "").unwrap();
-    let line = format!("echo begun; while test -e {}; do sleep 0.2; done; echo done", gate.display());
+    let line =
+        format!("echo begun; while test -e {}; do sleep 0.2; done; echo done", gate.display());
     let body = json!({"server": "far-away", "line": line, "username": own_account()});
-    let running = workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
+    let running =
+        workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
     let status = |id: &str| {
         let path = format!("{PATH}{id}/");
         let workspace = &workspace;
@@ -292,7 +316,8 @@ async fn a_cut_network_is_noticed_and_survived() {
     assert_eq!(status(&running).await, "Acked");
     std::fs::remove_file(&gate).unwrap();
     let body = json!({"server": "far-away", "line": "echo after", "username": own_account(), "on_offline": "queue"});
-    let queued = workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
+    let queued =
+        workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
     assert_eq!(status(&queued).await, "Queued");
 
     way.set_cut(false);
@@ -309,12 +334,17 @@ async fn a_restart_of_the_runtime_is_noticed() {
     let variables = [("AGENT_PING_SECONDS", "20")];
     let (instance, state) = Instance::new_with(&variables).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let [returns, called, alarmed] =
-        [workspace.server("returns").await, workspace.server("called").await, workspace.server("alarmed").await];
+    let [returns, called, alarmed] = [
+        workspace.server("returns").await,
+        workspace.server("called").await,
+        workspace.server("alarmed").await,
+    ];
     let habits = Habits { second: Duration::from_millis(200), ..Habits::default() };
     let agent = Alpamon::connect(&workspace, &returns, habits).await;
-    let others =
-        [ScriptedAgent::connect(&workspace, &called).await, ScriptedAgent::connect(&workspace, &alarmed).await];
+    let others = [
+        ScriptedAgent::connect(&workspace, &called).await,
+        ScriptedAgent::connect(&workspace, &alarmed).await,
+    ];
     for server in [&returns, &called, &alarmed] {
         connection_is(&workspace, server, true).await;
     }
@@ -346,7 +376,12 @@ async fn a_restart_of_the_runtime_is_noticed() {
     assert_eq!(run(&workspace, &returns, "echo").await["result"], "echo\n");
     // Only the network failed the agent; no answer did.
     let ledger = agent.ledger();
-    assert!(ledger.calls.iter().all(|call| call.status.is_none_or(|status| status != 500 && status / 100 != 3)));
+    assert!(
+        ledger
+            .calls
+            .iter()
+            .all(|call| call.status.is_none_or(|status| status != 500 && status / 100 != 3))
+    );
     assert_eq!((ledger.warnings, ledger.repeated), (vec![], vec![]));
 }
 
@@ -355,13 +390,18 @@ async fn a_hibernated_connection_wakes_for_a_command() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("sleepy").await;
-    let runs = |order: &Value| Run { is_held: true, ..Run::writing([order["line"].as_str().unwrap()]) };
-    let habits = Habits { second: Duration::from_millis(500), runs: Box::new(runs), ..Habits::default() };
+    let runs =
+        |order: &Value| Run { is_held: true, ..Run::writing([order["line"].as_str().unwrap()]) };
+    let habits =
+        Habits { second: Duration::from_millis(500), runs: Box::new(runs), ..Habits::default() };
     let agent = Alpamon::connect(&workspace, &server, habits).await;
     // While somebody waits for a command's end the object is awake.
     let awake = async {
         agent.until("the command", |ledger| ledger.orders.len() == 1).await;
-        eventually("the object to be awake", || async { instance.has_objects_awake("ServerLink").then_some(()) }).await;
+        eventually("the object to be awake", || async {
+            instance.has_objects_awake("ServerLink").then_some(())
+        })
+        .await;
         agent.release();
     };
     let (done, ()) = tokio::join!(run(&workspace, &server, "first"), awake);
@@ -371,10 +411,15 @@ async fn a_hibernated_connection_wakes_for_a_command() {
         // The agent pings by the WebSocket's own means, and is answered without waking the object.
         eventually_within(LONG, "pings to be answered in the object's sleep", || async {
             instance.until_objects_sleep("ServerLink").await;
-            let before: Vec<u64> = agent.ledger().sockets.iter().map(|socket| socket.pongs).collect();
+            let before: Vec<u64> =
+                agent.ledger().sockets.iter().map(|socket| socket.pongs).collect();
             agent
                 .until_within(LONG, "answers to pings", |ledger| {
-                    ledger.sockets.iter().zip(&before).all(|(socket, before)| socket.pongs > *before)
+                    ledger
+                        .sockets
+                        .iter()
+                        .zip(&before)
+                        .all(|(socket, before)| socket.pongs > *before)
                 })
                 .await;
             (!instance.has_objects_awake("ServerLink")).then_some(())
@@ -390,7 +435,8 @@ async fn a_hibernated_connection_wakes_for_a_command() {
     assert_eq!(ledger.complaints(), Vec::<String>::new());
 }
 
-/// The next message on a socket, or the code with which the service closed it. Both may take more than a minute.
+/// The next message on a socket, or the code with which the service closed it. Both may take more
+/// than a minute.
 async fn hear(socket: &mut WebSocketStream<TcpStream>) -> Result<Value, Option<u16>> {
     loop {
         match tokio::time::timeout(LONG, socket.next()).await.expect("nothing came") {
@@ -407,12 +453,19 @@ async fn pings_and_older_sockets_survive_hibernation() {
     // Longer than an object needs to fall asleep.
     let (instance, _state) = Instance::new_with(&[("AGENT_PING_SECONDS", "25")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let [alive, silent, replaced] =
-        [workspace.server("alive").await, workspace.server("silent").await, workspace.server("replaced").await];
-    let open = async |server: &Value| dial(&workspace.anonymous.with(&credential(server)), BACKHAUL).await.unwrap();
+    let [alive, silent, replaced] = [
+        workspace.server("alive").await,
+        workspace.server("silent").await,
+        workspace.server("replaced").await,
+    ];
+    let open = async |server: &Value| {
+        dial(&workspace.anonymous.with(&credential(server)), BACKHAUL).await.unwrap()
+    };
     let (mut alive_socket, mut silent_socket) = (open(&alive).await, open(&silent).await);
-    // The two older ones of this server take no notice of being closed, and the first goes on answering.
-    let (mut older, closing, mut newest) = (open(&replaced).await, open(&replaced).await, open(&replaced).await);
+    // The two older ones of this server take no notice of being closed, and the first goes on
+    // answering.
+    let (mut older, closing, mut newest) =
+        (open(&replaced).await, open(&replaced).await, open(&replaced).await);
     let ping = json!({"query": "ping"});
     let pong = Message::text(json!({"query": "pong", "timestamp": 1.5}).to_string());
     for socket in [&mut alive_socket, &mut silent_socket, &mut newest] {
@@ -477,7 +530,8 @@ async fn of_twenty_racing_dials_one_gets_the_commands() {
         (got, None, agent)
     }))
     .await;
-    let (open, closed): (Vec<_>, Vec<_>) = fates.into_iter().partition(|(_, closed, _)| closed.is_none());
+    let (open, closed): (Vec<_>, Vec<_>) =
+        fates.into_iter().partition(|(_, closed, _)| closed.is_none());
     assert_eq!(open.len(), 1);
     for (got, code, _) in &closed {
         assert_eq!((got.len(), code), (0, &Some(Some(1000))));
@@ -499,7 +553,10 @@ async fn of_twenty_racing_dials_one_gets_the_commands() {
         let id = made["id"].as_str().unwrap();
         assert_eq!(agent.next_command().await["id"], made["id"]);
         agent.fin(id, 0, "done").await;
-        assert_eq!(workspace.admin.get(&format!("{PATH}{id}/")).await.expect(200)["status"]["text"], "Success");
+        assert_eq!(
+            workspace.admin.get(&format!("{PATH}{id}/")).await.expect(200)["status"]["text"],
+            "Success"
+        );
     }
     connection_is(&workspace, &server, true).await;
     agent.hang_up().await;
@@ -513,8 +570,13 @@ async fn of_two_agents_with_one_key_the_older_stays() {
     let server = workspace.server("web-1").await;
     let habits = || Habits { second: Duration::from_millis(100), ..Habits::default() };
     // Each dials immediately when the other one has replaced its socket.
-    let agents = [Alpamon::start(&workspace, &server, habits()), Alpamon::start(&workspace, &server, habits())];
-    let both = |found: fn(&Ledger) -> usize| -> usize { agents.iter().map(|agent| found(&agent.ledger())).sum() };
+    let agents = [
+        Alpamon::start(&workspace, &server, habits()),
+        Alpamon::start(&workspace, &server, habits()),
+    ];
+    let both = |found: fn(&Ledger) -> usize| -> usize {
+        agents.iter().map(|agent| found(&agent.ledger())).sum()
+    };
     eventually("the first refusals on both sockets", || async {
         (both(|ledger| ledger.refused.len()) > 1).then_some(())
     })
@@ -522,7 +584,8 @@ async fn of_two_agents_with_one_key_the_older_stays() {
     let creations = (0..ALL).map(|number| {
         let workspace = &workspace;
         async move {
-            let body = json!({"server": "web-1", "line": format!("{number}"), "on_offline": "queue"});
+            let body =
+                json!({"server": "web-1", "line": format!("{number}"), "on_offline": "queue"});
             workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned()
         }
     });
@@ -545,14 +608,18 @@ async fn of_two_agents_with_one_key_the_older_stays() {
         assert_eq!(agents.iter().filter(|agent| agent.ledger().is_open(path)).count(), 1, "{path}");
     }
     let ledgers = agents.each_ref().map(Alpamon::ledger);
-    assert!(ledgers.iter().all(|ledger| ledger.refused.iter().all(|status| *status == Some(503))), "{ledgers:?}");
+    assert!(
+        ledgers.iter().all(|ledger| ledger.refused.iter().all(|status| *status == Some(503))),
+        "{ledgers:?}"
+    );
     let mut came: Vec<String> = ledgers.iter().flat_map(|ledger| ledger.ids()).collect();
     came.sort();
     let mut made = ids.clone();
     made.sort();
     assert_eq!(came, made, "each to one of the two, once");
     assert!(ledgers.iter().all(|ledger| ledger.warnings.is_empty()), "{ledgers:?}");
-    let ends: Vec<_> = ledgers.iter().flat_map(|ledger| &ledger.sockets).filter_map(|socket| socket.end).collect();
+    let ends: Vec<_> =
+        ledgers.iter().flat_map(|ledger| &ledger.sockets).filter_map(|socket| socket.end).collect();
     assert!(ends.iter().all(|end| *end == End::Closed(Some(1000))), "{ends:?}");
 
     // It is shown, and recorded once a minute.
@@ -565,13 +632,17 @@ async fn of_two_agents_with_one_key_the_older_stays() {
     let found = workspace.admin.get(events).await.expect(200);
     assert!(found["count"].as_u64() >= Some(1), "{found}");
     let event = &found["results"][0];
-    assert_eq!((&event["object"]["id"], &event["credential"]["type"]), (&server["id"], &json!("agent_key")));
+    assert_eq!(
+        (&event["object"]["id"], &event["credential"]["type"]),
+        (&server["id"], &json!("agent_key"))
+    );
     let details = json!({"remote_ip": "127.0.0.1", "connected_remote_ip": "127.0.0.1"});
     assert_eq!((&event["details"], &event["outcome"]), (&details, &json!("success")));
 
     // When the connected one has left, the other one connects.
     let [first, second] = agents;
-    let (leaves, stays) = if first.ledger().is_open(BACKHAUL) { (first, second) } else { (second, first) };
+    let (leaves, stays) =
+        if first.ledger().is_open(BACKHAUL) { (first, second) } else { (second, first) };
     leaves.leave().await;
     let is_open = |ledger: &Ledger| ledger.is_open(BACKHAUL) && ledger.is_open(CONTROL);
     stays.until_within(LONG, "the other agent's sockets", is_open).await;
@@ -590,14 +661,16 @@ async fn an_agent_that_reconnects_fast_is_not_refused() {
         drop(dial(&api, BACKHAUL).await.unwrap());
         assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
     }
-    // Its older sockets are lost without a word: each new one is accepted, after a few seconds from the fourth on.
+    // Its older sockets are lost without a word: each new one is accepted, after a few seconds from
+    // the fourth on.
     let mut lost = Vec::new();
     for _ in 0..5 {
         lost.push(dial(&api, BACKHAUL).await.unwrap());
     }
     let mut newest = ScriptedAgent::over(&api, BACKHAUL).await;
     assert_eq!(shown(&workspace, &server).await["identity_conflict_at"], json!(null));
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     assert_eq!(newest.next_command().await["id"], made["id"]);
 }
 
@@ -605,7 +678,8 @@ async fn an_agent_that_reconnects_fast_is_not_refused() {
 async fn an_idle_fleet_costs_next_to_nothing() {
     const FLEET: usize = 20;
     let (instance, _state) =
-        Instance::new_with(&[("AGENT_PING_SECONDS", "2"), ("AGENT_HEARTBEAT_SECONDS", "3600")]).await;
+        Instance::new_with(&[("AGENT_PING_SECONDS", "2"), ("AGENT_HEARTBEAT_SECONDS", "3600")])
+            .await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let mut agents = Vec::new();
     for number in 0..FLEET {
@@ -614,7 +688,9 @@ async fn an_idle_fleet_costs_next_to_nothing() {
         let habits = Habits { read_deadline: Duration::from_secs(20), ..Habits::default() };
         agents.push(Alpamon::connect(&workspace, &server, habits).await);
     }
-    let pings = |agent: &Alpamon| agent.ledger().sockets.iter().map(|socket| socket.pings).collect::<Vec<_>>();
+    let pings = |agent: &Alpamon| {
+        agent.ledger().sockets.iter().map(|socket| socket.pings).collect::<Vec<_>>()
+    };
     for agent in &agents {
         agent.until_idle(LONG).await;
     }
@@ -624,15 +700,16 @@ async fn an_idle_fleet_costs_next_to_nothing() {
         instance.read_objects("ServerLink", untold).is_empty().then_some(())
     })
     .await;
-    let rows =
-        "SELECT id, link_revision, is_connected, connected_at, last_seen_at, updated_at FROM servers ORDER BY id";
+    let rows = "SELECT id, link_revision, is_connected, connected_at, last_seen_at, updated_at FROM servers ORDER BY id";
     let before = instance.d1(rows);
     assert_eq!(before.as_array().unwrap().len(), FLEET);
-    // But for what asks whether the service is alive, for the clock, which has old commands looked for, and for the sealing of
-    // what the agents' start wrote.
+    // But for what asks whether the service is alive, for the clock, which has old commands looked
+    // for, and for the sealing of what the agents' start wrote.
     let log = || {
         let text = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
-        let is_other = |line: &&str| !["/healthz", "retention", "sealed"].iter().any(|name| line.contains(name));
+        let is_other = |line: &&str| {
+            !["/healthz", "retention", "sealed"].iter().any(|name| line.contains(name))
+        };
         text.lines().filter(is_other).map(str::to_owned).collect::<Vec<_>>()
     };
     let calls = || agents.iter().map(|agent| agent.ledger().calls.len()).sum::<usize>();
@@ -650,8 +727,12 @@ async fn an_idle_fleet_costs_next_to_nothing() {
     // A ping that is not answered yet has a timer of its own.
     let timers = "SELECT key FROM server, json_each(document, '$.timers') timer WHERE timer.value IS NOT NULL";
     let due = || instance.read_objects("ServerLink", timers);
-    eventually("pings to be all that is due", || async { (due() == vec!["ping"; FLEET]).then_some(()) }).await;
-    let due = instance.read_objects("ServerLink", "SELECT id FROM commands WHERE due_at IS NOT NULL");
+    eventually("pings to be all that is due", || async {
+        (due() == vec!["ping"; FLEET]).then_some(())
+    })
+    .await;
+    let due =
+        instance.read_objects("ServerLink", "SELECT id FROM commands WHERE due_at IS NOT NULL");
     assert_eq!(due, Vec::<String>::new());
     // Nobody asked for anything over HTTP meanwhile, and nothing went wrong.
     assert_eq!(log(), logged);
@@ -666,20 +747,28 @@ async fn an_agent_hears_of_a_command_on_the_newer_socket_only() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let runs = |_: &Value| Run { is_held: true, ..Run::writing(["x"]) };
-    let agent = Alpamon::connect(&workspace, &server, Habits { runs: Box::new(runs), ..Habits::default() }).await;
-    let first = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "1"})).await.expect(201);
+    let agent =
+        Alpamon::connect(&workspace, &server, Habits { runs: Box::new(runs), ..Habits::default() })
+            .await;
+    let first =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "1"})).await.expect(201);
     agent.until("the command", |ledger| ledger.orders.len() == 1).await;
     // Another one takes the agent's place for a moment, and the agent takes it back.
     let mut other = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(other.next().await, Err(Some(1000)));
     agent.until("the newer socket", |ledger| ledger.sockets_of(BACKHAUL).count() == 2).await;
     drop(other);
-    let second = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "2"})).await.expect(201);
+    let second =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "2"})).await.expect(201);
     agent.until("the second command", |ledger| ledger.orders.len() == 2).await;
     agent.release();
     for made in [first, second] {
         let path = format!("{PATH}{}/?wait=30", made["id"].as_str().unwrap());
-        assert_eq!(workspace.admin.get(&path).await.expect(200)["result"], "x", "a socket's end is no command's end");
+        assert_eq!(
+            workspace.admin.get(&path).await.expect(200)["result"],
+            "x",
+            "a socket's end is no command's end"
+        );
     }
     let ledger = agent.ledger();
     assert_eq!(ledger.repeated, Vec::<String>::new());

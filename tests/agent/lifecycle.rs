@@ -1,4 +1,5 @@
-//! The project's agent from its registration to its end, and its built-ins, against the service itself.
+//! The project's agent from its registration to its end, and its built-ins, against the service
+//! itself.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -27,13 +28,17 @@ fn program(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     for variable in ["FARHAND_AGENT_KEY", "FARHAND_REGISTRATION_TOKEN", "STATE_DIRECTORY"] {
         command.env_remove(variable);
     }
-    command.args(arguments.iter().map(|argument| argument.as_ref())).stdin(Stdio::null()).kill_on_drop(true);
+    command
+        .args(arguments.iter().map(|argument| argument.as_ref()))
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
     command
 }
 
 /// Runs it to its end: exit code, output and errors.
 async fn end(command: &mut Command) -> (i32, String, String) {
-    let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it does not end").unwrap();
+    let output =
+        tokio::time::timeout(PATIENCE, command.output()).await.expect("it does not end").unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
@@ -51,8 +56,10 @@ impl Host {
     /// A host whose file names a server that was just made.
     fn of(workspace: &Workspace, server: &Value) -> Self {
         let host = Self::new();
-        let (url, id, key) = (url(workspace), server["id"].as_str().unwrap(), server["key"].as_str().unwrap());
-        std::fs::write(host.config(), format!("url = \"{url}\"\nid = \"{id}\"\nkey = \"{key}\"\n")).unwrap();
+        let (url, id, key) =
+            (url(workspace), server["id"].as_str().unwrap(), server["key"].as_str().unwrap());
+        std::fs::write(host.config(), format!("url = \"{url}\"\nid = \"{id}\"\nkey = \"{key}\"\n"))
+            .unwrap();
         host
     }
 
@@ -65,13 +72,27 @@ impl Host {
         Process::spawn(command.args(more).stdout(Stdio::null()).stderr(Stdio::null()))
     }
 
-    async fn register(&self, workspace: &Workspace, token: &str, name: &str) -> (i32, String, String) {
-        let mut command =
-            program(&[&"register", &"--url", &url(workspace), &"--name", &name, &"--config", &self.config()]);
+    async fn register(
+        &self,
+        workspace: &Workspace,
+        token: &str,
+        name: &str,
+    ) -> (i32, String, String) {
+        let mut command = program(&[
+            &"register",
+            &"--url",
+            &url(workspace),
+            &"--name",
+            &name,
+            &"--config",
+            &self.config(),
+        ]);
         let told = end(command.env("FARHAND_REGISTRATION_TOKEN", token)).await;
         if let Some(key) = self.fact("key") {
             secrets::note("key", &key);
-            assert!(![&told.1, &told.2].iter().any(|text| text.contains(&key) || text.contains(token)));
+            assert!(
+                ![&told.1, &told.2].iter().any(|text| text.contains(&key) || text.contains(token))
+            );
         }
         told
     }
@@ -81,7 +102,8 @@ impl Host {
     }
 
     async fn status(&self) -> (i32, Value) {
-        let (code, out, errors) = end(&mut program(&[&"status", &"--json", &"--config", &self.config()])).await;
+        let (code, out, errors) =
+            end(&mut program(&[&"status", &"--json", &"--config", &self.config()])).await;
         (code, serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{errors}")))
     }
 
@@ -112,7 +134,11 @@ async fn run(workspace: &Workspace, server: &str, shell: &str, line: &str) -> Va
 #[track_caller]
 fn check(done: &Value, code: i64, result: &str) {
     assert_eq!((&done["exit_code"], &done["result"]), (&json!(code), &json!(result)), "{done}");
-    assert_eq!((&done["success"], &done["output_bytes"]), (&json!(code == 0), &json!(result.len())), "{done}");
+    assert_eq!(
+        (&done["success"], &done["output_bytes"]),
+        (&json!(code == 0), &json!(result.len())),
+        "{done}"
+    );
 }
 
 #[tokio::test]
@@ -126,9 +152,16 @@ async fn built_ins_answer() {
     let version = run(&workspace, "here", "internal", "version").await;
     let shown = workspace.admin.get("/api/servers/").await.expect(200);
     assert_eq!(version["result"], shown["results"][0]["agent_version"]);
-    check(&run(&workspace, "here", "internal", "dance").await, 127, "This agent has no such built-in.");
+    check(
+        &run(&workspace, "here", "internal", "dance").await,
+        127,
+        "This agent has no such built-in.",
+    );
     let upgrade = run(&workspace, "here", "internal", "upgrade").await;
-    assert_eq!((&upgrade["exit_code"], &upgrade["status"]["text"]), (&json!(127), &json!("Failed")));
+    assert_eq!(
+        (&upgrade["exit_code"], &upgrade["status"]["text"]),
+        (&json!(127), &json!("Failed"))
+    );
     assert!(upgrade["result"].as_str().unwrap().contains("Replace its binary"), "{upgrade}");
 }
 
@@ -142,12 +175,18 @@ async fn a_restart_loses_nothing_and_runs_nothing_twice() {
     wait_until_connected(&workspace, id, true).await;
     let pid = host.status().await.1["pid"].clone();
     let (go, log) = (host.folder.path().join("go"), host.folder.path().join("log"));
-    let line = format!("until [ -e {} ]; do sleep 0.05; done; echo ran | tee -a {}", go.display(), log.display());
-    let body = json!({"server": "here", "line": line, "username": own_account(), "on_offline": "queue"});
+    let line = format!(
+        "until [ -e {} ]; do sleep 0.05; done; echo ran | tee -a {}",
+        go.display(),
+        log.display()
+    );
+    let body =
+        json!({"server": "here", "line": line, "username": own_account(), "on_offline": "queue"});
     let made = workspace.admin.post(COMMANDS, &body).await.expect(201);
     let path = format!("{COMMANDS}{}/", made["id"].as_str().unwrap());
     let acked = |command: &Value| command["acked_at"].is_string();
-    command_when(&workspace.admin, made["id"].as_str().unwrap(), "the command to begin", acked).await;
+    command_when(&workspace.admin, made["id"].as_str().unwrap(), "the command to begin", acked)
+        .await;
     check(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
     // It takes no more commands; the one that came meanwhile is for the agent as it is afterwards.
     wait_until_connected(&workspace, id, false).await;
@@ -162,7 +201,11 @@ async fn a_restart_loses_nothing_and_runs_nothing_twice() {
     assert_eq!(host.status().await.1["pid"], pid);
     check(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
     eventually("the agent to be back", || async {
-        (workspace.admin.post(COMMANDS, &json!({"server": "here", "shell": "internal", "line": "ping"})).await.status
+        (workspace
+            .admin
+            .post(COMMANDS, &json!({"server": "here", "shell": "internal", "line": "ping"}))
+            .await
+            .status
             == 201)
             .then_some(())
     })
@@ -183,7 +226,8 @@ async fn the_status_is_the_services_too() {
     let (code, told) = host.status().await;
     assert_eq!((code, &told["running"], &told["id"]), (0, &json!(true), &json!(id)));
     let config = std::fs::read_to_string(host.config()).unwrap();
-    std::fs::write(host.config(), config.replace(server["key"].as_str().unwrap(), "another")).unwrap();
+    std::fs::write(host.config(), config.replace(server["key"].as_str().unwrap(), "another"))
+        .unwrap();
     let (code, told) = host.status().await;
     assert_eq!((code, &told["service"]), (4, &json!("refused")));
 }
@@ -202,7 +246,11 @@ async fn a_host_registers_runs_commands_and_unregisters() {
         assert_eq!((&shown["name"], &shown["owner"]), (&json!(name), &json!(null)));
         // What the host said of itself is there before its agent ever ran.
         assert!(shown["platform"].is_string(), "{shown}");
-        assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(host.config()).unwrap()) & 0o777, 0o600);
+        assert_eq!(
+            std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(host.config()).unwrap())
+                & 0o777,
+            0o600
+        );
     }
     let id = one.fact("id").unwrap();
     let mut agent = one.run(&[]);
@@ -249,7 +297,11 @@ async fn a_server_that_is_deleted_is_unregistered_by_force_only() {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
     let host = Host::of(&workspace, &server);
-    workspace.admin.delete(&format!("/api/servers/servers/{}/", server["id"].as_str().unwrap())).await.expect(204);
+    workspace
+        .admin
+        .delete(&format!("/api/servers/servers/{}/", server["id"].as_str().unwrap()))
+        .await
+        .expect(204);
     assert_eq!(host.status().await.0, 4);
     let (code, _, errors) = host.unregister(&[]).await;
     assert!(code == 1 && errors.contains("with --force") && host.config().exists(), "{errors}");

@@ -29,7 +29,10 @@ async fn the_start_of_an_agent() {
     let (workspace, server, agent) = agent_of_a_new_server().await;
     let id = server["id"].as_str().unwrap();
     let own = agent.get(OWN).await.expect(200);
-    assert_eq!((&own["commissioned"], &own["id"], &own["name"]), (&json!(false), &server["id"], &json!("web-1")));
+    assert_eq!(
+        (&own["commissioned"], &own["id"], &own["name"]),
+        (&json!(false), &server["id"], &json!("web-1"))
+    );
     assert_eq!(agent.get(&format!("/api/servers/servers/{id}/")).await.expect(200), own);
     let event = json!({"reporter": "alpamon", "record": "started", "description": "x"});
     assert_eq!(agent.post("/api/events/events/", &event).await.status / 100, 2);
@@ -47,9 +50,14 @@ async fn the_start_of_an_agent() {
         let check = agent.post(&format!("{OWN}sync-check/"), &body).await;
         assert_eq!(check.expect(200)["sync_required"], required, "{body}");
     }
-    let unreadable = agent.request("POST", &format!("{OWN}sync-check/")).header("Content-Type", "application/json");
+    let unreadable = agent
+        .request("POST", &format!("{OWN}sync-check/"))
+        .header("Content-Type", "application/json");
     assert_eq!(agent.send(unreadable.body("{")).await.expect(200)["sync_required"], json!([]));
-    assert_eq!(agent.get("/api/metrics/config/").await.expect(200), json!([{"type": "status", "interval": 300}]));
+    assert_eq!(
+        agent.get("/api/metrics/config/").await.expect(200),
+        json!([{"type": "status", "interval": 300}])
+    );
     assert_eq!(agent.call("PATCH", &format!("{OWN}status/")).await.status / 100, 2);
 
     let shown = eventually("the server's facts", || async {
@@ -65,10 +73,16 @@ async fn the_start_of_an_agent() {
         assert_eq!(&shown[field], value, "{field}");
     }
     // A later sync changes what it names.
-    agent.send_json("PATCH", &format!("{OWN}sync/"), &json!({"version": "2.2.0", "load": 1.5})).await.expect(200);
+    agent
+        .send_json("PATCH", &format!("{OWN}sync/"), &json!({"version": "2.2.0", "load": 1.5}))
+        .await
+        .expect(200);
     eventually("the new facts", || async {
         let server = workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
-        (server["agent_version"] == "2.2.0" && server["load"] == 1.5 && server["os_name"] == "Ubuntu").then_some(())
+        (server["agent_version"] == "2.2.0"
+            && server["load"] == 1.5
+            && server["os_name"] == "Ubuntu")
+            .then_some(())
     })
     .await;
 }
@@ -79,14 +93,22 @@ async fn a_heartbeat_refreshes_the_load() {
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let agent = workspace.anonymous.with(&credential(&server));
-    assert_eq!(agent.get("/api/metrics/config/").await.expect(200), json!([{"type": "status", "interval": 1}]));
+    assert_eq!(
+        agent.get("/api/metrics/config/").await.expect(200),
+        json!([{"type": "status", "interval": 1}])
+    );
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
     let load = async || workspace.admin.get(&path).await.expect(200)["load"].clone();
-    agent.send_json("PATCH", &format!("{OWN}sync/"), &json!({"version": "2.2.0", "load": 0.5})).await.expect(200);
+    agent
+        .send_json("PATCH", &format!("{OWN}sync/"), &json!({"version": "2.2.0", "load": 0.5}))
+        .await
+        .expect(200);
     // No restart and no other sync, only heartbeats, as an agent repeats them.
     for expected in [1.25, 7.5, 0.0] {
         eventually("the new load", || async {
-            let heartbeat = agent.send_json("PATCH", &format!("{OWN}status/"), &json!({"load": expected})).await;
+            let heartbeat = agent
+                .send_json("PATCH", &format!("{OWN}status/"), &json!({"load": expected}))
+                .await;
             assert_eq!(heartbeat.status, 204);
             (load().await == json!(expected)).then_some(())
         })
@@ -131,12 +153,17 @@ async fn reports_that_are_of_no_use_are_taken_and_unknown_questions_are_404() {
             agent.send_json(method, path, &json!([{"x": 1}])).await.expect(204);
         }
     }
-    for path in
-        ["/api/servers/servers/-/access-policy/", "/api/history/logs/", "/api/metrics/cpu/", "/api/proc/packages/"]
-    {
+    for path in [
+        "/api/servers/servers/-/access-policy/",
+        "/api/history/logs/",
+        "/api/metrics/cpu/",
+        "/api/proc/packages/",
+    ] {
         agent.get(path).await.expect_detail(404, None);
     }
-    for (category, empty) in [("info", json!({})), ("os", json!({})), ("time", json!({})), ("packages", json!([]))] {
+    for (category, empty) in
+        [("info", json!({})), ("os", json!({})), ("time", json!({})), ("packages", json!([]))]
+    {
         assert_eq!(agent.get(&format!("/api/proc/{category}/sync/")).await.expect(200), empty);
         assert_eq!(agent.get(&format!("/api/proc/{category}/x/sync/")).await.expect(200), empty);
     }
@@ -156,7 +183,13 @@ async fn an_agent_sees_its_own_server_only_and_is_no_user() {
     let path = |server: &Value| format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
     agent.get(&path(&server)).await.expect(200);
     agent.get(&path(&other)).await.expect_detail(404, None);
-    for path in ["/api/status/", "/api/servers/", "/api/events/commands/", "/api/iam/users/-/", "/api/auth/tokens/"] {
+    for path in [
+        "/api/status/",
+        "/api/servers/",
+        "/api/events/commands/",
+        "/api/iam/users/-/",
+        "/api/auth/tokens/",
+    ] {
         agent.get(path).await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
     }
     let key_as_token = workspace.anonymous.with_token(server["key"].as_str().unwrap());
@@ -172,8 +205,11 @@ async fn an_agent_sees_its_own_server_only_and_is_no_user() {
 async fn malformed_reports_are_400_and_change_nothing() {
     let (workspace, server, _) = agent_of_a_new_server().await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let made =
-        workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made = workspace
+        .admin
+        .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
+        .await
+        .expect(201);
     let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
     for (kind, bad) in [
         ("chunk", json!({})),
@@ -189,18 +225,27 @@ async fn malformed_reports_are_400_and_change_nothing() {
     }
     for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense"] {
         agent.report(missing, "ack", None).await.expect_detail(404, None);
-        agent.report(missing, "fin", Some(&json!({"success": true}))).await.expect_detail(404, None);
+        agent
+            .report(missing, "fin", Some(&json!({"success": true})))
+            .await
+            .expect_detail(404, None);
     }
     let too_large = json!({"success": true, "result": "x".repeat(16 << 20)});
     agent.report(&id, "fin", Some(&too_large)).await.expect_detail(413, None);
-    let shown =
-        workspace.admin.get(&format!("/api/events/commands/{}/", made["id"].as_str().unwrap())).await.expect(200);
+    let shown = workspace
+        .admin
+        .get(&format!("/api/events/commands/{}/", made["id"].as_str().unwrap()))
+        .await
+        .expect(200);
     assert_eq!(shown["status"]["text"], "Sent");
     // Numbers that no host sends are left out, and the report stands.
     let odd = json!({"success": false, "elapsed_time": -1, "exit_code": 1_u64 << 40});
     agent.report(&id, "fin", Some(&odd)).await.expect(204);
-    let shown =
-        workspace.admin.get(&format!("/api/events/commands/{}/", made["id"].as_str().unwrap())).await.expect(200);
+    let shown = workspace
+        .admin
+        .get(&format!("/api/events/commands/{}/", made["id"].as_str().unwrap()))
+        .await
+        .expect(200);
     assert_eq!(
         (&shown["exit_code"], &shown["elapsed_time"], &shown["success"]),
         (&json!(null), &json!(null), &json!(false))
@@ -212,9 +257,10 @@ async fn a_command_that_an_agent_rejects_has_failed() {
     let (workspace, server, _) = agent_of_a_new_server().await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let run = json!({"server": "web-1", "line": "id"});
-    for (body, result) in
-        [(json!({"reason": "no signature"}), "The agent refused it: no signature"), (json!({}), "The agent refused it")]
-    {
+    for (body, result) in [
+        (json!({"reason": "no signature"}), "The agent refused it: no signature"),
+        (json!({}), "The agent refused it"),
+    ] {
         workspace.admin.post("/api/events/commands/", &run).await.expect(201);
         let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
         for _ in 0..2 {
@@ -234,13 +280,20 @@ async fn a_command_that_an_agent_rejects_has_failed() {
 async fn a_large_chunk_is_kept_whole() {
     let (workspace, server, _) = agent_of_a_new_server().await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    workspace
+        .admin
+        .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
+        .await
+        .expect(201);
     let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
     agent.chunk(&id, 0, &"é".repeat(1_500_000)).await;
     agent.chunk(&id, 1, "end").await;
     agent.report(&id, "fin", Some(&json!({"success": true}))).await.expect(204);
     let shown = workspace.admin.get(&format!("/api/events/commands/{id}/")).await.expect(200);
-    assert_eq!((&shown["output_bytes"], &shown["result_truncated"]), (&json!(3_000_003), &json!(true)));
+    assert_eq!(
+        (&shown["output_bytes"], &shown["result_truncated"]),
+        (&json!(3_000_003), &json!(true))
+    );
     assert!(shown["result"].as_str().unwrap().ends_with("ééend"));
 }
 
@@ -251,7 +304,11 @@ async fn a_newer_connection_wins() {
     let mut first = ScriptedAgent::connect(&workspace, &server).await;
     let mut second = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(first.next().await, Err(Some(1000)), "closed, and not asked to quit");
-    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    workspace
+        .admin
+        .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
+        .await
+        .expect(201);
     second.next_command().await;
     wait_until_connected(&workspace, id, true).await;
     second.hang_up().await;
@@ -276,9 +333,17 @@ async fn the_control_socket_is_taken_and_kept() {
     let (workspace, server, api) = agent_of_a_new_server().await;
     let control = dial(&api, "/ws/servers/control/").await.unwrap();
     // It is no connection for commands.
-    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(503);
+    workspace
+        .admin
+        .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
+        .await
+        .expect(503);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    workspace
+        .admin
+        .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
+        .await
+        .expect(201);
     agent.next_command().await;
     drop(control);
 }
@@ -307,7 +372,11 @@ async fn nonsense_on_the_socket_is_ignored() {
     ] {
         agent.say(&message).await;
     }
-    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    workspace
+        .admin
+        .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
+        .await
+        .expect(201);
     agent.next_command().await;
 }
 
@@ -320,7 +389,11 @@ async fn an_agent_that_answers_no_ping_is_given_up() {
     let mut alive_agent = ScriptedAgent::connect(&workspace, &alive).await;
     let mut control = ScriptedAgent::over(&silent_agent.api, "/ws/servers/control/").await;
     assert_eq!(silent_agent.next().await, Ok(json!({"query": "ping"})));
-    assert_eq!(control.next().await, Ok(json!({"query": "ping"})), "a control socket must hear something as well");
+    assert_eq!(
+        control.next().await,
+        Ok(json!({"query": "ping"})),
+        "a control socket must hear something as well"
+    );
 
     let answering = async {
         loop {
@@ -341,6 +414,14 @@ async fn an_agent_that_answers_no_ping_is_given_up() {
         done = tokio::time::timeout(Duration::from_secs(90), given_up) => done.expect("the silent agent was not given up"),
     }
     wait_until_connected(&workspace, alive["id"].as_str().unwrap(), true).await;
-    workspace.admin.post("/api/events/commands/", &json!({"server": "silent", "line": "id"})).await.expect(503);
-    workspace.admin.post("/api/events/commands/", &json!({"server": "alive", "line": "id"})).await.expect(201);
+    workspace
+        .admin
+        .post("/api/events/commands/", &json!({"server": "silent", "line": "id"}))
+        .await
+        .expect(503);
+    workspace
+        .admin
+        .post("/api/events/commands/", &json!({"server": "alive", "line": "id"}))
+        .await
+        .expect(201);
 }

@@ -41,7 +41,10 @@ fn check(done: &Value, code: i64, result: &str) {
         (&done["exit_code"], &done["result"], &done["status"]["text"]),
         (&json!(code), &json!(result), &json!(text))
     );
-    assert_eq!((&done["success"], &done["output_bytes"]), (&json!(code == 0), &json!(result.len())));
+    assert_eq!(
+        (&done["success"], &done["output_bytes"]),
+        (&json!(code == 0), &json!(result.len()))
+    );
 }
 
 #[tokio::test]
@@ -54,15 +57,22 @@ async fn exit_codes_and_output() {
     check(&run(&workspace, "printf '%s|%s' \"two  words\" 'a\"b'").await, 0, "two  words|a\"b");
     check(&run(&workspace, "printf 'c\\nb\\na\\n' | sort | head -n 2").await, 0, "a\nb\n");
     check(&run(&workspace, "printf 'ärger €  🦀\\n日本'").await, 0, "ärger €  🦀\n日本");
-    check(&run(&workspace, "printf 'first\nsecond\n'\necho third").await, 0, "first\nsecond\nthird\n");
+    check(
+        &run(&workspace, "printf 'first\nsecond\n'\necho third").await,
+        0,
+        "first\nsecond\nthird\n",
+    );
     check(&run(&workspace, "printf 'a\\000b'").await, 0, "a\u{0}b");
     check(&run(&workspace, "printf 'a\\377b'").await, 0, "a\u{FFFD}b");
     check(&run(&workspace, "cat; echo end").await, 0, "end\n");
     check(&run(&workspace, "id -un").await, 0, &format!("{}\n", own_account()));
     assert_eq!(run(&workspace, "no-such-program-here").await["exit_code"], 127);
 
-    let shown =
-        workspace.admin.get(&format!("/api/servers/servers/{}/", server["id"].as_str().unwrap())).await.expect(200);
+    let shown = workspace
+        .admin
+        .get(&format!("/api/servers/servers/{}/", server["id"].as_str().unwrap()))
+        .await
+        .expect(200);
     assert!(shown["os_name"].is_string() && shown["agent_version"].is_string(), "{shown}");
     assert!(shown["cpu_logical_cores"].as_i64().is_some_and(|cores| cores > 0), "{shown}");
     let list = workspace.admin.get(PATH).await.expect(200);
@@ -73,9 +83,13 @@ async fn exit_codes_and_output() {
 async fn two_hundred_kilobytes_arrive_whole() {
     let (workspace, _, _agent) = start().await;
     let done = run(&workspace, "seq -f 'line %07g of many' 1 10000").await;
-    let expected: String = (1..=10_000).map(|number| format!("line {number:07} of many\n")).collect();
+    let expected: String =
+        (1..=10_000).map(|number| format!("line {number:07} of many\n")).collect();
     assert!(expected.len() >= 200_000);
-    assert_eq!((&done["result_truncated"], &done["output_bytes"]), (&json!(false), &json!(expected.len())));
+    assert_eq!(
+        (&done["result_truncated"], &done["output_bytes"]),
+        (&json!(false), &json!(expected.len()))
+    );
     assert!(done["result"] == json!(expected), "the output is not what was written");
 }
 
@@ -85,10 +99,13 @@ async fn more_than_is_kept_is_cut_in_the_middle() {
     let done = run(&workspace, "echo head; seq 1 200000; echo tail").await;
     let result = done["result"].as_str().unwrap();
     assert!(
-        result.len() <= 256 * 1024 && result.starts_with("head\n1\n2\n") && result.ends_with("199999\n200000\ntail\n")
+        result.len() <= 256 * 1024
+            && result.starts_with("head\n1\n2\n")
+            && result.ends_with("199999\n200000\ntail\n")
     );
     assert_eq!(done["result_truncated"], true);
-    let written: usize = (1..=200_000).map(|number: i32| number.to_string().len() + 1).sum::<usize>() + 10;
+    let written: usize =
+        (1..=200_000).map(|number: i32| number.to_string().len() + 1).sum::<usize>() + 10;
     assert_eq!(done["output_bytes"], json!(written));
 }
 
@@ -154,8 +171,12 @@ async fn the_install_commands_work_when_pasted() {
     let binary = farhand_tests::setting("FARHAND_AGENT");
     let path = format!("{}:{}", binary.rsplit_once('/').unwrap().0, std::env::var("PATH").unwrap());
     let mut shell = tokio::process::Command::new("sh");
-    shell.args(["-c", server["install"].as_str().unwrap()]).current_dir(folder.path()).env("PATH", path);
-    let _agent = Process::spawn(shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
+    shell
+        .args(["-c", server["install"].as_str().unwrap()])
+        .current_dir(folder.path())
+        .env("PATH", path);
+    let _agent =
+        Process::spawn(shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
     check(&run(&workspace, "echo hello").await, 0, "hello\n");
     let config = std::fs::metadata(folder.path().join("farhand-agent.toml")).unwrap();
@@ -178,7 +199,8 @@ async fn sigterm_drains() {
     workspace.admin.post(PATH, &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
 }
 
-/// An agent whose file is `config`; on request where it cannot create control groups, so that commands have supervisors.
+/// An agent whose file is `config`; on request where it cannot create control groups, so that
+/// commands have supervisors.
 fn spawn_agent(config: &Path, has_cgroups: bool) -> Process {
     let binary = farhand_tests::setting("FARHAND_AGENT");
     let mut agent = if has_cgroups || own_account() != "root" {
@@ -219,11 +241,15 @@ async fn dies_and_tells_of_its_commands(has_cgroups: bool) {
     let log = folder.path().join("log");
     // One process leaves the session and its parent, and takes no TERM.
     let escaped = format!("echo $$ >> {}; trap \"\" TERM; sleep 600; sleep 600", log.display());
-    let line = format!("setsid setsid -f sh -c '{escaped}'; echo $$ >> {}; exec sleep 600", log.display());
+    let line =
+        format!("setsid setsid -f sh -c '{escaped}'; echo $$ >> {}; exec sleep 600", log.display());
     let body = json!({"server": "here", "line": line, "username": own_account()});
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     let begun = || std::fs::read_to_string(&log).unwrap_or_default();
-    farhand_tests::eventually("the command to begin", || async { (begun().lines().count() == 2).then_some(()) }).await;
+    farhand_tests::eventually("the command to begin", || async {
+        (begun().lines().count() == 2).then_some(())
+    })
+    .await;
     agent.signal(Signal::SIGKILL);
     agent.ended(Duration::from_secs(30)).await;
     assert!(begun().lines().all(is_running), "it died with its agent");
@@ -252,7 +278,8 @@ async fn so_does_one_whose_commands_have_supervisors() {
     dies_and_tells_of_its_commands(false).await;
 }
 
-/// What leaves its session ends with its command at a timeout and at a kill, and stays after a normal end.
+/// What leaves its session ends with its command at a timeout and at a kill, and stays after a
+/// normal end.
 async fn ends_all_of_a_command(has_cgroups: bool) {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
@@ -262,9 +289,11 @@ async fn ends_all_of_a_command(has_cgroups: bool) {
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
     let ask = async |line: &str, timeout: i64| {
         let log = folder.path().join(timeout.to_string());
-        let escape = format!("setsid setsid -f sh -c 'echo $$ > {0}; exec sleep 600'", log.display());
+        let escape =
+            format!("setsid setsid -f sh -c 'echo $$ > {0}; exec sleep 600'", log.display());
         let line = format!("{escape}; until [ -s {} ]; do sleep 0.02; done; {line}", log.display());
-        let body = json!({"server": "here", "line": line, "username": own_account(), "timeout": timeout});
+        let body =
+            json!({"server": "here", "line": line, "username": own_account(), "timeout": timeout});
         let made = workspace.admin.post(PATH, &body).await.expect(201);
         farhand_tests::eventually("the command to begin", || async {
             std::fs::read_to_string(&log).is_ok_and(|text| text.ends_with('\n')).then_some(())
@@ -273,7 +302,8 @@ async fn ends_all_of_a_command(has_cgroups: bool) {
         let escaped = std::fs::read_to_string(&log).unwrap().trim().to_owned();
         (made["id"].as_str().unwrap().to_owned(), escaped)
     };
-    let ended = async |id: &str| workspace.admin.get(&format!("{PATH}{id}/?wait=30")).await.expect(200);
+    let ended =
+        async |id: &str| workspace.admin.get(&format!("{PATH}{id}/?wait=30")).await.expect(200);
 
     let (id, escaped) = ask("sleep 600", 10).await;
     assert_eq!(ended(&id).await["exit_code"], 124);

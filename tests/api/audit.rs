@@ -1,4 +1,5 @@
-//! The audit log (docs/audit.md): what leaves an event, what does not, and that whoever changes the log afterwards is found out.
+//! The audit log (docs/audit.md): what leaves an event, what does not, and that whoever changes the
+//! log afterwards is found out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,8 +10,12 @@ use farhand_domain::time::Timestamp;
 use farhand_tests::client::{PASSWORD, encoded, unique};
 use farhand_tests::instance::{change_d1, change_objects, delay_alarms};
 use farhand_tests::mail::{key_of, mails_to, reset_link};
-use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, NO_UUID, SERVERS, USERS, at, group_path, keys};
-use farhand_tests::{Api, Dice, Events, Instance, Person, ScriptedAgent, Workspace, eventually, far_ahead, now};
+use farhand_tests::people::{
+    COMMANDS, GROUPS, MEMBERSHIPS, NO_UUID, SERVERS, USERS, at, group_path, keys,
+};
+use farhand_tests::{
+    Api, Dice, Events, Instance, Person, ScriptedAgent, Workspace, eventually, far_ahead, now,
+};
 use futures_util::future;
 use serde_json::{Value, json};
 
@@ -29,7 +34,8 @@ async fn events(api: &Api, path: &str, query: &[(&str, String)]) -> Vec<Value> {
     // One that comes meanwhile moves others to the next page.
     eventually("pages that fit together", || async {
         let found = events_of_pages(api, path, query).await?;
-        let ids: BTreeSet<_> = found.iter().map(|event| event["id"].as_str().unwrap().to_owned()).collect();
+        let ids: BTreeSet<_> =
+            found.iter().map(|event| event["id"].as_str().unwrap().to_owned()).collect();
         (ids.len() == found.len()).then_some(found)
     })
     .await
@@ -72,11 +78,16 @@ async fn verify(api: &Api, path: &str) -> Value {
     found
 }
 
-/// Waits until all events are sealed, and asserts that the chain is good; returns how many links it has.
+/// Waits until all events are sealed, and asserts that the chain is good; returns how many links it
+/// has.
 async fn sealed(api: &Api, path: &str) -> i64 {
     eventually("the seals", || async {
         let found = verify(api, path).await;
-        assert_eq!((&found["valid"], &found["first_broken"]), (&json!(true), &json!(null)), "{found}");
+        assert_eq!(
+            (&found["valid"], &found["first_broken"]),
+            (&json!(true), &json!(null)),
+            "{found}"
+        );
         (found["unsealed"] == 0).then(|| found["links"].as_i64().unwrap())
     })
     .await
@@ -123,7 +134,9 @@ async fn each_change_leaves_one_event_with_who_made_it() {
     let change = json!({"password": PASSWORD, "new_password": other});
     send(&as_ann, "POST", "/api/auth/change-password/", change).await;
     send(admin, "PUT", "/api/users/users/ann/", json!({"password": PASSWORD})).await;
-    let asked = async { workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await };
+    let asked = async {
+        workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await
+    };
     let link = reset_link(&workspace, &email, asked).await;
     let confirm = format!("/api/auth/reset-password/confirm/{}/", key_of(&link));
     send(&workspace.anonymous, "POST", &confirm, json!({"new_password": other})).await;
@@ -188,7 +201,9 @@ async fn each_change_leaves_one_event_with_who_made_it() {
 
     let found = events(admin, EVENTS, &[]).await;
     assert_eq!(found.iter().map(short).collect::<Vec<_>>(), expected);
-    let object = |action: &str| found.iter().rfind(|event| event["action"] == action).unwrap()["object"].clone();
+    let object = |action: &str| {
+        found.iter().rfind(|event| event["action"] == action).unwrap()["object"].clone()
+    };
     for (action, id, name) in [
         ("workspace.create", &json!(workspace.slug), json!(workspace.slug)),
         ("api_token.create", &token["id"], json!("ci")),
@@ -227,11 +242,16 @@ async fn each_change_leaves_one_event_with_who_made_it() {
     );
     assert_eq!(sealed(admin, VERIFY).await, expected.len() as i64);
     // It is the order of the chain, and each event is in it.
-    let links: Vec<_> = events(admin, EVENTS, &[]).await.iter().map(|event| event["link"].as_i64().unwrap()).collect();
+    let links: Vec<_> = events(admin, EVENTS, &[])
+        .await
+        .iter()
+        .map(|event| event["link"].as_i64().unwrap())
+        .collect();
     assert_eq!(links, (1..=expected.len() as i64).collect::<Vec<_>>());
 }
 
-/// A change that ends what its caller calls with, or their right to it, leaves its event like any other.
+/// A change that ends what its caller calls with, or their right to it, leaves its event like any
+/// other.
 #[tokio::test]
 async fn who_disables_limits_or_demotes_themself_leaves_an_event() {
     let workspace = Workspace::new().await;
@@ -245,12 +265,15 @@ async fn who_disables_limits_or_demotes_themself_leaves_an_event() {
         ("DELETE", Value::Null),
     ];
     for (method, body) in changes {
-        let token = send(&session, "POST", TOKENS, json!({"name": "self", "expires_at": null})).await;
+        let token =
+            send(&session, "POST", TOKENS, json!({"name": "self", "expires_at": null})).await;
         let own = workspace.anonymous.with_token(token["key"].as_str().unwrap());
         send(&own, method, &at(TOKENS, &token), body.clone()).await;
         own.get(TOKENS).await.expect(403);
-        let told = events(admin, EVENTS, &[("object", token["id"].as_str().unwrap().to_owned())]).await;
-        let told: Vec<_> = told.iter().map(|event| (short(event), event["object"]["name"].clone())).collect();
+        let told =
+            events(admin, EVENTS, &[("object", token["id"].as_str().unwrap().to_owned())]).await;
+        let told: Vec<_> =
+            told.iter().map(|event| (short(event), event["object"]["name"].clone())).collect();
         let verb = if method == "DELETE" { "delete" } else { "update" };
         let expected = [
             ("api_token.create success boss/session".to_owned(), json!("self")),
@@ -275,8 +298,12 @@ async fn who_disables_limits_or_demotes_themself_leaves_an_event() {
         send(&own, method, &format!("{USERS}{}/", user["id"]), change).await;
         let verb = if method == "DELETE" { "delete" } else { "update" };
         let action = format!("user.{verb}");
-        let told = events(admin, EVENTS, &[("actor", name.to_owned()), ("action", action.clone())]).await;
-        assert_eq!(told.iter().map(short).collect::<Vec<_>>(), [format!("{action} success {name}/session")]);
+        let told =
+            events(admin, EVENTS, &[("actor", name.to_owned()), ("action", action.clone())]).await;
+        assert_eq!(
+            told.iter().map(short).collect::<Vec<_>>(),
+            [format!("{action} success {name}/session")]
+        );
     }
     sealed(admin, VERIFY).await;
 }
@@ -291,7 +318,10 @@ async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing
 
     // Nothing of this changes anything, or is refused for want of a right.
     admin.post("/api/servers/", &json!({"name": "web-1"})).await.expect_fields(400, &["name"]);
-    admin.post(USERS, &json!({"username": "plain", "email": "x@example.com", "password": PASSWORD})).await.expect(400);
+    admin
+        .post(USERS, &json!({"username": "plain", "email": "x@example.com", "password": PASSWORD}))
+        .await
+        .expect(400);
     admin.delete(&format!("{TOKENS}{NO_UUID}/")).await.expect(404);
     admin.patch(&format!("{TOKENS}{NO_UUID}/"), &json!({"name": "x"})).await.expect(404);
     admin.delete(&format!("/api/auth/sessions/{NO_UUID}/")).await.expect(404);
@@ -339,13 +369,21 @@ async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing
     ];
     expected.sort_unstable();
     assert_eq!(told, expected);
-    let mut take = |test: &dyn Fn(&Value) -> bool| found.remove(found.iter().position(test).unwrap());
+    let mut take =
+        |test: &dyn Fn(&Value) -> bool| found.remove(found.iter().position(test).unwrap());
     let denied = take(&|event| event["action"] == "command.create");
-    assert_eq!((&denied["details"]["line"], &denied["details"]["username"]), (&json!("reboot"), &json!("root")));
+    assert_eq!(
+        (&denied["details"]["line"], &denied["details"]["username"]),
+        (&json!("reboot"), &json!("root"))
+    );
     assert_eq!(denied["details"]["code"], "API_TOKEN_ACL_NOT_ALLOWED");
     let known = take(&|event| event["action"] == "session.login" && !event["object"].is_null());
-    assert_eq!(known["object"], json!({"type": "user", "id": plain.id.to_string(), "name": "plain"}));
-    let access = take(&|event| event["action"] == "endpoint.access" && event["details"]["method"] == "POST");
+    assert_eq!(
+        known["object"],
+        json!({"type": "user", "id": plain.id.to_string(), "name": "plain"})
+    );
+    let access =
+        take(&|event| event["action"] == "endpoint.access" && event["details"]["method"] == "POST");
     assert_eq!(access["object"]["id"], VERIFY);
     // What somebody typed where the name belongs may be a password.
     let all = json!(events(admin, EVENTS, &[]).await).to_string();
@@ -373,7 +411,8 @@ async fn the_same_refusal_is_told_of_once_a_minute() {
     })
     .await;
     let told: Vec<_> = found.iter().filter(|event| event["action"] == "endpoint.access").collect();
-    let mut paths: Vec<_> = told.iter().map(|event| event["object"]["id"].as_str().unwrap()).collect();
+    let mut paths: Vec<_> =
+        told.iter().map(|event| event["object"]["id"].as_str().unwrap()).collect();
     paths.sort_unstable();
     assert_eq!(paths, [EVENTS, VERIFY]);
 }
@@ -419,8 +458,10 @@ async fn a_command_is_told_of_from_its_request_to_its_end() {
     assert_eq!(of(&cancelled), [created, "command.cancel success boss/api_token"]);
     assert_eq!(of(&left), [created, "command.cancel success service/-"]);
     let details = |command: &Value, action: &str| {
-        let event =
-            found.iter().find(|event| event["object"]["id"] == command["id"] && event["action"] == action).unwrap();
+        let event = found
+            .iter()
+            .find(|event| event["object"]["id"] == command["id"] && event["action"] == action)
+            .unwrap();
         event["details"].clone()
     };
     let of_server = json!({"id": server["id"], "name": "web-1"});
@@ -439,7 +480,9 @@ async fn a_command_is_told_of_from_its_request_to_its_end() {
         json!({"state": "failed", "exit_code": 3, "server": of_server, "output_bytes": 13,
             "output_sha256": sha256("secret output")})
     );
-    assert!(details(&left, "command.cancel")["reason"].as_str().unwrap().contains("server was deleted"));
+    assert!(
+        details(&left, "command.cancel")["reason"].as_str().unwrap().contains("server was deleted")
+    );
     let all = json!(found).to_string();
     assert!(!all.contains("confidential") && !all.contains("secret output"), "{all}");
     sealed(admin, VERIFY).await;
@@ -463,13 +506,15 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
         (all.iter().filter(|event| event["outcome"] != "success").count() == 2).then_some(all)
     })
     .await;
-    let mut times: Vec<_> = all.iter().map(|event| event["occurred_at"].as_str().unwrap()).collect();
+    let mut times: Vec<_> =
+        all.iter().map(|event| event["occurred_at"].as_str().unwrap()).collect();
     assert!(times.is_sorted(), "{times:?}");
     times.dedup();
     let middle = times[times.len() / 2].to_owned();
     let count = |test: &dyn Fn(&Value) -> bool| all.iter().filter(|event| test(event)).count();
     let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
-    let object = text(&all.iter().find(|event| event["action"] == "server.create").unwrap()["object"]["id"]);
+    let object =
+        text(&all.iter().find(|event| event["action"] == "server.create").unwrap()["object"]["id"]);
     let outcome = |name: &str| ("outcome", name.to_owned());
     let with = |outcome: &str| count(&|event| event["outcome"] == outcome);
     assert_eq!((with("failure"), with("denied")), (1, 1));
@@ -485,8 +530,14 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
         (&[outcome("denied")], 1),
         (&[outcome("denied"), ("actor", "plain".into())], 1),
         (&[outcome("denied"), ("actor", "alice".into())], 0),
-        (&[("occurred_at__gte", middle.clone())], count(&|event| text(&event["occurred_at"]) >= middle)),
-        (&[("occurred_at__lt", middle.clone())], count(&|event| text(&event["occurred_at"]) < middle)),
+        (
+            &[("occurred_at__gte", middle.clone())],
+            count(&|event| text(&event["occurred_at"]) >= middle),
+        ),
+        (
+            &[("occurred_at__lt", middle.clone())],
+            count(&|event| text(&event["occurred_at"]) < middle),
+        ),
     ];
     for (query, expected) in queries {
         assert_eq!(events(&alice, EVENTS, query).await.len(), expected, "{query:?}");
@@ -528,10 +579,12 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
     }
     let (links, seals) = (all.len(), 10);
     let id = id_of_acme(&instance);
-    let numbers =
-        |most: u32| format!("WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {most})");
-    let last =
-        format!("(SELECT seq, workspace_id, occurred_at FROM audit_events WHERE seq = ({id} << 40) + {links}) e");
+    let numbers = |most: u32| {
+        format!("WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {most})")
+    };
+    let last = format!(
+        "(SELECT seq, workspace_id, occurred_at FROM audit_events WHERE seq = ({id} << 40) + {links}) e"
+    );
     instance.tamper_with_d1(&format!(
         "{} INSERT INTO audit_seals SELECT e.seq + 200 * i, e.workspace_id, e.seq + 200 * i - 199, e.occurred_at, e.occurred_at, ''
          FROM n CROSS JOIN {last};
@@ -553,7 +606,9 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
 }
 
 fn id_of_acme(instance: &Instance) -> i64 {
-    instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'acme'")[0].parse().unwrap()
+    instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'acme'")[0]
+        .parse()
+        .unwrap()
 }
 
 /// An instance with a workspace that has a chain of some links, all of it sealed.
@@ -572,7 +627,8 @@ async fn with_chain() -> (Instance, tempfile::TempDir, Workspace, i64) {
     // Each row is looked up by its number, however many there are.
     let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
     let lines = log.lines().filter(|line| line.contains("\"event\":\"sealed\""));
-    let lines: Vec<Value> = lines.map(|line| serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap()).collect();
+    let lines: Vec<Value> =
+        lines.map(|line| serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap()).collect();
     let sum = |name: &str| lines.iter().map(|line| line[name].as_i64().unwrap()).sum::<i64>();
     let (sealed, goes) = (sum("links"), lines.len() as i64);
     assert_eq!((sum("rows_written"), sum("d1_calls")), (goes, 2 * goes));
@@ -580,7 +636,8 @@ async fn with_chain() -> (Instance, tempfile::TempDir, Workspace, i64) {
     (instance, state, workspace, links)
 }
 
-/// A page of a verification reads its own links, two before it and one behind the end, however many there are.
+/// A page of a verification reads its own links, two before it and one behind the end, however many
+/// there are.
 #[tokio::test]
 async fn a_verification_reads_only_the_links_that_it_looks_at() {
     let (instance, _state, workspace, last) = with_chain().await;
@@ -588,8 +645,14 @@ async fn a_verification_reads_only_the_links_that_it_looks_at() {
     let read = async || {
         let id = unique("verify");
         let body = json!({"first_link": first});
-        let found = admin.send(admin.request("POST", VERIFY).header("X-Request-Id", &id).json(&body)).await.expect(200);
-        (found["first_broken"]["problem"].clone(), instance.logged(&id).await["rows_read"].as_u64().unwrap())
+        let found = admin
+            .send(admin.request("POST", VERIFY).header("X-Request-Id", &id).json(&body))
+            .await
+            .expect(200);
+        (
+            found["first_broken"]["problem"].clone(),
+            instance.logged(&id).await["rows_read"].as_u64().unwrap(),
+        )
     };
     let (problem, short) = read().await;
     assert_eq!(problem, Value::Null);
@@ -645,7 +708,8 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
     instance.tamper_with_d1(
         "CREATE TABLE kept AS SELECT * FROM audit_events; CREATE TABLE kept_seals AS SELECT * FROM audit_seals",
     );
-    // A copy of the third event with another number, before which the others move up if they are in its way.
+    // A copy of the third event with another number, before which the others move up if they are in
+    // its way.
     let copied = |link: i64| {
         format!(
             "UPDATE audit_events SET seq = seq + 1000000 WHERE workspace_id = {id} AND {of} >= {link};
@@ -655,12 +719,19 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
                 k.object_id, k.object_name, k.outcome, k.remote_ip, k.request_id, k.details FROM kept k WHERE k.{of} = 3"
         )
     };
-    let seal_of = |link: i64| format!("last = (SELECT min(last) FROM kept_seals WHERE last >= ({id} << 40) + {link})");
+    let seal_of = |link: i64| {
+        format!("last = (SELECT min(last) FROM kept_seals WHERE last >= ({id} << 40) + {link})")
+    };
     let first_of = |link: i64| {
-        let sql = format!("SELECT CAST(first - ({id} << 40) AS TEXT) FROM audit_seals WHERE {}", seal_of(link));
+        let sql = format!(
+            "SELECT CAST(first - ({id} << 40) AS TEXT) FROM audit_seals WHERE {}",
+            seal_of(link)
+        );
         instance.read_d1(&sql)[0].parse::<i64>().unwrap()
     };
-    let change_seal = |change: &str, link: i64| format!("UPDATE audit_seals SET {change} WHERE {}", seal_of(link));
+    let change_seal = |change: &str, link: i64| {
+        format!("UPDATE audit_seals SET {change} WHERE {}", seal_of(link))
+    };
     let changed_hash = format!(
         "hashes = substr(hashes, 1, 64 * (({id} << 40) + 7 - first)) || 'x' || substr(hashes, 64 * (({id} << 40) + 7 - first) + 2)"
     );
@@ -713,8 +784,11 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
         let broken = &found["first_broken"];
         assert_eq!(found["valid"], false, "{name}");
         let expected = if problem == "foreign" { json!(problem) } else { json!([link, problem]) };
-        let told =
-            if problem == "foreign" { broken["problem"].clone() } else { json!([broken["link"], broken["problem"]]) };
+        let told = if problem == "foreign" {
+            broken["problem"].clone()
+        } else {
+            json!([broken["link"], broken["problem"]])
+        };
         assert_eq!(told, expected, "{name}: {found}");
         assert_eq!(broken["event"].is_null(), problem == "missing", "{name}: {found}");
     };
@@ -732,7 +806,10 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
     check("all is written anew", last, "rewritten").await;
     // The chain goes on from the end that is kept, and the break stays.
     send(admin, "POST", TOKENS, json!({"name": "later", "expires_at": null})).await;
-    eventually("the seal", || async { (verify(admin, VERIFY).await["unsealed"] == 0).then_some(()) }).await;
+    eventually("the seal", || async {
+        (verify(admin, VERIFY).await["unsealed"] == 0).then_some(())
+    })
+    .await;
     assert_eq!(verify(admin, VERIFY).await["valid"], false);
     instance.tamper_with_d1(&format!(
         "DELETE FROM audit_events WHERE {of} = 2; INSERT INTO audit_events SELECT * FROM kept WHERE {of} = 2;
@@ -750,8 +827,8 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
     admin.post(VERIFY, &json!({"first_link": 0})).await.expect_fields(400, &["first_link"]);
 }
 
-/// D1 is taken back to a time before the last seals (Time Travel). Events that it gets then do not take the places of those that
-/// are lost.
+/// D1 is taken back to a time before the last seals (Time Travel). Events that it gets then do not
+/// take the places of those that are lost.
 #[tokio::test]
 async fn the_chain_goes_on_behind_links_that_were_lost() {
     let (instance, _state, workspace, last) = with_chain().await;
@@ -842,20 +919,24 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
     }
     let api = workspace.admin.on(&instance.url);
     let found = events(&api, EVENTS, &[("action", "group.create".to_owned())]).await;
-    let ids: BTreeSet<_> = found.iter().map(|event| event["object"]["id"].as_str().unwrap().to_owned()).collect();
+    let ids: BTreeSet<_> =
+        found.iter().map(|event| event["object"]["id"].as_str().unwrap().to_owned()).collect();
     assert_eq!(ids.len(), found.len(), "each once");
     assert!(made.iter().all(|id| ids.contains(id)), "none is lost");
     let links: BTreeSet<_> = found.iter().map(|event| event["link"].as_i64().unwrap()).collect();
     assert_eq!(links.len(), found.len());
 }
 
-/// The janitor finds them, however many workspaces there are: more than it takes in one step, and one that is gone.
+/// The janitor finds them, however many workspaces there are: more than it takes in one step, and
+/// one that is gone.
 #[tokio::test]
 async fn events_of_which_no_sealer_was_told_are_sealed() {
     let (instance, state) = Instance::new().await;
     instance.stop().await;
     let (at, workspaces) = (now(), 120);
-    let numbers = format!("WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {workspaces})");
+    let numbers = format!(
+        "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {workspaces})"
+    );
     let made = format!(
         "{numbers} INSERT INTO workspaces (slug, name, added_at, deleted_at, purge_at)
          SELECT 'w' || i, '', '{at}', iif(i = 7, '{at}', NULL), iif(i = 7, '9999', NULL) FROM n"
@@ -866,8 +947,12 @@ async fn events_of_which_no_sealer_was_told_are_sealed() {
     assert_eq!(change_d1(state.path(), events), 2 * workspaces);
 
     let instance = Instance::restart(state.path()).await;
-    let seals = || instance.read_d1("SELECT CAST(length(hashes) AS TEXT) FROM audit_seals WHERE workspace_id > 0");
-    eventually("the seals", || async { (seals().len() as u64 == workspaces - 1).then_some(()) }).await;
+    let seals = || {
+        instance
+            .read_d1("SELECT CAST(length(hashes) AS TEXT) FROM audit_seals WHERE workspace_id > 0")
+    };
+    eventually("the seals", || async { (seals().len() as u64 == workspaces - 1).then_some(()) })
+        .await;
     assert!(seals().iter().all(|length| length == "128"));
     let of_deleted = "SELECT 'x' FROM audit_seals s JOIN workspaces w ON w.id = s.workspace_id WHERE w.slug = 'w7'";
     assert!(instance.read_d1(of_deleted).is_empty());
@@ -888,18 +973,28 @@ async fn a_long_list_is_told_in_part_and_by_its_length() {
     send(admin, "PATCH", &at(SERVERS, &server), json!({"groups": []})).await;
     send(admin, "PATCH", &at(SERVERS, &server), json!({"groups": groups})).await;
     send(admin, "POST", REGISTRATION_TOKENS, body("hosts")).await;
-    for (action, number) in
-        [("server.create", 101), ("server.update", 0), ("server.update", 101), ("registration_token.create", 101)]
-    {
+    for (action, number) in [
+        ("server.create", 101),
+        ("server.update", 0),
+        ("server.update", 101),
+        ("registration_token.create", 101),
+    ] {
         let told = events(admin, EVENTS, &[("action", action.to_owned())]).await;
-        let details = told.iter().map(|event| &event["details"]).find(|details| details["groups_total"] == number);
+        let details = told
+            .iter()
+            .map(|event| &event["details"])
+            .find(|details| details["groups_total"] == number);
         let shown = &groups[..number.min(100)];
-        assert_eq!(details.unwrap_or_else(|| panic!("{action}: {told:#?}"))["groups"], json!(shown), "{action}");
+        assert_eq!(
+            details.unwrap_or_else(|| panic!("{action}: {told:#?}"))["groups"],
+            json!(shown),
+            "{action}"
+        );
     }
 }
 
-/// An isolate remembers for a while which workspace has a slug. What it does not ask anybody with a credential for is told where it
-/// is done, even if the slug is another one's by now.
+/// An isolate remembers for a while which workspace has a slug. What it does not ask anybody with a
+/// credential for is told where it is done, even if the slug is another one's by now.
 #[tokio::test]
 async fn logins_and_resets_are_told_of_in_the_workspace_that_has_them() {
     let (instance, _state) = Instance::new().await;
@@ -921,14 +1016,24 @@ async fn logins_and_resets_are_told_of_in_the_workspace_that_has_them() {
     workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
     assert_eq!(told("session.login", "success"), own);
     workspace.anonymous.log_in("boss", "not the password").await.expect(403);
-    eventually("the failure", || async { (told("session.login", "failure") == own).then_some(()) }).await;
-    workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": emails[0]})).await.expect(200);
+    eventually("the failure", || async { (told("session.login", "failure") == own).then_some(()) })
+        .await;
+    workspace
+        .anonymous
+        .post("/api/auth/reset-password/", &json!({"email": emails[0]}))
+        .await
+        .expect(200);
     let log = instance.state.join("worker.log");
-    let mail = eventually("the mail", || async { mails_to(&log, &emails[0]).into_iter().next() }).await;
+    let mail =
+        eventually("the mail", || async { mails_to(&log, &emails[0]).into_iter().next() }).await;
     let link = mail.link();
     let confirm = format!("/api/auth/reset-password/confirm/{}/", key_of(link));
-    send(&workspace.anonymous, "POST", &confirm, json!({"new_password": "another correct horse"})).await;
-    assert_eq!((told("user.request_reset", "success"), told("user.reset_password", "success")), (own.clone(), own));
+    send(&workspace.anonymous, "POST", &confirm, json!({"new_password": "another correct horse"}))
+        .await;
+    assert_eq!(
+        (told("user.request_reset", "success"), told("user.reset_password", "success")),
+        (own.clone(), own)
+    );
 }
 
 #[tokio::test]
@@ -936,7 +1041,8 @@ async fn what_ran_can_be_compared() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let server = workspace.server("web-1").await;
-    let mut agent = ScriptedAgent::announcing(&workspace, &server, "kill, replay, stdin, cwd").await;
+    let mut agent =
+        ScriptedAgent::announcing(&workspace, &server, "kill, replay, stdin, cwd").await;
     let mut run = async |body: Value| {
         let mut whole = json!({"server": "web-1", "username": "root"});
         whole.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
@@ -962,13 +1068,18 @@ async fn what_ran_can_be_compared() {
     assert_eq!(details[0]["line"], details[1]["line"]);
     for (made, details) in made.iter().zip(&details) {
         let line = made["line"].as_str().unwrap();
-        assert_eq!((&details["line_sha256"], &details["line_length"]), (&json!(sha256(line)), &json!(line.len())));
+        assert_eq!(
+            (&details["line_sha256"], &details["line_length"]),
+            (&json!(sha256(line)), &json!(line.len()))
+        );
     }
     assert_eq!((&details[0]["timeout"], details[0].get("env")), (&json!(60), None));
     assert_eq!((&details[2]["env"], &details[2]["env_total"]), (&json!(["A", "X"]), &json!(2)));
     assert_eq!(details[2]["env_hmac"], details[4]["env_hmac"]);
     assert_ne!(details[2]["env_hmac"], details[3]["env_hmac"]);
-    let inputs = |details: &Value| ["stdin_bytes", "stdin_sha256", "cwd"].map(|name| details.get(name).cloned());
+    let inputs = |details: &Value| {
+        ["stdin_bytes", "stdin_sha256", "cwd"].map(|name| details.get(name).cloned())
+    };
     let given = [json!(10), json!(sha256("pässword\n")), json!("/srv/a b")];
     assert_eq!(inputs(details[5]), given.map(Some));
     assert_eq!(inputs(details[6]), [Some(json!(0)), Some(json!(sha256(""))), None]);
@@ -978,7 +1089,8 @@ async fn what_ran_can_be_compared() {
     }
 
     // The output that was kept, also when the end overtakes some of it.
-    let report = async |made: &Value, seq: u32, content: &str| agent.chunk(id_of(made), seq, content).await;
+    let report =
+        async |made: &Value, seq: u32, content: &str| agent.chunk(id_of(made), seq, content).await;
     report(&made[0], 1, "two").await;
     report(&made[0], 0, "one").await;
     agent.fin(id_of(&made[0]), 0, "onetwo").await;
@@ -986,16 +1098,22 @@ async fn what_ran_can_be_compared() {
     let fin = json!({"success": true, "elapsed_time": 1, "exit_code": 0, "chunks": 2});
     agent.report(id_of(&made[1]), "fin", Some(&fin)).await.expect(204);
     report(&made[1], 0, "one").await;
-    // A result is no proof of the output: chunks that come after it may differ. Without any chunk, it is the output.
+    // A result is no proof of the output: chunks that come after it may differ. Without any chunk,
+    // it is the output.
     agent.fin(id_of(&made[2]), 0, "onetwo").await;
     report(&made[2], 0, "other!").await;
     agent.fin(id_of(&made[3]), 0, "result").await;
     let ended = events_of(admin, &["command.finish", "command.output"], 7).await;
     let of = |made: &Value| -> Vec<_> {
-        ended.iter().filter(|event| event["object"]["id"] == made["id"]).map(|event| event["details"].clone()).collect()
+        ended
+            .iter()
+            .filter(|event| event["object"]["id"] == made["id"])
+            .map(|event| event["details"].clone())
+            .collect()
     };
     let whole = (json!(6), json!(sha256("onetwo")));
-    let output = |details: &Value| (details["output_bytes"].clone(), details["output_sha256"].clone());
+    let output =
+        |details: &Value| (details["output_bytes"].clone(), details["output_sha256"].clone());
     assert_eq!(of(&made[0]).iter().map(output).collect::<Vec<_>>(), std::slice::from_ref(&whole));
     let nothing = (json!(null), json!(null));
     assert_eq!(of(&made[1]).iter().map(output).collect::<Vec<_>>(), [nothing.clone(), whole]);
@@ -1006,8 +1124,8 @@ async fn what_ran_can_be_compared() {
     sealed(admin, VERIFY).await;
 }
 
-/// Output that keeps coming after the end does not delay its hash for more than a minute. A command that gets stuck has the hash
-/// of what came until then.
+/// Output that keeps coming after the end does not delay its hash for more than a minute. A command
+/// that gets stuck has the hash of what came until then.
 #[tokio::test]
 async fn the_hash_of_output_is_there_within_a_minute() {
     let workspace = Workspace::new().await;
@@ -1016,7 +1134,9 @@ async fn the_hash_of_output_is_there_within_a_minute() {
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let mut made = Vec::new();
     for _ in 0..2 {
-        made.push(admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(201));
+        made.push(
+            admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(201),
+        );
         agent.next_command().await;
     }
     let (late, silent) = (id_of(&made[0]), id_of(&made[1]));
@@ -1048,7 +1168,10 @@ async fn the_hash_of_output_is_there_within_a_minute() {
     assert!((5..=u64::from(seq)).contains(&bytes), "{bytes} of {seq}");
     assert_eq!(output["details"]["output_sha256"], sha256(&"x".repeat(bytes as usize)));
     let stuck = eventually("the command to be stuck", || of(silent, "command.finish")).await;
-    assert_eq!((&stuck["details"]["state"], &stuck["details"]["output_bytes"]), (&json!("stuck"), &json!(4)));
+    assert_eq!(
+        (&stuck["details"]["state"], &stuck["details"]["output_bytes"]),
+        (&json!("stuck"), &json!(4))
+    );
     assert_eq!(stuck["details"]["output_sha256"], sha256("kept"));
 }
 
@@ -1059,12 +1182,23 @@ async fn an_agents_new_address_and_version_leave_an_event() {
     let server = workspace.server("web-1").await;
     let agent = workspace.anonymous.with(&farhand_tests::agents::credential(&server));
     let connect = async |address: &str| {
-        ScriptedAgent::over(&agent.from_address(address), "/ws/servers/backhaul/").await.hang_up().await;
-        farhand_tests::agents::wait_until_connected(&workspace, server["id"].as_str().unwrap(), false).await;
+        ScriptedAgent::over(&agent.from_address(address), "/ws/servers/backhaul/")
+            .await
+            .hang_up()
+            .await;
+        farhand_tests::agents::wait_until_connected(
+            &workspace,
+            server["id"].as_str().unwrap(),
+            false,
+        )
+        .await;
     };
     let report = async |address: &str, version: &str| {
         let agent = agent.from_address(address);
-        agent.send_json("PATCH", "/api/servers/servers/-/sync/", &json!({"version": version})).await.expect(200);
+        agent
+            .send_json("PATCH", "/api/servers/servers/-/sync/", &json!({"version": version}))
+            .await
+            .expect(200);
     };
     report("192.0.2.1", "1.0").await;
     connect("192.0.2.1").await;
@@ -1086,7 +1220,9 @@ async fn an_agents_new_address_and_version_leave_an_event() {
             json!({"remote_ip": "192.0.2.1", "previous_remote_ip": "198.51.100.7", "agent_version": "1.1"}),
         ]
     );
-    for (event, address) in found.iter().zip(["192.0.2.1", "192.0.2.1", "198.51.100.7", "192.0.2.1"]) {
+    for (event, address) in
+        found.iter().zip(["192.0.2.1", "192.0.2.1", "198.51.100.7", "192.0.2.1"])
+    {
         assert_eq!(short(event), "server.connect success web-1/agent_key");
         assert_eq!((&event["remote_ip"], &event["object"]["id"]), (&json!(address), &server["id"]));
     }
@@ -1122,7 +1258,8 @@ async fn reads_of_commands_leave_an_event_a_minute() {
     // Each way to read it counts, and is of its own credential here.
     let mut tokens = BTreeMap::new();
     for rest in ["", "chunks/", "output/", "stream/"] {
-        let token = session.post(TOKENS, &json!({"name": "reads", "expires_at": null})).await.expect(201);
+        let token =
+            session.post(TOKENS, &json!({"name": "reads", "expires_at": null})).await.expect(201);
         let api = workspace.anonymous.with_token(token["key"].as_str().unwrap());
         let path = format!("{}{rest}", path_of(&made));
         match rest {
@@ -1143,7 +1280,11 @@ async fn changes_of_limits_addresses_and_roles_are_told_with_what_was_before() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let token = send(admin, "POST", TOKENS, json!({"name": "ci", "expires_at": null})).await;
-    let lists = [json!({"commands": ["uptime"]}), json!({"commands": ["ls *"], "read_only": false}), json!(null)];
+    let lists = [
+        json!({"commands": ["uptime"]}),
+        json!({"commands": ["ls *"], "read_only": false}),
+        json!(null),
+    ];
     for acl in &lists {
         send(admin, "PATCH", &at(TOKENS, &token), json!({"acl": acl})).await;
     }
@@ -1151,32 +1292,47 @@ async fn changes_of_limits_addresses_and_roles_are_told_with_what_was_before() {
     send(admin, "POST", TOKENS, json!({"name": "limited", "expires_at": null, "acl": acl})).await;
     let ann = json!({"username": "ann", "email": "ann@example.com", "password": PASSWORD});
     let ann = send(admin, "POST", USERS, ann).await;
-    send(admin, "PATCH", &format!("{USERS}{}/", ann["id"]), json!({"email": "eve@example.com"})).await;
+    send(admin, "PATCH", &format!("{USERS}{}/", ann["id"]), json!({"email": "eve@example.com"}))
+        .await;
     let group = send(admin, "POST", GROUPS, json!({"name": "ops"})).await;
     let membership = json!({"group": group["id"], "user": ann["id"], "role": "member"});
     let membership = send(admin, "POST", MEMBERSHIPS, membership).await;
     send(admin, "PATCH", &at(MEMBERSHIPS, &membership), json!({"role": "owner"})).await;
 
-    let found = events_of(admin, &["api_token.update", "user.update", "membership.update"], 5).await;
+    let found =
+        events_of(admin, &["api_token.update", "user.update", "membership.update"], 5).await;
     let details: Vec<_> = found.iter().map(|event| &event["details"]).collect();
     let commands = |details: &Value| details["acl"]["commands"].clone();
-    assert_eq!((commands(details[0]), &details[0]["old"]), (json!(["uptime"]), &json!({"acl": null})));
-    assert_eq!((commands(details[1]), commands(&details[1]["old"])), (json!(["ls *"]), json!(["uptime"])));
+    assert_eq!(
+        (commands(details[0]), &details[0]["old"]),
+        (json!(["uptime"]), &json!({"acl": null}))
+    );
+    assert_eq!(
+        (commands(details[1]), commands(&details[1]["old"])),
+        (json!(["ls *"]), json!(["uptime"]))
+    );
     assert_eq!((&details[2]["acl"], commands(&details[2]["old"])), (&json!(null), json!(["ls *"])));
     let (email, before) = (&details[3]["email"], &details[3]["old"]["email"]);
     assert_eq!((email, before), (&json!("eve@example.com"), &json!("ann@example.com")));
-    assert_eq!((&details[4]["role"], &details[4]["old"]["role"]), (&json!("owner"), &json!("member")));
+    assert_eq!(
+        (&details[4]["role"], &details[4]["old"]["role"]),
+        (&json!("owner"), &json!("member"))
+    );
     // And at the beginning, with what is there then.
     let created = events(admin, EVENTS, &[("action", "api_token.create".to_owned())]).await;
-    let of = |name: &str| created.iter().find(|event| event["object"]["name"] == name).unwrap()["details"].clone();
+    let of = |name: &str| {
+        created.iter().find(|event| event["object"]["name"] == name).unwrap()["details"].clone()
+    };
     assert_eq!(of("ci"), json!({"expires_at": null, "has_acl": false, "acl": null}));
     let limited = of("limited");
     assert_eq!((commands(&limited), &limited["acl"]["read_only"]), (json!(["ls *"]), &json!(true)));
     // Of a long list, its hash and its length.
     let acl = json!({"commands": ["x".repeat(16_000), "y".repeat(16_000)]});
     let stored = acl.to_string();
-    let told = json!({"acl_sha256": farhand_domain::output::sha256(&stored), "acl_bytes": stored.len()});
-    let long = send(admin, "POST", TOKENS, json!({"name": "long", "expires_at": null, "acl": acl})).await;
+    let told =
+        json!({"acl_sha256": farhand_domain::output::sha256(&stored), "acl_bytes": stored.len()});
+    let long =
+        send(admin, "POST", TOKENS, json!({"name": "long", "expires_at": null, "acl": acl})).await;
     for acl in [json!(null), acl] {
         send(admin, "PATCH", &at(TOKENS, &long), json!({"acl": acl})).await;
     }
@@ -1185,11 +1341,17 @@ async fn changes_of_limits_addresses_and_roles_are_told_with_what_was_before() {
     let mut expected = json!({"expires_at": null, "has_acl": true});
     expected.as_object_mut().unwrap().append(&mut told.as_object().unwrap().clone());
     assert_eq!(made["details"], expected);
-    let of_long = [("action", "api_token.update".to_owned()), ("object", long["id"].as_str().unwrap().to_owned())];
+    let of_long = [
+        ("action", "api_token.update".to_owned()),
+        ("object", long["id"].as_str().unwrap().to_owned()),
+    ];
     let changed = events(admin, EVENTS, &of_long).await;
     let (first, second) = (&changed[0]["details"], &changed[1]["details"]);
     assert_eq!((&first["acl"], &first["old"]), (&json!(null), &json!({"acl_bytes": stored.len()})));
-    assert_eq!((&second["acl_sha256"], &second["old"]), (&told["acl_sha256"], &json!({"acl": null})));
+    assert_eq!(
+        (&second["acl_sha256"], &second["old"]),
+        (&told["acl_sha256"], &json!({"acl": null}))
+    );
     assert!(second.get("acl").is_none(), "{second}");
     let created = events(admin, EVENTS, &[("action", "user.create".to_owned())]).await;
     let expected = json!({"email": "ann@example.com", "is_staff": false, "is_superuser": false});
@@ -1203,7 +1365,9 @@ async fn a_sealer_whose_alarm_is_late_seals_when_it_is_told() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     sealed(&workspace.admin, VERIFY).await;
-    let waiting = send(&workspace.admin, "POST", TOKENS, json!({"name": "waiting", "expires_at": null})).await;
+    let waiting =
+        send(&workspace.admin, "POST", TOKENS, json!({"name": "waiting", "expires_at": null}))
+            .await;
     instance.kill().await;
     assert!(delay_alarms(state.path(), "Sealer", 3_600) > 0, "the alarm of what waits");
     let instance = Instance::restart(state.path()).await;
@@ -1211,7 +1375,8 @@ async fn a_sealer_whose_alarm_is_late_seals_when_it_is_told() {
     eventually("the seal", || async {
         // Each has the sealer told once more.
         send(&api, "POST", TOKENS, json!({"name": "later", "expires_at": null})).await;
-        let told = events(&api, EVENTS, &[("object", waiting["id"].as_str().unwrap().to_owned())]).await;
+        let told =
+            events(&api, EVENTS, &[("object", waiting["id"].as_str().unwrap().to_owned())]).await;
         told[0]["link"].is_number().then_some(())
     })
     .await;
@@ -1265,11 +1430,15 @@ async fn the_operator_has_a_chain_that_outlives_workspaces() {
     let kept = Workspace::made_by(&operator, "kept").await;
     send(&gone.admin, "POST", TOKENS, json!({"name": "one", "expires_at": null})).await;
     sealed(&gone.admin, VERIFY).await;
-    operator.post("/operator/workspaces/", &farhand_tests::client::new_workspace("kept")).await.expect(400);
+    operator
+        .post("/operator/workspaces/", &farhand_tests::client::new_workspace("kept"))
+        .await
+        .expect(400);
     operator.delete("/operator/workspaces/nothing/").await.expect(404);
     operator.delete("/operator/workspaces/gone/?now=true").await.expect(204);
     let found = events(&operator, path, &[]).await;
-    let told: Vec<_> = found.iter().map(|event| format!("{} {}", short(event), event["object"]["name"])).collect();
+    let told: Vec<_> =
+        found.iter().map(|event| format!("{} {}", short(event), event["object"]["name"])).collect();
     assert_eq!(
         told,
         [
@@ -1281,11 +1450,16 @@ async fn the_operator_has_a_chain_that_outlives_workspaces() {
     assert_eq!(found[0]["object"]["id"], found[2]["object"]["id"]);
     let deleted = events(&operator, path, &[("action", "workspace.delete".to_owned())]).await;
     assert_eq!(deleted.len(), 1);
-    operator.get(&format!("{path}?occurred_at__lt=x")).await.expect_fields(400, &["occurred_at__lt"]);
+    operator
+        .get(&format!("{path}?occurred_at__lt=x"))
+        .await
+        .expect_fields(400, &["occurred_at__lt"]);
     assert_eq!(sealed(&operator, verify).await, 3);
-    // Of the workspace that is gone nothing is left, neither in D1 nor with its sealer; the other's is as it was.
+    // Of the workspace that is gone nothing is left, neither in D1 nor with its sealer; the other's
+    // is as it was.
     eventually("the purge", || async {
-        let left = instance.read_d1("SELECT DISTINCT CAST(workspace_id AS TEXT) FROM audit_events ORDER BY 1");
+        let left = instance
+            .read_d1("SELECT DISTINCT CAST(workspace_id AS TEXT) FROM audit_events ORDER BY 1");
         let chains = instance.read_objects("Sealer", "SELECT CAST(workspace AS TEXT) FROM chains");
         (left.len() == 2 && chains.len() == 2).then_some(())
     })
@@ -1311,8 +1485,11 @@ async fn old_events_go_and_the_rest_of_the_chain_stays() {
     change_d1(state.path(), &sql);
     change_d1(state.path(), &format!("UPDATE audit_events SET actor_name = 'eve' WHERE {of} = 4"));
     let head = serde_json::to_string(&head).unwrap();
-    let changed =
-        change_objects(state.path(), "Sealer", &format!("UPDATE chains SET head = '{head}' WHERE workspace = {id}"));
+    let changed = change_objects(
+        state.path(),
+        "Sealer",
+        &format!("UPDATE chains SET head = '{head}' WHERE workspace = {id}"),
+    );
     assert_eq!(changed, 1);
 
     let instance = Instance::restart_with(state.path(), &[("AUDIT_RETENTION_DAYS", "7")]).await;
@@ -1343,7 +1520,8 @@ async fn old_events_go_and_the_rest_of_the_chain_stays() {
     assert_eq!(sealed(&instance.operator(), "/operator/audit/verify/").await, 1);
 }
 
-/// Strangers must not fill the log: of failed logins and reset requests, one event a minute says how many there were.
+/// Strangers must not fill the log: of failed logins and reset requests, one event a minute says
+/// how many there were.
 #[tokio::test]
 async fn anonymous_events_are_written_once_a_minute_with_their_count() {
     let (instance, state) = Instance::new().await;
@@ -1354,14 +1532,22 @@ async fn anonymous_events_are_written_once_a_minute_with_their_count() {
         }
     }
     for email in ["a@example.com", "boss@example.com", "b@example.com"] {
-        workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await.expect(200);
+        workspace
+            .anonymous
+            .post("/api/auth/reset-password/", &json!({"email": email}))
+            .await
+            .expect(200);
     }
     let written = async |api: &Api| {
         let found = events(api, EVENTS, &[]).await;
         let anonymous = found.into_iter().filter(|event| event["actor"]["type"] == "anonymous");
         anonymous
             .map(|event| {
-                (event["action"].to_string(), event["object"]["id"].clone(), event["details"]["count"].clone())
+                (
+                    event["action"].to_string(),
+                    event["object"]["id"].clone(),
+                    event["details"]["count"].clone(),
+                )
             })
             .collect::<Vec<_>>()
     };
@@ -1373,15 +1559,26 @@ async fn anonymous_events_are_written_once_a_minute_with_their_count() {
     .await;
     let mut first = written(&workspace.admin).await;
     first.sort_by_key(|(action, object, _)| (action.clone(), object.to_string()));
-    let event = |action: &str, object: Value, count: u32| (json!(action).to_string(), object, json!(count));
+    let event =
+        |action: &str, object: Value, count: u32| (json!(action).to_string(), object, json!(count));
     let known = event("session.login", json!(boss), 1);
-    assert_eq!(first, [known, event("session.login", Value::Null, 1), event("user.request_reset", Value::Null, 1)]);
+    assert_eq!(
+        first,
+        [
+            known,
+            event("session.login", Value::Null, 1),
+            event("user.request_reset", Value::Null, 1)
+        ]
+    );
 
     // A minute later the next one says how many there were since.
     instance.d1("UPDATE anonymous_events SET written_at = '2020-01-01T00:00:00.000000+00:00'");
     workspace.anonymous.log_in("boss", "not the password").await.expect(403);
     eventually("its event", || async {
-        written(&workspace.admin).await.contains(&event("session.login", json!(boss), 3)).then_some(())
+        written(&workspace.admin)
+            .await
+            .contains(&event("session.login", json!(boss), 3))
+            .then_some(())
     })
     .await;
     // If no further one comes, the clock writes it.
@@ -1400,20 +1597,28 @@ async fn anonymous_events_are_written_once_a_minute_with_their_count() {
     sealed(&admin, VERIFY).await;
 }
 
-/// Old anonymous events leave the chain, which can still be verified; nothing else can be taken out of it in the same way.
+/// Old anonymous events leave the chain, which can still be verified; nothing else can be taken out
+/// of it in the same way.
 #[tokio::test]
 async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let token = |name: &str| json!({"name": name, "expires_at": null});
-    let guess = async |username: &str| workspace.anonymous.log_in(username, "not the password").await.expect(403);
+    let guess = async |username: &str| {
+        workspace.anonymous.log_in(username, "not the password").await.expect(403)
+    };
     guess("boss").await;
     send(&workspace.admin, "POST", TOKENS, token("between")).await;
     guess("nobody-here").await;
     let reset = json!({"email": "stranger@example.com"});
     workspace.anonymous.post("/api/auth/reset-password/", &reset).await.expect(200);
     send(&workspace.admin, "POST", TOKENS, token("last old one")).await;
-    instance.operator().with(&format!("Bearer {}", "x".repeat(40))).get("/operator/workspaces/").await.expect(403);
+    instance
+        .operator()
+        .with(&format!("Bearer {}", "x".repeat(40)))
+        .get("/operator/workspaces/")
+        .await
+        .expect(403);
     eventually("all events", || async {
         let list = workspace.admin.get(EVENTS).await.expect(200);
         let of_cell = instance.operator().get("/operator/audit/events/").await.expect(200);
@@ -1435,36 +1640,50 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
         assert_eq!(change_objects(state.path(), "Sealer", &sql), 1);
     }
 
-    let instance = Instance::restart_with(state.path(), &[("ANONYMOUS_AUDIT_RETENTION_DAYS", "7")]).await;
+    let instance =
+        Instance::restart_with(state.path(), &[("ANONYMOUS_AUDIT_RETENTION_DAYS", "7")]).await;
     let (api, operator) = (workspace.admin.on(&instance.url), instance.operator());
     let left = async |api: &Api, path: &str, expected: &[&str]| {
         eventually("the old ones to go", || async {
             let found = events(api, path, &[]).await;
-            let actions: Vec<_> = found.iter().map(|event| event["action"].as_str().unwrap().to_owned()).collect();
+            let actions: Vec<_> =
+                found.iter().map(|event| event["action"].as_str().unwrap().to_owned()).collect();
             (actions == expected).then_some(())
         })
         .await;
     };
-    let of_users = ["workspace.create", "session.login", "api_token.create", "api_token.create", "api_token.create"];
+    let of_users = [
+        "workspace.create",
+        "session.login",
+        "api_token.create",
+        "api_token.create",
+        "api_token.create",
+    ];
     left(&api, EVENTS, &of_users).await;
     left(&operator, "/operator/audit/events/", &["workspace.create"]).await;
-    let whole =
-        json!({"valid": true, "links": 8, "unsealed": 0, "expired": 3, "first_broken": null, "next_link": null});
+    let whole = json!({"valid": true, "links": 8, "unsealed": 0, "expired": 3, "first_broken": null, "next_link": null});
     assert_eq!(verify(&api, VERIFY).await, whole);
     assert_eq!(verify(&operator, "/operator/audit/verify/").await["expired"], 1);
     // From any link on.
     for first in 1..=9 {
         let found = api.post(VERIFY, &json!({"first_link": first})).await.expect(200);
-        assert_eq!((&found["valid"], &found["links"]), (&json!(true), &json!(9 - first)), "{first}");
+        assert_eq!(
+            (&found["valid"], &found["links"]),
+            (&json!(true), &json!(9 - first)),
+            "{first}"
+        );
     }
 
     // A young anonymous event is there, and sealed. (There was one within the last minute.)
     instance.tamper_with_d1("DELETE FROM anonymous_events");
     workspace.anonymous.on(&instance.url).log_in("boss", "not the password").await.expect(403);
     send(&api, "POST", TOKENS, token("young")).await;
-    eventually("the young ones", || async { (sealed(&api, VERIFY).await == 10).then_some(()) }).await;
+    eventually("the young ones", || async { (sealed(&api, VERIFY).await == 10).then_some(()) })
+        .await;
     let all = events(&api, EVENTS, &[]).await;
-    let link = |action: &str| all.iter().rfind(|event| event["action"] == action).unwrap()["link"].as_i64().unwrap();
+    let link = |action: &str| {
+        all.iter().rfind(|event| event["action"] == action).unwrap()["link"].as_i64().unwrap()
+    };
     let (young, users) = (link("session.login"), link("api_token.create").min(3));
     let columns = farhand_domain::audit_chain::COLUMNS.join(", ");
     let of = format!("workspace_id = {id} AND seq - ({id} << 40)");
@@ -1480,7 +1699,9 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
         )
     };
     let expired: Vec<i64> = instance
-        .read_d1(&format!("SELECT CAST(link AS TEXT) FROM audit_expired WHERE workspace_id = {id} ORDER BY link"))
+        .read_d1(&format!(
+            "SELECT CAST(link AS TEXT) FROM audit_expired WHERE workspace_id = {id} ORDER BY link"
+        ))
         .iter()
         .map(|link| link.parse().unwrap())
         .collect();

@@ -1,8 +1,9 @@
-//! Requests that no client of good will sends, most of them byte by byte: whatever comes, the answer is clear, never a failure
-//! of the service, and nothing is changed by it.
+//! Requests that no client of good will sends, most of them byte by byte: whatever comes, the
+//! answer is clear, never a failure of the service, and nothing is changed by it.
 //!
-//! An answer of the Worker has an `X-Request-Id`; one without was given by the runtime in front of it, which refuses some
-//! requests itself. What it does with those is its own affair; that they change nothing and hold nobody up is tested here too.
+//! An answer of the Worker has an `X-Request-Id`; one without was given by the runtime in front of
+//! it, which refuses some requests itself. What it does with those is its own affair; that they
+//! change nothing and hold nobody up is tested here too.
 
 use std::time::Duration;
 
@@ -34,7 +35,8 @@ struct Answer {
 }
 
 impl Answer {
-    /// Asserts that it is no failure of the service: never one of the Worker's, and of the runtime only where that is known.
+    /// Asserts that it is no failure of the service: never one of the Worker's, and of the runtime
+    /// only where that is known.
     #[track_caller]
     fn is_refusal_or_success(&self, what: &str) {
         assert!(self.status < 500 && self.is_ours, "{what}: {self:?}");
@@ -131,7 +133,10 @@ fn request(api: &Api, method: &str, target: &[u8], headers: &[&[u8]], body: &[u8
         bytes.extend(b"\r\n");
     }
     if !body.is_empty() {
-        bytes.extend(format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()).as_bytes());
+        bytes.extend(
+            format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len())
+                .as_bytes(),
+        );
     }
     bytes.extend(b"\r\n");
     bytes.extend(body);
@@ -140,7 +145,8 @@ fn request(api: &Api, method: &str, target: &[u8], headers: &[&[u8]], body: &[u8
 
 /// The head of a request that makes a token, up to the headers that tell how long its body is.
 fn head(api: &Api) -> Vec<u8> {
-    let mut bytes = request(api, "POST", TOKENS.as_bytes(), &[b"Content-Type: application/json"], b"");
+    let mut bytes =
+        request(api, "POST", TOKENS.as_bytes(), &[b"Content-Type: application/json"], b"");
     bytes.truncate(bytes.len() - 2);
     bytes
 }
@@ -197,7 +203,12 @@ async fn odd_targets() {
     ] {
         let answer = exchange(api, &request(api, "GET", target, &[], b"")).await.unwrap();
         answer.is_refusal_or_success(&String::from_utf8_lossy(target));
-        assert_eq!(answer.status, status, "{}", String::from_utf8_lossy(&target[..target.len().min(80)]));
+        assert_eq!(
+            answer.status,
+            status,
+            "{}",
+            String::from_utf8_lossy(&target[..target.len().min(80)])
+        );
     }
     let moved = exchange(api, &request(api, "GET", b"/api/status\t/x", &[], b"")).await.unwrap();
     assert_eq!(moved.status, 308, "a blank that is no space is taken out");
@@ -209,7 +220,9 @@ async fn what_the_runtime_refuses_never_gets_to_the_worker() {
     let workspace = Workspace::new().await;
     let api = &workspace.admin;
     let get = |target: &[u8], headers: &[&[u8]]| request(api, "GET", target, headers, b"");
-    let framed = |headers: &str, body: &[u8]| [&head(api)[..], headers.as_bytes(), b"\r\n\r\n", body].concat();
+    let framed = |headers: &str, body: &[u8]| {
+        [&head(api)[..], headers.as_bytes(), b"\r\n\r\n", body].concat()
+    };
     let huge = format!("X-Large: {}", "a".repeat(3 << 20));
     let many: Vec<u8> = (0..100_000).flat_map(|n| format!("X-{n}: a\r\n").into_bytes()).collect();
     let refused = [
@@ -222,7 +235,8 @@ async fn what_the_runtime_refuses_never_gets_to_the_worker() {
         get(b"/api/status/", &[&many[..many.len() - 2]]),
         // Two names for a host.
         get(b"/api/status/", &[b"Host: evil.example"]),
-        // A target that is no path. The edge in front of a Worker knows the absolute form; workerd alone does not.
+        // A target that is no path. The edge in front of a Worker knows the absolute form; workerd
+        // alone does not.
         get(b"http://evil.example/api/status/", &[]),
         get(b"*", &[]),
         get(b"?x", &[]),
@@ -233,7 +247,8 @@ async fn what_the_runtime_refuses_never_gets_to_the_worker() {
         request(api, "G@T", b"/api/status/", &[], b""),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
         b"\0\xff\0\xff\r\n\r\n".to_vec(),
-        // A length that is none, or two of them, or another encoding than pieces: what follows could be taken for a request.
+        // A length that is none, or two of them, or another encoding than pieces: what follows
+        // could be taken for a request.
         framed("Content-Length: -1", NEW_TOKEN),
         framed("Content-Length: abc", NEW_TOKEN),
         framed("Content-Length: 0x1d", NEW_TOKEN),
@@ -298,21 +313,35 @@ async fn odd_headers() {
     ];
     for header in headers {
         for (api, method, path, body) in requests {
-            let what = format!("{method} {path} {}", String::from_utf8_lossy(&header[..header.len().min(60)]));
+            let what = format!(
+                "{method} {path} {}",
+                String::from_utf8_lossy(&header[..header.len().min(60)])
+            );
             // Not all wrong passwords from one address.
-            let address: &[u8] =
-                if header.starts_with(b"X-Forwarded-For") { b"X-A: a" } else { b"X-Forwarded-For: 192.0.2.1" };
+            let address: &[u8] = if header.starts_with(b"X-Forwarded-For") {
+                b"X-A: a"
+            } else {
+                b"X-Forwarded-For: 192.0.2.1"
+            };
             let bytes = request(api, method, path.as_bytes(), &[header, address], body);
             exchange(api, &bytes).await.unwrap().is_refusal_or_success(&what);
         }
     }
-    for value in
-        [&b"token=\"\xff\""[..], b"token=\"\xc3\xa4\"", b"id=\"\xff\", key=\"\xff\"", b"Bearer \xff", b"=", b"\""]
-    {
+    for value in [
+        &b"token=\"\xff\""[..],
+        b"token=\"\xc3\xa4\"",
+        b"id=\"\xff\", key=\"\xff\"",
+        b"Bearer \xff",
+        b"=",
+        b"\"",
+    ] {
         for (api, method, path, _) in requests {
             let header = [b"Authorization: ", value].concat();
             let bytes = request(&api.anonymous(), method, path.as_bytes(), &[&header], b"");
-            exchange(api, &bytes).await.unwrap().is_refusal_or_success(&format!("{method} {path} {value:?}"));
+            exchange(api, &bytes)
+                .await
+                .unwrap()
+                .is_refusal_or_success(&format!("{method} {path} {value:?}"));
         }
     }
     nothing_changed(&workspace).await;
@@ -322,16 +351,31 @@ async fn odd_headers() {
 async fn other_ways_to_send_a_body() {
     let workspace = Workspace::new().await;
     let api = &workspace.admin;
-    let framed = |headers: &str, body: &[u8]| [&head(api)[..], headers.as_bytes(), b"\r\n\r\n", body].concat();
-    let pieces = |text: &[u8]| [format!("{:x}\r\n", text.len()).as_bytes(), text, b"\r\n0\r\n\r\n"].concat();
+    let framed = |headers: &str, body: &[u8]| {
+        [&head(api)[..], headers.as_bytes(), b"\r\n\r\n", body].concat()
+    };
+    let pieces =
+        |text: &[u8]| [format!("{:x}\r\n", text.len()).as_bytes(), text, b"\r\n0\r\n\r\n"].concat();
     let compressed = b"\x1f\x8b\x08\0\0\0\0\0\0\x03\x03\0\0\0\0\0\0\0\0\0";
     for (bytes, status) in [
         // Shorter than it is.
         (framed("Content-Length: 10", NEW_TOKEN), 400),
         (framed("Content-Length: 0", NEW_TOKEN), 400),
-        (framed(&format!("Content-Encoding: gzip\r\nContent-Length: {}", compressed.len()), compressed), 400),
+        (
+            framed(
+                &format!("Content-Encoding: gzip\r\nContent-Length: {}", compressed.len()),
+                compressed,
+            ),
+            400,
+        ),
         // What follows the empty piece is no part of it.
-        (framed("Content-Length: 4\r\nTransfer-Encoding: chunked", b"0\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n"), 400),
+        (
+            framed(
+                "Content-Length: 4\r\nTransfer-Encoding: chunked",
+                b"0\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n",
+            ),
+            400,
+        ),
     ] {
         let answer = exchange(api, &bytes).await.unwrap();
         answer.is_refusal_or_success("a body");
@@ -339,13 +383,16 @@ async fn other_ways_to_send_a_body() {
     }
     for pieces in ["zz\r\n", "-1\r\n", "ffffffffffffffffff\r\n"] {
         // workerd may break the connection off in place of an answer.
-        if let Some(answer) = exchange(api, &framed("Transfer-Encoding: chunked", pieces.as_bytes())).await {
+        if let Some(answer) =
+            exchange(api, &framed("Transfer-Encoding: chunked", pieces.as_bytes())).await
+        {
             assert_eq!(answer.status, 400, "{answer:?}");
         }
     }
     nothing_changed(&workspace).await;
 
-    let old = String::from_utf8(framed(&format!("Content-Length: {}", NEW_TOKEN.len()), NEW_TOKEN)).unwrap();
+    let old = String::from_utf8(framed(&format!("Content-Length: {}", NEW_TOKEN.len()), NEW_TOKEN))
+        .unwrap();
     for (made, bytes) in [
         framed("Transfer-Encoding: chunked", &pieces(NEW_TOKEN)),
         framed(&format!("Expect: 100-continue\r\nContent-Length: {}", NEW_TOKEN.len()), NEW_TOKEN),
@@ -394,7 +441,9 @@ async fn bodies_that_come_slowly_or_never_end() {
     assert_eq!(tokens(&workspace).await, 2);
     // One that ends in the middle is told so, where somebody still listens.
     let mut cut = connection(api).await;
-    cut.write_all(&[head(api), told(NEW_TOKEN.len()), NEW_TOKEN[..7].to_vec()].concat()).await.unwrap();
+    cut.write_all(&[head(api), told(NEW_TOKEN.len()), NEW_TOKEN[..7].to_vec()].concat())
+        .await
+        .unwrap();
     cut.shutdown().await.unwrap();
     assert!(read_answer(&mut cut).await.is_none_or(|answer| answer.status == 400));
     assert_eq!(tokens(&workspace).await, 2);
@@ -426,26 +475,41 @@ async fn odd_json() {
         b"{\"name\":\"x\",}".to_vec(),
         b"{\"expires_at\":1e999,\"name\":\"x\"}".to_vec(),
         b"{\"expires_at\":null,\"name\":\"x\",\"other\":-1e999}".to_vec(),
-        format!("{{\"expires_at\":null,\"name\":\"x\",\"other\":{}}}", "9".repeat(10_000)).into_bytes(),
+        format!("{{\"expires_at\":null,\"name\":\"x\",\"other\":{}}}", "9".repeat(10_000))
+            .into_bytes(),
         format!("{{\"{long}\":1}}").into_bytes(),
-        format!("{{{}}}", (0..60_000).map(|n| format!("\"k{n}\":1")).collect::<Vec<_>>().join(",")).into_bytes(),
+        format!("{{{}}}", (0..60_000).map(|n| format!("\"k{n}\":1")).collect::<Vec<_>>().join(","))
+            .into_bytes(),
         // Of a key that is there twice the last one counts, whichever the first is.
         b"{\"name\":\"x\",\"expires_at\":null,\"name\":7}".to_vec(),
     ];
     for body in refused {
         let answer = post(api, &body).await;
         answer.is_refusal_or_success(&String::from_utf8_lossy(&body[..body.len().min(80)]));
-        assert_eq!(answer.status, 400, "{}: {answer:?}", String::from_utf8_lossy(&body[..body.len().min(80)]));
+        assert_eq!(
+            answer.status,
+            400,
+            "{}: {answer:?}",
+            String::from_utf8_lossy(&body[..body.len().min(80)])
+        );
     }
     nothing_changed(&workspace).await;
 
-    let commands = |field: &str, value: &str| format!("{{\"server\":\"x\",\"line\":\"ls\",\"{field}\":{value}}}");
-    for (field, value) in
-        [("timeout", "1.5"), ("timeout", "1e12"), ("timeout", "-0"), ("timeout", "9223372036854775808"), ("env", "[]")]
-    {
+    let commands = |field: &str, value: &str| {
+        format!("{{\"server\":\"x\",\"line\":\"ls\",\"{field}\":{value}}}")
+    };
+    for (field, value) in [
+        ("timeout", "1.5"),
+        ("timeout", "1e12"),
+        ("timeout", "-0"),
+        ("timeout", "9223372036854775808"),
+        ("env", "[]"),
+    ] {
         let body = commands(field, value);
         let answer =
-            exchange(api, &request(api, "POST", b"/api/events/commands/", &[], body.as_bytes())).await.unwrap();
+            exchange(api, &request(api, "POST", b"/api/events/commands/", &[], body.as_bytes()))
+                .await
+                .unwrap();
         assert!(answer.status == 400 && answer.body.contains(field), "{body}: {answer:?}");
     }
     // What may be in a text is in it afterwards, just so.
@@ -470,7 +534,8 @@ async fn json_that_is_nested_too_deeply_wherever_json_is_taken() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web").await;
     let registration = json!({"name": "hosts", "expires_at": null, "uses": null});
-    let registration = workspace.admin.post("/api/servers/registration-tokens/", &registration).await.expect(201);
+    let registration =
+        workspace.admin.post("/api/servers/registration-tokens/", &registration).await.expect(201);
     let fields = [
         "name",
         "acl",
@@ -504,22 +569,32 @@ async fn json_that_is_nested_too_deeply_wherever_json_is_taken() {
         nested("{\"a\":", "1", "}"),
         // Only the opening ones.
         "[{\"a\":".repeat(DEEP),
-        format!("{{{}}}", fields.map(|field| format!("\"{field}\":{}", "[".repeat(120) + &"]".repeat(120))).join(",")),
+        format!(
+            "{{{}}}",
+            fields
+                .map(|field| format!("\"{field}\":{}", "[".repeat(120) + &"]".repeat(120)))
+                .join(",")
+        ),
         format!("{{\"acl\":{}}}", nested("[", "", "]")),
         format!("{{\"other\":{}}}", nested("{\"a\":", "[]", "}")),
     ];
     let mut count = 0;
-    for (method, pattern, access) in all().filter(|(method, ..)| ["POST", "PUT", "PATCH"].contains(method)) {
+    for (method, pattern, access) in
+        all().filter(|(method, ..)| ["POST", "PUT", "PATCH"].contains(method))
+    {
         let api = match access {
             Access::Operator => Api::operator(),
             Access::Agent => workspace.anonymous.with(&credential(&server)),
-            Access::Registration => workspace.anonymous.with_token(registration["key"].as_str().unwrap()),
+            Access::Registration => {
+                workspace.anonymous.with_token(registration["key"].as_str().unwrap())
+            }
             Access::Open | Access::User | Access::UserOrAgent => workspace.admin.clone(),
         };
         let path = path_of(pattern, &workspace.slug);
         let answers = join_all(bodies.iter().enumerate().map(async |(number, body)| {
             let address = format!("X-Forwarded-For: 192.0.2.{count}");
-            let bytes = request(&api, method, path.as_bytes(), &[address.as_bytes()], body.as_bytes());
+            let bytes =
+                request(&api, method, path.as_bytes(), &[address.as_bytes()], body.as_bytes());
             (number, exchange(&api, &bytes).await.unwrap())
         }));
         for (number, answer) in answers.await {
@@ -588,28 +663,43 @@ async fn odd_queries() {
         "%C4%B0%C3%9F",
     ]
     .map(str::to_owned);
-    let long = ["x".repeat(50_000), "%22*".repeat(1_000), "a+".repeat(2_000), "%C3%9F".repeat(500), ",".repeat(5_000)];
+    let long = [
+        "x".repeat(50_000),
+        "%22*".repeat(1_000),
+        "a+".repeat(2_000),
+        "%C3%9F".repeat(500),
+        ",".repeat(5_000),
+    ];
     for list in &lists {
         for name in names {
             let is_text = ["name", "search", "ordering"].contains(&name);
             let values = values.iter().chain(long.iter().filter(|_| is_text));
             let queries = values.map(|value| format!("{list}?{name}={value}"));
             let answers = join_all(queries.map(async |target| {
-                let answer = exchange(api, &request(api, "GET", target.as_bytes(), &[], b"")).await.unwrap();
+                let answer =
+                    exchange(api, &request(api, "GET", target.as_bytes(), &[], b"")).await.unwrap();
                 (target, answer)
             }));
             for (target, answer) in answers.await {
                 let what = &target[..target.len().min(100)];
-                assert!(answer.is_ours && [200, 400, 404].contains(&answer.status), "{what}: {answer:?}");
+                assert!(
+                    answer.is_ours && [200, 400, 404].contains(&answer.status),
+                    "{what}: {answer:?}"
+                );
             }
         }
         let all: Vec<String> = (0..10_000).map(|n| format!("p{n}={n}")).collect();
         let repeated = "search=a&".repeat(9_999) + "page=2&page=1&search=";
-        for (query, status) in
-            [(all.join("&"), 200), (repeated, 200), ("&".repeat(50_000), 200), ("=&".repeat(10_000), 200)]
-        {
+        for (query, status) in [
+            (all.join("&"), 200),
+            (repeated, 200),
+            ("&".repeat(50_000), 200),
+            ("=&".repeat(10_000), 200),
+        ] {
             let answer =
-                exchange(api, &request(api, "GET", format!("{list}?{query}").as_bytes(), &[], b"")).await.unwrap();
+                exchange(api, &request(api, "GET", format!("{list}?{query}").as_bytes(), &[], b""))
+                    .await
+                    .unwrap();
             assert_eq!(answer.status, status, "{list}: {}", answer.body);
         }
     }
@@ -621,18 +711,26 @@ async fn odd_forms_at_login() {
     let workspace = Workspace::new().await;
     let api = &workspace.anonymous;
     let part = |boundary: &str, name: &str, value: &[u8]| {
-        let head = format!("--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
+        let head =
+            format!("--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
         [head.as_bytes(), value, b"\r\n"].concat()
     };
     let form = |boundary: &str, username: &[u8], password: &[u8]| {
         let end = format!("--{boundary}--\r\n");
-        [part(boundary, "username", username), part(boundary, "password", password), end.into_bytes()].concat()
+        [
+            part(boundary, "username", username),
+            part(boundary, "password", password),
+            end.into_bytes(),
+        ]
+        .concat()
     };
     let wrong = |boundary| form(boundary, b"boss", b"wrong");
     let whole = wrong("x");
     let long = "b".repeat(5_000);
-    let many: Vec<u8> = (0..5_000).flat_map(|n| part("x", &format!("f{n}"), b"v")).chain(*b"--x--\r\n").collect();
-    let large_head = [b"--x\r\nX: ".to_vec(), vec![b'a'; 100_000], b"\r\n\r\nv\r\n--x--\r\n".to_vec()].concat();
+    let many: Vec<u8> =
+        (0..5_000).flat_map(|n| part("x", &format!("f{n}"), b"v")).chain(*b"--x--\r\n").collect();
+    let large_head =
+        [b"--x\r\nX: ".to_vec(), vec![b'a'; 100_000], b"\r\n\r\nv\r\n--x--\r\n".to_vec()].concat();
     let multipart = |parameters: &str| format!("multipart/form-data{parameters}");
     let urlencoded = || "application/x-www-form-urlencoded".to_owned();
     let tries = [
@@ -642,7 +740,11 @@ async fn odd_forms_at_login() {
         (multipart("; boundary=a%0d%0ab"), whole.clone(), 400),
         (multipart("; boundary=x"), whole[..40].to_vec(), 400),
         (multipart("; boundary=x"), whole[..whole.len() - 6].to_vec(), 400),
-        (multipart("; boundary=x"), b"--x\r\nContent-Disposition: form-data\r\n\r\nv\r\n--x--\r\n".to_vec(), 400),
+        (
+            multipart("; boundary=x"),
+            b"--x\r\nContent-Disposition: form-data\r\n\r\nv\r\n--x--\r\n".to_vec(),
+            400,
+        ),
         (multipart("; boundary=x"), vec![0xff; 5_000], 400),
         (multipart("; boundary=x"), large_head, 400),
         (multipart("; boundary=x"), many, 400),
@@ -661,7 +763,8 @@ async fn odd_forms_at_login() {
     for (number, (media_type, body, status)) in tries.into_iter().enumerate() {
         let address = format!("192.0.2.{number}");
         let api = api.from_address(&address);
-        let request = api.request("POST", "/api/auth/login/").header("Content-Type", &media_type).body(body);
+        let request =
+            api.request("POST", "/api/auth/login/").header("Content-Type", &media_type).body(body);
         let reply = api.send(request).await;
         assert_eq!(reply.status, status, "{number}: {media_type:.60}");
     }
@@ -679,9 +782,12 @@ async fn odd_reports_of_an_agent() {
     agent.next_command().await;
     let command = format!("/api/events/commands/{id}/");
     let report = async |method: &str, path: &str, body: &[u8]| {
-        exchange(&agent.api, &request(&agent.api, method, path.as_bytes(), &[], body)).await.unwrap()
+        exchange(&agent.api, &request(&agent.api, method, path.as_bytes(), &[], body))
+            .await
+            .unwrap()
     };
-    let of_size = |size: usize| format!("{{\"seq\":3,\"content\":\"{}\"}}", "x".repeat(size)).into_bytes();
+    let of_size =
+        |size: usize| format!("{{\"seq\":3,\"content\":\"{}\"}}", "x".repeat(size)).into_bytes();
     let [chunk, fin, ack] = ["chunk", "fin", "ack"].map(|kind| format!("{command}{kind}/"));
     for (path, body, status) in [
         (&chunk, &b"{\"seq\":-1,\"content\":\"x\"}"[..], 400),
@@ -735,14 +841,28 @@ async fn odd_reports_of_an_agent() {
     assert_eq!(chunks["results"], json!([{"seq": 0, "content": "a\0\u{fffd}😀"}]));
 
     let sync = "/api/servers/servers/-/sync/";
-    let long = format!("{{\"version\":\"{}\",\"os\":{{\"name\":\"{}\"}}}}", "v".repeat(5 << 20), "😀".repeat(300));
+    let long = format!(
+        "{{\"version\":\"{}\",\"os\":{{\"name\":\"{}\"}}}}",
+        "v".repeat(5 << 20),
+        "😀".repeat(300)
+    );
     for (method, path, body, status) in [
         ("PATCH", sync, &b"[]"[..], 400),
         ("PATCH", sync, b"7", 400),
         ("PATCH", sync, b"\xff", 400),
         ("PATCH", sync, long.as_bytes(), 200),
-        ("PATCH", sync, b"{\"load\":1e999,\"os\":{\"name\":\"a\"},\"os\":{\"name\":\"\\u0000b\"},\"info\":[]}", 200),
-        ("PATCH", sync, b"{\"load\":5e-324,\"info\":{\"cpu_logical_cores\":1e30,\"physical_memory\":-1}}", 200),
+        (
+            "PATCH",
+            sync,
+            b"{\"load\":1e999,\"os\":{\"name\":\"a\"},\"os\":{\"name\":\"\\u0000b\"},\"info\":[]}",
+            200,
+        ),
+        (
+            "PATCH",
+            sync,
+            b"{\"load\":5e-324,\"info\":{\"cpu_logical_cores\":1e30,\"physical_memory\":-1}}",
+            200,
+        ),
         ("POST", "/api/servers/servers/-/sync-check/", b"[]", 200),
         ("PATCH", "/api/servers/servers/-/status/", b"\xff", 204),
         ("POST", "/api/events/events/", b"{\"record\":7}", 204),
@@ -755,8 +875,9 @@ async fn odd_reports_of_an_agent() {
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
     farhand_tests::eventually("what was reported of the host", || async {
         let shown = workspace.admin.get(&path).await.expect(200);
-        (shown["os_name"] == "b" && shown["agent_version"].as_str().is_some_and(|version| version.len() == 200))
-            .then_some(())
+        (shown["os_name"] == "b"
+            && shown["agent_version"].as_str().is_some_and(|version| version.len() == 200))
+        .then_some(())
     })
     .await;
 }
@@ -787,7 +908,9 @@ async fn odd_messages_on_an_agents_sockets() {
         // What is sent is read in its order: the answer to this comes after all of that was.
         socket.send(Message::Ping(b"last".as_slice().into())).await.unwrap();
         loop {
-            let message = tokio::time::timeout(PATIENCE, socket.next()).await.expect("no answer to the last ping");
+            let message = tokio::time::timeout(PATIENCE, socket.next())
+                .await
+                .expect("no answer to the last ping");
             match message {
                 Some(Ok(Message::Pong(payload))) if payload.as_ref() == b"last" => break,
                 Some(Ok(_)) => {}

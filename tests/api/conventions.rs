@@ -30,8 +30,15 @@ async fn a_path_without_its_slash_is_moved() {
 #[tokio::test]
 async fn unknown_paths_are_404_for_everyone() {
     let workspace = Workspace::new().await;
-    for path in ["/", "/api/", "/api/nope/", "/api/auth/tokens/x/y/", "/API/status/", "/api//status/", "/api/status/x/"]
-    {
+    for path in [
+        "/",
+        "/api/",
+        "/api/nope/",
+        "/api/auth/tokens/x/y/",
+        "/API/status/",
+        "/api//status/",
+        "/api/status/x/",
+    ] {
         workspace.admin.get(path).await.expect_detail(404, None);
         workspace.anonymous.get(path).await.expect_detail(404, None);
         workspace.anonymous.call("PUT", path).await.expect_detail(404, None);
@@ -66,7 +73,10 @@ async fn head_answers_as_get_without_a_body() {
     for (path, status) in [("/healthz", 200), ("/api/status/", 200), ("/api/nope/", 404)] {
         let head = workspace.admin.call("HEAD", path).await;
         assert_eq!((head.status, head.text.as_str()), (status, ""), "{path}");
-        assert_eq!(head.header("Content-Type"), workspace.admin.get(path).await.header("Content-Type"));
+        assert_eq!(
+            head.header("Content-Type"),
+            workspace.admin.get(path).await.header("Content-Type")
+        );
     }
     assert_eq!(workspace.anonymous.call("HEAD", "/api/status/").await.status, 401);
 }
@@ -76,7 +86,9 @@ async fn preflight_is_for_the_web_clients_origin_only() {
     let workspace = Workspace::new().await;
     let preflight = |origin: String| {
         let api = workspace.anonymous.clone();
-        async move { api.send(api.request("OPTIONS", "/api/auth/tokens/").header("Origin", origin)).await }
+        async move {
+            api.send(api.request("OPTIONS", "/api/auth/tokens/").header("Origin", origin)).await
+        }
     };
     let own = format!("http://{}", workspace.anonymous.host);
     let allowed = preflight(own.clone()).await;
@@ -89,7 +101,10 @@ async fn preflight_is_for_the_web_clients_origin_only() {
         refused.expect(204);
         assert_eq!(refused.header("Access-Control-Allow-Origin"), "", "{other}");
     }
-    let read = workspace.admin.send(workspace.admin.request("GET", "/api/status/").header("Origin", &own)).await;
+    let read = workspace
+        .admin
+        .send(workspace.admin.request("GET", "/api/status/").header("Origin", &own))
+        .await;
     assert_eq!(read.header("Access-Control-Allow-Origin"), own);
 }
 
@@ -133,25 +148,39 @@ async fn a_callers_request_id_is_kept_if_it_is_a_plain_word() {
 async fn bodies_must_be_json_objects() {
     let workspace = Workspace::new().await;
     let send = |body: Vec<u8>, media_type: &'static str| {
-        let request =
-            workspace.admin.request("POST", "/api/auth/tokens/").header("Content-Type", media_type).body(body);
+        let request = workspace
+            .admin
+            .request("POST", "/api/auth/tokens/")
+            .header("Content-Type", media_type)
+            .body(body);
         workspace.admin.send(request)
     };
     let deep = format!("{{\"name\":{}1{}}}", "[".repeat(2_000), "]".repeat(2_000));
     for bad in ["[]", "7", "null", "\"x\"", "{", "{\"name\":}", "name=x", &deep] {
         send(bad.into(), "application/json").await.expect_fields(400, &["non_field_errors"]);
     }
-    send(b"{\"name\":\"\xff\xfe\"}".to_vec(), "application/json").await.expect_fields(400, &["non_field_errors"]);
-    for media_type in
-        ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/xml"]
-    {
-        send(b"{\"name\":\"x\",\"expires_at\":null}".to_vec(), media_type).await.expect_detail(415, None);
+    send(b"{\"name\":\"\xff\xfe\"}".to_vec(), "application/json")
+        .await
+        .expect_fields(400, &["non_field_errors"]);
+    for media_type in [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/xml",
+    ] {
+        send(b"{\"name\":\"x\",\"expires_at\":null}".to_vec(), media_type)
+            .await
+            .expect_detail(415, None);
     }
     // An empty body is an object without fields, whatever it calls itself.
     send(Vec::new(), "text/plain").await.expect_fields(400, &["expires_at", "name"]);
     let good = b"{\"name\":\"x\",\"expires_at\":null}".to_vec();
     send(good, "Application/JSON; charset=utf-8").await.expect(201);
-    assert_eq!(workspace.admin.get("/api/auth/tokens/").await.expect(200)["count"], 2, "bad input changes nothing");
+    assert_eq!(
+        workspace.admin.get("/api/auth/tokens/").await.expect(200)["count"],
+        2,
+        "bad input changes nothing"
+    );
 }
 
 #[tokio::test]
@@ -162,7 +191,10 @@ async fn bodies_over_a_mebibyte_are_413() {
         json!({"name": "x".repeat(length - around), "expires_at": null}).to_string()
     };
     let post = |api: &Api, body: reqwest::Body| {
-        let request = api.request("POST", "/api/auth/tokens/").header("Content-Type", "application/json").body(body);
+        let request = api
+            .request("POST", "/api/auth/tokens/")
+            .header("Content-Type", "application/json")
+            .body(body);
         let api = api.clone();
         async move { api.send(request).await }
     };
@@ -174,10 +206,14 @@ async fn bodies_over_a_mebibyte_are_413() {
     post(&workspace.admin, streamed).await.expect_detail(413, None);
     // Who is calling comes first.
     post(&workspace.anonymous, body((1 << 20) + 1).into()).await.expect_detail(401, None);
-    let stranger = workspace.anonymous.with("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"x\"");
-    let nobody = [(workspace.anonymous.clone(), 401), (stranger, 403), (workspace.admin.clone(), 404)];
+    let stranger =
+        workspace.anonymous.with("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"x\"");
+    let nobody =
+        [(workspace.anonymous.clone(), 401), (stranger, 403), (workspace.admin.clone(), 404)];
     for (api, status) in nobody {
-        let report = api.request("PUT", "/api/servers/servers/-/commit/").header("Content-Type", "application/json");
+        let report = api
+            .request("PUT", "/api/servers/servers/-/commit/")
+            .header("Content-Type", "application/json");
         let reply = api.send(report.body("[".repeat(17 << 20))).await;
         assert_eq!(reply.status, status, "{}", reply.text);
     }
@@ -189,7 +225,8 @@ async fn a_length_beside_pieces_is_not_believed() {
     let workspace = Workspace::new().await;
     let status_of = async |length: usize, body: String| {
         let address = workspace.admin.url.strip_prefix("http://").unwrap();
-        let (host, authorization) = (&workspace.admin.host, workspace.admin.authorization.as_deref().unwrap());
+        let (host, authorization) =
+            (&workspace.admin.host, workspace.admin.authorization.as_deref().unwrap());
         let head = format!(
             "POST /api/auth/tokens/ HTTP/1.1\r\nHost: {host}\r\nAuthorization: {authorization}\r\nConnection: close\r\n\
              Content-Type: application/json\r\nContent-Length: {length}\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -212,14 +249,23 @@ async fn lists_have_pages() {
         workspace.server(&format!("s{number:02}")).await;
     }
     let names = |body: &serde_json::Value| -> Vec<String> {
-        body["results"].as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap().to_owned()).collect()
+        body["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| item["name"].as_str().unwrap().to_owned())
+            .collect()
     };
     let first = workspace.admin.get("/api/servers/?x=a%20b%26c").await.expect(200);
-    assert_eq!((&first["count"], &first["previous"], names(&first).len()), (&json!(16), &json!(null), 15));
+    assert_eq!(
+        (&first["count"], &first["previous"], names(&first).len()),
+        (&json!(16), &json!(null), 15)
+    );
     let next = first["next"].as_str().unwrap();
     assert_eq!(next, format!("http://{}/api/servers/?x=a+b%26c&page=2", workspace.admin.host));
 
-    let second = workspace.admin.get(next.split_once(&workspace.admin.host).unwrap().1).await.expect(200);
+    let second =
+        workspace.admin.get(next.split_once(&workspace.admin.host).unwrap().1).await.expect(200);
     assert_eq!((names(&second), &second["next"]), (vec!["s00".to_owned()], &json!(null)));
     let previous = second["previous"].as_str().unwrap();
     assert_eq!(previous, format!("http://{}/api/servers/?x=a+b%26c&page=1", workspace.admin.host));
@@ -234,8 +280,16 @@ async fn lists_have_pages() {
         assert_eq!(reply.expect(404), json!({"code": "NOT_FOUND", "detail": "Invalid page."}));
     }
     for bad in ["0", "-1", "x", "1.5", ""] {
-        workspace.admin.get(&format!("/api/servers/?page={bad}")).await.expect_fields(400, &["page"]);
-        workspace.admin.get(&format!("/api/servers/?page_size={bad}")).await.expect_fields(400, &["page_size"]);
+        workspace
+            .admin
+            .get(&format!("/api/servers/?page={bad}"))
+            .await
+            .expect_fields(400, &["page"]);
+        workspace
+            .admin
+            .get(&format!("/api/servers/?page_size={bad}"))
+            .await
+            .expect_fields(400, &["page_size"]);
     }
     // An empty first page is a page.
     let empty = Workspace::new().await.admin.get("/api/events/commands/").await.expect(200);

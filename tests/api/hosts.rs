@@ -10,7 +10,10 @@ async fn a_workspace_answers_under_its_own_name() {
     workspace.admin.get("/api/status/").await.expect(200);
     let upper = format!("{}.LOCAL.LocalHost:1234", workspace.slug.to_uppercase());
     workspace.admin.under(&upper).get("/api/status/").await.expect(200);
-    assert_eq!(workspace.admin.get("/api/nope/").await.expect(404)["detail"], "There is no such path.");
+    assert_eq!(
+        workspace.admin.get("/api/nope/").await.expect(404)["detail"],
+        "There is no such path."
+    );
 }
 
 #[tokio::test]
@@ -38,7 +41,9 @@ async fn other_names_are_404_before_the_credential_is_looked_at() {
             api.call("OPTIONS", "/api/status/").await.expect_detail(404, None);
             api.get("/api/auth/is-authenticated/").await.expect_detail(404, None);
         }
-        let login = elsewhere.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await;
+        let login = elsewhere
+            .post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
+            .await;
         login.expect_detail(404, None);
         let agent = elsewhere.with("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"k\"");
         agent.call("POST", "/api/events/events/").await.expect_detail(404, None);
@@ -53,7 +58,10 @@ async fn the_bare_domain_and_addresses_stand_for_the_default_workspace() {
     assert!(made.status == 201 || made.status == 400, "{}", made.text);
     let login = json!({"username": "boss", "password": PASSWORD});
     let named = Api::at("demo.local.localhost");
-    let token = named.post("/api/auth/login/", &login).await.expect(200)["token"].as_str().unwrap().to_owned();
+    let token = named.post("/api/auth/login/", &login).await.expect(200)["token"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     for bare in ["127.0.0.1", "localhost", "LOCALHOST:8787", "[::1]:8787"] {
         named.with_token(&token).under(bare).get("/api/status/").await.expect(200);
     }
@@ -65,8 +73,14 @@ async fn nothing_crosses_a_workspace() {
     let server = one.server("web-1").await;
     let id = server["id"].as_str().unwrap();
     for api in [one.admin.clone(), one.session()] {
-        api.under(&two.anonymous.host).get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
-        api.under(&two.anonymous.host).get("/api/servers/").await.expect_detail(403, Some("INVALID_TOKEN"));
+        api.under(&two.anonymous.host)
+            .get("/api/status/")
+            .await
+            .expect_detail(403, Some("INVALID_TOKEN"));
+        api.under(&two.anonymous.host)
+            .get("/api/servers/")
+            .await
+            .expect_detail(403, Some("INVALID_TOKEN"));
         api.get("/api/status/").await.expect(200);
     }
     two.admin.get(&format!("/api/servers/servers/{id}/")).await.expect_detail(404, None);
@@ -80,5 +94,9 @@ async fn nothing_crosses_a_workspace() {
     // An agent's key is good in its own workspace only.
     let agent = one.anonymous.with(&farhand_tests::agents::credential(&server));
     agent.get("/api/servers/servers/-/").await.expect(200);
-    agent.under(&two.anonymous.host).get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
+    agent
+        .under(&two.anonymous.host)
+        .get("/api/servers/servers/-/")
+        .await
+        .expect_detail(403, Some("INVALID_TOKEN"));
 }

@@ -1,5 +1,5 @@
-//! `Idempotency-Key` on everything that is created, but for commands (contract 3.11), which `api/events/idempotency.rs`
-//! tests.
+//! `Idempotency-Key` on everything that is created, but for commands (contract 3.11), which
+//! `api/events/idempotency.rs` tests.
 
 use farhand_tests::client::{PASSWORD, new_workspace, unique};
 use farhand_tests::instance::change_d1;
@@ -79,11 +79,15 @@ async fn of_concurrent_twins_one_creates() {
     let session = workspace.session();
     for (path, body, hidden) in creations(&workspace).await {
         let before = session.get(path).await.expect(200)["count"].as_u64().unwrap();
-        let replies = futures_util::future::join_all((0..6).map(|_| post(&session, path, "twins", &body))).await;
+        let replies =
+            futures_util::future::join_all((0..6).map(|_| post(&session, path, "twins", &body)))
+                .await;
         // The key belongs to one endpoint: each has its own here.
         if path != "/api/auth/tokens/" {
             assert!(replies.iter().all(|reply| reply.status == 422), "{path}");
-            let replies = futures_util::future::join_all((0..6).map(|_| post(&session, path, path, &body))).await;
+            let replies =
+                futures_util::future::join_all((0..6).map(|_| post(&session, path, path, &body)))
+                    .await;
             check(path, hidden, &replies);
         } else {
             check(path, hidden, &replies);
@@ -94,14 +98,19 @@ async fn of_concurrent_twins_one_creates() {
 
 #[track_caller]
 fn check(path: &str, hidden: &[&str], replies: &[Reply]) {
-    let first = replies.iter().find(|reply| reply.header("Idempotent-Replayed") != "true").expect(path);
+    let first =
+        replies.iter().find(|reply| reply.header("Idempotent-Replayed") != "true").expect(path);
     let id = first.expect(201)["id"].clone();
     for reply in replies {
         assert_eq!(reply.expect(201)["id"], id, "{path}");
         let is_replayed = reply.header("Idempotent-Replayed") == "true";
         assert!(hidden.iter().all(|name| reply.json()[*name].is_null() == is_replayed), "{path}");
     }
-    assert_eq!(replies.iter().filter(|reply| reply.header("Idempotent-Replayed") != "true").count(), 1, "{path}");
+    assert_eq!(
+        replies.iter().filter(|reply| reply.header("Idempotent-Replayed") != "true").count(),
+        1,
+        "{path}"
+    );
 }
 
 #[tokio::test]
@@ -116,7 +125,11 @@ async fn keys_belong_to_the_user_and_only_a_201_is_remembered() {
     let made = post(&staff, "/api/servers/", "k", &other).await.expect(201);
     // A caller who may no longer create gets no replay.
     let bob = staff.get("/api/iam/users/-/").await.expect(200)["id"].clone();
-    workspace.admin.patch(&format!("/api/iam/users/{bob}/"), &json!({"is_staff": false})).await.expect(200);
+    workspace
+        .admin
+        .patch(&format!("/api/iam/users/{bob}/"), &json!({"is_staff": false}))
+        .await
+        .expect(200);
     let demoted = workspace.anonymous.logged_in("bob", PASSWORD).await;
     let refused = post(&demoted, "/api/servers/", "k", &other).await;
     refused.expect_detail(403, Some("PERMISSION_DENIED"));
@@ -148,7 +161,9 @@ async fn the_operator_creates_a_workspace_once_for_a_key() {
     post(&operator, PATH, &unique("key"), &body).await.expect_fields(400, &["slug"]);
     operator.post(PATH, &body).await.expect_fields(400, &["slug"]);
     // Only the operator is answered.
-    post(&operator.with(&format!("Bearer {}", "x".repeat(40))), PATH, &key, &body).await.expect(403);
+    post(&operator.with(&format!("Bearer {}", "x".repeat(40))), PATH, &key, &body)
+        .await
+        .expect(403);
     // There is one workspace, with one creation in its audit log, and its superuser can log in.
     let api = Api::at(&format!("{slug}.local.localhost")).logged_in("boss", PASSWORD).await;
     assert_eq!(api.get("/api/iam/users/-/").await.expect(200)["id"], made["admin"]["id"]);
@@ -157,13 +172,19 @@ async fn the_operator_creates_a_workspace_once_for_a_key() {
 
     // Of concurrent twins one creates; of two bodies with one key, one.
     let (key, body) = (unique("twins"), new_workspace(&unique("twins")));
-    let replies = futures_util::future::join_all((0..4).map(|_| post(&operator, PATH, &key, &body))).await;
+    let replies =
+        futures_util::future::join_all((0..4).map(|_| post(&operator, PATH, &key, &body))).await;
     let made = replies[0].expect(201);
     assert!(replies.iter().all(|reply| reply.expect(201) == made));
-    assert_eq!(replies.iter().filter(|reply| reply.header("Idempotent-Replayed") != "true").count(), 1);
+    assert_eq!(
+        replies.iter().filter(|reply| reply.header("Idempotent-Replayed") != "true").count(),
+        1
+    );
     let key = unique("bodies");
     let bodies: Vec<_> = (0..4).map(|_| new_workspace(&unique("bodies"))).collect();
-    let replies = futures_util::future::join_all(bodies.iter().map(|body| post(&operator, PATH, &key, body))).await;
+    let replies =
+        futures_util::future::join_all(bodies.iter().map(|body| post(&operator, PATH, &key, body)))
+            .await;
     let statuses: Vec<_> = replies.iter().map(|reply| reply.status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 201).count(), 1, "{statuses:?}");
     assert_eq!(statuses.iter().filter(|status| **status == 422).count(), 3, "{statuses:?}");

@@ -1,4 +1,5 @@
-//! The page for a new password, at `/reset-password/`: over HTTP, and as a person uses it, in Chromium.
+//! The page for a new password, at `/reset-password/`: over HTTP, and as a person uses it, in
+//! Chromium.
 
 use std::fs;
 
@@ -51,7 +52,8 @@ struct Visit {
 
 impl Visit {
     async fn new() -> Self {
-        let (workspace, browser, client) = (Workspace::new().await, Browser::open().await, own_address());
+        let (workspace, browser, client) =
+            (Workspace::new().await, Browser::open().await, own_address());
         browser.set_header("X-Forwarded-For", &client).await;
         Self { workspace, browser, client }
     }
@@ -145,7 +147,8 @@ impl Visit {
             for screen in [None, Some((320, 568))] {
                 self.browser.set_screen(screen).await;
                 assert_eq!(self.browser.axe_violations().await, json!([]), "{scheme} {screen:?}");
-                let overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
+                let overflow =
+                    "document.documentElement.scrollWidth - document.documentElement.clientWidth";
                 assert_eq!(self.browser.value(overflow).await, 0, "{screen:?}");
                 let small = "[...document.querySelectorAll('button, label:has(input), input:not(label input)')]
                     .filter((target) => target.checkVisibility())
@@ -183,7 +186,11 @@ async fn the_page_has_three_files_with_strict_headers() {
         assert_eq!(policy, expected.split("; ").collect::<Vec<_>>(), "{path}");
         let name = if *path == PAGE { "index.html" } else { path.rsplit('/').next().unwrap() };
         let file = format!("{}/../web/reset-password/{name}", env!("CARGO_MANIFEST_DIR"));
-        assert_eq!(reply.text, fs::read_to_string(file).unwrap(), "as it was written, nothing put in");
+        assert_eq!(
+            reply.text,
+            fs::read_to_string(file).unwrap(),
+            "as it was written, nothing put in"
+        );
         size += reply.text.len();
 
         let head = api.call("HEAD", path).await;
@@ -243,7 +250,10 @@ async fn a_new_password_ends_sessions_and_leaves_tokens() {
     visit.sees(DONE).await;
     assert_eq!(visit.focused("role").await, "status", "so that it is heard");
     let told = visit.text("#done [role=status]").await;
-    assert!(told.contains("sessions were signed out") && told.contains("API tokens stay"), "{told}");
+    assert!(
+        told.contains("sessions were signed out") && told.contains("API tokens stay"),
+        "{told}"
+    );
 
     workspace.session().get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
     workspace.admin.get("/api/status/").await.expect(200);
@@ -260,7 +270,10 @@ async fn a_new_password_ends_sessions_and_leaves_tokens() {
     assert_eq!(visit.focused("textContent").await, INVALID.1);
     visit.open(&format!("/api/auth/reset-password/confirm/{key}/")).await;
     visit.sees(INVALID).await;
-    assert_eq!(browser.client.current_url().await.unwrap().as_str(), visit.url(&format!("{PAGE}?error=invalid")));
+    assert_eq!(
+        browser.client.current_url().await.unwrap().as_str(),
+        visit.url(&format!("{PAGE}?error=invalid"))
+    );
     visit.end().await;
 }
 
@@ -269,7 +282,10 @@ async fn the_key_goes_into_one_request_and_nowhere_else() {
     let (visit, key) = Visit::choosing().await;
     visit.fill("#password", NEW_PASSWORD).await;
     // Three clicks before anything can have come back.
-    visit.browser.value("[1, 2, 3].forEach(() => document.querySelector('#choose button').click())").await;
+    visit
+        .browser
+        .value("[1, 2, 3].forEach(() => document.querySelector('#choose button').click())")
+        .await;
     visit.sees(DONE).await;
     let requests = visit.browser.requests().await;
     let with_key: Vec<_> = requests
@@ -278,10 +294,16 @@ async fn the_key_goes_into_one_request_and_nowhere_else() {
         .map(|request| (request["method"].as_str().unwrap(), request["url"].as_str().unwrap()))
         .collect();
     let confirm = visit.url(&format!("/api/auth/reset-password/confirm/{key}/"));
-    assert_eq!(with_key, [("GET", visit.url(&format!("{PAGE}?key={key}")).as_str()), ("POST", confirm.as_str())]);
+    assert_eq!(
+        with_key,
+        [("GET", visit.url(&format!("{PAGE}?key={key}")).as_str()), ("POST", confirm.as_str())]
+    );
     for request in &requests {
         let url = request["url"].as_str().unwrap();
-        assert!(url.starts_with(&visit.url("/")) || url.starts_with("data:image/svg+xml,"), "{url}");
+        assert!(
+            url.starts_with(&visit.url("/")) || url.starts_with("data:image/svg+xml,"),
+            "{url}"
+        );
         assert_eq!(request["headers"]["Referer"].as_str().unwrap_or(""), "", "{request}");
     }
     let sent = requests.iter().find_map(|request| request["postData"].as_str()).unwrap();
@@ -299,8 +321,10 @@ async fn the_key_leaves_the_address_bar_and_the_history() {
     visit.open("/reset-password/?error=invalid").await;
     visit.sees(INVALID).await;
     visit.browser.client.back().await.unwrap();
-    eventually("the page before", || async { (visit.browser.value("location.href").await == here).then_some(()) })
-        .await;
+    eventually("the page before", || async {
+        (visit.browser.value("location.href").await == here).then_some(())
+    })
+    .await;
     visit.end().await;
 
     // The form works without it.
@@ -333,13 +357,17 @@ async fn what_is_wrong_with_a_password_stands_at_its_field() {
     assert_eq!(visit.focused("value").await, "12345", "what was typed stays");
     let described = "getAttribute('aria-describedby').split(' ').map((id) => document.getElementById(id).innerText)";
     let described = visit.focused(described).await.to_string();
-    assert!(described.contains("too common") && described.contains("At least 8 characters"), "{described}");
+    assert!(
+        described.contains("too common") && described.contains("At least 8 characters"),
+        "{described}"
+    );
     assert_eq!(visit.text("#choose [role=alert]").await, "");
 
     // Other messages take the place of these.
     visit.submit_password("boss@example").await;
     eventually("the message", || async {
-        (visit.problems().await == ["The password is too similar to the email address."]).then_some(())
+        (visit.problems().await == ["The password is too similar to the email address."])
+            .then_some(())
     })
     .await;
     visit.submit_password(NEW_PASSWORD).await;
@@ -353,7 +381,10 @@ async fn a_failure_leaves_the_form_as_it_was() {
     visit.browser.set_offline(true).await;
     visit.submit_password(NEW_PASSWORD).await;
     visit.is_told("choose", "try again").await;
-    assert_eq!(visit.browser.value("document.querySelector('#password').value").await, NEW_PASSWORD);
+    assert_eq!(
+        visit.browser.value("document.querySelector('#password').value").await,
+        NEW_PASSWORD
+    );
     visit.browser.set_offline(false).await;
     visit.click("#choose button").await;
     visit.sees(DONE).await;
@@ -383,11 +414,18 @@ async fn the_password_is_shown_on_request_only() {
 #[tokio::test]
 async fn a_link_that_is_not_good_leads_to_a_new_one() {
     let visit = Visit::new().await;
-    for query in ["", "?key=", "?error=invalid", "?error=invalid&key=x", "?key=.", "?key=..", "?key=%2E%2e"] {
+    for query in
+        ["", "?key=", "?error=invalid", "?error=invalid&key=x", "?key=.", "?key=..", "?key=%2E%2e"]
+    {
         visit.open(&format!("{PAGE}{query}")).await;
         visit.sees(INVALID).await;
     }
-    assert!(visit.text("#invalid").await.contains("It is unknown, was used before, or is older than 24 hours."));
+    assert!(
+        visit
+            .text("#invalid")
+            .await
+            .contains("It is unknown, was used before, or is older than 24 hours.")
+    );
     // A key that is no key is sent as it is, as one segment of the path.
     visit.browser.requests().await;
     visit.open(&format!("{PAGE}?key=a%2F..%3Fb%26c")).await;
@@ -400,17 +438,28 @@ async fn a_link_that_is_not_good_leads_to_a_new_one() {
 
     // The browser itself refuses what is no address.
     visit.submit_email("someone").await;
-    assert_eq!(visit.browser.value("document.querySelector('#email').validity.patternMismatch").await, true);
+    assert_eq!(
+        visit.browser.value("document.querySelector('#email').validity.patternMismatch").await,
+        true
+    );
     visit.browser.requests().await;
     visit.submit_email("jürgen@bücher.example ").await;
     visit.sees(SENT).await;
     assert_eq!(visit.focused("role").await, "status", "so that it is heard");
     let told = visit.text("#sent [role=status]").await;
-    assert!(told.contains("If this address belongs to an account, a mail with a new link is on its way"), "{told}");
+    assert!(
+        told.contains(
+            "If this address belongs to an account, a mail with a new link is on its way"
+        ),
+        "{told}"
+    );
     assert!(told.contains("jürgen@bücher.example"), "{told}");
     let requests = visit.browser.requests().await;
     let sent = requests.iter().find_map(|request| request["postData"].as_str()).unwrap();
-    assert_eq!(serde_json::from_str::<Value>(sent).unwrap(), json!({"email": "jürgen@bücher.example"}));
+    assert_eq!(
+        serde_json::from_str::<Value>(sent).unwrap(),
+        json!({"email": "jürgen@bücher.example"})
+    );
     visit.click("#again").await;
     visit.sees(INVALID).await;
     assert_eq!(visit.focused("id").await, "email");
@@ -434,7 +483,10 @@ async fn too_many_requests_for_a_link_are_told_apart() {
     }
     visit.submit_email("someone-else@example.com").await;
     visit.is_told("invalid", "Too many requests came from your network.").await;
-    assert_eq!(visit.browser.value("document.querySelector('#email').value").await, "someone-else@example.com");
+    assert_eq!(
+        visit.browser.value("document.querySelector('#email').value").await,
+        "someone-else@example.com"
+    );
     visit.end().await;
 }
 
@@ -448,15 +500,15 @@ async fn a_keyboard_is_enough() {
     assert_eq!(visit.focused("matches(':focus-visible')").await, true);
     press(typed("12345")).await;
     press(vec![Key::Enter.into()]).await;
-    eventually("the messages", || async { (!visit.problems().await.is_empty()).then_some(()) }).await;
+    eventually("the messages", || async { (!visit.problems().await.is_empty()).then_some(()) })
+        .await;
     // The focus came back to the field: the text goes on.
     press(typed(" rivers run deep")).await;
     press(vec![Key::Tab.into(), ' ']).await;
     assert_eq!(visit.focused("checked").await, true);
     press(vec![Key::Tab.into()]).await;
     assert_eq!(visit.focused("tagName").await, "BUTTON");
-    let outline =
-        "(({outlineStyle, outlineWidth}) => [outlineStyle, outlineWidth])(getComputedStyle(document.activeElement))";
+    let outline = "(({outlineStyle, outlineWidth}) => [outlineStyle, outlineWidth])(getComputedStyle(document.activeElement))";
     assert_eq!(visit.browser.value(outline).await, json!(["solid", "3px"]), "the focus is seen");
     press(vec![Key::Enter.into()]).await;
     visit.sees(DONE).await;
@@ -481,7 +533,8 @@ async fn every_view_suits_everyone() {
     let (visit, _) = Visit::choosing().await;
     visit.suits_everyone().await;
     visit.submit_password("12345").await;
-    eventually("the messages", || async { (!visit.problems().await.is_empty()).then_some(()) }).await;
+    eventually("the messages", || async { (!visit.problems().await.is_empty()).then_some(()) })
+        .await;
     visit.suits_everyone().await;
     visit.browser.set_offline(true).await;
     visit.submit_password(&"M".repeat(128)).await;

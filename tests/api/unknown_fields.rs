@@ -1,4 +1,5 @@
-//! Unknown fields in request bodies (contract 11.1): every operation for users and operators refuses them.
+//! Unknown fields in request bodies (contract 11.1): every operation for users and operators
+//! refuses them.
 
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::mail::reset_link;
@@ -7,7 +8,8 @@ use farhand_tests::{Api, Workspace};
 use serde_json::{Value, json};
 
 /// The operations whose bodies may hold fields of the sender's own, each with the reason.
-const LENIENT: [(&str, &str); 1] = [("requestPasswordReset", "contract 11.1: no error in any case")];
+const LENIENT: [(&str, &str); 1] =
+    [("requestPasswordReset", "contract 11.1: no error in any case")];
 
 /// An operation for users or operators that takes a JSON body.
 struct Operation {
@@ -50,7 +52,8 @@ fn objects(at: &str, schema: &'static Value, value: &Value, found: &mut Vec<Stri
     if let Some(ways) = schema["anyOf"].as_array() {
         return ways.iter().for_each(|way| objects(at, way, value, found));
     }
-    if let (Some(properties), Some(members)) = (schema["properties"].as_object(), value.as_object()) {
+    if let (Some(properties), Some(members)) = (schema["properties"].as_object(), value.as_object())
+    {
         assert_eq!(schema["additionalProperties"], false, "{at} of {schema}");
         found.push(at.to_owned());
         for (name, member) in members {
@@ -93,12 +96,15 @@ impl Things {
             ids.push((collection, id.as_str().map_or_else(|| id.to_string(), str::to_owned)));
             id
         };
-        made("/api/auth/tokens/", "/api/auth/tokens/", json!({"name": "x", "expires_at": null})).await;
+        made("/api/auth/tokens/", "/api/auth/tokens/", json!({"name": "x", "expires_at": null}))
+            .await;
         let group = made("/api/iam/groups/", "/api/iam/groups/", json!({"name": "ops"})).await;
         let membership = json!({"group": group, "user": user["id"]});
         made("/api/iam/memberships/", "/api/iam/memberships/", membership).await;
         made("/api/servers/", "/api/servers/", json!({"name": "web-1"})).await;
-        let asked = async { workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await };
+        let asked = async {
+            workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await
+        };
         let link = reset_link(&workspace, &email, asked).await;
         let reset_key = farhand_tests::mail::key_of(&link).to_owned();
         Self { workspace, ids, reset_key }
@@ -108,9 +114,14 @@ impl Things {
     fn path(&self, pattern: &str) -> String {
         let id = self.ids.iter().find(|(collection, _)| pattern.starts_with(collection));
         let id = id.map_or("", |(_, id)| id);
-        [("{id}", id), ("{username}", "carl"), ("{key}", self.reset_key.as_str()), ("{slug}", &self.workspace.slug)]
-            .into_iter()
-            .fold(pattern.to_owned(), |path, (name, value)| path.replace(name, value))
+        [
+            ("{id}", id),
+            ("{username}", "carl"),
+            ("{key}", self.reset_key.as_str()),
+            ("{slug}", &self.workspace.slug),
+        ]
+        .into_iter()
+        .fold(pattern.to_owned(), |path, (name, value)| path.replace(name, value))
     }
 
     fn api(&self, pattern: &str) -> Api {
@@ -135,12 +146,21 @@ async fn every_operation_refuses_unknown_fields_at_every_depth() {
             let errors = reply.expect(400);
             let messages = if place == "/acl" { &errors["acl"] } else { &errors["zzz"] };
             assert!(messages.to_string().contains("Unknown field."), "{what} {place}: {errors}");
-            let code = if path.starts_with("/api/events/") { "INVALID_COMMAND" } else { "INVALID_INPUT" };
+            let code =
+                if path.starts_with("/api/events/") { "INVALID_COMMAND" } else { "INVALID_INPUT" };
             assert_eq!(reply.header("X-Error-Code"), code, "{what}");
         }
     }
-    assert_eq!(things.workspace.admin.get("/api/iam/users/").await.expect(200)["count"], 2, "nothing was made");
-    assert_eq!(things.workspace.admin.get("/api/servers/").await.expect(200)["count"], 1, "nothing was made");
+    assert_eq!(
+        things.workspace.admin.get("/api/iam/users/").await.expect(200)["count"],
+        2,
+        "nothing was made"
+    );
+    assert_eq!(
+        things.workspace.admin.get("/api/servers/").await.expect(200)["count"],
+        1,
+        "nothing was made"
+    );
 }
 
 #[tokio::test]
@@ -148,16 +168,21 @@ async fn what_looks_like_a_limit_gives_no_unlimited_token() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     let before = session.get("/api/auth/tokens/").await.expect(200);
-    for (name, value) in
-        [("ACL", json!({"read_only": true})), ("scopes", json!(["servers:read"])), ("expires", json!(1))]
-    {
+    for (name, value) in [
+        ("ACL", json!({"read_only": true})),
+        ("scopes", json!(["servers:read"])),
+        ("expires", json!(1)),
+    ] {
         let body = json!({"name": "x", "expires_at": null, name: value});
         let errors = session.post("/api/auth/tokens/", &body).await.expect_fields(400, &[name]);
         assert_eq!(errors, json!({name: ["Unknown field."]}));
     }
     assert_eq!(session.get("/api/auth/tokens/").await.expect(200), before);
     let body = json!({"name": "x", "allowed_groups": [1]});
-    session.post("/api/servers/registration-tokens/", &body).await.expect_fields(400, &["allowed_groups"]);
+    session
+        .post("/api/servers/registration-tokens/", &body)
+        .await
+        .expect_fields(400, &["allowed_groups"]);
     let server = workspace.server("web-1").await;
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
     session.patch(&path, &json!({"tags": ["prod"]})).await.expect_fields(400, &["tags"]);
@@ -170,7 +195,8 @@ async fn what_looks_like_a_limit_gives_no_unlimited_token() {
 #[tokio::test]
 async fn a_login_takes_no_other_field() {
     let workspace = Workspace::new().await;
-    let sessions = workspace.session().get("/api/auth/sessions/").await.expect(200)["count"].clone();
+    let sessions =
+        workspace.session().get("/api/auth/sessions/").await.expect(200)["count"].clone();
     let login = json!({"username": "boss", "password": PASSWORD, "zzz": "x"});
     workspace.anonymous.post("/api/auth/login/", &login).await.expect_fields(400, &["zzz"]);
     assert_eq!(workspace.session().get("/api/auth/sessions/").await.expect(200)["count"], sessions);
@@ -192,7 +218,11 @@ async fn what_has_no_fields_takes_none() {
         let refusal = workspace.admin.post(path, &json!({"zzz": 1})).await;
         refusal.expect_fields(400, &["zzz"]);
     }
-    workspace.admin.post(&format!("{server}rotate-key/"), &json!({"zzz": 1})).await.expect_fields(400, &["zzz"]);
+    workspace
+        .admin
+        .post(&format!("{server}rotate-key/"), &json!({"zzz": 1}))
+        .await
+        .expect_fields(400, &["zzz"]);
     session.post("/api/auth/logout/", &json!({"zzz": 1})).await.expect_fields(400, &["zzz"]);
     for action in ["undelete", "resync"] {
         let path = format!("/operator/workspaces/{}/{action}/", workspace.slug);
@@ -209,5 +239,8 @@ async fn what_has_no_fields_takes_none() {
 async fn a_reset_ignores_what_it_does_not_know() {
     let workspace = Workspace::new().await;
     let reset = json!({"email": "nobody@example.com", "zzz": 1});
-    assert_eq!(workspace.anonymous.post("/api/auth/reset-password/", &reset).await.expect(200), Value::Null);
+    assert_eq!(
+        workspace.anonymous.post("/api/auth/reset-password/", &reset).await.expect(200),
+        Value::Null
+    );
 }

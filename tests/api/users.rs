@@ -1,4 +1,5 @@
-//! `/api/users/users/<username>/`: a user by name, and the superuser's way to set a password (contract 4.9).
+//! `/api/users/users/<username>/`: a user by name, and the superuser's way to set a password
+//! (contract 4.9).
 
 use farhand_tests::Workspace;
 use farhand_tests::client::PASSWORD;
@@ -15,13 +16,24 @@ async fn a_superuser_sets_a_password_without_the_current_one() {
             "PUT" => workspace.user("alice").await,
             _ => workspace.anonymous.logged_in("alice", NEW).await,
         };
-        let made = alice.post("/api/auth/tokens/", &json!({"name": method, "expires_at": null})).await.expect(201);
-        let user = workspace.admin.send_json(method, ALICE, &json!({"password": password})).await.expect(200);
+        let made = alice
+            .post("/api/auth/tokens/", &json!({"name": method, "expires_at": null}))
+            .await
+            .expect(201);
+        let user = workspace
+            .admin
+            .send_json(method, ALICE, &json!({"password": password}))
+            .await
+            .expect(200);
         assert_eq!(user, workspace.admin.get(ALICE).await.expect(200), "the user object");
         alice.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
         let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());
         token.get("/api/status/").await.expect(200);
-        workspace.anonymous.log_in("alice", PASSWORD).await.expect_fields(403, &["non_field_errors"]);
+        workspace
+            .anonymous
+            .log_in("alice", PASSWORD)
+            .await
+            .expect_fields(403, &["non_field_errors"]);
         workspace.anonymous.log_in("alice", password).await.expect(200);
     }
     // Their own, too: every session of theirs ends, the calling one included.
@@ -52,9 +64,17 @@ async fn the_same_rules_hold_and_nothing_changes() {
     }
     let other_field = json!({"new_password": NEW});
     for method in ["PUT", "PATCH"] {
-        workspace.admin.send_json(method, ALICE, &other_field).await.expect_fields(400, &["new_password", "password"]);
+        workspace
+            .admin
+            .send_json(method, ALICE, &other_field)
+            .await
+            .expect_fields(400, &["new_password", "password"]);
     }
-    let messages = workspace.admin.put(ALICE, &json!({"password": "12345"})).await.expect_fields(400, &["password"]);
+    let messages = workspace
+        .admin
+        .put(ALICE, &json!({"password": "12345"}))
+        .await
+        .expect_fields(400, &["password"]);
     assert_eq!(messages["password"].as_array().unwrap().len(), 3, "{messages}");
     alice.get("/api/status/").await.expect(200);
     workspace.anonymous.log_in("alice", PASSWORD).await.expect(200);
@@ -68,14 +88,20 @@ async fn others_may_not() {
         for body in [json!({"password": NEW}), json!({})] {
             for path in [ALICE, "/api/users/users/boss/", "/api/users/users/nobody-here/"] {
                 for method in ["PUT", "PATCH"] {
-                    api.send_json(method, path, &body).await.expect_detail(403, Some("PERMISSION_DENIED"));
+                    api.send_json(method, path, &body)
+                        .await
+                        .expect_detail(403, Some("PERMISSION_DENIED"));
                 }
             }
         }
         assert_eq!(api.get(ALICE).await.expect(200)["username"], "alice");
     }
     workspace.anonymous.log_in("alice", PASSWORD).await.expect(200);
-    workspace.admin.patch("/api/users/users/nobody-here/", &json!({"password": NEW})).await.expect_detail(404, None);
+    workspace
+        .admin
+        .patch("/api/users/users/nobody-here/", &json!({"password": NEW}))
+        .await
+        .expect_detail(404, None);
     // Another workspace's superuser finds nobody of that name.
     let elsewhere = Workspace::new().await;
     elsewhere.admin.patch(ALICE, &json!({"password": NEW})).await.expect_detail(404, None);

@@ -1,5 +1,5 @@
-//! How often the service asks D1 and KV, as its log tells (`docs/performance.md`, D1 round trips): for each endpoint, and over
-//! the life of a command.
+//! How often the service asks D1 and KV, as its log tells (`docs/performance.md`, D1 round trips):
+//! for each endpoint, and over the life of a command.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,9 @@ use farhand_tests::agents::{dial, wait_until_connected};
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::commands::stored_bytes;
 use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, USERS, at, group_path};
-use farhand_tests::{Api, Instance, ScriptedAgent, Workspace, eventually, far_ahead, setting_of_instance};
+use farhand_tests::{
+    Api, Instance, ScriptedAgent, Workspace, eventually, far_ahead, setting_of_instance,
+};
 use futures_util::future;
 use serde_json::{Value, json};
 
@@ -40,7 +42,8 @@ pub async fn send(api: &Api, method: &str, path: &str, body: Value) -> Value {
     serde_json::from_str(&reply.text).unwrap_or(Value::Null)
 }
 
-/// Makes a request to each endpoint that users and agents have, as a superuser with either kind of token.
+/// Makes a request to each endpoint that users and agents have, as a superuser with either kind of
+/// token.
 async fn use_everything(workspace: &Workspace, admin: &Api) {
     // From the first request on that it came with, an isolate knows an API token.
     let server = send(admin, "POST", "/api/servers/", json!({"name": "web-1"})).await;
@@ -66,7 +69,13 @@ async fn use_everything(workspace: &Workspace, admin: &Api) {
         send(admin, method, &path, body).await;
     }
     send(admin, "GET", TOKENS, Value::Null).await;
-    send(admin, "POST", "/api/auth/acl-check/", json!({"acl": {}, "server": "web-1", "line": "id"})).await;
+    send(
+        admin,
+        "POST",
+        "/api/auth/acl-check/",
+        json!({"acl": {}, "server": "web-1", "line": "id"}),
+    )
+    .await;
 
     people(workspace, admin).await;
     passwords(workspace, admin).await;
@@ -85,14 +94,22 @@ async fn use_everything(workspace: &Workspace, admin: &Api) {
     }
     send(admin, "GET", SERVERS, Value::Null).await;
     send(admin, "GET", "/api/servers/", Value::Null).await;
-    let rotated = send(admin, "POST", &format!("{}rotate-key/", at(SERVERS, &third)), Value::Null).await;
+    let rotated =
+        send(admin, "POST", &format!("{}rotate-key/", at(SERVERS, &third)), Value::Null).await;
     let registration = send(admin, "POST", REGISTRATION_TOKENS, json!({"name": "hosts"})).await;
     let registering = workspace.anonymous.with_token(registration["key"].as_str().unwrap());
-    send(&registering, "POST", &format!("{SERVERS}register/"), json!({"name": "host", "platform": "debian"})).await;
+    send(
+        &registering,
+        "POST",
+        &format!("{SERVERS}register/"),
+        json!({"name": "host", "platform": "debian"}),
+    )
+    .await;
     let body = json!({"name": "approved", "approval": true});
     let approving = send(admin, "POST", REGISTRATION_TOKENS, body).await;
     let approving = workspace.anonymous.with_token(approving["key"].as_str().unwrap());
-    let pending = send(&approving, "POST", &format!("{SERVERS}register/"), json!({"name": "pending"})).await;
+    let pending =
+        send(&approving, "POST", &format!("{SERVERS}register/"), json!({"name": "pending"})).await;
     let pending = send(admin, "GET", &at(SERVERS, &pending), Value::Null).await;
     let approval = json!({"fingerprint": pending["fingerprint"]});
     send(admin, "POST", &format!("{}approve/", at(SERVERS, &pending)), approval).await;
@@ -129,7 +146,8 @@ async fn use_everything(workspace: &Workspace, admin: &Api) {
         third["id"].as_str().unwrap(),
         rotated["key"].as_str().unwrap()
     ));
-    send(&third, "DELETE", &format!("{SERVERS}{}/unregister/", id_of_server(&third)), Value::Null).await;
+    send(&third, "DELETE", &format!("{SERVERS}{}/unregister/", id_of_server(&third)), Value::Null)
+        .await;
     // That of the login token itself, perhaps.
     send(admin, "DELETE", &session, Value::Null).await;
 }
@@ -145,9 +163,12 @@ async fn people(workspace: &Workspace, admin: &Api) {
     let whole = |name: &str| json!({"username": name, "email": format!("{name}@example.com"), "first_name": "A"});
     let ann = send(admin, "POST", USERS, user("ann")).await;
     let path = format!("{USERS}{}/", ann["id"]);
-    for (method, body) in
-        [("GET", Value::Null), ("PUT", whole("ann")), ("PATCH", json!({"last_name": "B"})), ("DELETE", Value::Null)]
-    {
+    for (method, body) in [
+        ("GET", Value::Null),
+        ("PUT", whole("ann")),
+        ("PATCH", json!({"last_name": "B"})),
+        ("DELETE", Value::Null),
+    ] {
         send(admin, method, &path, body).await;
     }
     send(admin, "GET", USERS, Value::Null).await;
@@ -167,22 +188,33 @@ async fn people(workspace: &Workspace, admin: &Api) {
         json!({"username": "eve", "email": "eve@example.com", "password": PASSWORD, "is_superuser": true}),
     )
     .await;
-    send(&workspace.anonymous.logged_in("eve", PASSWORD).await, "DELETE", &format!("{USERS}-/"), Value::Null).await;
+    send(
+        &workspace.anonymous.logged_in("eve", PASSWORD).await,
+        "DELETE",
+        &format!("{USERS}-/"),
+        Value::Null,
+    )
+    .await;
     assert!(eve["id"].is_number());
 
     let member = send(admin, "POST", USERS, user("member")).await;
     let group = send(admin, "POST", GROUPS, json!({"name": "ops"})).await;
     let path = group_path(&group);
-    for (method, body) in [("GET", Value::Null), ("PUT", json!({"name": "ops"})), ("PATCH", json!({"name": "op"}))] {
+    for (method, body) in
+        [("GET", Value::Null), ("PUT", json!({"name": "ops"})), ("PATCH", json!({"name": "op"}))]
+    {
         send(admin, method, &path, body).await;
     }
     let membership = json!({"group": group["id"], "user": member["id"], "role": "member"});
     let membership = send(admin, "POST", MEMBERSHIPS, membership).await;
     let of_member = at(MEMBERSHIPS, &membership);
     let whole = json!({"group": group["id"], "user": member["id"], "role": "owner"});
-    for (method, body) in
-        [("GET", Value::Null), ("PUT", whole), ("PATCH", json!({"role": "manager"})), ("DELETE", Value::Null)]
-    {
+    for (method, body) in [
+        ("GET", Value::Null),
+        ("PUT", whole),
+        ("PATCH", json!({"role": "manager"})),
+        ("DELETE", Value::Null),
+    ] {
         send(admin, method, &of_member, body).await;
     }
     send(admin, "GET", MEMBERSHIPS, Value::Null).await;
@@ -193,23 +225,42 @@ async fn people(workspace: &Workspace, admin: &Api) {
 /// What has to do with passwords and logging in.
 async fn passwords(workspace: &Workspace, admin: &Api) {
     let other = "another correct horse";
-    send(admin, "POST", USERS, json!({"username": "pat", "email": "pat@example.com", "password": PASSWORD})).await;
+    send(
+        admin,
+        "POST",
+        USERS,
+        json!({"username": "pat", "email": "pat@example.com", "password": PASSWORD}),
+    )
+    .await;
     let pat = workspace.anonymous.logged_in("pat", PASSWORD).await;
     let change = json!({"password": PASSWORD, "new_password": other});
     send(&pat, "POST", "/api/auth/change-password/", change).await;
     send(admin, "PUT", "/api/users/users/pat/", json!({"password": PASSWORD})).await;
     send(admin, "PATCH", "/api/users/users/pat/", json!({"password": other})).await;
     for method in ["GET", "POST"] {
-        send(&workspace.anonymous.logged_in("pat", other).await, method, "/api/auth/logout/", Value::Null).await;
+        send(
+            &workspace.anonymous.logged_in("pat", other).await,
+            method,
+            "/api/auth/logout/",
+            Value::Null,
+        )
+        .await;
     }
     let asked = json!({"email": "pat@example.com"});
     send(&workspace.anonymous, "POST", "/api/auth/reset-password/", asked).await;
     // Keys that are well formed are looked up.
-    let confirm = format!("/api/auth/reset-password/confirm/{}/", "01936d3e-7a00-7000-8000-000000000000");
+    let confirm =
+        format!("/api/auth/reset-password/confirm/{}/", "01936d3e-7a00-7000-8000-000000000000");
     send(&workspace.anonymous, "GET", &confirm, Value::Null).await;
     let unknown = workspace.anonymous.post(&confirm, &json!({"new_password": other})).await;
     assert_eq!(unknown.status, 404, "{}", unknown.text);
-    let open = ["/healthz", "/api/schema/", "/reset-password/", "/reset-password/page.css", "/reset-password/page.js"];
+    let open = [
+        "/healthz",
+        "/api/schema/",
+        "/reset-password/",
+        "/reset-password/page.css",
+        "/reset-password/page.js",
+    ];
     for path in open {
         let reply = workspace.anonymous.get(path).await;
         assert_eq!(reply.status, 200, "{path}");
@@ -228,7 +279,12 @@ async fn agents(agent: &Api) {
     send(agent, "PATCH", &format!("{SERVERS}-/status/"), Value::Null).await;
     send(agent, "GET", "/api/metrics/config/", Value::Null).await;
     send(agent, "GET", "/api/proc/info/sync/", Value::Null).await;
-    for prefix in ["/api/proc/some/", "/api/history/some/", "/api/metrics/some/", "/api/servers/servers/-/some/"] {
+    for prefix in [
+        "/api/proc/some/",
+        "/api/history/some/",
+        "/api/metrics/some/",
+        "/api/servers/servers/-/some/",
+    ] {
         for method in ["POST", "PUT", "PATCH", "DELETE"] {
             send(agent, method, prefix, json!({})).await;
         }
@@ -242,20 +298,24 @@ async fn agents(agent: &Api) {
 /// How many round trips to D1 a request to an endpoint makes: at least, and at most.
 fn allowed(method: &str, route: &str, access: Access) -> (u64, u64) {
     let of_passwords = route.contains("password") || route == "/api/auth/login/";
-    let sets_password = route == "/api/users/users/{username}/" && ["PUT", "PATCH"].contains(&method);
+    let sets_password =
+        route == "/api/users/users/{username}/" && ["PUT", "PATCH"].contains(&method);
     match access {
         // D1 is told that the server is gone.
         Access::Agent if route.ends_with("/unregister/") => (1, 1),
         Access::Agent => (0, 0),
         // D1 may not have the end of a command yet, which it has before an answer shows it.
-        _ if ["/api/events/commands/{id}/", "/api/events/commands/{id}/stream/"].contains(&route)
+        _ if ["/api/events/commands/{id}/", "/api/events/commands/{id}/stream/"]
+            .contains(&route)
             && method == "GET" =>
         {
             (1, 2)
         }
         // Perhaps what is just being sealed is told once more.
         _ if route == "/api/audit/verify/" => (2, 3),
-        Access::User | Access::UserOrAgent if method == "GET" && route != "/api/auth/logout/" => (1, 1),
+        Access::User | Access::UserOrAgent if method == "GET" && route != "/api/auth/logout/" => {
+            (1, 1)
+        }
         _ if of_passwords || sets_password => (0, 3),
         _ => (0, 2),
     }
@@ -267,8 +327,10 @@ async fn each_endpoint_asks_d1_as_rarely_as_it_can() {
     use_everything(&with_key, &with_key.admin).await;
     use_everything(&with_login, &with_login.session()).await;
     let (with_key, with_login) = (with_key.slug, with_login.slug);
-    let mut expected: HashSet<(&str, &str)> =
-        all().filter(|(.., access)| *access != Access::Operator).map(|(method, route, _)| (method, route)).collect();
+    let mut expected: HashSet<(&str, &str)> = all()
+        .filter(|(.., access)| *access != Access::Operator)
+        .map(|(method, route, _)| (method, route))
+        .collect();
     // What is open to everybody and costs nothing leaves no line.
     expected.retain(|(_, route)| {
         !["/healthz", "/api/schema/", "/api/auth/is-authenticated/"].contains(route)
@@ -277,12 +339,15 @@ async fn each_endpoint_asks_d1_as_rarely_as_it_can() {
     let lines = eventually("a line for each endpoint", || async {
         let mut lines = lines(&shared_log());
         lines.retain(|line| {
-            line["event"] == "request" && (line["workspace"] == *with_key || line["workspace"] == *with_login)
+            line["event"] == "request"
+                && (line["workspace"] == *with_key || line["workspace"] == *with_login)
         });
         let has_all = expected.iter().all(|(method, route)| {
             [&with_key, &with_login].iter().all(|workspace| {
                 lines.iter().any(|line| {
-                    line["method"] == *method && line["route"] == *route && line["workspace"] == **workspace
+                    line["method"] == *method
+                        && line["route"] == *route
+                        && line["workspace"] == **workspace
                 })
             })
         });
@@ -320,13 +385,17 @@ async fn settled_server() -> (Workspace, String, ScriptedAgent) {
     let agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = server["id"].as_str().unwrap().to_owned();
     wait_until_connected(&workspace, &id, true).await;
-    eventually("the log to tell of the connection", || async { (calls(&workspace, &id).1 > 0).then_some(()) }).await;
+    eventually("the log to tell of the connection", || async {
+        (calls(&workspace, &id).1 > 0).then_some(())
+    })
+    .await;
     (workspace, id, agent)
 }
 
 /// Posts a command and waits until the agent has it.
 async fn hand_out(workspace: &Workspace, agent: &mut ScriptedAgent) -> Value {
-    let made = workspace.admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     assert_eq!(agent.next_command().await["id"], made["id"]);
     made
 }
@@ -335,19 +404,26 @@ async fn hand_out(workspace: &Workspace, agent: &mut ScriptedAgent) -> Value {
 async fn listed(workspace: &Workspace, command: &Value, status: &str) -> Value {
     eventually("the list to tell it", || async {
         let list = workspace.admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200);
-        let item = list["results"].as_array().unwrap().iter().find(|item| item["id"] == command["id"]).cloned()?;
+        let item = list["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|item| item["id"] == command["id"])
+            .cloned()?;
         (item["status"]["text"] == status).then_some(item)
     })
     .await
 }
 
-/// How often D1 was asked by the requests of a workspace that create commands and report about them, and to write what a
-/// server's object knows: by its alarms, and by the requests that read a command, beyond what these ask for themselves.
+/// How often D1 was asked by the requests of a workspace that create commands and report about
+/// them, and to write what a server's object knows: by its alarms, and by the requests that read a
+/// command, beyond what these ask for themselves.
 fn calls(workspace: &Workspace, server: &str) -> (u64, u64) {
     let (mut requests, mut flushes) = (0, 0);
     for line in lines(&shared_log()) {
         let calls = line["d1_calls"].as_u64().unwrap_or(0);
-        let is_of_commands = line["route"].as_str().is_some_and(|route| route.starts_with("/api/events/commands/"));
+        let is_of_commands =
+            line["route"].as_str().is_some_and(|route| route.starts_with("/api/events/commands/"));
         if line["workspace"] == workspace.slug && is_of_commands {
             match line["method"].as_str() {
                 Some("POST") => requests += calls,
@@ -378,7 +454,12 @@ async fn a_command_that_ends_within_a_second_costs_three_round_trips() {
     for attempt in 1.. {
         let command = hand_out(&workspace, &mut agent).await;
         agent.ack(id_of(&command)).await;
-        has_status(&workspace.admin.get(&path_of(&command)).await.expect(200), "Acked", "warning", false);
+        has_status(
+            &workspace.admin.get(&path_of(&command)).await.expect(200),
+            "Acked",
+            "warning",
+            false,
+        );
         for seq in 0..5 {
             agent.chunk(id_of(&command), seq, "line\n").await;
         }
@@ -434,7 +515,8 @@ async fn reports_of_several_commands_go_to_d1_together() {
         for command in &commands {
             listed(&workspace, command, "Acked").await;
         }
-        // D1 has all of that. Two for each request of this round and the ones before; the log tells of them a moment later.
+        // D1 has all of that. Two for each request of this round and the ones before; the log tells
+        // of them a moment later.
         let requests = 20 * attempt;
         let before = eventually("the log to tell of the requests", || async {
             let found = calls(&workspace, &server);
@@ -477,7 +559,8 @@ async fn a_list_tells_what_waits_though_more_came_at_once_than_an_agent_takes() 
     }
     let more = future::join_all((0..10).map(|_| workspace.admin.post(COMMANDS, &body))).await;
     let more: Vec<Value> = more.iter().map(|reply| reply.expect(201)).collect();
-    let waiting: Vec<&Value> = more.iter().filter(|command| command["delivered_at"].is_null()).collect();
+    let waiting: Vec<&Value> =
+        more.iter().filter(|command| command["delivered_at"].is_null()).collect();
     assert_eq!(waiting.len(), 5, "an agent has 200 at most");
     for command in &waiting {
         assert_eq!(listed(&workspace, command, "Queued").await["delivered_at"], json!(null));
@@ -501,7 +584,8 @@ async fn reports_that_d1_has_not_heard_of_survive_a_crash() {
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
-    let (first, second) = (hand_out(&workspace, &mut agent).await, hand_out(&workspace, &mut agent).await);
+    let (first, second) =
+        (hand_out(&workspace, &mut agent).await, hand_out(&workspace, &mut agent).await);
     agent.ack(id_of(&first)).await;
     agent.ack(id_of(&second)).await;
     agent.fin(id_of(&second), 0, "done").await;
@@ -512,7 +596,12 @@ async fn reports_that_d1_has_not_heard_of_survive_a_crash() {
     for (command, status) in [(&first, "Acked"), (&second, "Success")] {
         eventually("the list to tell it", || async {
             let list = api.get(COMMANDS).await.expect(200);
-            let item = list["results"].as_array().unwrap().iter().find(|item| item["id"] == command["id"]).cloned()?;
+            let item = list["results"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|item| item["id"] == command["id"])
+                .cloned()?;
             (item["status"]["text"] == status).then_some(())
         })
         .await;
@@ -529,7 +618,8 @@ async fn credentials_of_another_form_than_ours_cost_nothing() {
     let server = workspace.server("web-1").await;
     let id = server["id"].as_str().unwrap();
     let mut asked = Vec::new();
-    for junk in ["x".to_owned(), "a".repeat(127), "a".repeat(129), format!("{}-", "a".repeat(127))] {
+    for junk in ["x".to_owned(), "a".repeat(127), "a".repeat(129), format!("{}-", "a".repeat(127))]
+    {
         let user = workspace.anonymous.with_token(&junk);
         let agent = workspace.anonymous.with(&format!("id=\"{id}\", key=\"{junk}\""));
         for (api, method, path) in [
@@ -611,7 +701,8 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
     let post = async |path: &str, body: &Value, key: Option<&str>| {
         let id = unique("rows");
         let request = workspace.admin.request("POST", path).header("X-Request-Id", &id).json(body);
-        let request = key.into_iter().fold(request, |request, key| request.header("Idempotency-Key", key));
+        let request =
+            key.into_iter().fold(request, |request, key| request.header("Idempotency-Key", key));
         let made = workspace.admin.send(request).await.expect(201);
         let line = instance.logged(&id).await;
         (made, line["rows_written"].as_i64().unwrap(), line["d1_calls"].as_i64().unwrap())
@@ -638,8 +729,8 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
     let (_, rows, calls) = post(TOKENS, &token("two"), Some("token")).await;
     assert_eq!((rows, calls), (0, 1));
 
-    // What D1 is told of the end of a command, with and without output. (On a slow machine the acknowledgement goes alone: the
-    // least of some counts.)
+    // What D1 is told of the end of a command, with and without output. (On a slow machine the
+    // acknowledgement goes alone: the least of some counts.)
     let log = instance.state.join("worker.log");
     let total = |field: &str| {
         let alarms = lines(&log).into_iter().filter(|line| line["event"] == "alarm");
@@ -660,7 +751,10 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
             }
             agent.fin(id_of(&command), 0, output).await;
             eventually("D1 to have it", || async {
-                let state = instance.read_d1(&format!("SELECT state FROM commands WHERE id = '{}'", id_of(&command)));
+                let state = instance.read_d1(&format!(
+                    "SELECT state FROM commands WHERE id = '{}'",
+                    id_of(&command)
+                ));
                 (state == ["success"] && in_d1() >= before + END_WRITES).then_some(())
             })
             .await;
@@ -675,8 +769,10 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
     assert_eq!(least, [END_WRITES; 2]);
     assert_eq!(stored_bytes(&instance, "acme") as usize, 9 * "id".len() + 3 * "some output".len());
 
-    // The sealer writes a row for all events that it finds. Commands are counted once there are 200 that are not.
-    let seals = || lines(&log).into_iter().filter(|line| line["event"] == "sealed").collect::<Vec<_>>();
+    // The sealer writes a row for all events that it finds. Commands are counted once there are 200
+    // that are not.
+    let seals =
+        || lines(&log).into_iter().filter(|line| line["event"] == "sealed").collect::<Vec<_>>();
     let links = || seals().iter().map(|line| line["links"].as_u64().unwrap()).sum::<u64>();
     let until_sealed = async || {
         eventually("the log to tell of all seals", || async {
@@ -698,6 +794,7 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
     );
     post(TOKENS, &token("three"), None).await;
     until_sealed().await;
-    let written: Vec<_> = seals()[before..].iter().map(|line| line["rows_written"].clone()).collect();
+    let written: Vec<_> =
+        seals()[before..].iter().map(|line| line["rows_written"].clone()).collect();
     assert_eq!(written, [SEAL_WRITES + COUNT_WRITES]);
 }

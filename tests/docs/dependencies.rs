@@ -1,4 +1,5 @@
-//! `docs/dependencies.md` against the manifests: every direct dependency is in there with its licence, and no other.
+//! `docs/dependencies.md` against the manifests: every direct dependency is in there with its
+//! licence, and no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,7 +16,10 @@ fn read(path: &str) -> String {
 /// The packages that the document has for a manifest, with their licences.
 fn documented(manifest: &str) -> BTreeMap<String, String> {
     let document = read("docs/dependencies.md");
-    let section = document.split("\n## ").find(|section| section.lines().next().unwrap().contains(manifest)).unwrap();
+    let section = document
+        .split("\n## ")
+        .find(|section| section.lines().next().unwrap().contains(manifest))
+        .unwrap();
     let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
     rows.map(|row| {
         let (name, rest) = row.split_once("` | ").unwrap();
@@ -37,7 +41,8 @@ fn every_crate_has_its_line() {
         .into_iter()
         .map(|package| (package["id"].as_str().unwrap().to_owned(), package))
         .collect();
-    let members: BTreeSet<String> = list(&metadata["workspace_members"]).into_iter().map(|id| id.to_string()).collect();
+    let members: BTreeSet<String> =
+        list(&metadata["workspace_members"]).into_iter().map(|id| id.to_string()).collect();
     let mut checked = 0;
     for node in list(&metadata["resolve"]["nodes"]) {
         if !members.contains(&node["id"].to_string()) {
@@ -48,12 +53,20 @@ fn every_crate_has_its_line() {
             .as_str()
             .unwrap()
             .replace(&std::fs::canonicalize(ROOT).unwrap().display().to_string(), "");
-        let used = list(&node["dependencies"]).into_iter().filter(|id| !members.contains(&id.to_string()));
+        let used =
+            list(&node["dependencies"]).into_iter().filter(|id| !members.contains(&id.to_string()));
         let used = used.map(|id| {
             let package = &packages[id.as_str().unwrap()];
-            (package["name"].as_str().unwrap().to_owned(), package["license"].as_str().unwrap().to_owned())
+            (
+                package["name"].as_str().unwrap().to_owned(),
+                package["license"].as_str().unwrap().to_owned(),
+            )
         });
-        assert_eq!(documented(&format!("`{}`", path.trim_start_matches('/'))), used.collect(), "{path}");
+        assert_eq!(
+            documented(&format!("`{}`", path.trim_start_matches('/'))),
+            used.collect(),
+            "{path}"
+        );
         checked += 1;
     }
     assert_eq!(checked, members.len());
@@ -65,9 +78,11 @@ fn every_npm_package_has_its_line_and_an_exact_version() {
     assert_eq!(manifest["dependencies"], Value::Null);
     let used = manifest["devDependencies"].as_object().unwrap().iter().map(|(name, version)| {
         let version = version.as_str().unwrap();
-        let is_exact = version.split('.').count() == 3 && version.chars().all(|c| c.is_ascii_digit() || c == '.');
+        let is_exact = version.split('.').count() == 3
+            && version.chars().all(|c| c.is_ascii_digit() || c == '.');
         assert!(is_exact, "{name} {version}");
-        let installed: Value = serde_json::from_str(&read(&format!("node_modules/{name}/package.json"))).unwrap();
+        let installed: Value =
+            serde_json::from_str(&read(&format!("node_modules/{name}/package.json"))).unwrap();
         assert_eq!(installed["version"], version, "{name}");
         (name.clone(), installed["license"].as_str().unwrap().to_owned())
     });

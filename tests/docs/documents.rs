@@ -1,5 +1,5 @@
-//! The examples of `docs/authentication.md`, `docs/commands.md` and `docs/agents.md` run as they stand, and answer what stands
-//! there.
+//! The examples of `docs/authentication.md`, `docs/commands.md` and `docs/agents.md` run as they
+//! stand, and answer what stands there.
 
 use std::path::Path;
 
@@ -22,14 +22,16 @@ struct Example {
 fn examples(text: &str) -> Vec<Example> {
     let mut found: Vec<Example> = Vec::new();
     let mut blocks = text.split("\n```");
-    // What comes before the first fence is no block; then texts in fences and between them take turns.
+    // What comes before the first fence is no block; then texts in fences and between them take
+    // turns.
     blocks.next();
     while let Some(block) = blocks.next() {
         let (language, lines) = block.split_once('\n').unwrap();
         match language {
             "sh" => found.push(Example { lines: lines.to_owned(), answer: None }),
             "json" => {
-                let answer = serde_json::from_str(lines).unwrap_or_else(|error| panic!("{error}: {lines}"));
+                let answer =
+                    serde_json::from_str(lines).unwrap_or_else(|error| panic!("{error}: {lines}"));
                 let example = found.last_mut().expect("an answer follows its example");
                 assert!(example.answer.replace(answer).is_none(), "{lines}");
             }
@@ -48,8 +50,9 @@ fn matches(expected: &Value, found: &Value) -> bool {
                 && expected.iter().zip(found).all(|(expected, found)| matches(expected, found))
         }
         (Value::Object(expected), Value::Object(found)) => {
-            let same =
-                |(name, expected): (&String, &Value)| found.get(name).is_some_and(|found| matches(expected, found));
+            let same = |(name, expected): (&String, &Value)| {
+                found.get(name).is_some_and(|found| matches(expected, found))
+            };
             expected.len() == found.len() && expected.iter().all(same)
         }
         _ => expected == found,
@@ -59,37 +62,60 @@ fn matches(expected: &Value, found: &Value) -> bool {
 /// Runs the examples of a document, at least so many, against `npm start`.
 async fn run(document: &str, at_least: usize) {
     let folder = state_folder();
-    // The examples are for a checkout in which the service runs with its state where it is by default.
+    // The examples are for a checkout in which the service runs with its state where it is by
+    // default.
     let state = folder.path().join(".wrangler/state");
     let instance = Instance::start(&state, &[]).await;
     // A reader has other servers too, and the newest comes first in lists.
-    let demo: Value = serde_json::from_str(&std::fs::read_to_string(state.join("demo.json")).unwrap()).unwrap();
-    let admin = Api::new(&instance.url, "127.0.0.1").with_token(demo["api_token"].as_str().unwrap());
+    let demo: Value =
+        serde_json::from_str(&std::fs::read_to_string(state.join("demo.json")).unwrap()).unwrap();
+    let admin =
+        Api::new(&instance.url, "127.0.0.1").with_token(demo["api_token"].as_str().unwrap());
     admin.post("/api/servers/", &serde_json::json!({"name": "newer"})).await.expect(201);
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let examples = examples(&std::fs::read_to_string(docs.join(document)).unwrap());
     assert!(examples.len() >= at_least, "{}", examples.len());
     // Twice, in one shell each: nothing that they leave keeps the next reader from doing the same.
     for _ in 0..2 {
-        let script: String = examples.iter().map(|example| format!("{}\nprintf '{MARK}'\n", example.lines)).collect();
+        let script: String = examples
+            .iter()
+            .map(|example| format!("{}\nprintf '{MARK}'\n", example.lines))
+            .collect();
         let mut shell = Command::new("bash");
         // The agent is to be found by its name.
         let agent = setting("FARHAND_AGENT");
-        let path = format!("{}:{}", Path::new(&agent).parent().unwrap().display(), std::env::var("PATH").unwrap());
-        shell.args(["-eu", "-c", &script]).current_dir(folder.path()).env("PATH", path).kill_on_drop(true);
+        let path = format!(
+            "{}:{}",
+            Path::new(&agent).parent().unwrap().display(),
+            std::env::var("PATH").unwrap()
+        );
+        shell
+            .args(["-eu", "-c", &script])
+            .current_dir(folder.path())
+            .env("PATH", path)
+            .kill_on_drop(true);
         // What they leave running, where one of them fails, ends with the instance.
         shell.env("FARHAND_EXAMPLES", &state).process_group(0);
         // One example waits for a mail, for as long as it takes.
-        let output = tokio::time::timeout(PATIENCE, shell.output()).await.expect("the examples end").unwrap();
-        let (printed, errors) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
+        let output = tokio::time::timeout(PATIENCE, shell.output())
+            .await
+            .expect("the examples end")
+            .unwrap();
+        let (printed, errors) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
         let answers: Vec<&str> = printed.split(MARK).collect();
         assert_eq!(answers.len(), examples.len() + 1, "the shell ended early: {errors}{printed}");
         for (example, printed) in examples.iter().zip(answers) {
             match &example.answer {
                 None => assert_eq!(printed, "", "{}", example.lines),
                 Some(expected) => {
-                    let found = serde_json::from_str(printed).unwrap_or(Value::String(printed.to_owned()));
-                    assert!(matches(expected, &found), "{}\nexpected {expected}\nfound {found}", example.lines);
+                    let found =
+                        serde_json::from_str(printed).unwrap_or(Value::String(printed.to_owned()));
+                    assert!(
+                        matches(expected, &found),
+                        "{}\nexpected {expected}\nfound {found}",
+                        example.lines
+                    );
                 }
             }
         }

@@ -1,5 +1,6 @@
-//! The OpenAPI document: that it is whole, that it is served, that what differs from it is found, and that a client made from
-//! it works. That every answer is as it says is checked wherever a test asks for something (`farhand_tests::openapi`).
+//! The OpenAPI document: that it is whole, that it is served, that what differs from it is found,
+//! and that a client made from it works. That every answer is as it says is checked wherever a test
+//! asks for something (`farhand_tests::openapi`).
 
 use std::collections::BTreeSet;
 
@@ -20,15 +21,20 @@ const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
 
 /// All operations: method, path and what the document has of it.
 fn operations() -> impl Iterator<Item = (String, &'static str, &'static Value)> {
-    PARTS.into_iter().flat_map(|part| DOCUMENT[part].as_object().unwrap()).flat_map(|(path, item)| {
-        let methods = METHODS.into_iter().filter_map(|method| Some((method.to_uppercase(), item.get(method)?)));
-        methods.map(|(method, operation)| (method, path.as_str(), operation))
-    })
+    PARTS.into_iter().flat_map(|part| DOCUMENT[part].as_object().unwrap()).flat_map(
+        |(path, item)| {
+            let methods = METHODS
+                .into_iter()
+                .filter_map(|method| Some((method.to_uppercase(), item.get(method)?)));
+            methods.map(|(method, operation)| (method, path.as_str(), operation))
+        },
+    )
 }
 
 #[test]
 fn the_document_has_the_endpoints_that_there_are_and_no_others() {
-    let described: BTreeSet<(String, &str)> = operations().map(|(method, path, _)| (method, path)).collect();
+    let described: BTreeSet<(String, &str)> =
+        operations().map(|(method, path, _)| (method, path)).collect();
     let rows = all().map(|(method, path, _)| (method.to_owned(), path));
     assert_eq!(described, rows.collect());
     let has_rest = |path: &&String| path.contains("{*");
@@ -49,17 +55,25 @@ fn the_document_asks_for_the_credentials_that_the_endpoints_do() {
         let is_optional = asked.is_empty() || asked.contains("");
         match row.access {
             Access::Open => assert!(is_optional, "{method} {path}"),
-            Access::User => assert!(asked.contains("loginToken") && !asked.contains("agentKey"), "{method} {path}"),
+            Access::User => assert!(
+                asked.contains("loginToken") && !asked.contains("agentKey"),
+                "{method} {path}"
+            ),
             Access::UserOrAgent => assert!(asked.contains("loginToken"), "{method} {path}"),
             Access::Agent => assert_eq!(asked, BTreeSet::from(["agentKey"]), "{method} {path}"),
-            Access::Registration => assert_eq!(asked, BTreeSet::from(["registrationToken"]), "{method} {path}"),
-            Access::Operator => assert_eq!(asked, BTreeSet::from(["operatorToken"]), "{method} {path}"),
+            Access::Registration => {
+                assert_eq!(asked, BTreeSet::from(["registrationToken"]), "{method} {path}")
+            }
+            Access::Operator => {
+                assert_eq!(asked, BTreeSet::from(["operatorToken"]), "{method} {path}")
+            }
         }
         assert_eq!(is_optional, row.access == Access::Open, "{method} {path}");
     }
 }
 
-/// Calls back with everything in the document that has a schema: where the schema is, and the examples.
+/// Calls back with everything in the document that has a schema: where the schema is, and the
+/// examples.
 fn with_schemas(pointer: &str, value: &Value, found: &mut impl FnMut(&str, Vec<&Value>)) {
     // Schemas have examples of another form.
     if pointer.starts_with("/components/schemas") {
@@ -68,8 +82,10 @@ fn with_schemas(pointer: &str, value: &Value, found: &mut impl FnMut(&str, Vec<&
     match value {
         Value::Object(members) => {
             if members.contains_key("schema") && members["schema"].is_object() {
-                let named = members.get("examples").and_then(Value::as_object).into_iter().flatten();
-                let examples = named.map(|(_, example)| &example["value"]).chain(members.get("example"));
+                let named =
+                    members.get("examples").and_then(Value::as_object).into_iter().flatten();
+                let examples =
+                    named.map(|(_, example)| &example["value"]).chain(members.get("example"));
                 found(&format!("{pointer}/schema"), examples.collect());
             }
             for (name, member) in members {
@@ -95,7 +111,9 @@ fn everything_has_an_example_that_is_as_its_schema_says() {
             problems.push(format!("{schema} has no example"));
         }
         for example in examples {
-            problems.extend(differences(schema, example).iter().map(|problem| format!("{schema}: {problem}")));
+            problems.extend(
+                differences(schema, example).iter().map(|problem| format!("{schema}: {problem}")),
+            );
         }
     });
     assert!(problems.is_empty(), "{}", problems.join("\n"));
@@ -126,13 +144,18 @@ fn the_document_has_the_codes_that_there_are_and_no_others() {
     assert_eq!(described, Code::ALL.iter().map(|code| code.as_str()).collect());
     // Each is told of some answer.
     let components = &DOCUMENT["components"];
-    let told =
-        [&DOCUMENT["paths"], &components["responses"], &components["headers"], &components["schemas"]["InternalError"]];
+    let told = [
+        &DOCUMENT["paths"],
+        &components["responses"],
+        &components["headers"],
+        &components["schemas"]["InternalError"],
+    ];
     let answers = told.map(ToString::to_string).concat();
     for code in described {
         let told = format!("\"{code}\"");
         assert!(
-            answers.contains(&told) || DOCUMENT["components"]["schemas"]["CommandErrors"].to_string().contains(&told)
+            answers.contains(&told)
+                || DOCUMENT["components"]["schemas"]["CommandErrors"].to_string().contains(&told)
         );
     }
 }
@@ -143,7 +166,12 @@ async fn the_document_is_served_to_everybody() {
     for api in [&workspace.anonymous, &workspace.admin, &workspace.anonymous.with("nonsense")] {
         assert_eq!(api.get("/api/schema/").await.expect(200), *DOCUMENT);
     }
-    workspace.anonymous.under("nobody.local.localhost").get("/api/schema/").await.expect_detail(404, None);
+    workspace
+        .anonymous
+        .under("nobody.local.localhost")
+        .get("/api/schema/")
+        .await
+        .expect_detail(404, None);
 }
 
 /// An answer as the service gives it, to be made wrong.
@@ -157,7 +185,13 @@ struct Answer {
 }
 
 impl Answer {
-    fn to(method: &'static str, path: &'static str, request: Value, status: u16, body: Value) -> Self {
+    fn to(
+        method: &'static str,
+        path: &'static str,
+        request: Value,
+        status: u16,
+        body: Value,
+    ) -> Self {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("x-request-id", "abc"),
@@ -172,7 +206,10 @@ impl Answer {
 
     /// What the checks find, as one text.
     fn found(&self) -> String {
-        let asked = HeaderMap::from_iter([("content-type".parse().unwrap(), "application/json".parse().unwrap())]);
+        let asked = HeaderMap::from_iter([(
+            "content-type".parse().unwrap(),
+            "application/json".parse().unwrap(),
+        )]);
         let request = if self.request.is_null() { String::new() } else { self.request.to_string() };
         let exchange = Exchange {
             method: self.method,
@@ -204,14 +241,29 @@ fn what_differs_from_the_document_is_found() {
     wrong(|answer| answer.status = 201, "201");
     wrong(|answer| answer.status = 503, "503");
     wrong(|answer| drop(answer.headers.remove("x-request-id")), "x-request-id is missing");
-    wrong(|answer| drop(answer.headers.insert("cache-control", "public".parse().unwrap())), "cache-control");
-    wrong(|answer| drop(answer.headers.insert("x-more", "1".parse().unwrap())), "x-more is not described");
-    wrong(|answer| drop(answer.headers.insert("content-type", "text/html".parse().unwrap())), "text/html");
-    // A refusal of another form, a code that the status does not have, and one for a path or a method that there is not.
-    wrong(|answer| (answer.status, answer.body) = (404, json!({"error": "x"})), "error");
-    wrong(|answer| (answer.status, answer.body) = (403, json!({"code": "THROTTLED", "detail": "x"})), "THROTTLED");
     wrong(
-        |answer| (answer.status, answer.body) = (401, json!({"code": "UNAUTHENTICATED", "detail": "x"})),
+        |answer| drop(answer.headers.insert("cache-control", "public".parse().unwrap())),
+        "cache-control",
+    );
+    wrong(
+        |answer| drop(answer.headers.insert("x-more", "1".parse().unwrap())),
+        "x-more is not described",
+    );
+    wrong(
+        |answer| drop(answer.headers.insert("content-type", "text/html".parse().unwrap())),
+        "text/html",
+    );
+    // A refusal of another form, a code that the status does not have, and one for a path or a
+    // method that there is not.
+    wrong(|answer| (answer.status, answer.body) = (404, json!({"error": "x"})), "error");
+    wrong(
+        |answer| (answer.status, answer.body) = (403, json!({"code": "THROTTLED", "detail": "x"})),
+        "THROTTLED",
+    );
+    wrong(
+        |answer| {
+            (answer.status, answer.body) = (401, json!({"code": "UNAUTHENTICATED", "detail": "x"}))
+        },
         "www-authenticate is missing",
     );
     wrong(|answer| answer.path = "/api/nothing/", "200");
@@ -222,8 +274,11 @@ fn what_differs_from_the_document_is_found() {
         "added_at": "2026-11-21T01:23:45.678901+00:00", "updated_at": "2026-11-21T01:23:45.678901+00:00",
         "expires_at": null, "last_used_at": null, "key": "k".repeat(128)});
     let create = |request: &Value, made: &Value| {
-        let mut answer = Answer::to("POST", "/api/auth/tokens/", request.clone(), 201, made.clone());
-        answer.headers.insert("location", "http://acme.eu1.example.com/api/auth/tokens/x/".parse().unwrap());
+        let mut answer =
+            Answer::to("POST", "/api/auth/tokens/", request.clone(), 201, made.clone());
+        answer
+            .headers
+            .insert("location", "http://acme.eu1.example.com/api/auth/tokens/x/".parse().unwrap());
         answer.found()
     };
     assert_eq!(create(&token, &made), "");
@@ -241,7 +296,8 @@ async fn node(program: &str, args: &[&str]) -> String {
     let mut command = Command::new("node");
     command.arg(format!("tests/support/client/{program}")).args(args);
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).kill_on_drop(true);
-    let output = tokio::time::timeout(4 * PATIENCE, command.output()).await.expect("it ends").unwrap();
+    let output =
+        tokio::time::timeout(4 * PATIENCE, command.output()).await.expect("it ends").unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -263,7 +319,8 @@ async fn a_client_made_from_the_document_runs_a_command() {
     });
     let port = workspace.anonymous.url.rsplit(':').next().unwrap();
     let url = format!("http://{}:{port}", workspace.anonymous.host);
-    let told = node("run.mjs", &[path, "127.0.0.1", &url, "boss", PASSWORD, "web-1", "uptime"]).await;
+    let told =
+        node("run.mjs", &[path, "127.0.0.1", &url, "boss", PASSWORD, "web-1", "uptime"]).await;
     let told: Value = serde_json::from_str(&told).unwrap();
     let expected = json!({"authenticated": true, "result": "up 4 days\n", "status": "Success", "count": 1,
         "code": "INVALID_COMMAND"});

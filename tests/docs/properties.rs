@@ -1,11 +1,13 @@
-//! Requests made by chance from the OpenAPI document: of each operation ones that are as the document has them, ones that miss
-//! it by a little, and wild ones. Whatever is sent, the answer is one that the document describes, which the client checks for
-//! every answer, and what is taken is what the document allows.
+//! Requests made by chance from the OpenAPI document: of each operation ones that are as the
+//! document has them, ones that miss it by a little, and wild ones. Whatever is sent, the answer is
+//! one that the document describes, which the client checks for every answer, and what is taken is
+//! what the document allows.
 //!
-//! A round is a workspace with some people, a server and a command, and one request of each operation in a chance order, by a
-//! chance credential. It comes out of its seed. `FARHAND_PROPERTIES_SECONDS` says how long new rounds begin (30), and
-//! `FARHAND_PROPERTIES_SEED` plays one again. Left out are the catch-alls for reports of agents that the service has no use for
-//! (`x-catch-alls`), which tests/api/bad_input.rs has.
+//! A round is a workspace with some people, a server and a command, and one request of each
+//! operation in a chance order, by a chance credential. It comes out of its seed.
+//! `FARHAND_PROPERTIES_SECONDS` says how long new rounds begin (30), and `FARHAND_PROPERTIES_SEED`
+//! plays one again. Left out are the catch-alls for reports of agents that the service has no use
+//! for (`x-catch-alls`), which tests/api/bad_input.rs has.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -23,7 +25,9 @@ const DEEPEST: usize = 6;
 /// Follows a reference.
 fn resolved(value: &Value) -> &Value {
     match value["$ref"].as_str() {
-        Some(reference) => resolved(DOCUMENT.pointer(&reference[1..]).expect("the document has what it refers to")),
+        Some(reference) => {
+            resolved(DOCUMENT.pointer(&reference[1..]).expect("the document has what it refers to"))
+        }
         None => value,
     }
 }
@@ -44,7 +48,8 @@ fn operations() -> Vec<Operation> {
                 continue;
             }
             let lists = [&item["parameters"], &operation["parameters"]];
-            let parameters = lists.into_iter().filter_map(Value::as_array).flatten().map(resolved).collect();
+            let parameters =
+                lists.into_iter().filter_map(Value::as_array).flatten().map(resolved).collect();
             let body = resolved(&operation["requestBody"]);
             let body = body["content"].get("application/json").map(|content| &content["schema"]);
             all.push(Operation { method: method.to_uppercase(), path, parameters, body });
@@ -98,13 +103,16 @@ fn between(least: i64, most: i64, aim: Aim, dice: &mut Dice) -> i64 {
 }
 
 fn text(schema: &Value, aim: Aim, dice: &mut Dice) -> String {
-    let examples = schema["examples"].as_array().filter(|examples| !examples.is_empty() && aim == Aim::Good);
+    let examples =
+        schema["examples"].as_array().filter(|examples| !examples.is_empty() && aim == Aim::Good);
     if let Some(example) = examples.and_then(|examples| dice.pick(examples).as_str()) {
         return example.to_owned();
     }
     match schema["format"].as_str() {
         Some("uuid") => return "01936d3e-7a00-7000-8000-000000000000".to_owned(),
-        Some("date-time") => return dice.pick(&["2090-01-01T00:00:00Z", "2026-11-21T01:23:45.5+01:00"]).to_string(),
+        Some("date-time") => {
+            return dice.pick(&["2090-01-01T00:00:00Z", "2026-11-21T01:23:45.5+01:00"]).to_string();
+        }
         Some("email") => return format!("{}@example.com", unique("e")),
         _ => {}
     }
@@ -148,7 +156,11 @@ fn value(schema: &Value, aim: Aim, depth: usize, dice: &mut Dice) -> Value {
         }
         "string" => json!(text(schema, aim, dice)),
         "array" => {
-            let most = if aim == Aim::Good { 3 } else { schema["maxItems"].as_i64().unwrap_or(3).min(6_000) };
+            let most = if aim == Aim::Good {
+                3
+            } else {
+                schema["maxItems"].as_i64().unwrap_or(3).min(6_000)
+            };
             let count = between(schema["minItems"].as_i64().unwrap_or(0), most, aim, dice).max(0);
             let item = value(&schema["items"], aim, depth + 1, dice);
             (0..count).map(|_| item.clone()).collect()
@@ -164,9 +176,12 @@ fn object(schema: &Value, aim: Aim, depth: usize, dice: &mut Dice) -> Value {
             members.extend(more);
         }
     }
-    let is_required = |name: &str| schema["required"].as_array().is_some_and(|names| names.iter().any(|n| n == name));
+    let is_required = |name: &str| {
+        schema["required"].as_array().is_some_and(|names| names.iter().any(|n| n == name))
+    };
     for (name, member) in schema["properties"].as_object().into_iter().flatten() {
-        let is_there = if is_required(name) { aim == Aim::Good || !dice.once_in(6) } else { dice.once_in(3) };
+        let is_there =
+            if is_required(name) { aim == Aim::Good || !dice.once_in(6) } else { dice.once_in(3) };
         if is_there {
             members.insert(name.clone(), value(member, aim, depth + 1, dice));
         }
@@ -191,15 +206,23 @@ impl Stage {
         let workspace = Workspace::new().await;
         let server = workspace.server("web-1").await;
         let (staff, member) = (workspace.staff("stella").await, workspace.user("mona").await);
-        let group = workspace.admin.post("/api/iam/groups/", &json!({"name": "ops"})).await.expect(201);
+        let group =
+            workspace.admin.post("/api/iam/groups/", &json!({"name": "ops"})).await.expect(201);
         let user = member.get("/api/iam/users/-/").await.expect(200)["id"].clone();
         let membership = json!({"group": group["id"], "user": user});
-        let membership = workspace.admin.post("/api/iam/memberships/", &membership).await.expect(201);
-        let new = json!({"server": "web-1", "line": "uptime", "username": "boss", "on_offline": "queue"});
+        let membership =
+            workspace.admin.post("/api/iam/memberships/", &membership).await.expect(201);
+        let new =
+            json!({"server": "web-1", "line": "uptime", "username": "boss", "on_offline": "queue"});
         let command = workspace.admin.post("/api/events/commands/", &new).await.expect(201);
         let registration = json!({"name": "hosts", "expires_at": null, "uses": null});
-        let registration = workspace.admin.post("/api/servers/registration-tokens/", &registration).await.expect(201);
-        let token = workspace.admin.get("/api/auth/tokens/").await.expect(200)["results"][0].clone();
+        let registration = workspace
+            .admin
+            .post("/api/servers/registration-tokens/", &registration)
+            .await
+            .expect(201);
+        let token =
+            workspace.admin.get("/api/auth/tokens/").await.expect(200)["results"][0].clone();
         let limited = workspace.limited(&json!({"commands": ["ls *"]})).await;
         let agent = workspace.anonymous.with(&credential(&server));
         let registrar = workspace.anonymous.with_token(registration["key"].as_str().unwrap());
@@ -228,17 +251,30 @@ impl Stage {
 
     /// The client that an operation is called with: mostly one that may call it.
     fn caller(&self, operation: &Operation, dice: &mut Dice) -> Api {
-        let [admin, .., agent, registrar, _] = &self.credentials[..] else { unreachable!("there are eight") };
+        let [admin, .., agent, registrar, _] = &self.credentials[..] else {
+            unreachable!("there are eight")
+        };
         if operation.path.starts_with("/operator/") {
             return if dice.once_in(4) { self.operator.anonymous() } else { self.operator.clone() };
         }
-        let of_agents =
-            ["/ack/", "/chunk/", "/fin/", "/reject/", "/events/events/", "/-/", "/ws/", "/metrics/", "/unregister/"];
+        let of_agents = [
+            "/ack/",
+            "/chunk/",
+            "/fin/",
+            "/reject/",
+            "/events/events/",
+            "/-/",
+            "/ws/",
+            "/metrics/",
+            "/unregister/",
+        ];
         let api = if dice.once_in(3) {
             dice.pick(&self.credentials)
         } else if operation.path.ends_with("/register/") {
             registrar
-        } else if !operation.path.contains("/iam/") && of_agents.iter().any(|part| operation.path.contains(part)) {
+        } else if !operation.path.contains("/iam/")
+            && of_agents.iter().any(|part| operation.path.contains(part))
+        {
             agent
         } else {
             admin
@@ -248,14 +284,32 @@ impl Stage {
     }
 
     fn path(&self, operation: &Operation, aim: Aim, dice: &mut Dice) -> String {
-        let known = self.ids.iter().find(|(path, _)| operation.path.starts_with(path)).map(|(_, id)| id.as_str());
+        let known = self
+            .ids
+            .iter()
+            .find(|(path, _)| operation.path.starts_with(path))
+            .map(|(_, id)| id.as_str());
         // The output of a command that waits does not end.
         let known = known.filter(|_| !operation.path.ends_with("/stream/"));
-        let unknown = ["01936d3e-7a00-7000-8000-000000000000", "999999", "-", "0", "x", "%00", "%F0%9F%98%80", "a%2Fb"];
-        let id = if aim == Aim::Wild || known.is_none() { *dice.pick(&unknown) } else { known.unwrap_or("x") };
+        let unknown = [
+            "01936d3e-7a00-7000-8000-000000000000",
+            "999999",
+            "-",
+            "0",
+            "x",
+            "%00",
+            "%F0%9F%98%80",
+            "a%2Fb",
+        ];
+        let id = if aim == Aim::Wild || known.is_none() {
+            *dice.pick(&unknown)
+        } else {
+            known.unwrap_or("x")
+        };
         let username = if aim == Aim::Wild { *dice.pick(&unknown) } else { "mona" };
         let path = operation.path.replace("{id}", id).replace("{username}", username);
-        path.replace("{key}", dice.pick::<&str>(&unknown)).replace("{slug}", dice.pick::<&str>(&unknown))
+        path.replace("{key}", dice.pick::<&str>(&unknown))
+            .replace("{slug}", dice.pick::<&str>(&unknown))
     }
 
     /// Makes a request by a seed; returns what failed.
@@ -266,7 +320,8 @@ impl Stage {
         let mut query = Vec::new();
         let mut headers = Vec::new();
         for parameter in &operation.parameters {
-            let (name, place) = (parameter["name"].as_str().unwrap(), parameter["in"].as_str().unwrap());
+            let (name, place) =
+                (parameter["name"].as_str().unwrap(), parameter["in"].as_str().unwrap());
             if place == "path" || !dice.once_in(3) {
                 continue;
             }
@@ -297,7 +352,9 @@ impl Stage {
         // The client panics where an answer is not as the document has it.
         let sent = tokio::spawn(async move { api.send(request).await }).await;
         let problem = match sent {
-            Ok(reply) if reply.status >= 500 && reply.json()["code"] != "SERVER_NOT_CONNECTED" => reply.text,
+            Ok(reply) if reply.status >= 500 && reply.json()["code"] != "SERVER_NOT_CONNECTED" => {
+                reply.text
+            }
             Ok(_) => return None,
             Err(error) => {
                 let panic = error.into_panic();
@@ -305,7 +362,10 @@ impl Stage {
             }
         };
         let body = body.map_or_else(String::new, |body| body.to_string());
-        Some(format!("{aim:?} {} {path:.300} {headers:.300?}\n{body:.600}\n{problem:.1500}", operation.method))
+        Some(format!(
+            "{aim:?} {} {path:.300} {headers:.300?}\n{body:.600}\n{problem:.1500}",
+            operation.method
+        ))
     }
 }
 
@@ -331,7 +391,8 @@ async fn whatever_is_sent_the_answer_is_one_that_the_document_describes() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
     let operations = operations();
     assert!(operations.len() > 70, "{} operations", operations.len());
-    let until = Instant::now() + Duration::from_secs(number("FARHAND_PROPERTIES_SECONDS").unwrap_or(30));
+    let until =
+        Instant::now() + Duration::from_secs(number("FARHAND_PROPERTIES_SECONDS").unwrap_or(30));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seeds: Vec<u64> = match number("FARHAND_PROPERTIES_SEED") {
         Some(seed) => vec![seed],
@@ -343,12 +404,18 @@ async fn whatever_is_sent_the_answer_is_one_that_the_document_describes() {
     loop {
         let seed = match seeds.next() {
             Some(seed) => seed,
-            None if Instant::now() < until && number("FARHAND_PROPERTIES_SEED").is_none() => next.roll(1 << 53) as u64,
+            None if Instant::now() < until && number("FARHAND_PROPERTIES_SEED").is_none() => {
+                next.roll(1 << 53) as u64
+            }
             None => break,
         };
         rounds += 1;
         let failed = round(seed, &operations).await;
-        assert!(failed.is_empty(), "round {rounds}, FARHAND_PROPERTIES_SEED={seed}:\n\n{}", failed.join("\n\n"));
+        assert!(
+            failed.is_empty(),
+            "round {rounds}, FARHAND_PROPERTIES_SEED={seed}:\n\n{}",
+            failed.join("\n\n")
+        );
     }
     println!("{rounds} rounds of {} requests", operations.len());
 }

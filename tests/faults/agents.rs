@@ -10,14 +10,24 @@ use super::cell::{Cell, Desk, Host, Kind};
 use super::rounds;
 use super::wire::{Moment, Step, Way, Wire};
 
-/// The steps of a command as they go by on the wire, and how it may end when its agent dies there. An end that was noted is
-/// told after the restart; a command that was noted and did not end has failed.
+/// The steps of a command as they go by on the wire, and how it may end when its agent dies there.
+/// An end that was noted is told after the restart; a command that was noted and did not end has
+/// failed.
 const STEPS: [(Step, &[&str]); 9] = [
     (step("order not received", Way::ToAgent, "\"query\":\"command\"", Moment::Before), &["Stuck"]),
-    (step("order received", Way::ToAgent, "\"query\":\"command\"", Moment::After), &["Stuck", "Failed"]),
-    (step("noted, not acknowledged", Way::ToService, "/ack/ HTTP", Moment::Before), &["Failed", "Success"]),
+    (
+        step("order received", Way::ToAgent, "\"query\":\"command\"", Moment::After),
+        &["Stuck", "Failed"],
+    ),
+    (
+        step("noted, not acknowledged", Way::ToService, "/ack/ HTTP", Moment::Before),
+        &["Failed", "Success"],
+    ),
     (step("acknowledged", Way::ToService, "/ack/ HTTP", Moment::Answered), &["Failed", "Success"]),
-    (step("output not sent", Way::ToService, "/chunk/ HTTP", Moment::Before), &["Failed", "Success"]),
+    (
+        step("output not sent", Way::ToService, "/chunk/ HTTP", Moment::Before),
+        &["Failed", "Success"],
+    ),
     (step("output sent", Way::ToService, "/chunk/ HTTP", Moment::After), &["Failed", "Success"]),
     (step("ended, end not sent", Way::ToService, "/fin/ HTTP", Moment::Before), &["Success"]),
     (step("end sent", Way::ToService, "/fin/ HTTP", Moment::After), &["Success"]),
@@ -45,7 +55,8 @@ impl Watched {
         Self { server, wire, host }
     }
 
-    /// Has the agent killed when a command of its comes to a step, and starts it again. Returns how that command ended.
+    /// Has the agent killed when a command of its comes to a step, and starts it again. Returns how
+    /// that command ended.
     async fn die_at(&mut self, cell: &Cell, step: Step) -> Value {
         let desk = &cell.desk;
         let (pid, before) = (self.host.pid(), self.wire.times());

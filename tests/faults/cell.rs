@@ -1,4 +1,5 @@
-//! A service with its agents that faults are done to, what is asked of it meanwhile, and the look at what became of it.
+//! A service with its agents that faults are done to, what is asked of it meanwhile, and the look
+//! at what became of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,8 +24,8 @@ use tokio::time::sleep;
 use super::figures::Figures;
 use super::ledger::{Answer, Asked, Finding, Ledger, Seen, is_over, token_of};
 
-/// How long everything that was accepted may take to end: a minute for what got stuck, as much for an agent that is slow to
-/// come back, and what a loaded machine adds.
+/// How long everything that was accepted may take to end: a minute for what got stuck, as much for
+/// an agent that is slow to come back, and what a loaded machine adds.
 const ENDS_WITHIN: Duration = Duration::from_secs(300);
 /// How long a command of these may run, in seconds.
 const TIMEOUT: u32 = 10;
@@ -51,7 +52,8 @@ pub struct Desk {
     pub workspace: Workspace,
     ledger: Mutex<Ledger>,
     tokens: AtomicUsize,
-    /// Held by each request that is under way, and wholly by who looks: what is accepted meanwhile would look lost.
+    /// Held by each request that is under way, and wholly by who looks: what is accepted meanwhile
+    /// would look lost.
     gate: tokio::sync::RwLock<()>,
     /// Ids that were read one by one already.
     looked: tokio::sync::Mutex<BTreeSet<String>>,
@@ -124,14 +126,22 @@ impl Cell {
 
     /// Starts it again where it was.
     pub async fn restart(&mut self) {
-        let variables: Vec<_> = self.variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let variables: Vec<_> =
+            self.variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         self.instance = Some(Instance::restart_at(self.port, self.state.path(), &variables).await);
     }
 
     /// Starts a scripted agent whose seconds are short. Its commands write their line.
     pub async fn scripted(&self, server: &Value, is_held: bool) -> Alpamon {
-        let runs = move |order: &Value| Run { is_held, ..Run::writing([order["line"].as_str().unwrap_or_default()]) };
-        let habits = Habits { second: Duration::from_millis(200), runs: Box::new(runs), ..Habits::default() };
+        let runs = move |order: &Value| Run {
+            is_held,
+            ..Run::writing([order["line"].as_str().unwrap_or_default()])
+        };
+        let habits = Habits {
+            second: Duration::from_millis(200),
+            runs: Box::new(runs),
+            ..Habits::default()
+        };
         Alpamon::connect(&self.desk.workspace, server, habits).await
     }
 }
@@ -140,7 +150,10 @@ impl Desk {
     /// The line of a command that tells outside that it ran, and writes some output.
     fn line(&self, token: &str, kind: Kind) -> String {
         let seconds = if kind == Kind::Long { "5" } else { "0.3" };
-        format!("echo {token} >> {}; echo begun; sleep {seconds}; echo done", self.outside.path().join("ran").display())
+        format!(
+            "echo {token} >> {}; echo begun; sleep {seconds}; echo done",
+            self.outside.path().join("ran").display()
+        )
     }
 
     /// Whether something ran, by its token.
@@ -153,7 +166,8 @@ impl Desk {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Asks for a command, and notes what came of it. Returns its token, and its id where it was accepted.
+    /// Asks for a command, and notes what came of it. Returns its token, and its id where it was
+    /// accepted.
     pub async fn ask(&self, server: &Value, kind: Kind) -> (String, Option<String>) {
         let token = format!("t{}", self.tokens.fetch_add(1, Ordering::Relaxed));
         let mut body = json!({
@@ -162,10 +176,16 @@ impl Desk {
         match kind {
             Kind::Immediate => {}
             Kind::Queued | Kind::Keyed | Kind::Long => body["on_offline"] = json!("queue"),
-            Kind::In(seconds) => body["scheduled_at"] = json!(now().plus_seconds(seconds).to_string()),
+            Kind::In(seconds) => {
+                body["scheduled_at"] = json!(now().plus_seconds(seconds).to_string())
+            }
         }
         // Before it is sent: what is not answered was asked for, too.
-        let asked = Asked { server: server["id"].as_str().unwrap().to_owned(), at: now(), answer: Answer::Unknown };
+        let asked = Asked {
+            server: server["id"].as_str().unwrap().to_owned(),
+            at: now(),
+            answer: Answer::Unknown,
+        };
         self.ledger.lock().unwrap().asked.insert(token.clone(), asked);
         let key = (kind == Kind::Keyed).then(|| unique("key"));
         let tries = if key.is_some() { TRIES } else { 1 };
@@ -188,7 +208,8 @@ impl Desk {
     }
 
     async fn send(&self, body: &Value, key: Option<&str>) -> Answer {
-        let mut request = self.workspace.admin.request("POST", COMMANDS).json(body).timeout(PATIENCE);
+        let mut request =
+            self.workspace.admin.request("POST", COMMANDS).json(body).timeout(PATIENCE);
         if let Some(key) = key {
             request = request.header("Idempotency-Key", key);
         }
@@ -208,8 +229,9 @@ impl Desk {
     /// Asks for so many commands, a few at a time: of each kind, on each server in turn.
     pub async fn load(&self, servers: &[&Value], many: usize) {
         const KINDS: [Kind; 4] = [Kind::Immediate, Kind::Queued, Kind::In(1), Kind::Keyed];
-        let asked =
-            (0..many).map(|number| self.ask(servers[number % servers.len()], KINDS[number / servers.len() % 4]));
+        let asked = (0..many).map(|number| {
+            self.ask(servers[number % servers.len()], KINDS[number / servers.len() % 4])
+        });
         stream::iter(asked).buffer_unordered(4).for_each(async |_| {}).await;
     }
 
@@ -248,20 +270,31 @@ impl Desk {
 
     /// Waits until a command is over.
     pub async fn ended(&self, id: &str) -> Value {
-        eventually_within(ENDS_WITHIN, "the command's end", || async { self.read(id).await.filter(is_over) }).await
+        eventually_within(ENDS_WITHIN, "the command's end", || async {
+            self.read(id).await.filter(is_over)
+        })
+        .await
     }
 
-    /// What can be seen of all that was asked for. Those of earlier looks are read one by one again only at the end.
+    /// What can be seen of all that was asked for. Those of earlier looks are read one by one again
+    /// only at the end.
     async fn seen(&self, agents: &[&Alpamon], is_settled: bool) -> Seen {
         let listed = self.listed().await;
         let mut by_id: BTreeMap<String, Option<Value>> = BTreeMap::new();
         let mut looked = self.looked.lock().await;
         if !is_settled {
-            let earlier = listed.iter().filter(|command| looked.contains(command["id"].as_str().unwrap()));
-            by_id.extend(earlier.map(|command| (command["id"].as_str().unwrap().to_owned(), Some(command.clone()))));
+            let earlier =
+                listed.iter().filter(|command| looked.contains(command["id"].as_str().unwrap()));
+            by_id.extend(earlier.map(|command| {
+                (command["id"].as_str().unwrap().to_owned(), Some(command.clone()))
+            }));
         }
-        let ids: Vec<String> = self.ledger.lock().unwrap().accepted().map(|(_, id)| id.to_owned()).collect();
-        let read = ids.iter().filter(|id| !by_id.contains_key(*id)).map(async |id| (id.clone(), self.read(id).await));
+        let ids: Vec<String> =
+            self.ledger.lock().unwrap().accepted().map(|(_, id)| id.to_owned()).collect();
+        let read = ids
+            .iter()
+            .filter(|id| !by_id.contains_key(*id))
+            .map(async |id| (id.clone(), self.read(id).await));
         let read: Vec<_> = stream::iter(read).buffer_unordered(AT_ONCE).collect().await;
         by_id.extend(read);
         looked.extend(ids);
@@ -277,8 +310,8 @@ impl Desk {
 }
 
 impl Cell {
-    /// Looks at everything after a fault: nothing is lost, nothing was repeated, and the counters are right. `agents` are
-    /// all scripted ones that there ever were.
+    /// Looks at everything after a fault: nothing is lost, nothing was repeated, and the counters
+    /// are right. `agents` are all scripted ones that there ever were.
     pub async fn look(&mut self, agents: &[&Alpamon]) {
         let desk = self.desk.clone();
         let _nothing_is_under_way = desk.gate.write().await;
@@ -287,7 +320,8 @@ impl Cell {
         self.counters_are_right();
     }
 
-    /// Waits until everything that was accepted is over and D1 has all that the objects have, and looks at it.
+    /// Waits until everything that was accepted is over and D1 has all that the objects have, and
+    /// looks at it.
     pub async fn settle(mut self, agents: &[&Alpamon]) {
         eventually_within(ENDS_WITHIN, "every command to end", || async {
             // D1's rows: the list can be behind by a second, and here there may be hundreds.
@@ -303,8 +337,10 @@ impl Cell {
                 "ServerLink",
                 "SELECT id || ' ' || revision || ' ' || (flushed < revision) FROM commands",
             );
-            let of_d1: BTreeSet<String> =
-                self.rows("SELECT id || ' ' || revision || ' 0' FROM commands").into_iter().collect();
+            let of_d1: BTreeSet<String> = self
+                .rows("SELECT id || ' ' || revision || ' 0' FROM commands")
+                .into_iter()
+                .collect();
             (of_objects.into_iter().collect::<BTreeSet<_>>() == of_d1).then_some(())
         })
         .await;
@@ -312,7 +348,11 @@ impl Cell {
         self.judge(&seen);
         self.counters_are_right();
         for command in &seen.listed {
-            *self.figures.ends.entry(command["status"]["text"].as_str().unwrap().to_lowercase()).or_insert(0) += 1;
+            *self
+                .figures
+                .ends
+                .entry(command["status"]["text"].as_str().unwrap().to_lowercase())
+                .or_insert(0) += 1;
         }
         self.figures.ran = seen.ran.len() + seen.handed.len();
         for asked in self.desk.ledger.lock().unwrap().asked.values() {
@@ -330,7 +370,12 @@ impl Cell {
         let findings = self.desk.ledger.lock().unwrap().findings(seen);
         let figures = &mut self.figures;
         let commands = |is_such: fn(&Finding) -> bool| {
-            findings.iter().filter(|finding| is_such(finding)).map(Finding::token).collect::<BTreeSet<_>>().len()
+            findings
+                .iter()
+                .filter(|finding| is_such(finding))
+                .map(Finding::token)
+                .collect::<BTreeSet<_>>()
+                .len()
         };
         figures.losses = commands(Finding::is_loss);
         figures.repeats = commands(Finding::is_repeat);
@@ -399,8 +444,11 @@ impl Host {
         let folder = tempfile::tempdir().unwrap();
         let (id, key) = (server["id"].as_str().unwrap(), server["key"].as_str().unwrap());
         let url = format!("http://{}:{port}", workspace.anonymous.host);
-        std::fs::write(folder.path().join("agent.toml"), format!("url = \"{url}\"\nid = \"{id}\"\nkey = \"{key}\"\n"))
-            .unwrap();
+        std::fs::write(
+            folder.path().join("agent.toml"),
+            format!("url = \"{url}\"\nid = \"{id}\"\nkey = \"{key}\"\n"),
+        )
+        .unwrap();
         Self { folder, process: None }
     }
 
@@ -409,7 +457,8 @@ impl Host {
         let log = File::options().create(true).append(true).open(self.log_file()).unwrap();
         let mut command = tokio::process::Command::new(setting("FARHAND_AGENT"));
         command.args(["run", "--config"]).arg(self.folder.path().join("agent.toml"));
-        self.process = Some(Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log)));
+        self.process =
+            Some(Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log)));
     }
 
     fn log_file(&self) -> PathBuf {

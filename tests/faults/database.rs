@@ -52,7 +52,10 @@ async fn an_outbox_that_is_full_empties() {
     let agents: Vec<&Alpamon> = agents.iter().collect();
     let desk = cell.desk.clone();
     let asked = servers.iter().flat_map(|server| (0..WINDOW).map(move |_| server));
-    stream::iter(asked.map(|server| desk.ask(server, Kind::Queued))).buffer_unordered(4).for_each(async |_| {}).await;
+    stream::iter(asked.map(|server| desk.ask(server, Kind::Queued)))
+        .buffer_unordered(4)
+        .for_each(async |_| {})
+        .await;
     for agent in &agents {
         agent.until("its commands", |ledger| ledger.orders.len() == WINDOW).await;
     }
@@ -66,7 +69,8 @@ async fn an_outbox_that_is_full_empties() {
     // Every end is in an object, and none in D1.
     eventually_within(LONG, "the reports to come", || async {
         let ended = "SELECT id FROM commands WHERE document -> '$.life.end.Finished' IS NOT NULL";
-        (cell.instance().read_objects("ServerLink", ended).len() == WINDOW * servers.len()).then_some(())
+        (cell.instance().read_objects("ServerLink", ended).len() == WINDOW * servers.len())
+            .then_some(())
     })
     .await;
     assert_eq!(cell.instance().read_d1(over), before);

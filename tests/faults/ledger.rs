@@ -1,4 +1,5 @@
-//! What was asked of a service, kept outside it, and what is wrong with what the service tells of it (contract 8).
+//! What was asked of a service, kept outside it, and what is wrong with what the service tells of
+//! it (contract 8).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -126,8 +127,10 @@ fn count<'a>(tokens: impl IntoIterator<Item = &'a String>) -> BTreeMap<&'a str, 
 /// Whether the moments of a command come one after the other.
 fn is_in_order(command: &Value) -> bool {
     let names = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
-    let moments: Vec<_> = names.iter().filter_map(|name| command[name].as_str()).map(Timestamp::parse).collect();
-    moments.iter().all(Result::is_ok) && moments.windows(2).all(|pair| pair[0].as_ref().ok() <= pair[1].as_ref().ok())
+    let moments: Vec<_> =
+        names.iter().filter_map(|name| command[name].as_str()).map(Timestamp::parse).collect();
+    moments.iter().all(Result::is_ok)
+        && moments.windows(2).all(|pair| pair[0].as_ref().ok() <= pair[1].as_ref().ok())
 }
 
 impl Ledger {
@@ -143,7 +146,8 @@ impl Ledger {
     pub fn findings(&self, seen: &Seen) -> BTreeSet<Finding> {
         let mut findings = BTreeSet::new();
         let (ran, handed) = (count(&seen.ran), count(&seen.handed));
-        let tokens: Vec<String> = seen.listed.iter().map(|command| token_of(command).to_owned()).collect();
+        let tokens: Vec<String> =
+            seen.listed.iter().map(|command| token_of(command).to_owned()).collect();
         let listed = count(&tokens);
         for counts in [&ran, &handed] {
             for (token, times) in counts.iter().filter(|(_, times)| **times > 1) {
@@ -177,7 +181,9 @@ impl Ledger {
             let went_out = ran.contains_key(token.as_str()) || handed.contains_key(token.as_str());
             match command["status"]["text"].as_str().unwrap_or_default() {
                 "Success" if !went_out => drop(findings.insert(Finding::NeverRan(token.clone()))),
-                "Cancelled" | "Expired" if went_out => drop(findings.insert(Finding::RanUnsent(token.clone()))),
+                "Cancelled" | "Expired" if went_out => {
+                    findings.insert(Finding::RanUnsent(token.clone()));
+                }
                 _ => {}
             }
             if seen.is_settled && !is_over(command) {
@@ -188,7 +194,9 @@ impl Ledger {
             }
             match self.asked.get(&token) {
                 None => drop(findings.insert(Finding::Unasked(token))),
-                Some(asked) if command["server"] != asked.server => drop(findings.insert(Finding::Elsewhere(token))),
+                Some(asked) if command["server"] != asked.server => {
+                    findings.insert(Finding::Elsewhere(token));
+                }
                 Some(_) => {}
             }
         }
@@ -210,20 +218,26 @@ mod tests {
         })
     }
 
-    /// Two that were accepted, one that was refused and one that nobody knows of; and all as it should be.
+    /// Two that were accepted, one that was refused and one that nobody knows of; and all as it
+    /// should be.
     fn fair() -> (Ledger, Seen) {
         let mut ledger = Ledger::default();
         let accepted = |token: &str| Answer::Accepted(format!("id-{token}"));
-        for (token, answer) in
-            [("a", accepted("a")), ("b", accepted("b")), ("c", Answer::Refused), ("d", Answer::Unknown)]
-        {
+        for (token, answer) in [
+            ("a", accepted("a")),
+            ("b", accepted("b")),
+            ("c", Answer::Refused),
+            ("d", Answer::Unknown),
+        ] {
             let asked = Asked { server: "web-1".into(), at: farhand_tests::now(), answer };
             ledger.asked.insert(token.into(), asked);
         }
         let commands = [command("a", "Success"), command("b", "Failed")];
         let by_id = ["a", "b"].into_iter().zip(&commands);
         let seen = Seen {
-            by_id: by_id.map(|(token, command)| (format!("id-{token}"), Some(command.clone()))).collect(),
+            by_id: by_id
+                .map(|(token, command)| (format!("id-{token}"), Some(command.clone())))
+                .collect(),
             listed: commands.to_vec(),
             ran: vec!["a".into(), "b".into()],
             handed: vec![],
@@ -249,7 +263,10 @@ mod tests {
 
     #[test]
     fn a_loss_is_found() {
-        is_found(|_, seen| drop(seen.by_id.insert("id-a".into(), None)), &[Finding::Lost("a".into())]);
+        is_found(
+            |_, seen| drop(seen.by_id.insert("id-a".into(), None)),
+            &[Finding::Lost("a".into())],
+        );
         is_found(|_, seen| drop(seen.by_id.remove("id-a")), &[Finding::Lost("a".into())]);
         is_found(|_, seen| drop(seen.listed.pop()), &[Finding::NotListed("b".into())]);
         is_found(|_, seen| seen.ran.retain(|token| token != "a"), &[Finding::NeverRan("a".into())]);
@@ -259,7 +276,10 @@ mod tests {
                 command["status"]["text"] = json!("Acked");
             }
         };
-        is_found(|_, seen| unended(seen), &[Finding::Unended("a".into()), Finding::Unended("b".into())]);
+        is_found(
+            |_, seen| unended(seen),
+            &[Finding::Unended("a".into()), Finding::Unended("b".into())],
+        );
         // While it is waited for, that is not wrong.
         is_found(
             |_, seen| {
@@ -274,20 +294,38 @@ mod tests {
     #[test]
     fn a_repeat_is_found() {
         is_found(|_, seen| seen.ran.push("b".into()), &[Finding::Repeated("b".into(), 2)]);
-        is_found(|_, seen| seen.handed.extend(["a".into(), "a".into()]), &[Finding::Repeated("a".into(), 2)]);
-        let twins =
-            |_: &mut Ledger, seen: &mut Seen| seen.listed.extend([command("d", "Failed"), command("d", "Failed")]);
+        is_found(
+            |_, seen| seen.handed.extend(["a".into(), "a".into()]),
+            &[Finding::Repeated("a".into(), 2)],
+        );
+        let twins = |_: &mut Ledger, seen: &mut Seen| {
+            seen.listed.extend([command("d", "Failed"), command("d", "Failed")])
+        };
         is_found(twins, &[Finding::Twins("d".into())]);
-        assert!(Finding::Repeated("a".into(), 2).is_repeat() && !Finding::Twins("a".into()).is_loss());
+        assert!(
+            Finding::Repeated("a".into(), 2).is_repeat() && !Finding::Twins("a".into()).is_loss()
+        );
     }
 
     #[test]
     fn what_else_must_not_be_is_found() {
-        is_found(|_, seen| seen.listed.push(command("c", "Stuck")), &[Finding::NotRefused("c".into())]);
+        is_found(
+            |_, seen| seen.listed.push(command("c", "Stuck")),
+            &[Finding::NotRefused("c".into())],
+        );
         is_found(|_, seen| seen.ran.push("c".into()), &[Finding::NotRefused("c".into())]);
-        is_found(|_, seen| seen.listed.push(command("e", "Stuck")), &[Finding::Unasked("e".into())]);
-        is_found(|_, seen| seen.listed[1]["status"]["text"] = json!("Expired"), &[Finding::RanUnsent("b".into())]);
-        is_found(|_, seen| seen.listed[1]["server"] = json!("web-2"), &[Finding::Elsewhere("b".into())]);
+        is_found(
+            |_, seen| seen.listed.push(command("e", "Stuck")),
+            &[Finding::Unasked("e".into())],
+        );
+        is_found(
+            |_, seen| seen.listed[1]["status"]["text"] = json!("Expired"),
+            &[Finding::RanUnsent("b".into())],
+        );
+        is_found(
+            |_, seen| seen.listed[1]["server"] = json!("web-2"),
+            &[Finding::Elsewhere("b".into())],
+        );
         is_found(
             |_, seen| seen.listed[0]["acked_at"] = json!("2026-11-21T12:00:03.000000+00:00"),
             &[Finding::OutOfOrder("a".into())],

@@ -1,7 +1,9 @@
-//! Faults: what contract 8 promises, while the service, its agents, their sockets, D1, the clock and the alarms fail.
+//! Faults: what contract 8 promises, while the service, its agents, their sockets, D1, the clock
+//! and the alarms fail.
 //!
-//! Each test does one kind of fault to an instance of its own, with real and scripted agents, and looks after each at what
-//! a ledger outside the service says. `npm test` does a few of each, `npm run faults` many (FARHAND_FAULTS=long).
+//! Each test does one kind of fault to an instance of its own, with real and scripted agents, and
+//! looks after each at what a ledger outside the service says. `npm test` does a few of each, `npm
+//! run faults` many (FARHAND_FAULTS=long).
 
 mod agents;
 mod cell;

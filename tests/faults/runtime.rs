@@ -13,18 +13,27 @@ async fn the_runtime_is_killed_under_load() {
     // A connection whose agent did not survive the service is noticed by the next ping.
     let variables = [("AGENT_PING_SECONDS", "5")];
     let mut cell = Cell::start("workerd killed under load, and started again", &variables).await;
-    let [stays, dies, scripted, late, gone] = cell.servers(["stays", "dies", "scripted", "late", "gone"]).await;
+    let [stays, dies, scripted, late, gone] =
+        cell.servers(["stays", "dies", "scripted", "late", "gone"]).await;
     let [mut one, mut other, mut latecomer] =
         [&stays, &dies, &late].map(|server| Host::new(&cell.desk.workspace, server, cell.port()));
     one.start();
     other.start();
     let agent = cell.scripted(&scripted, false).await;
     let mut leaver = Some(cell.scripted(&gone, false).await);
-    cell.connections_are(&[(&stays, true), (&dies, true), (&scripted, true), (&late, false), (&gone, true)]).await;
+    cell.connections_are(&[
+        (&stays, true),
+        (&dies, true),
+        (&scripted, true),
+        (&late, false),
+        (&gone, true),
+    ])
+    .await;
     let mut dice = Dice(7);
     let mut loads = Vec::new();
     for round in rounds(2, 50) {
-        let (desk, servers) = (cell.desk.clone(), [&stays, &dies, &scripted, &late].map(Clone::clone));
+        let (desk, servers) =
+            (cell.desk.clone(), [&stays, &dies, &scripted, &late].map(Clone::clone));
         let asked = desk.asked();
         loads.push(tokio::spawn(async move { desk.load(&servers.each_ref(), LOAD).await }));
         cell.desk.until_asked(asked + 4 + dice.roll(LOAD - 4)).await;
@@ -47,6 +56,13 @@ async fn the_runtime_is_killed_under_load() {
         load.await.unwrap();
     }
     latecomer.start();
-    cell.connections_are(&[(&stays, true), (&dies, true), (&scripted, true), (&late, true), (&gone, false)]).await;
+    cell.connections_are(&[
+        (&stays, true),
+        (&dies, true),
+        (&scripted, true),
+        (&late, true),
+        (&gone, false),
+    ])
+    .await;
     cell.settle(&[&agent]).await;
 }

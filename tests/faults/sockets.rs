@@ -35,8 +35,8 @@ async fn cut(desk: &Desk, server: &Value, wire: &Wire, step: Step) {
     let (_, id) = desk.ask(server, Kind::Queued).await;
     wire.until_more_than(before).await;
     let done = desk.ended(&id.unwrap()).await;
-    // An order that did not come through whole is never sent again, also where it went out on a socket that was just cut; all
-    // else is tried again until it comes through.
+    // An order that did not come through whole is never sent again, also where it went out on a
+    // socket that was just cut; all else is tried again until it comes through.
     let is_lost = step.name == "order" && step.moment != Moment::After;
     let expected: &[&str] = match step.name {
         _ if is_lost => &["Stuck"],
@@ -62,7 +62,8 @@ async fn sockets_are_cut_at_every_step() {
     cell.connections_are(&connected).await;
     for _ in rounds(1, 6) {
         let desk = cell.desk.clone();
-        join_all(agents.iter().map(|(server, wire, _, step)| cut(&desk, server, wire, *step))).await;
+        join_all(agents.iter().map(|(server, wire, _, step)| cut(&desk, server, wire, *step)))
+            .await;
         for _ in &agents {
             cell.fault();
         }

@@ -19,8 +19,8 @@ use tokio::time::sleep;
 use super::cell::{Cell, Host, Kind};
 use super::{either, rounds};
 
-/// The clock that workerd sees: that of the machine, and so many seconds. What counts seconds goes on as before, as it does
-/// when somebody sets a machine's clock.
+/// The clock that workerd sees: that of the machine, and so many seconds. What counts seconds goes
+/// on as before, as it does when somebody sets a machine's clock.
 struct Clock {
     folder: TempDir,
 }
@@ -31,7 +31,8 @@ impl Clock {
         clock.set(0);
         let library = clock.folder.path().join("clock.so");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/faults/clock.c");
-        let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
+        let built =
+            Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
         assert!(built.is_ok_and(|status| status.success()), "the clock needs a C compiler, as cc");
         let program = format!(
             "#!/bin/sh\nexport LD_PRELOAD='{}' FARHAND_CLOCK='{}'\nexec '{}' \"$@\"\n",
@@ -55,28 +56,36 @@ impl Clock {
 
     /// Sets the clock. The file is written over, as workerd has it in its memory.
     fn set(&self, offset: i64) {
-        let file = File::options().create(true).truncate(false).write(true).open(self.file()).unwrap();
+        let file =
+            File::options().create(true).truncate(false).write(true).open(self.file()).unwrap();
         file.write_all_at(&offset.to_ne_bytes(), 0).unwrap();
     }
 }
 
 /// The runtime's program, whatever machine this is.
 fn workerd() -> PathBuf {
-    let packages = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../node_modules/@cloudflare")).unwrap();
-    let mut programs = packages.map(|entry| entry.unwrap().path().join("bin/workerd")).filter(|path| path.exists());
+    let packages =
+        std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../node_modules/@cloudflare"))
+            .unwrap();
+    let mut programs = packages
+        .map(|entry| entry.unwrap().path().join("bin/workerd"))
+        .filter(|path| path.exists());
     programs.next().expect("workerd is installed")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_clock_jumps() {
-    // Where it stands after each jump, in seconds off the truth: forward over what makes a command stuck, and back; an hour,
-    // over the latest time of what waits.
+    // Where it stands after each jump, in seconds off the truth: forward over what makes a command
+    // stuck, and back; an hour, over the latest time of what waits.
     const OFFSETS: [i64; 8] = [90, 45, 3_700, 3_660, 3_720, 3_690, 7_500, 7_440];
     let clock = Clock::new();
     let program = clock.program();
     let variables = [("MINIFLARE_WORKERD_PATH", program.to_str().unwrap())];
-    let mut cell =
-        Cell::start("clock of workerd set forward by up to an hour, or back by up to a minute", &variables).await;
+    let mut cell = Cell::start(
+        "clock of workerd set forward by up to an hour, or back by up to a minute",
+        &variables,
+    )
+    .await;
     let [real, scripted] = cell.servers(["real", "scripted"]).await;
     let mut host = Host::new(&cell.desk.workspace, &real, cell.port());
     host.start();
@@ -99,7 +108,8 @@ async fn the_clock_jumps() {
 
 /// Asks for commands that go out in some seconds.
 async fn plan(cell: &Cell, servers: &[&Value], seconds: i64) {
-    let asked = servers.iter().cycle().take(8).map(|server| cell.desk.ask(server, Kind::In(seconds)));
+    let asked =
+        servers.iter().cycle().take(8).map(|server| cell.desk.ask(server, Kind::In(seconds)));
     for (_, id) in join_all(asked).await {
         assert!(id.is_some(), "nothing is wrong yet");
     }
@@ -130,7 +140,8 @@ async fn alarms_come_late_or_twice() {
         cell.instance().pause(false);
         cell.fault();
         cell.look(&[&agent]).await;
-        // Cut off: the service dies as soon as there is something to be seen of what the alarm does.
+        // Cut off: the service dies as soon as there is something to be seen of what the alarm
+        // does.
         let handed = agent.ledger().orders.len();
         plan(&cell, &servers, 2).await;
         until_handed(&agent, handed).await;
@@ -159,12 +170,13 @@ async fn alarms_come_late_or_twice() {
     cell.settle(&[&agent]).await;
 }
 
-/// The runtime died when an alarm was about to go off, which then comes an hour late; and the agent is back just after the
-/// time that the object believes its alarm is set for. No other call comes.
+/// The runtime died when an alarm was about to go off, which then comes an hour late; and the agent
+/// is back just after the time that the object believes its alarm is set for. No other call comes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_call_after_a_restart_relies_on_no_alarm_of_the_past() {
     let (instance, state) = Instance::new().await;
-    let (state, mut workspace) = (state.path(), Workspace::made_by(&instance.operator(), "late").await);
+    let (state, mut workspace) =
+        (state.path(), Workspace::made_by(&instance.operator(), "late").await);
     let server = workspace.server("late").await;
     let id = server["id"].as_str().unwrap();
     let agent = ScriptedAgent::connect(&workspace, &server).await;

@@ -10,7 +10,8 @@ use tokio::sync::watch;
 /// How much of what went by is kept to see a sign that comes in two pieces, in bytes.
 const SHORTER_THAN_A_SIGN: usize = 9;
 
-/// How long it takes at most until a step comes: an agent that was often cut off dials again after a minute.
+/// How long it takes at most until a step comes: an agent that was often cut off dials again after
+/// a minute.
 const SPRUNG_WITHIN: Duration = Duration::from_secs(180);
 
 /// Which way something goes.
@@ -87,7 +88,14 @@ impl Wire {
                 carried.spawn(async move {
                     // A service that is not there is for the agent to find out.
                     let Ok(far) = TcpStream::connect(("127.0.0.1", port)).await else { return };
-                    let connection = Connection { near, far, trap, springs, tail: Default::default(), awaited: None };
+                    let connection = Connection {
+                        near,
+                        far,
+                        trap,
+                        springs,
+                        tail: Default::default(),
+                        awaited: None,
+                    };
                     tokio::select! {
                         () = connection.carry() => {}
                         _ = cut.changed() => {}
@@ -98,7 +106,8 @@ impl Wire {
         Self { port: own_port, trap, sprung, cuts, task }
     }
 
-    /// At the next time that something comes to a step, its connection is cut there, after `act` was done.
+    /// At the next time that something comes to a step, its connection is cut there, after `act`
+    /// was done.
     pub fn set(&self, step: Step, act: impl FnOnce() + Send + 'static) {
         *self.trap.lock().unwrap() = Some(Trap { step, act: Box::new(act) });
     }
@@ -112,7 +121,10 @@ impl Wire {
     pub async fn until_more_than(&self, times: u32) {
         let mut sprung = self.sprung.clone();
         let sprung = sprung.wait_for(|sprung| *sprung > times);
-        tokio::time::timeout(SPRUNG_WITHIN, sprung).await.expect("nothing came to the step").unwrap();
+        tokio::time::timeout(SPRUNG_WITHIN, sprung)
+            .await
+            .expect("nothing came to the step")
+            .unwrap();
     }
 
     /// Cuts what is connected now.
@@ -165,7 +177,9 @@ impl Connection {
             tail.extend_from_slice(bytes);
             let trap = self.trap.lock().unwrap().take_if(|trap| {
                 trap.step.way == way
-                    && tail.windows(trap.step.sign.len()).any(|window| window == trap.step.sign.as_bytes())
+                    && tail
+                        .windows(trap.step.sign.len())
+                        .any(|window| window == trap.step.sign.as_bytes())
             });
             // Shorter than any sign, so that none is seen twice.
             tail.drain(..tail.len().saturating_sub(SHORTER_THAN_A_SIGN));
@@ -178,7 +192,9 @@ impl Connection {
                 return;
             }
             match trap {
-                Some(Trap { step: Step { moment: Moment::Answered, .. }, act }) => self.awaited = Some(act),
+                Some(Trap { step: Step { moment: Moment::Answered, .. }, act }) => {
+                    self.awaited = Some(act)
+                }
                 Some(Trap { act, .. }) => return self.spring(act),
                 None => {}
             }

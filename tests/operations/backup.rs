@@ -1,5 +1,5 @@
-//! Backup and restore (docs/operations.md): what `npm run export` writes makes the same service in an empty cell, and a D1 that
-//! was taken back to an earlier moment gets its commands again.
+//! Backup and restore (docs/operations.md): what `npm run export` writes makes the same service in
+//! an empty cell, and a D1 that was taken back to an earlier moment gets its commands again.
 
 use std::path::Path;
 
@@ -139,8 +139,13 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     let sent = run(&alice.api, "backup of what is sent", json!({})).await;
     agent.next_command().await;
     // It would be stuck after a minute, and this machine may be slow.
-    agent.api.post(&format!("{COMMANDS}{}/ack/", sent["id"].as_str().unwrap()), &json!({})).await.expect(204);
-    let planned = run(&alice.api, "backup of what is planned", json!({"scheduled_at": next_year()})).await;
+    agent
+        .api
+        .post(&format!("{COMMANDS}{}/ack/", sent["id"].as_str().unwrap()), &json!({}))
+        .await
+        .expect(204);
+    let planned =
+        run(&alice.api, "backup of what is planned", json!({"scheduled_at": next_year()})).await;
     drop(agent);
     eventually("the end of the connection, and of who left", || async {
         let gone = instance.d1("SELECT count(*) AS n FROM departed_users")[0]["n"] == 0;
@@ -172,12 +177,14 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     // What had not ended does in the way that the document tells.
     cell.d1_file(documented("end")).await;
     for (command, text) in [(&sent, "Stuck"), (&planned, "Cancelled")] {
-        let found = admin.get(&format!("{COMMANDS}{}/", command["id"].as_str().unwrap())).await.expect(200);
+        let found =
+            admin.get(&format!("{COMMANDS}{}/", command["id"].as_str().unwrap())).await.expect(200);
         assert_eq!((&found["status"]["text"], &found["success"]), (&json!(text), &json!(false)));
         assert!(found["handled_at"].is_string(), "{found}");
     }
     // The audit log is there, and sealed anew.
-    let events = admin.get("/api/audit/events/?page_size=1").await.expect(200)["count"].as_u64().unwrap();
+    let events =
+        admin.get("/api/audit/events/?page_size=1").await.expect(200)["count"].as_u64().unwrap();
     eventually("the seals", || async {
         // Whatever happens has the sealer look.
         run(&alice, "backup has a chain", json!({"on_offline": "queue"})).await;
@@ -191,7 +198,12 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     let mut agent = ScriptedAgent::over(&agent, BACKHAUL).await;
     let new = run(&alice, "backup goes on", json!({})).await;
     while agent.next_command().await["id"] != new["id"] {}
-    let highest = before[0]["results"].as_array().unwrap().iter().map(|user| user["id"].as_i64().unwrap()).max();
+    let highest = before[0]["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|user| user["id"].as_i64().unwrap())
+        .max();
     let body = json!({"username": "carol", "email": "carol@example.com", "password": "correct horse battery"});
     let carol = admin.post("/api/iam/users/", &body).await.expect(201);
     // The one who was deleted had a number, too.
@@ -218,7 +230,8 @@ async fn a_database_taken_back_gets_its_commands_again() {
     instance.until_d1_knows().await;
     let stored_then = stored_bytes(&instance).await;
     instance.stop_when_d1_knows().await;
-    let (d1, copied) = (folder.path().join("v3/d1/miniflare-D1DatabaseObject"), TempDir::new().unwrap());
+    let (d1, copied) =
+        (folder.path().join("v3/d1/miniflare-D1DatabaseObject"), TempDir::new().unwrap());
     copy(&d1, copied.path());
 
     // What happens after the moment to which D1 is taken back.
@@ -243,7 +256,12 @@ async fn a_database_taken_back_gets_its_commands_again() {
     drop(agent);
     eventually("the end of the connection", || async {
         let list = admin.get("/api/servers/").await.expect(200);
-        list["results"].as_array().unwrap().iter().all(|server| server["is_connected"] == false).then_some(())
+        list["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|server| server["is_connected"] == false)
+            .then_some(())
     })
     .await;
     // An end that was answered to the agent may reach the list a second later.
@@ -270,21 +288,28 @@ async fn a_database_taken_back_gets_its_commands_again() {
     })
     .await;
     assert_eq!(derived(&instance).await, kept);
-    // The output of lost commands does not count as today's: only what a command that D1 knows has more.
+    // The output of lost commands does not count as today's: only what a command that D1 knows has
+    // more.
     assert_eq!(stored_bytes(&instance).await, stored_then + "late".len() as i64);
     let whole = admin.get(&path(&later)).await.expect(200);
     assert_eq!(whole["result"].as_str().unwrap().len(), 20_000);
     // Twice does no harm.
     operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
     // What waits still does, and can be cancelled.
-    let planned = before["results"].as_array().unwrap().iter().find(|c| c["line"] == "planned, and cancelled").unwrap();
+    let planned = before["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|c| c["line"] == "planned, and cancelled")
+        .unwrap();
     admin.post(&format!("{}cancel/", path(planned)), &json!({})).await.expect(200);
     // The key that D1 has is the one that counts.
     let mut replaced = other.clone();
     replaced["key"] = new_key["key"].clone();
     let dialed = dial(&here(&workspace.anonymous.with(&credential(&replaced))), BACKHAUL).await;
     assert_eq!(dialed.err(), Some(403));
-    let mut agent = ScriptedAgent::over(&here(&workspace.anonymous.with(&credential(&other))), BACKHAUL).await;
+    let mut agent =
+        ScriptedAgent::over(&here(&workspace.anonymous.with(&credential(&other))), BACKHAUL).await;
     assert_eq!(agent.next_command().await["line"], "queued");
     eventually("the log's line", || async {
         let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();

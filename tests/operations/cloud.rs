@@ -31,9 +31,11 @@ async fn what_is_on_prem_only_is_404_in_the_cloud() {
     workspace.user_with("alice", &json!({})).await;
     instance.stop().await;
     let instance = Instance::restart_with(state.path(), &[("DEPLOYMENT", "cloud")]).await;
-    let (anonymous, admin) = (workspace.anonymous.on(&instance.url), workspace.admin.on(&instance.url));
+    let (anonymous, admin) =
+        (workspace.anonymous.on(&instance.url), workspace.admin.on(&instance.url));
     // Good requests of good credentials, which would do what they ask for.
-    let body = json!({"username": "boss", "password": PASSWORD, "new_password": "an entirely other one"});
+    let body =
+        json!({"username": "boss", "password": PASSWORD, "new_password": "an entirely other one"});
     for (method, pattern) in ON_PREM_ONLY {
         let path = path_of(pattern, "acme").replace("/boss/", "/alice/");
         for api in [&anonymous, &admin, &anonymous.with("nonsense")] {
@@ -51,7 +53,11 @@ async fn what_is_on_prem_only_is_404_in_the_cloud() {
     // All else is there: login tokens that live, API tokens, users by name, resets.
     let session = workspace.session().on(&instance.url);
     for (method, pattern, access) in all() {
-        if method != "GET" || access != Access::User || pattern == "/api/auth/logout/" || pattern.contains("{id}") {
+        if method != "GET"
+            || access != Access::User
+            || pattern == "/api/auth/logout/"
+            || pattern.contains("{id}")
+        {
             continue;
         }
         let path = path_of(pattern, "acme");
@@ -59,7 +65,13 @@ async fn what_is_on_prem_only_is_404_in_the_cloud() {
             assert_eq!(api.get(&path).await.status, 200, "{path}");
         }
     }
-    assert_eq!(anonymous.post("/api/auth/reset-password/", &json!({"email": "x@example.com"})).await.status, 200);
+    assert_eq!(
+        anonymous
+            .post("/api/auth/reset-password/", &json!({"email": "x@example.com"}))
+            .await
+            .status,
+        200
+    );
     session.call("POST", "/api/auth/logout/").await.expect(200);
     // Nothing of what was refused happened.
     instance.stop().await;

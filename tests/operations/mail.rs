@@ -1,4 +1,5 @@
-//! Mail, on its way out: through Cloudflare's binding and over SMTP. What asks for one here is the reset of a password.
+//! Mail, on its way out: through Cloudflare's binding and over SMTP. What asks for one here is the
+//! reset of a password.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,11 +15,15 @@ use uuid::Uuid;
 /// How long it may take until a mail is tried again, after a server that let us wait.
 const TRIED_AGAIN_WITHIN: Duration = Duration::from_secs(120);
 
-/// Makes a workspace whose superuser has this address, and has a mail sent there; returns what its link begins with.
+/// Makes a workspace whose superuser has this address, and has a mail sent there; returns what its
+/// link begins with.
 async fn cause_mail(operator: &Api, address: &str) -> String {
     let slug = unique("t");
     let admin = json!({"username": "boss", "email": address, "password": PASSWORD});
-    let made = operator.post("/operator/workspaces/", &json!({"slug": slug, "admin": admin})).await.expect(201);
+    let made = operator
+        .post("/operator/workspaces/", &json!({"slug": slug, "admin": admin}))
+        .await
+        .expect(201);
     let anonymous = operator.anonymous().under(&format!("{slug}.local.localhost"));
     let asked = anonymous.post("/api/auth/reset-password/", &json!({"email": address})).await;
     assert_eq!(asked.expect(200), Value::Null);
@@ -55,7 +60,11 @@ fn account(port: &str) -> [(&str, &str); 4] {
 }
 
 /// Starts an instance that hands its mails to a server, whose certificate it trusts or not.
-async fn instance_for(server: &SmtpServer, trusts: bool, more: &[(&str, &str)]) -> (Instance, TempDir) {
+async fn instance_for(
+    server: &SmtpServer,
+    trusts: bool,
+    more: &[(&str, &str)],
+) -> (Instance, TempDir) {
     let port = server.port.to_string();
     let mut variables = account(&port).to_vec();
     if trusts {
@@ -79,8 +88,10 @@ async fn without_an_smtp_server_cloudflare_sends_it() {
 
 #[tokio::test]
 async fn over_starttls_and_again_where_that_makes_sense() {
-    let [good, later, cut, gone] = ["good", "later", "cut", "gone"].map(|name| format!("{name}@example.com"));
-    let mut server = SmtpServer::with_account(&["--later", &later, "--cut", &cut, "--refuse", &gone]).await;
+    let [good, later, cut, gone] =
+        ["good", "later", "cut", "gone"].map(|name| format!("{name}@example.com"));
+    let mut server =
+        SmtpServer::with_account(&["--later", &later, "--cut", &cut, "--refuse", &gone]).await;
     let (instance, _folder) = instance_for(&server, true, &[]).await;
     let operator = instance.operator();
 
@@ -92,25 +103,40 @@ async fn over_starttls_and_again_where_that_makes_sense() {
     check(&mail, &good, &link);
     check_headers(&mail);
 
-    // One that is refused for good comes first, so that it would have come again before the others did.
+    // One that is refused for good comes first, so that it would have come again before the others
+    // did.
     cause_mail(&operator, &gone).await;
     assert_eq!(server.next("recipient").await["answer"], 550);
     cause_mail(&operator, &cut).await;
     let link = cause_mail(&operator, &later).await;
     let mut events = Vec::new();
-    while events.iter().filter(|event: &&Value| event["answer"] == 250 && event["event"] == "mail").count() < 2 {
+    while events
+        .iter()
+        .filter(|event: &&Value| event["answer"] == 250 && event["event"] == "mail")
+        .count()
+        < 2
+    {
         events.extend(server.next_within(TRIED_AGAIN_WITHIN, "mail").await);
     }
     assert!(events.iter().all(|event| event["to"] != json!(gone)), "{events:?}");
-    for (address, expected) in [(&later, [json!(451), json!(250)]), (&cut, [Value::Null, json!(250)])] {
+    for (address, expected) in
+        [(&later, [json!(451), json!(250)]), (&cut, [Value::Null, json!(250)])]
+    {
         let is_mail = |event: &&Value| event["event"] == "mail" && event["to"] == json!([address]);
         let tries: Vec<Value> = events.iter().filter(is_mail).cloned().collect();
         assert_eq!(answers(&tries), expected.iter().collect::<Vec<_>>());
-        // The very same mail, Message-ID and all; of the one that was cut off the server has the beginning.
+        // The very same mail, Message-ID and all; of the one that was cut off the server has the
+        // beginning.
         let [first, second] = [&tries[0], &tries[1]].map(|event| event["mime"].as_str().unwrap());
-        assert!(first.contains("\r\nMessage-ID: ") && second.starts_with(first), "{first}\n{second}");
+        assert!(
+            first.contains("\r\nMessage-ID: ") && second.starts_with(first),
+            "{first}\n{second}"
+        );
     }
-    let last = events.iter().rfind(|event| event["event"] == "mail" && event["to"] == json!([later])).unwrap();
+    let last = events
+        .iter()
+        .rfind(|event| event["event"] == "mail" && event["to"] == json!([later]))
+        .unwrap();
     check(&mail_of(last), &later, &link);
     // Neither the password nor what a mail says is in the log.
     let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
@@ -128,10 +154,13 @@ async fn a_mail_survives_the_end_of_all_that_was_to_send_it() {
     // Nobody asks again: what was stored is enough. The link leads to where the service is now.
     let port = server.port.to_string();
     let trusted = ("NODE_EXTRA_CA_CERTS", server.certificate.to_str().unwrap());
-    let instance = Instance::restart_with(folder.path(), &[&[trusted][..], &account(&port)].concat()).await;
+    let instance =
+        Instance::restart_with(folder.path(), &[&[trusted][..], &account(&port)].concat()).await;
     let events = server.next_within(TRIED_AGAIN_WITHIN, "mail").await;
-    let link = link
-        .replace(link.split('/').nth(2).unwrap().rsplit(':').next().unwrap(), instance.url.rsplit(':').next().unwrap());
+    let link = link.replace(
+        link.split('/').nth(2).unwrap().rsplit(':').next().unwrap(),
+        instance.url.rsplit(':').next().unwrap(),
+    );
     check(&mail_of(events.last().unwrap()), address, &link);
 }
 
@@ -159,6 +188,7 @@ async fn nothing_is_said_in_clear_or_to_a_stranger() {
     for _ in 0..3 {
         events.extend(server.next_within(TRIED_AGAIN_WITHIN, "connection").await);
     }
-    let verbs: Vec<&Value> = events.iter().map(|event| &event["verb"]).filter(|verb| !verb.is_null()).collect();
+    let verbs: Vec<&Value> =
+        events.iter().map(|event| &event["verb"]).filter(|verb| !verb.is_null()).collect();
     assert_eq!(verbs, ["EHLO", "EHLO", "STARTTLS"], "{events:?}");
 }

@@ -16,18 +16,32 @@ async fn creates_a_workspace_with_a_superuser() {
     let mut body = new_workspace(&slug);
     body["name"] = json!("Acme & Sons");
     let made = Api::operator().post(PATH, &body).await.expect(201);
-    let port = farhand_tests::setting_of_instance("FARHAND_URL").rsplit(':').next().unwrap().to_owned();
-    assert_eq!((&made["slug"], &made["region"], &made["name"]), (&json!(slug), &json!("local"), &json!("Acme & Sons")));
+    let port =
+        farhand_tests::setting_of_instance("FARHAND_URL").rsplit(':').next().unwrap().to_owned();
+    assert_eq!(
+        (&made["slug"], &made["region"], &made["name"]),
+        (&json!(slug), &json!("local"), &json!("Acme & Sons"))
+    );
     // The base URL is made of the configuration, whatever the Host header says.
     assert_eq!(made["base_url"], format!("http://{slug}.local.localhost:{port}"));
     let with_port = Api::operator().under("127.0.0.1:1");
     let other = with_port.post(PATH, &new_workspace(&unique("op"))).await.expect(201);
-    assert!(other["base_url"].as_str().unwrap().ends_with(&format!(".local.localhost:{port}")), "{other}");
-    assert_eq!((&made["admin"]["username"], &made["admin"]["email"]), (&json!("boss"), &json!("boss@example.com")));
+    assert!(
+        other["base_url"].as_str().unwrap().ends_with(&format!(".local.localhost:{port}")),
+        "{other}"
+    );
+    assert_eq!(
+        (&made["admin"]["username"], &made["admin"]["email"]),
+        (&json!("boss"), &json!("boss@example.com"))
+    );
 
     let api = Api::at(&format!("{slug}.local.localhost"));
-    let login = api.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await.expect(200);
-    let me = api.with_token(login["token"].as_str().unwrap()).get("/api/iam/users/-/").await.expect(200);
+    let login = api
+        .post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
+        .await
+        .expect(200);
+    let me =
+        api.with_token(login["token"].as_str().unwrap()).get("/api/iam/users/-/").await.expect(200);
     assert_eq!((&me["id"], &me["is_superuser"]), (&made["admin"]["id"], &json!(true)));
 }
 
@@ -38,7 +52,11 @@ async fn a_taken_slug_changes_nothing() {
     body["admin"]["username"] = json!("other");
     Api::operator().post(PATH, &body).await.expect_fields(400, &["slug"]);
     let login = json!({"username": "other", "password": PASSWORD});
-    workspace.anonymous.post("/api/auth/login/", &login).await.expect_fields(403, &["non_field_errors"]);
+    workspace
+        .anonymous
+        .post("/api/auth/login/", &login)
+        .await
+        .expect_fields(403, &["non_field_errors"]);
     workspace.session().get("/api/status/").await.expect(200);
 }
 
@@ -56,14 +74,17 @@ async fn bad_input_is_told_by_field() {
         body["slug"] = json!(slug);
         operator.post(PATH, &body).await.expect_fields(400, &["slug"]);
     }
-    for (field, bad) in [("username", "root"), ("username", "Boss"), ("email", "nobody"), ("password", "12345")] {
+    for (field, bad) in
+        [("username", "root"), ("username", "Boss"), ("email", "nobody"), ("password", "12345")]
+    {
         let mut body = good.clone();
         body["admin"][field] = json!(bad);
         operator.post(PATH, &body).await.expect_fields(400, &[field]);
     }
     let mut body = good.clone();
     body["admin"]["password"] = json!("12345");
-    let messages = operator.post(PATH, &body).await.expect_fields(400, &["password"])["password"].to_string();
+    let messages =
+        operator.post(PATH, &body).await.expect_fields(400, &["password"])["password"].to_string();
     for word in ["at least 8 characters", "too common", "entirely numeric"] {
         assert!(messages.contains(word), "{messages}");
     }
@@ -83,8 +104,16 @@ async fn the_operator_alone_gets_in_and_on_the_bare_domain_only() {
     for (method, path) in [("GET", PATH), ("POST", PATH), ("DELETE", single.as_str())] {
         named.call(method, path).await.expect_detail(404, None);
         operator.anonymous().call(method, path).await.expect_detail(401, None);
-        operator.with("Bearer wrong").call(method, path).await.expect_detail(403, Some("INVALID_TOKEN"));
-        operator.with("Basic eDp5").call(method, path).await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
+        operator
+            .with("Bearer wrong")
+            .call(method, path)
+            .await
+            .expect_detail(403, Some("INVALID_TOKEN"));
+        operator
+            .with("Basic eDp5")
+            .call(method, path)
+            .await
+            .expect_detail(403, Some("INVALID_AUTHORIZATION"));
         let user = workspace.admin.under("127.0.0.1");
         user.call(method, path).await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
     }
@@ -107,8 +136,13 @@ async fn lists_workspaces() {
         if let Some(found) = results.iter().find(|item| item["slug"] == workspace.slug) {
             break found.clone();
         }
-        path =
-            page["next"].as_str().expect("the workspace is in the list").split_once("127.0.0.1").unwrap().1.to_owned();
+        path = page["next"]
+            .as_str()
+            .expect("the workspace is in the list")
+            .split_once("127.0.0.1")
+            .unwrap()
+            .1
+            .to_owned();
     };
     assert_eq!((&found["name"], &found["region"]), (&json!(workspace.slug), &json!("local")));
     Api::operator().get(&format!("{PATH}?page=0")).await.expect_fields(400, &["page"]);
@@ -119,8 +153,11 @@ async fn a_workspace_that_is_deleted_now_is_refused_and_purged() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let command =
-        workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let command = workspace
+        .admin
+        .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
+        .await
+        .expect(201);
     agent.next_command().await;
     let session = workspace.session();
     session.get("/api/status/").await.expect(200);
@@ -135,7 +172,10 @@ async fn a_workspace_that_is_deleted_now_is_refused_and_purged() {
         api.get("/api/status/").await.expect_detail(404, None);
         api.get("/api/events/commands/").await.expect_detail(404, None);
     }
-    let login = workspace.anonymous.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await;
+    let login = workspace
+        .anonymous
+        .post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
+        .await;
     login.expect_detail(404, None);
     // The agent is cut off, and stays out.
     assert_eq!(agent.next().await, Err(Some(1000)));
@@ -192,7 +232,8 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
          {many} INSERT INTO thing_pairs SELECT {gone_id}, i % 2, i FROM n"
     ));
     let gone_number = instance.read_d1(&format!("SELECT CAST({gone_id} AS TEXT)")).remove(0);
-    // How many rows of the table without a rowid go in each step, which leaves some other number of commands.
+    // How many rows of the table without a rowid go in each step, which leaves some other number of
+    // commands.
     instance.tamper_with_d1(&format!(
         "{many} INSERT INTO audit_expired SELECT {gone_id}, i, i, 'x' FROM n;
          CREATE TABLE steps (commands INTEGER PRIMARY KEY, expired INTEGER NOT NULL);
@@ -221,15 +262,18 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
     };
     let expected = json!({"workspaces": 1, "users": 1, "sessions": 1, "api_tokens": 1, "servers": 3, "commands": 3,
         "command_counts": 0, "command_servers": 3, "audit_expired": 0, "things": 1, "thing_pairs": 1});
-    eventually_within(Duration::from_secs(120), "the purge", || async { (left().await == expected).then_some(()) })
-        .await;
+    eventually_within(Duration::from_secs(120), "the purge", || async {
+        (left().await == expected).then_some(())
+    })
+    .await;
     assert_eq!(instance.d1("SELECT expired FROM steps WHERE expired > 200"), json!([]));
     let tables = instance.read_d1(
         "SELECT t.name FROM sqlite_master t JOIN pragma_table_info(t.name) c WHERE t.type = 'table' AND c.name = 'workspace_id'",
     );
     assert!(tables.len() > 20, "{tables:?}");
     for table in tables {
-        let rows = instance.read_d1(&format!("SELECT 'x' FROM {table} WHERE workspace_id = {gone_number}"));
+        let rows = instance
+            .read_d1(&format!("SELECT 'x' FROM {table} WHERE workspace_id = {gone_number}"));
         assert_eq!(rows.len(), 0, "{table}");
     }
     assert!(instance.kv_entries("gone").is_empty());
@@ -260,7 +304,8 @@ async fn a_deletion_that_is_cut_off_goes_on_after_a_restart() {
         workspace.admin.on(&instance.url).get("/api/status/").await.expect_detail(404, None);
     }
     eventually_within(Duration::from_secs(120), "the purges", || async {
-        let left = instance.d1("SELECT (SELECT count(*) FROM workspaces) + (SELECT count(*) FROM servers) AS n");
+        let left = instance
+            .d1("SELECT (SELECT count(*) FROM workspaces) + (SELECT count(*) FROM servers) AS n");
         (left[0]["n"] == 0).then_some(())
     })
     .await;
@@ -290,7 +335,9 @@ async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
     operator.delete(&single).await.expect_detail(404, None);
     for api in [&workspace.admin, &workspace.session(), &workspace.anonymous] {
         api.get("/api/status/").await.expect_detail(404, None);
-        api.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect_detail(404, None);
+        api.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
+            .await
+            .expect_detail(404, None);
     }
     workspace.anonymous.log_in("boss", PASSWORD).await.expect_detail(404, None);
     assert_eq!(agent.next().await, Err(Some(1000)));
@@ -298,7 +345,10 @@ async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
     // Its slug stays taken, and the list says until when.
     operator.post(PATH, &new_workspace("acme")).await.expect_fields(400, &["slug"]);
     let item = listed(&operator, "acme").await.unwrap();
-    assert!(item["deleted_at"].is_string() && item["purge_at"].as_str() > item["deleted_at"].as_str(), "{item}");
+    assert!(
+        item["deleted_at"].is_string() && item["purge_at"].as_str() > item["deleted_at"].as_str(),
+        "{item}"
+    );
     // A look at what is due purges nothing that is not.
     instance.stop().await;
     let instance = Instance::restart(state.path()).await;
@@ -314,9 +364,16 @@ async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
     let path = format!("/api/events/commands/{}/", waiting["id"].as_str().unwrap());
     assert_eq!(admin.get(&path).await.expect(200)["status"]["text"], "Scheduled");
     // The agent is taken again, and runs commands.
-    let again = Workspace { admin: admin.clone(), anonymous: workspace.anonymous.on(&instance.url), ..workspace };
+    let again = Workspace {
+        admin: admin.clone(),
+        anonymous: workspace.anonymous.on(&instance.url),
+        ..workspace
+    };
     let mut agent = ScriptedAgent::connect(&again, &server).await;
-    let made = admin.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made = admin
+        .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
+        .await
+        .expect(201);
     assert_eq!(agent.next_command().await["id"], made["id"]);
 
     // Deleted again, it can be purged before its time.
@@ -326,7 +383,8 @@ async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
     assert_eq!(listed(&operator, "acme").await, None);
     operator.post(PATH, &new_workspace("acme")).await.expect(201);
     let events = operator.get("/operator/audit/events/?page_size=100").await.expect(200);
-    let actions: Vec<_> = events["results"].as_array().unwrap().iter().map(|event| event["action"].clone()).collect();
+    let actions: Vec<_> =
+        events["results"].as_array().unwrap().iter().map(|event| event["action"].clone()).collect();
     let expected = ["create", "delete", "delete", "undelete", "delete", "create"];
     assert_eq!(json!(actions), json!(expected.map(|action| format!("workspace.{action}"))));
 }
@@ -349,8 +407,11 @@ async fn nothing_is_delivered_in_a_deleted_workspace_whose_objects_are_not_suspe
         made.push(workspace.admin.post("/api/events/commands/", &body).await.expect(201));
     }
     // In D1 alone, as if the operator had been answered before the object was reached.
-    let delete =
-        |moment: &str| format!("UPDATE workspaces SET deleted_at = {moment}, purge_at = {moment} WHERE slug = 'acme'");
+    let delete = |moment: &str| {
+        format!(
+            "UPDATE workspaces SET deleted_at = {moment}, purge_at = {moment} WHERE slug = 'acme'"
+        )
+    };
     instance.tamper_with_d1(&delete("'2999-01-01T00:00:00.000000+00:00'"));
     assert_eq!(agents[1].next_command().await["id"], made[1]["id"]);
     assert!(agents[0].stays_silent().await);
@@ -378,20 +439,29 @@ async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() 
     change_objects(state.path(), "ServerLink", &trigger);
     let instance = Instance::restart(state.path()).await;
     let api = workspace.anonymous.on(&instance.url);
-    let mut agent = ScriptedAgent::over(&api.with(&credential(&servers[1])), "/ws/servers/backhaul/").await;
+    let mut agent =
+        ScriptedAgent::over(&api.with(&credential(&servers[1])), "/ws/servers/backhaul/").await;
     instance.operator().delete(&format!("{PATH}acme/")).await.expect(204);
     assert_eq!(agent.next().await, Err(Some(1000)));
     eventually("the line of the object that failed", || async {
         let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
-        log.lines().any(|line| line.contains("object_not_told") && line.contains(broken)).then_some(())
+        log.lines()
+            .any(|line| line.contains("object_not_told") && line.contains(broken))
+            .then_some(())
     })
     .await;
     // It is tried again until it does.
     instance.tamper_with_objects("ServerLink", "DROP TRIGGER IF EXISTS broken");
-    let suspended =
-        || instance.read_objects("ServerLink", "SELECT CAST(document ->> '$.is_suspended' AS TEXT) FROM server");
-    eventually_within(Duration::from_secs(180), "both objects", || async { (suspended() == ["1", "1"]).then_some(()) })
-        .await;
+    let suspended = || {
+        instance.read_objects(
+            "ServerLink",
+            "SELECT CAST(document ->> '$.is_suspended' AS TEXT) FROM server",
+        )
+    };
+    eventually_within(Duration::from_secs(180), "both objects", || async {
+        (suspended() == ["1", "1"]).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -405,11 +475,15 @@ async fn the_purge_begins_after_the_grace_period() {
         instance.operator().delete(&format!("{PATH}{slug}/")).await.expect(204);
     }
     instance.stop().await;
-    let past = "UPDATE workspaces SET purge_at = '2026-01-01T00:00:00.000000+00:00' WHERE slug = 'due'";
+    let past =
+        "UPDATE workspaces SET purge_at = '2026-01-01T00:00:00.000000+00:00' WHERE slug = 'due'";
     change_d1(state.path(), past);
     let instance = Instance::restart_with(state.path(), &[("WORKSPACE_GRACE_DAYS", "0")]).await;
-    let slugs =
-        || instance.read_d1("SELECT w.slug FROM workspaces w JOIN servers s ON s.workspace_id = w.id ORDER BY 1");
+    let slugs = || {
+        instance.read_d1(
+            "SELECT w.slug FROM workspaces w JOIN servers s ON s.workspace_id = w.id ORDER BY 1",
+        )
+    };
     eventually("the purge", || async { (slugs() == ["live", "not-due"]).then_some(()) }).await;
     // Without a grace period a deletion is a purge.
     instance.operator().delete(&format!("{PATH}live/")).await.expect(204);
@@ -441,8 +515,13 @@ async fn wrong_operator_tokens_are_counted_and_recorded() {
     })
     .await;
     assert_eq!(events.len(), 11, "one event for all that came beyond the limit");
-    assert!(events.iter().all(|event| event["outcome"] == "denied" && event["actor"]["type"] == "anonymous"));
-    let has =
-        |ip: &str, code: &str| events.iter().any(|event| event["remote_ip"] == ip && event["details"]["code"] == code);
+    assert!(
+        events
+            .iter()
+            .all(|event| event["outcome"] == "denied" && event["actor"]["type"] == "anonymous")
+    );
+    let has = |ip: &str, code: &str| {
+        events.iter().any(|event| event["remote_ip"] == ip && event["details"]["code"] == code)
+    };
     assert!(has("192.0.2.0", "INVALID_TOKEN") && has("192.0.2.10", "THROTTLED"), "{events:?}");
 }

@@ -14,33 +14,45 @@ async fn logged(api: &Api, method: &str, path: &str) -> (String, Value) {
     let log = Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log");
     let lines = eventually("the log's line", || async {
         let text = std::fs::read_to_string(&log).unwrap();
-        let lines: Vec<String> = text.lines().filter(|line| line.contains(&id)).map(str::to_owned).collect();
+        let lines: Vec<String> =
+            text.lines().filter(|line| line.contains(&id)).map(str::to_owned).collect();
         lines.iter().any(|line| line.contains("\"event\":\"request\"")).then_some(lines)
     })
     .await;
     let [line] = lines.as_slice() else { panic!("one line: {lines:?}") };
     let line = serde_json::from_str::<Value>(&line[line.find('{').unwrap()..]).unwrap();
-    assert_eq!((&line["request_id"], &line["method"], &line["status"]), (&json!(id), &json!(method), &json!(status)));
+    assert_eq!(
+        (&line["request_id"], &line["method"], &line["status"]),
+        (&json!(id), &json!(method), &json!(status))
+    );
     (lines.concat(), line)
 }
 
 #[tokio::test]
 async fn each_request_has_one_line_that_tells_what_it_cost_and_no_secret() {
     let workspace = Workspace::new().await;
-    let (_, line) = logged(&workspace.admin, "GET", "/api/events/commands/?search=confidential").await;
-    assert_eq!((&line["workspace"], &line["route"]), (&json!(workspace.slug), &json!("/api/events/commands/")));
+    let (_, line) =
+        logged(&workspace.admin, "GET", "/api/events/commands/?search=confidential").await;
+    assert_eq!(
+        (&line["workspace"], &line["route"]),
+        (&json!(workspace.slug), &json!("/api/events/commands/"))
+    );
     assert_eq!((&line["d1_calls"], &line["rows_written"]), (&json!(1), &json!(0)));
     assert!(line["rows_read"].as_u64().unwrap() > 0, "{line}");
     assert!(line["duration_ms"].is_u64(), "{line}");
     assert_eq!(line.as_object().unwrap().len(), 11, "{line}");
     // What stands in a path or a query may be a key, or be nobody's business.
-    for path in ["/api/auth/reset-password/confirm/confidential/", "/api/confidential/", "/api/status/?confidential=1"]
-    {
+    for path in [
+        "/api/auth/reset-password/confirm/confidential/",
+        "/api/confidential/",
+        "/api/status/?confidential=1",
+    ] {
         let (text, line) = logged(&workspace.anonymous, "GET", path).await;
         assert!(!text.contains("confidential"), "{text}");
         assert_eq!(line["d1_calls"], 0, "{path}");
     }
-    // What is open to everybody and cost nothing leaves no line; that of a later request is there without it.
+    // What is open to everybody and cost nothing leaves no line; that of a later request is there
+    // without it.
     let id = unique("log");
     let api = &workspace.anonymous;
     let open = api.request("GET", "/api/auth/is-authenticated/").header("X-Request-Id", &id);

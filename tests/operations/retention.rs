@@ -1,6 +1,7 @@
-//! Retention (docs/scaling.md): commands that are over for long are deleted, by the clock, in bounded steps. Here the clock ticks
-//! when an instance starts; commands are made through the API, and then the moments at which they ended are moved into the
-//! past, in D1 and in their server's object.
+//! Retention (docs/scaling.md): commands that are over for long are deleted, by the clock, in
+//! bounded steps. Here the clock ticks when an instance starts; commands are made through the API,
+//! and then the moments at which they ended are moved into the past, in D1 and in their server's
+//! object.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -49,7 +50,8 @@ fn logged(state: &Path, text: &str) -> Vec<String> {
     log.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
 }
 
-/// Starts an instance on a state again and waits until it has looked for old commands; returns how many it deleted.
+/// Starts an instance on a state again and waits until it has looked for old commands; returns how
+/// many it deleted.
 async fn looked(state: &TempDir, days: &str) -> (Instance, u64) {
     let before = logged(state.path(), OVER).len();
     let instance = Instance::restart_with(state.path(), &[(DAYS, days)]).await;
@@ -61,8 +63,8 @@ async fn looked(state: &TempDir, days: &str) -> (Instance, u64) {
     (instance, line["deleted"].as_u64().unwrap())
 }
 
-/// Moves the creation and the end of the commands whose line begins so to some days ago, in D1 and in the objects; returns of how
-/// many.
+/// Moves the creation and the end of the commands whose line begins so to some days ago, in D1 and
+/// in the objects; returns of how many.
 fn age(state: &TempDir, lines: &str, days: i64) -> u64 {
     let at = days_ago(days);
     let change = format!(
@@ -77,15 +79,20 @@ fn age(state: &TempDir, lines: &str, days: i64) -> u64 {
 fn age_in_d1(state: &TempDir, lines: &str, days: i64) -> u64 {
     let at = days_ago(days);
     rename(state, lines, days, "NOT NULL");
-    let sql = format!("UPDATE commands SET handled_at = '{at}' WHERE line LIKE '{lines}%' AND handled_at IS NOT NULL");
+    let sql = format!(
+        "UPDATE commands SET handled_at = '{at}' WHERE line LIKE '{lines}%' AND handled_at IS NOT NULL"
+    );
     change_d1(state.path(), &sql)
 }
 
 /// Gives commands the ids of some days ago; returns how many in D1.
 fn rename(state: &TempDir, lines: &str, days: i64, handled_at: &str) -> u64 {
-    let (added, id) = (days_ago(days), |column: &str| format!("'{}' || substr({column}, 14)", begin_of_ids(days)));
-    let which =
-        format!("document ->> '$.command.line' LIKE '{lines}%' AND document ->> '$.life.handled_at' IS {handled_at}");
+    let (added, id) = (days_ago(days), |column: &str| {
+        format!("'{}' || substr({column}, 14)", begin_of_ids(days))
+    });
+    let which = format!(
+        "document ->> '$.command.line' LIKE '{lines}%' AND document ->> '$.life.handled_at' IS {handled_at}"
+    );
     for change in [
         format!(
             "UPDATE chunks SET command = {} WHERE command IN (SELECT id FROM commands WHERE {which})",
@@ -99,7 +106,10 @@ fn rename(state: &TempDir, lines: &str, days: i64, handled_at: &str) -> u64 {
         change_objects(state.path(), "ServerLink", &change);
     }
     let (id, which) = (id("id"), format!("line LIKE '{lines}%' AND handled_at IS {handled_at}"));
-    change_d1(state.path(), &format!("UPDATE commands SET id = {id}, added_at = '{added}' WHERE {which}"))
+    change_d1(
+        state.path(),
+        &format!("UPDATE commands SET id = {id}, added_at = '{added}' WHERE {which}"),
+    )
 }
 
 /// Runs a command of a user's to its end, with a piece of output; returns its id.
@@ -124,16 +134,20 @@ async fn listed(api: &Api, query: &[(&str, String)]) -> BTreeSet<String> {
     let mut query = query.to_vec();
     query.push(("page_size", "100".to_owned()));
     let list = api.get(&format!("{PATH}?{}", encoded(&query))).await.expect(200);
-    let ids: BTreeSet<_> =
-        list["results"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect();
+    let ids: BTreeSet<_> = list["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["id"].as_str().unwrap().to_owned())
+        .collect();
     assert_eq!(list["count"], ids.len(), "{query:?}");
     ids
 }
 
-/// Asserts that what D1 keeps beside its commands is just what they call for, and that the objects hold no others.
+/// Asserts that what D1 keeps beside its commands is just what they call for, and that the objects
+/// hold no others.
 async fn is_consistent(instance: &Instance) {
-    const COUNTED: &str =
-        "FROM commands c JOIN counted_commands n ON n.workspace_id = c.workspace_id WHERE c.seq <= n.up_to";
+    const COUNTED: &str = "FROM commands c JOIN counted_commands n ON n.workspace_id = c.workspace_id WHERE c.seq <= n.up_to";
     let sql = format!("SELECT
         (SELECT count(*) FROM command_counts WHERE total <= 0) AS empty_counts,
         (SELECT count(*) FROM command_servers n WHERE NOT EXISTS (SELECT 1 FROM commands c
@@ -166,7 +180,9 @@ async fn is_consistent(instance: &Instance) {
 
 /// How many objects of servers hold anything.
 fn used_objects(instance: &Instance) -> usize {
-    instance.read_objects("ServerLink", "SELECT name FROM sqlite_master WHERE name = 'server'").len()
+    instance
+        .read_objects("ServerLink", "SELECT name FROM sqlite_master WHERE name = 'server'")
+        .len()
 }
 
 #[tokio::test]
@@ -181,7 +197,9 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
         let agent = ScriptedAgent::connect(&workspace, &server).await;
         servers.push((server, agent));
     }
-    let [(one, on_one), (two, on_two), (half, on_half), (gone, on_gone)] = &mut servers[..] else { unreachable!() };
+    let [(one, on_one), (two, on_two), (half, on_half), (gone, on_gone)] = &mut servers[..] else {
+        unreachable!()
+    };
     let (mut old, mut young) = (BTreeSet::new(), BTreeSet::new());
     let is_old = |id: String| aged(&id, 31);
     let is_young = |id: String| aged(&id, 29);
@@ -201,18 +219,24 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     // They have been running and waiting for long.
     let running = aged(&begin(&anna, on_one, one, "old but running").await, 90);
     young.insert(running.clone());
-    let later = json!({"server": one["id"], "line": "old but waiting", "scheduled_at": days_ago(-100)});
+    let later =
+        json!({"server": one["id"], "line": "old but waiting", "scheduled_at": days_ago(-100)});
     young.insert(aged(boss.post(PATH, &later).await.expect(201)["id"].as_str().unwrap(), 90));
-    let cancelled = json!({"server": one["id"], "line": "old cancelled", "scheduled_at": days_ago(-100)});
-    let cancelled = boss.post(PATH, &cancelled).await.expect(201)["id"].as_str().unwrap().to_owned();
+    let cancelled =
+        json!({"server": one["id"], "line": "old cancelled", "scheduled_at": days_ago(-100)});
+    let cancelled =
+        boss.post(PATH, &cancelled).await.expect(201)["id"].as_str().unwrap().to_owned();
     boss.delete(&single(&cancelled)).await.expect(204);
     old.insert(is_old(cancelled));
     let elsewhere = other.server("web-1").await;
     let mut on_elsewhere = ScriptedAgent::connect(&other, &elsewhere).await;
     let others_old = is_old(run(&other.admin, &mut on_elsewhere, &elsewhere, "old boss").await);
-    let others_young = is_young(run(&other.admin, &mut on_elsewhere, &elsewhere, "young boss").await);
+    let others_young =
+        is_young(run(&other.admin, &mut on_elsewhere, &elsewhere, "young boss").await);
     for server in [&*half, &*gone] {
-        boss.delete(&format!("/api/servers/servers/{}/", server["id"].as_str().unwrap())).await.expect(204);
+        boss.delete(&format!("/api/servers/servers/{}/", server["id"].as_str().unwrap()))
+            .await
+            .expect(204);
     }
     let (one, two, half) = (one.clone(), two.clone(), half.clone());
     drop(servers);
@@ -244,7 +268,11 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
         shown.push(boss.get(&single(id)).await.expect(200));
     }
     let of = |matches: &dyn Fn(&Value) -> bool| -> BTreeSet<String> {
-        shown.iter().filter(|item| matches(item)).map(|item| item["id"].as_str().unwrap().to_owned()).collect()
+        shown
+            .iter()
+            .filter(|item| matches(item))
+            .map(|item| item["id"].as_str().unwrap().to_owned())
+            .collect()
     };
     for (name, value) in [
         ("server", &one["id"]),
@@ -255,7 +283,11 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
         ("shell", &json!("internal")),
     ] {
         let expected = of(&|item| item[name] == *value);
-        assert_eq!(listed(&boss, &[(name, value.as_str().unwrap().to_owned())]).await, expected, "{name} {value}");
+        assert_eq!(
+            listed(&boss, &[(name, value.as_str().unwrap().to_owned())]).await,
+            expected,
+            "{name} {value}"
+        );
     }
     for id in [1, 2, 3] {
         let expected = of(&|item| item["requested_by"]["id"] == id);
@@ -290,7 +322,10 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     assert_eq!(listed(&others, &[]).await, BTreeSet::from([others_young]));
     others.get(&single(&others_old)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     // What stayed has its output; what ran goes on, and so does the server.
-    for id in young.iter().filter(|id| **id != running && of(&|item| item["output_bytes"] != 0).contains(*id)) {
+    for id in young
+        .iter()
+        .filter(|id| **id != running && of(&|item| item["output_bytes"] != 0).contains(*id))
+    {
         assert_eq!(boss.get(&format!("{}chunks/", single(id))).await.expect(200)["count"], 1);
     }
     let api = workspace.anonymous.on(&instance.url).with(&credential(&one));
@@ -322,7 +357,9 @@ async fn commands_are_kept_for_as_long_as_is_set() {
     let id = aged(&run(&workspace.admin, &mut agent, &server, "old").await, 400);
     instance.stop_when_d1_knows().await;
     assert_eq!(age(&state, "old", 400), 1);
-    for (setting, complaints) in [("0", 0), ("", 0), ("a year", 1), ("1", 2), ("-365", 3), ("401", 3)] {
+    for (setting, complaints) in
+        [("0", 0), ("", 0), ("a year", 1), ("1", 2), ("-365", 3), ("401", 3)]
+    {
         let (instance, deleted) = looked(&state, setting).await;
         assert_eq!(deleted, 0, "{setting:?}");
         workspace.admin.on(&instance.url).get(&single(&id)).await.expect(200);
@@ -332,17 +369,28 @@ async fn commands_are_kept_for_as_long_as_is_set() {
     }
     let (instance, deleted) = looked(&state, "365").await;
     assert_eq!(deleted, 1);
-    workspace.admin.on(&instance.url).get(&single(&id)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    workspace
+        .admin
+        .on(&instance.url)
+        .get(&single(&id))
+        .await
+        .expect_detail(404, Some("COMMAND_NOT_FOUND"));
     // The platform's way to set the clock off is not there for everybody.
     for path in ["/cdn-cgi/handler/scheduled", "/cdn-cgi/mf/scheduled"] {
         for host in [&workspace.anonymous.host, "127.0.0.1", "localhost"] {
             let reply = workspace.anonymous.on(&instance.url).under(host).get(path).await;
-            assert!([308, 403, 404].contains(&reply.status), "{path} of {host}: {} {}", reply.status, reply.text);
+            assert!(
+                [308, 403, 404].contains(&reply.status),
+                "{path} of {host}: {} {}",
+                reply.status,
+                reply.text
+            );
         }
     }
 }
 
-/// SQL that puts commands of a server into a workspace, which ended some days ago. Their objects never heard of them.
+/// SQL that puts commands of a server into a workspace, which ended some days ago. Their objects
+/// never heard of them.
 fn many(workspace: &str, server: &str, range: (u32, u32), days: i64) -> String {
     let (from, to) = range;
     let (at, begin) = (days_ago(days), begin_of_ids(days));
@@ -382,11 +430,15 @@ async fn a_step_is_as_large_however_much_there_is() {
         .iter()
         .map(|line| serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap())
         .collect();
-    let of = |name: &str| -> Vec<u64> { steps.iter().map(|step| step[name].as_u64().unwrap()).collect() };
+    let of = |name: &str| -> Vec<u64> {
+        steps.iter().map(|step| step[name].as_u64().unwrap()).collect()
+    };
     assert_eq!(of("deleted"), [100, 30, 100, 100, 50]);
     assert_eq!(of("found"), of("deleted"));
     assert_eq!(of("d1_calls"), [2; 5]);
-    for ((deleted, read), written) in of("deleted").into_iter().zip(of("rows_read")).zip(of("rows_written")) {
+    for ((deleted, read), written) in
+        of("deleted").into_iter().zip(of("rows_read")).zip(of("rows_written"))
+    {
         assert!(read <= 40 * deleted + 50, "{read} for {deleted}");
         assert!(written <= 6 * deleted + 10, "{written} for {deleted}");
     }
@@ -409,10 +461,14 @@ async fn what_is_cut_off_goes_on() {
     instance.stop_when_d1_knows().await;
     assert_eq!(age(&state, "old", 31), 3);
     // Between the object and D1: the one has forgotten them, the other does not delete.
-    change_d1(state.path(), "CREATE TRIGGER fails BEFORE DELETE ON commands BEGIN SELECT raise(ABORT, 'broken'); END");
+    change_d1(
+        state.path(),
+        "CREATE TRIGGER fails BEFORE DELETE ON commands BEGIN SELECT raise(ABORT, 'broken'); END",
+    );
     let instance = Instance::restart_with(state.path(), &[(DAYS, "30")]).await;
     eventually("the object to forget", || async {
-        (instance.read_objects("ServerLink", "SELECT id FROM commands") == [kept.clone()]).then_some(())
+        (instance.read_objects("ServerLink", "SELECT id FROM commands") == [kept.clone()])
+            .then_some(())
     })
     .await;
     assert_eq!(listed(&workspace.admin.on(&instance.url), &[]).await.len(), 4);
@@ -420,15 +476,24 @@ async fn what_is_cut_off_goes_on() {
     change_d1(state.path(), "DROP TRIGGER fails");
     let (instance, deleted) = looked(&state, "30").await;
     assert_eq!(deleted, 3);
-    assert_eq!(listed(&workspace.admin.on(&instance.url), &[]).await, BTreeSet::from([kept.clone()]));
+    assert_eq!(
+        listed(&workspace.admin.on(&instance.url), &[]).await,
+        BTreeSet::from([kept.clone()])
+    );
     is_consistent(&instance).await;
     // At any moment of many steps.
     instance.stop().await;
-    change_d1(state.path(), &many("acme", "printf('%08x-0000-7000-9000-%012x', i % 7, w.id)", (1, 3_000), 40));
+    change_d1(
+        state.path(),
+        &many("acme", "printf('%08x-0000-7000-9000-%012x', i % 7, w.id)", (1, 3_000), 40),
+    );
     for steps in [1, 3, 9] {
         let before = logged(state.path(), STEP).len();
         let instance = Instance::restart_with(state.path(), &[(DAYS, "30")]).await;
-        eventually("some steps", || async { (logged(state.path(), STEP).len() >= before + steps).then_some(()) }).await;
+        eventually("some steps", || async {
+            (logged(state.path(), STEP).len() >= before + steps).then_some(())
+        })
+        .await;
         instance.kill().await;
     }
     let (instance, _) = looked(&state, "30").await;
@@ -484,7 +549,11 @@ async fn a_late_report_of_a_command_that_may_be_deleted_is_taken() {
         let command = made(days);
         for (kind, body) in [("ack", None), ("chunk", Some(&chunk)), ("fin", Some(&fin))] {
             let reply = agent.report(&command, kind, body).await;
-            assert_eq!(reply.status, expected, "{kind} of a command {days} days old: {}", reply.text);
+            assert_eq!(
+                reply.status, expected,
+                "{kind} of a command {days} days old: {}",
+                reply.text
+            );
         }
         let shown = workspace.admin.on(&instance.url).get(&single(&command)).await;
         shown.expect_detail(404, Some("COMMAND_NOT_FOUND"));
@@ -493,7 +562,8 @@ async fn a_late_report_of_a_command_that_may_be_deleted_is_taken() {
     assert!(instance.read_objects("ServerLink", "SELECT command FROM chunks").is_empty());
 }
 
-/// What a revoked session's commands may still need stays: a row that is not a day old, or whose user has a waiting command.
+/// What a revoked session's commands may still need stays: a row that is not a day old, or whose
+/// user has a waiting command.
 #[tokio::test]
 async fn revoked_sessions_are_forgotten_after_a_day() {
     let (instance, state) = Instance::new().await;
@@ -502,7 +572,9 @@ async fn revoked_sessions_are_forgotten_after_a_day() {
     let (anna, bob) = (workspace.staff("anna").await, workspace.staff("bob").await);
     let queued = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
     bob.post(PATH, &queued).await.expect(201);
-    anna.delete(&single(anna.post(PATH, &queued).await.expect(201)["id"].as_str().unwrap())).await.expect(204);
+    anna.delete(&single(anna.post(PATH, &queued).await.expect(201)["id"].as_str().unwrap()))
+        .await
+        .expect(204);
     let insert = |id: &str, user: &str, at: Timestamp| {
         format!(
             "INSERT INTO revoked_sessions (workspace_id, id, user_id, revoked_at, is_settled)
@@ -521,7 +593,10 @@ async fn revoked_sessions_are_forgotten_after_a_day() {
     // The look may be one that the instance before had begun.
     eventually("the clock to forget", || async {
         let left = instance.read_d1("SELECT id FROM revoked_sessions ORDER BY id");
-        assert!(["needed", "young"].iter().all(|id| left.iter().any(|left| left == id)), "{left:?}");
+        assert!(
+            ["needed", "young"].iter().all(|id| left.iter().any(|left| left == id)),
+            "{left:?}"
+        );
         (left.len() == 2).then_some(())
     })
     .await;

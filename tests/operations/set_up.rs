@@ -4,10 +4,23 @@ use farhand_tests::client::{PASSWORD, new_workspace};
 use farhand_tests::{Api, Instance, Workspace};
 use serde_json::json;
 
-/// Asserts that every path is refused with what to do, before the host is mapped, except the two that must not be.
+/// Asserts that every path is refused with what to do, before the host is mapped, except the two
+/// that must not be.
 async fn is_not_set_up(operator: &Api, workspace: &Api, word: &str) {
-    for api in [workspace.clone(), workspace.anonymous(), workspace.under("nobody.local.localhost"), operator.clone()] {
-        for path in ["/api/status/", "/api/nope/", "/api/status", "/operator/workspaces/", "/reset-password/", "/"] {
+    for api in [
+        workspace.clone(),
+        workspace.anonymous(),
+        workspace.under("nobody.local.localhost"),
+        operator.clone(),
+    ] {
+        for path in [
+            "/api/status/",
+            "/api/nope/",
+            "/api/status",
+            "/operator/workspaces/",
+            "/reset-password/",
+            "/",
+        ] {
             let refused = api.get(path).await;
             refused.expect_detail(503, Some("NOT_SET_UP"));
             assert!(refused.text.contains(word), "{path}: {}", refused.text);
@@ -15,10 +28,17 @@ async fn is_not_set_up(operator: &Api, workspace: &Api, word: &str) {
         assert_eq!(api.get("/healthz").await.expect(200)["status"], "ok");
     }
     // The name of no workspace at all.
-    workspace.under("a.b.c.localhost").get("/api/status/").await.expect_detail(503, Some("NOT_SET_UP"));
+    workspace
+        .under("a.b.c.localhost")
+        .get("/api/status/")
+        .await
+        .expect_detail(503, Some("NOT_SET_UP"));
     workspace.log_in("boss", PASSWORD).await.expect_detail(503, Some("NOT_SET_UP"));
     workspace.call("OPTIONS", "/api/status/").await.expect_detail(503, Some("NOT_SET_UP"));
-    operator.post("/operator/workspaces/", &new_workspace("new")).await.expect_detail(503, Some("NOT_SET_UP"));
+    operator
+        .post("/operator/workspaces/", &new_workspace("new"))
+        .await
+        .expect_detail(503, Some("NOT_SET_UP"));
     operator.delete("/operator/workspaces/acme/").await.expect_detail(503, Some("NOT_SET_UP"));
     for api in [workspace.clone(), workspace.anonymous(), workspace.with("nonsense")] {
         let answer = api.get("/api/auth/is-authenticated/").await.expect(200);
@@ -43,7 +63,8 @@ async fn a_missing_secret_is_named() {
     let operator = instance.operator();
     instance.stop().await;
     for short in ["", "31-characters-are-not-enough..."] {
-        let (_process, url) = Instance::served_unchecked(state.path(), &[("SECRET_KEY", short)]).await;
+        let (_process, url) =
+            Instance::served_unchecked(state.path(), &[("SECRET_KEY", short)]).await;
         is_not_set_up(&operator.on(&url), &workspace.admin.on(&url), "SECRET_KEY").await;
     }
 }

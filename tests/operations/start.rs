@@ -1,4 +1,5 @@
-//! `npm start`, as a user runs it: two instances side by side, each with a port and a state folder of its own.
+//! `npm start`, as a user runs it: two instances side by side, each with a port and a state folder
+//! of its own.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -22,9 +23,12 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
     // Nor is anything else of the state for others of this machine.
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&state), 0o700);
-    let mut files = vec![state.join("worker.log"), state.join("agent.log"), state.join("secrets.json")];
+    let mut files =
+        vec![state.join("worker.log"), state.join("agent.log"), state.join("secrets.json")];
     for folder in ["v3/d1/miniflare-D1DatabaseObject", "v3/do/farhand-ServerLink"] {
-        files.extend(std::fs::read_dir(state.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
+        files.extend(
+            std::fs::read_dir(state.join(folder)).unwrap().map(|entry| entry.unwrap().path()),
+        );
     }
     assert!(files.len() > 5, "{files:?}");
     for file in files {
@@ -39,19 +43,27 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
         assert!(printed.contains(facts[field].as_str().unwrap()), "{field}: {printed}");
     }
     let api = Api::new(url, url.strip_prefix("http://").unwrap());
-    api.post("/api/auth/login/", &json!({"username": facts["username"], "password": facts["password"]}))
-        .await
-        .expect(200);
+    api.post(
+        "/api/auth/login/",
+        &json!({"username": facts["username"], "password": facts["password"]}),
+    )
+    .await
+    .expect(200);
 
-    // The printed line, as it stands. It names no account: the server's default is the one that its agent can use.
+    // The printed line, as it stands. It names no account: the server's default is the one that its
+    // agent can use.
     let line = printed.lines().find(|line| line.starts_with("curl ")).expect("a curl line");
     let output = Command::new("sh").args(["-c", line]).output().await.unwrap();
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     // It waits for 10 s. A slow machine may take longer.
     let command = format!("/api/events/commands/{}/?wait=60", answer["id"].as_str().unwrap());
-    let answer = api.with_token(facts["api_token"].as_str().unwrap()).get(&command).await.expect(200);
+    let answer =
+        api.with_token(facts["api_token"].as_str().unwrap()).get(&command).await.expect(200);
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
-    assert_eq!((&answer["result"], &answer["success"]), (&json!(format!("hello from {hostname}")), &json!(true)));
+    assert_eq!(
+        (&answer["result"], &answer["success"]),
+        (&json!(format!("hello from {hostname}")), &json!(true))
+    );
     assert!(!line.contains("\"username\""), "{line}");
     instance.stop().await;
 
@@ -62,10 +74,15 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
     expected["url"] = json!(instance.url);
     assert_eq!(again, expected);
     let api = Api::new(expected["url"].as_str().unwrap(), "demo.local.localhost");
-    let kept = api.with_token(facts["api_token"].as_str().unwrap()).get("/api/events/commands/").await.expect(200);
+    let kept = api
+        .with_token(facts["api_token"].as_str().unwrap())
+        .get("/api/events/commands/")
+        .await
+        .expect(200);
     assert_eq!((&kept["count"], &kept["results"][0]["id"]), (&json!(1), &answer["id"]));
 
-    // Who tries what the documents tell of changes the demo, too: another name, then another key, then no server at all.
+    // Who tries what the documents tell of changes the demo, too: another name, then another key,
+    // then no server at all.
     let admin = api.with_token(facts["api_token"].as_str().unwrap());
     let servers = admin.get("/api/servers/").await.expect(200);
     let path = format!("/api/servers/servers/{}/", servers["results"][0]["id"].as_str().unwrap());
@@ -78,7 +95,10 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
     instance.stop().await;
     let instance = Instance::start(&state, &[]).await;
     let servers = admin.on(&instance.url).get("/api/servers/").await.expect(200);
-    assert_eq!((&servers["count"], &servers["results"][0]["is_connected"]), (&json!(1), &json!(true)));
+    assert_eq!(
+        (&servers["count"], &servers["results"][0]["is_connected"]),
+        (&json!(1), &json!(true))
+    );
     instance.stop().await;
 }
 
@@ -101,8 +121,7 @@ async fn without_the_demo_and_with_variables_of_its_own() {
     let api = Api::new(&instance.url, "farhand.example");
     let operator = api.with("Bearer operator-of-this-instance-of-a-test");
     assert_eq!(operator.get("/operator/workspaces/").await.expect(200)["count"], 0);
-    let body =
-        json!({"slug": "acme", "admin": {"username": "boss", "email": "boss@example.com", "password": PASSWORD}});
+    let body = json!({"slug": "acme", "admin": {"username": "boss", "email": "boss@example.com", "password": PASSWORD}});
     let made = operator.post("/operator/workspaces/", &body).await.expect(201);
     let port = instance.url.rsplit(':').next().unwrap();
     assert_eq!(
@@ -115,10 +134,16 @@ async fn without_the_demo_and_with_variables_of_its_own() {
     acme.get("/api/status/").await.expect_detail(401, None);
     acme.under("acme.local.localhost").get("/api/status/").await.expect_detail(404, None);
     // contract 4.15: login is for on-prem deployments only.
-    acme.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await.expect_detail(404, None);
+    acme.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
+        .await
+        .expect_detail(404, None);
     acme.get("/api/auth/login/").await.expect_detail(404, None);
-    let preflight = acme.request("OPTIONS", "/api/status/").header("Origin", "https://console.example");
-    assert_eq!(acme.send(preflight).await.header("Access-Control-Allow-Origin"), "https://console.example");
+    let preflight =
+        acme.request("OPTIONS", "/api/status/").header("Origin", "https://console.example");
+    assert_eq!(
+        acme.send(preflight).await.header("Access-Control-Allow-Origin"),
+        "https://console.example"
+    );
     instance.stop().await;
 }
 
@@ -161,8 +186,9 @@ async fn what_cannot_work_is_refused_before_anything_is_built() {
         assert!(!printed.contains("[1/"), "no step has begun: {printed}");
     }
     // Without a compiler on the path there is nothing to begin either.
-    let node =
-        std::env::split_paths(&std::env::var_os("PATH").unwrap()).find(|folder| folder.join("node").exists()).unwrap();
+    let node = std::env::split_paths(&std::env::var_os("PATH").unwrap())
+        .find(|folder| folder.join("node").exists())
+        .unwrap();
     let tools = tempfile::tempdir().unwrap();
     for (tool, target) in [
         ("node", node.join("node")),
@@ -178,7 +204,10 @@ async fn what_cannot_work_is_refused_before_anything_is_built() {
     let rustc = tools.path().join("rustc");
     for (script, message) in [
         ("echo 'rustc 1.9.0 (of a test)'", "rustc 1.9.0 is too old; Farhand needs 1."),
-        ("echo 'toolchain is not installed' >&2; exit 1", "rustc --version failed: toolchain is not installed"),
+        (
+            "echo 'toolchain is not installed' >&2; exit 1",
+            "rustc --version failed: toolchain is not installed",
+        ),
     ] {
         std::fs::write(&rustc, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&rustc, std::fs::Permissions::from_mode(0o755)).unwrap();

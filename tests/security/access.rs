@@ -34,9 +34,11 @@ fn names(list: &Value) -> Vec<&str> {
 async fn each_reaches_their_own_servers_and_staff_reach_all() {
     let people = people().await;
     let id = people.server["id"].as_str().unwrap();
-    for (api, expected) in
-        [(&people.staff, &["web-2", "web-1"][..]), (&people.owner, &["web-1"]), (&people.outsider, &[])]
-    {
+    for (api, expected) in [
+        (&people.staff, &["web-2", "web-1"][..]),
+        (&people.owner, &["web-1"]),
+        (&people.outsider, &[]),
+    ] {
         let list = api.get("/api/servers/").await.expect(200);
         assert_eq!((names(&list).as_slice(), &list["count"]), (expected, &json!(expected.len())));
         let status = if expected.contains(&"web-1") { 200 } else { 404 };
@@ -45,12 +47,21 @@ async fn each_reaches_their_own_servers_and_staff_reach_all() {
     let shown = people.owner.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
     assert_eq!(shown["owner"]["username"], "owner");
     // Only staff make servers; that is told before what is wrong with the input.
-    for body in [json!({"name": "web-3"}), json!({"name": "Not A Name"}), json!({}), json!({"name": "web-1"})] {
+    for body in [
+        json!({"name": "web-3"}),
+        json!({"name": "Not A Name"}),
+        json!({}),
+        json!({"name": "web-1"}),
+    ] {
         for api in [&people.owner, &people.outsider] {
             api.post("/api/servers/", &body).await.expect_detail(403, Some("PERMISSION_DENIED"));
         }
     }
-    people.staff.post("/api/servers/", &json!({"name": "Not A Name"})).await.expect_fields(400, &["name"]);
+    people
+        .staff
+        .post("/api/servers/", &json!({"name": "Not A Name"}))
+        .await
+        .expect_fields(400, &["name"]);
     people.staff.post("/api/servers/", &json!({"name": "web-3"})).await.expect(201);
 }
 
@@ -79,19 +90,35 @@ async fn each_runs_and_sees_commands_where_they_may() {
     run(&people.owner, internal).await.expect_detail(403, Some("PERMISSION_DENIED"));
     // A server that is not reached is as good as none.
     for server in [json!("web-1"), people.server["id"].clone(), json!("nowhere")] {
-        run(&people.outsider, json!({"server": server, "line": "id"})).await.expect_fields(400, &["server"]);
+        run(&people.outsider, json!({"server": server, "line": "id"}))
+            .await
+            .expect_fields(400, &["server"]);
     }
-    run(&people.owner, json!({"server": "web-2", "line": "id"})).await.expect_fields(400, &["server"]);
-    run(&people.staff, json!({"server": "web-2", "line": "id"})).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+    run(&people.owner, json!({"server": "web-2", "line": "id"}))
+        .await
+        .expect_fields(400, &["server"]);
+    run(&people.staff, json!({"server": "web-2", "line": "id"}))
+        .await
+        .expect_detail(503, Some("SERVER_NOT_CONNECTED"));
     assert!(agent.stays_silent().await);
 
     for (api, count) in [(&people.staff, 5), (&people.owner, 5), (&people.outsider, 0)] {
         let list = api.get(COMMANDS).await.expect(200);
-        assert_eq!((&list["count"], list["results"].as_array().unwrap().len()), (&json!(count), count));
+        assert_eq!(
+            (&list["count"], list["results"].as_array().unwrap().len()),
+            (&json!(count), count)
+        );
     }
-    let any = people.staff.get(COMMANDS).await.expect(200)["results"][0]["id"].as_str().unwrap().to_owned();
+    let any = people.staff.get(COMMANDS).await.expect(200)["results"][0]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     people.owner.get(&format!("{COMMANDS}{any}/")).await.expect(200);
-    people.outsider.get(&format!("{COMMANDS}{any}/")).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    people
+        .outsider
+        .get(&format!("{COMMANDS}{any}/"))
+        .await
+        .expect_detail(404, Some("COMMAND_NOT_FOUND"));
 }
 
 /// What a demotion takes: review/security.md 4.
@@ -104,22 +131,47 @@ async fn a_lower_rank_ends_sessions_and_takes_the_servers() {
     let cases = [
         ("staff", json!({"is_staff": true}), json!({"is_staff": false}), true),
         ("superuser", json!({"is_superuser": true}), json!({"is_superuser": false}), true),
-        ("both", json!({"is_staff": true, "is_superuser": true}), json!({"is_superuser": false}), true),
+        (
+            "both",
+            json!({"is_staff": true, "is_superuser": true}),
+            json!({"is_superuser": false}),
+            true,
+        ),
         ("promoted", json!({"is_staff": true}), json!({"is_superuser": true}), false),
         ("renamed", json!({"is_staff": true}), json!({"first_name": "X"}), false),
-        ("keeper", json!({"is_staff": true}), json!({"is_staff": false, "keep_servers": true}), true),
-        ("thief", json!({"is_staff": true}), json!({"is_staff": false, "keep_servers": false}), true),
+        (
+            "keeper",
+            json!({"is_staff": true}),
+            json!({"is_staff": false, "keep_servers": true}),
+            true,
+        ),
+        (
+            "thief",
+            json!({"is_staff": true}),
+            json!({"is_staff": false, "keep_servers": false}),
+            true,
+        ),
     ];
     for (name, rank, change, is_lower) in cases {
         let user = workspace.user_with(name, &rank).await;
         let path = format!("/api/iam/users/{}/", user["id"]);
-        let (first, second) =
-            (workspace.anonymous.logged_in(name, PASSWORD).await, workspace.anonymous.logged_in(name, PASSWORD).await);
-        let token = first.post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null})).await.expect(201);
+        let (first, second) = (
+            workspace.anonymous.logged_in(name, PASSWORD).await,
+            workspace.anonymous.logged_in(name, PASSWORD).await,
+        );
+        let token = first
+            .post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null}))
+            .await
+            .expect(201);
         let token = workspace.anonymous.with_token(token["key"].as_str().unwrap());
         let mut servers = Vec::new();
         for number in 0..2 {
-            servers.push(first.post("/api/servers/", &json!({"name": format!("{name}-{number}")})).await.expect(201));
+            servers.push(
+                first
+                    .post("/api/servers/", &json!({"name": format!("{name}-{number}")}))
+                    .await
+                    .expect(201),
+            );
         }
         let server = at(SERVERS, &servers[0]);
         admin.patch(&path, &change).await.expect(200);
@@ -143,7 +195,9 @@ async fn a_lower_rank_ends_sessions_and_takes_the_servers() {
                 let root = json!({"server": servers[1]["id"], "line": "id", "username": "root"});
                 if keeps {
                     api.call("POST", &rotate).await.expect(200);
-                    api.post(COMMANDS, &root).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+                    api.post(COMMANDS, &root)
+                        .await
+                        .expect_detail(503, Some("SERVER_NOT_CONNECTED"));
                 } else {
                     api.call("POST", &rotate).await.expect_detail(404, None);
                     api.delete(&server).await.expect_detail(404, None);
@@ -151,11 +205,18 @@ async fn a_lower_rank_ends_sessions_and_takes_the_servers() {
                 }
             }
         }
-        let told = admin.get(&format!("/api/audit/events/?action=user.update&object={}", user["id"])).await.expect(200);
+        let told = admin
+            .get(&format!("/api/audit/events/?action=user.update&object={}", user["id"]))
+            .await
+            .expect(200);
         let told = column(&told, "details").remove(0);
         for rank in ["is_staff", "is_superuser"] {
             let (old, new) = (told["old"][rank].clone(), told[rank].clone());
-            let expected = if change[rank].is_null() { Value::Null } else { json!(!change[rank].as_bool().unwrap()) };
+            let expected = if change[rank].is_null() {
+                Value::Null
+            } else {
+                json!(!change[rank].as_bool().unwrap())
+            };
             assert_eq!((old, &new), (expected, &change[rank]), "{name} {rank}: {told}");
         }
         let released = (told["released_servers"].clone(), told["released_servers_total"].clone());
@@ -188,7 +249,8 @@ async fn a_lower_rank_ends_sessions_and_takes_the_servers() {
 async fn a_users_tokens_are_their_own_and_an_inactive_user_has_none() {
     let people = people().await;
     let path = "/api/auth/tokens/";
-    let made = people.owner.post(path, &json!({"name": "mine", "expires_at": null})).await.expect(201);
+    let made =
+        people.owner.post(path, &json!({"name": "mine", "expires_at": null})).await.expect(201);
     let single = format!("{path}{}/", made["id"].as_str().unwrap());
     for other in [&people.outsider, &people.staff, &people.workspace.admin] {
         other.call("DELETE", &single).await.expect_detail(404, None);
@@ -201,8 +263,15 @@ async fn a_users_tokens_are_their_own_and_an_inactive_user_has_none() {
     people.workspace.admin.patch(&user, &json!({"is_active": false})).await.expect(200);
     for dead in [&token, &people.owner] {
         dead.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
-        dead.post("/api/servers/", &json!({"name": "x"})).await.expect_detail(403, Some("INVALID_TOKEN"));
+        dead.post("/api/servers/", &json!({"name": "x"}))
+            .await
+            .expect_detail(403, Some("INVALID_TOKEN"));
     }
     let login = json!({"username": "owner", "password": PASSWORD});
-    people.workspace.anonymous.post("/api/auth/login/", &login).await.expect_fields(403, &["non_field_errors"]);
+    people
+        .workspace
+        .anonymous
+        .post("/api/auth/login/", &login)
+        .await
+        .expect_fields(403, &["non_field_errors"]);
 }

@@ -1,4 +1,5 @@
-//! Access control lists of API tokens (contract 4.12): what such a token may reach, endpoint by endpoint.
+//! Access control lists of API tokens (contract 4.12): what such a token may reach, endpoint by
+//! endpoint.
 
 use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::agents::ScriptedAgent;
@@ -37,7 +38,8 @@ async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
     workspace.user_with("alice", &json!({})).await;
     let everything = async || {
         let mut seen = Vec::new();
-        for path in ["/api/auth/tokens/", "/api/auth/sessions/", "/api/iam/users/", "/api/servers/"] {
+        for path in ["/api/auth/tokens/", "/api/auth/sessions/", "/api/iam/users/", "/api/servers/"]
+        {
             let mut items = workspace.session().get(path).await.expect(200)["results"].clone();
             for item in items.as_array_mut().unwrap() {
                 // That a token was used is noted.
@@ -50,8 +52,11 @@ async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
     // The widest there is: an object without a single limit.
     let token = workspace.limited(&json!({})).await;
     token.get("/api/status/").await.expect(200);
-    let own = workspace.session().get("/api/auth/tokens/").await.expect(200)["results"][0]["id"].clone();
-    let session = workspace.session().get("/api/auth/sessions/").await.expect(200)["results"][0]["id"].clone();
+    let own =
+        workspace.session().get("/api/auth/tokens/").await.expect(200)["results"][0]["id"].clone();
+    let session =
+        workspace.session().get("/api/auth/sessions/").await.expect(200)["results"][0]["id"]
+            .clone();
     let before = everything().await;
     let mut refused = 0;
     for (method, pattern, access) in all() {
@@ -60,7 +65,9 @@ async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
         }
         let path = match pattern {
             "/api/auth/tokens/{id}/" => format!("/api/auth/tokens/{}/", own.as_str().unwrap()),
-            "/api/auth/sessions/{id}/" => format!("/api/auth/sessions/{}/", session.as_str().unwrap()),
+            "/api/auth/sessions/{id}/" => {
+                format!("/api/auth/sessions/{}/", session.as_str().unwrap())
+            }
             _ => path_of(pattern, &workspace.slug).replace("/boss/", "/alice/"),
         };
         // A body that would do.
@@ -71,14 +78,20 @@ async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
             assert_ne!(reply.json()["code"].as_str(), REFUSED, "{method} {path}: {}", reply.text);
             continue;
         }
-        assert_eq!((reply.status, reply.json()["code"].as_str()), (403, REFUSED), "{method} {path}: {}", reply.text);
+        assert_eq!(
+            (reply.status, reply.json()["code"].as_str()),
+            (403, REFUSED),
+            "{method} {path}: {}",
+            reply.text
+        );
         refused += 1;
     }
     assert!(refused > 25, "{refused}");
     let after = everything().await;
     assert_eq!(after, before);
     // The table says the same.
-    let served = ROUTES.iter().filter(|route| matches!(route.access, Access::User | Access::UserOrAgent));
+    let served =
+        ROUTES.iter().filter(|route| matches!(route.access, Access::User | Access::UserOrAgent));
     let open = served.flat_map(|route| {
         let open = route.methods.iter().filter(|(_, endpoint)| endpoint.takes_limited_tokens());
         open.map(|(method, _)| (*method, route.path))
@@ -134,14 +147,20 @@ async fn networks_hold_for_every_request() {
     for inside in ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8:1::1"] {
         let token = token.from_address(inside);
         token.get("/api/status/").await.expect(200);
-        assert_eq!(token.get("/api/auth/is-authenticated/").await.expect(200), json!({"authenticated": true}));
+        assert_eq!(
+            token.get("/api/auth/is-authenticated/").await.expect(200),
+            json!({"authenticated": true})
+        );
     }
     for outside in ["10.2.0.1", "2001:db9::1", "::1", "127.0.0.1", "nonsense", ""] {
         let token = token.from_address(outside);
         for path in ["/api/status/", "/api/servers/", COMMANDS, "/api/iam/users/-/"] {
             token.get(path).await.expect_detail(403, REFUSED);
         }
-        assert_eq!(token.get("/api/auth/is-authenticated/").await.expect(200), json!({"authenticated": false}));
+        assert_eq!(
+            token.get("/api/auth/is-authenticated/").await.expect(200),
+            json!({"authenticated": false})
+        );
     }
 }
 
@@ -154,8 +173,12 @@ async fn read_only_refuses_every_other_method() {
     let token = workspace.limited(&json!({"read_only": true})).await;
     token.post(COMMANDS, &body).await.expect_detail(403, REFUSED);
     assert!(agent.stays_silent().await);
-    for (method, path) in [("GET", "/api/status/"), ("HEAD", "/api/servers/"), ("GET", COMMANDS), ("OPTIONS", COMMANDS)]
-    {
+    for (method, path) in [
+        ("GET", "/api/status/"),
+        ("HEAD", "/api/servers/"),
+        ("GET", COMMANDS),
+        ("OPTIONS", COMMANDS),
+    ] {
         assert!(token.call(method, path).await.status < 300, "{method} {path}");
     }
     workspace.limited(&json!({"read_only": false})).await.post(COMMANDS, &body).await.expect(201);
@@ -166,8 +189,10 @@ async fn read_only_refuses_every_other_method() {
 async fn other_servers_and_their_commands_are_404() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
-    let (mut agent, mut other) =
-        (ScriptedAgent::connect(&workspace, &one).await, ScriptedAgent::connect(&workspace, &two).await);
+    let (mut agent, mut other) = (
+        ScriptedAgent::connect(&workspace, &one).await,
+        ScriptedAgent::connect(&workspace, &two).await,
+    );
     let run = async |api: &Api, server: &Value| {
         let server = server["id"].clone();
         api.post(COMMANDS, &json!({"server": server, "line": "uptime"})).await
@@ -179,7 +204,10 @@ async fn other_servers_and_their_commands_are_404() {
     agent.next_command().await;
     run(&token, &two).await.expect_detail(403, REFUSED);
     for name in ["web-2", "nowhere"] {
-        token.post(COMMANDS, &json!({"server": name, "line": "uptime"})).await.expect_detail(403, REFUSED);
+        token
+            .post(COMMANDS, &json!({"server": name, "line": "uptime"}))
+            .await
+            .expect_detail(403, REFUSED);
     }
     assert!(other.stays_silent().await);
 
@@ -235,17 +263,22 @@ async fn commands_are_checked_with_account_and_shell() {
     ] {
         run(line, "deploy", "system").await.expect_detail(403, REFUSED);
     }
-    for (line, username, shell) in
-        [("ls", "root", "system"), ("ls", "boss", "system"), ("ls", "deploy", "internal"), ("ls", "Deploy", "system")]
-    {
+    for (line, username, shell) in [
+        ("ls", "root", "system"),
+        ("ls", "boss", "system"),
+        ("ls", "deploy", "internal"),
+        ("ls", "Deploy", "system"),
+    ] {
         run(line, username, shell).await.expect_detail(403, REFUSED);
     }
     // A list of accounts is none of groups.
     let body = json!({"server": "web-1", "line": "ls", "username": "deploy", "groupname": "root"});
     token.post(COMMANDS, &body).await.expect_detail(403, REFUSED);
-    // Without a list of commands any line is allowed, and no built-in, which would run as the agent's own account.
+    // Without a list of commands any line is allowed, and no built-in, which would run as the
+    // agent's own account.
     let any = workspace.limited(&json!({"usernames": ["deploy"]})).await;
-    let mut body = json!({"server": "web-1", "line": "ls; id", "username": "deploy", "shell": "internal"});
+    let mut body =
+        json!({"server": "web-1", "line": "ls; id", "username": "deploy", "shell": "internal"});
     any.post(COMMANDS, &body).await.expect_detail(403, REFUSED);
     body["shell"] = json!("system");
     any.post(COMMANDS, &body).await.expect(201);

@@ -1,11 +1,13 @@
-//! Who may do what to whom (contract 5): the matrix of access, and that it follows every change at once.
+//! Who may do what to whom (contract 5): the matrix of access, and that it follows every change at
+//! once.
 
 use std::time::{Duration, Instant};
 
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::events::Block;
 use farhand_tests::people::{
-    CALLERS, COMMANDS, GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, SERVERS, USERS, at, column, group_path,
+    CALLERS, COMMANDS, GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, SERVERS, USERS, at, column,
+    group_path,
 };
 use farhand_tests::{Api, Cast, Events, Person, Reply, ScriptedAgent, Workspace, far_ahead};
 use futures_util::future;
@@ -60,8 +62,8 @@ async fn witness(cast: &Cast, target: &Target) -> Vec<(u16, String)> {
     future::join_all(replies).await.into_iter().map(|reply| (reply.status, reply.text)).collect()
 }
 
-/// Asserts every cell of a table, each on things of its own. `nothing` is a target that there is not: to whom a thing
-/// is hidden, it is the same. `not_found` is the code of such a refusal.
+/// Asserts every cell of a table, each on things of its own. `nothing` is a target that there is
+/// not: to whom a thing is hidden, it is the same. `not_found` is the code of such a refusal.
 async fn holds(
     cast: &Cast,
     rows: &[Row],
@@ -96,7 +98,8 @@ async fn holds(
                     }
                 }
                 403 => {
-                    let code = if *name == "intruder" { "INVALID_TOKEN" } else { "PERMISSION_DENIED" };
+                    let code =
+                        if *name == "intruder" { "INVALID_TOKEN" } else { "PERMISSION_DENIED" };
                     reply.expect_detail(403, Some(code));
                 }
                 _ => {}
@@ -107,9 +110,12 @@ async fn holds(
 
 #[tokio::test]
 async fn servers_are_for_those_who_reach_them() {
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the same asking here
+    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the
+    // same asking here
     let rows = [
-        row("see", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| ("GET", it.path.clone(), Value::Null)),
+        row("see", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| {
+            ("GET", it.path.clone(), Value::Null)
+        }),
         row("edit", [200, 200, 200, 403, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"name": unique("new")}))
         }),
@@ -119,14 +125,22 @@ async fn servers_are_for_those_who_reach_them() {
         row("take out of its groups", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"groups": []}))
         }),
-        row("delete", [204, 204, 204, 403, 403, 403, 404, 404, 403], |it| ("DELETE", it.path.clone(), Value::Null)),
+        row("delete", [204, 204, 204, 403, 403, 403, 404, 404, 403], |it| {
+            ("DELETE", it.path.clone(), Value::Null)
+        }),
     ];
     let cast = Cast::new().await;
     let fresh = async |cast: &Cast| {
         let server = cast.server().await;
         let path = at(SERVERS, &server);
-        let witnesses = vec![path.clone(), "/api/servers/?page_size=100".to_owned(), group_path(&cast.group)];
-        Target { ids: vec![server["id"].as_str().unwrap().to_owned()], path, object: server, witnesses }
+        let witnesses =
+            vec![path.clone(), "/api/servers/?page_size=100".to_owned(), group_path(&cast.group)];
+        Target {
+            ids: vec![server["id"].as_str().unwrap().to_owned()],
+            path,
+            object: server,
+            witnesses,
+        }
     };
     let nothing = Target {
         ids: vec![NO_UUID.to_owned()],
@@ -183,9 +197,12 @@ fn run(target: &Target, more: Value) -> Value {
 
 #[tokio::test]
 async fn commands_are_for_those_who_reach_their_server() {
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the same asking here
+    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the
+    // same asking here
     let rows = [
-        row("see", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| ("GET", it.path.clone(), Value::Null)),
+        row("see", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| {
+            ("GET", it.path.clone(), Value::Null)
+        }),
         row("see its chunks", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| {
             ("GET", it.below("chunks/"), Value::Null)
         }),
@@ -202,9 +219,15 @@ async fn commands_are_for_those_who_reach_their_server() {
             let more = json!({"username": "root", "scheduled_at": far_ahead()});
             ("POST", COMMANDS.to_owned(), run(it, more))
         }),
-        row("cancel", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| ("POST", it.below("cancel/"), Value::Null)),
-        row("kill", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| ("POST", it.below("kill/"), Value::Null)),
-        row("delete", [204, 204, 403, 403, 403, 403, 404, 404, 403], |it| ("DELETE", it.path.clone(), Value::Null)),
+        row("cancel", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
+            ("POST", it.below("cancel/"), Value::Null)
+        }),
+        row("kill", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
+            ("POST", it.below("kill/"), Value::Null)
+        }),
+        row("delete", [204, 204, 403, 403, 403, 403, 404, 404, 403], |it| {
+            ("DELETE", it.path.clone(), Value::Null)
+        }),
         // Nobody changes a command, and that is told before the credential.
         row("edit", [405; CALLERS], |it| ("PATCH", it.path.clone(), json!({"line": "w"}))),
         row("replace", [405; CALLERS], |it| ("PUT", it.path.clone(), json!({"line": "w"}))),
@@ -257,14 +280,21 @@ async fn a_plain_member_runs_as_themselves_only() {
     // A blank one is wrong for everybody: an agent would take it for root.
     for blank in ["", " "] {
         for api in [&member.api, &cast.workspace.admin] {
-            api.post(COMMANDS, &body(json!({"username": blank}))).await.expect_fields(400, &["username"]);
+            api.post(COMMANDS, &body(json!({"username": blank})))
+                .await
+                .expect_fields(400, &["username"]);
         }
     }
     assert!(agent.stays_silent().await);
-    for own in [json!({}), json!({"username": "member"}), json!({"username": "member", "groupname": ""})] {
+    for own in
+        [json!({}), json!({"username": "member"}), json!({"username": "member", "groupname": ""})]
+    {
         let made = member.api.post(COMMANDS, &body(own)).await.expect(201);
         let order = agent.next_command().await;
-        assert_eq!((&order["id"], &order["user"], &order["group"]), (&made["id"], &json!("member"), &json!("")));
+        assert_eq!(
+            (&order["id"], &order["user"], &order["group"]),
+            (&made["id"], &json!("member"), &json!(""))
+        );
         agent.fin(made["id"].as_str().unwrap(), 0, "").await;
     }
     for person in [&cast.manager, &cast.group_owner, &cast.owner] {
@@ -286,7 +316,11 @@ async fn a_plain_member_runs_as_themselves_only() {
     let reply = member.api.post(COMMANDS, &body(json!({"username": "root"}))).await;
     reply.expect_detail(403, Some("PERMISSION_DENIED"));
     // The highest of what one is in the groups of the server counts.
-    cast.workspace.admin.patch(&group_path(&other), &json!({"servers": [server["id"]]})).await.expect(200);
+    cast.workspace
+        .admin
+        .patch(&group_path(&other), &json!({"servers": [server["id"]]}))
+        .await
+        .expect(200);
     member.api.post(COMMANDS, &body(json!({"username": "root"}))).await.expect(201);
     assert_eq!(agent.next_command().await["user"], "root");
 }
@@ -297,7 +331,9 @@ async fn everyone_takes_back_what_they_asked_for() {
     let server = cast.server().await;
     let body = json!({"server": server["id"], "line": "id", "on_offline": "queue"});
     for (name, api) in cast.callers().iter().take(6) {
-        for (method, action, status) in [("POST", "cancel/", 200), ("POST", "kill/", 200), ("DELETE", "", 204)] {
+        for (method, action, status) in
+            [("POST", "cancel/", 200), ("POST", "kill/", 200), ("DELETE", "", 204)]
+        {
             let made = api.post(COMMANDS, &body).await.expect(201);
             let path = at(COMMANDS, &made);
             let reply = api.call(method, &format!("{path}{action}")).await;
@@ -309,7 +345,9 @@ async fn everyone_takes_back_what_they_asked_for() {
     let made = cast.member.api.post(COMMANDS, &body).await.expect(201);
     let path = at(COMMANDS, &made);
     cast.workspace.expel(&cast.group, &cast.member).await;
-    for (method, action) in [("POST", "cancel/"), ("POST", "kill/"), ("DELETE", ""), ("GET", ""), ("GET", "chunks/")] {
+    for (method, action) in
+        [("POST", "cancel/"), ("POST", "kill/"), ("DELETE", ""), ("GET", ""), ("GET", "chunks/")]
+    {
         let reply = cast.member.api.call(method, &format!("{path}{action}")).await;
         reply.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     }
@@ -319,9 +357,12 @@ async fn everyone_takes_back_what_they_asked_for() {
 
 #[tokio::test]
 async fn groups_are_for_those_in_them() {
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the same asking here
+    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the
+    // same asking here
     let rows = [
-        row("see", [200, 200, 404, 200, 200, 200, 404, 404, 403], |it| ("GET", it.path.clone(), Value::Null)),
+        row("see", [200, 200, 404, 200, 200, 200, 404, 404, 403], |it| {
+            ("GET", it.path.clone(), Value::Null)
+        }),
         row("edit", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"display_name": "New"}))
         }),
@@ -331,7 +372,9 @@ async fn groups_are_for_those_in_them() {
         row("give a server", [200, 200, 404, 403, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"servers": [it.object["server"]]}))
         }),
-        row("delete", [204, 204, 404, 204, 403, 403, 404, 404, 403], |it| ("DELETE", it.path.clone(), Value::Null)),
+        row("delete", [204, 204, 404, 204, 403, 403, 404, 404, 403], |it| {
+            ("DELETE", it.path.clone(), Value::Null)
+        }),
     ];
     let cast = Cast::new().await;
     let server = cast.server().await;
@@ -363,9 +406,12 @@ fn membership(target: &Target, role: &str) -> Value {
 
 #[tokio::test]
 async fn memberships_are_for_those_in_their_group() {
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the same asking here
+    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the
+    // same asking here
     let rows = [
-        row("see", [200, 200, 404, 200, 200, 200, 404, 404, 403], |it| ("GET", it.path.clone(), Value::Null)),
+        row("see", [200, 200, 404, 200, 200, 200, 404, 404, 403], |it| {
+            ("GET", it.path.clone(), Value::Null)
+        }),
         row("add a member", [201, 201, 400, 201, 201, 403, 400, 400, 403], |it| {
             ("POST", MEMBERSHIPS.to_owned(), membership(it, "member"))
         }),
@@ -397,8 +443,12 @@ async fn memberships_are_for_those_in_their_group() {
     let stranger = Person::new(&cast.workspace, "stranger").await;
     let target = |group: &Value, membership: &Value| {
         let (path, group_id) = (at(MEMBERSHIPS, membership), &group["id"]);
-        let witnesses =
-            vec![path.clone(), group_path(group), format!("{MEMBERSHIPS}?group={group_id}"), MEMBERSHIPS.to_owned()];
+        let witnesses = vec![
+            path.clone(),
+            group_path(group),
+            format!("{MEMBERSHIPS}?group={group_id}"),
+            MEMBERSHIPS.to_owned(),
+        ];
         let object = json!({"group": group_id, "stranger": stranger.id});
         Target { ids: vec![group_id.to_string(), stranger.id.to_string()], path, object, witnesses }
     };
@@ -422,9 +472,12 @@ async fn memberships_are_for_those_in_their_group() {
 
 #[tokio::test]
 async fn users_are_seen_by_all_and_changed_by_staff() {
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the same asking here
+    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the
+    // same asking here
     let rows = [
-        row("see", [200, 200, 200, 200, 200, 200, 200, 404, 403], |it| ("GET", it.path.clone(), Value::Null)),
+        row("see", [200, 200, 200, 200, 200, 200, 200, 404, 403], |it| {
+            ("GET", it.path.clone(), Value::Null)
+        }),
         row("edit", [200, 200, 403, 403, 403, 403, 403, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"first_name": "New"}))
         }),
@@ -434,7 +487,9 @@ async fn users_are_seen_by_all_and_changed_by_staff() {
         row("make staff", [200, 403, 403, 403, 403, 403, 403, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"is_staff": true}))
         }),
-        row("delete", [204, 204, 403, 403, 403, 403, 403, 404, 403], |it| ("DELETE", it.path.clone(), Value::Null)),
+        row("delete", [204, 204, 403, 403, 403, 403, 403, 404, 403], |it| {
+            ("DELETE", it.path.clone(), Value::Null)
+        }),
     ];
     let cast = Cast::new().await;
     let fresh = async |cast: &Cast| {
@@ -509,7 +564,16 @@ async fn lists_have_what_is_reached_and_their_counts_tell_no_more() {
     }
     let (owned, grouped, hidden) = (&owned["id"], &grouped["id"], &hidden["id"]);
     let all = vec![hidden, grouped, owned];
-    let reached = [all.clone(), all, vec![owned], vec![grouped], vec![grouped], vec![grouped], vec![], vec![]];
+    let reached = [
+        all.clone(),
+        all,
+        vec![owned],
+        vec![grouped],
+        vec![grouped],
+        vec![grouped],
+        vec![],
+        vec![],
+    ];
     let groups = [2, 2, 0, 1, 1, 1, 0, 0];
     for (number, (name, api)) in cast.callers().iter().take(8).enumerate() {
         let list = async |path: &str| {
@@ -518,8 +582,14 @@ async fn lists_have_what_is_reached_and_their_counts_tell_no_more() {
             assert_eq!(list["count"], ids.len(), "{name}, {path}");
             (ids, column(&list, "server"))
         };
-        for path in ["/api/servers/", SERVERS, "/api/servers/?search=-", "/api/servers/?is_connected=false"] {
-            assert_eq!(list(path).await.0.iter().collect::<Vec<_>>(), reached[number], "{name}, {path}");
+        for path in
+            ["/api/servers/", SERVERS, "/api/servers/?search=-", "/api/servers/?is_connected=false"]
+        {
+            assert_eq!(
+                list(path).await.0.iter().collect::<Vec<_>>(),
+                reached[number],
+                "{name}, {path}"
+            );
         }
         for (server, times) in [(owned, 1), (grouped, 2), (hidden, 3)] {
             let is_reached = reached[number].contains(&server);
@@ -527,32 +597,55 @@ async fn lists_have_what_is_reached_and_their_counts_tell_no_more() {
             let path = format!("{COMMANDS}?server={}", server.as_str().unwrap());
             assert_eq!(list(&path).await.1, expected, "{name}, {path}");
             let page = api.get(&format!("{path}&page_size=1&page=2")).await;
-            assert_eq!(page.status, if is_reached && times > 1 { 200 } else { 404 }, "{name}, {path}");
+            assert_eq!(
+                page.status,
+                if is_reached && times > 1 { 200 } else { 404 },
+                "{name}, {path}"
+            );
         }
         let of_hidden = usize::from(reached[number].contains(&hidden));
         for path in ["/api/servers/?name=hidden-1", "/api/servers/?search=HIDDEN"] {
             assert_eq!(list(path).await.0.len(), of_hidden, "{name}, {path}");
         }
-        for path in ["?search=marker", "?search=marker+boss", "", "?is_scheduled=false", "?ordering=added_at"] {
+        for path in [
+            "?search=marker",
+            "?search=marker+boss",
+            "",
+            "?is_scheduled=false",
+            "?ordering=added_at",
+        ] {
             let found = list(&format!("{COMMANDS}{path}")).await.1;
             for (server, times) in [(owned, 1), (grouped, 2), (hidden, 3)] {
                 let expected = if reached[number].contains(&server) { times } else { 0 };
-                assert_eq!(found.iter().filter(|id| *id == server).count(), expected, "{name}, {path}");
+                assert_eq!(
+                    found.iter().filter(|id| *id == server).count(),
+                    expected,
+                    "{name}, {path}"
+                );
             }
         }
-        assert_eq!(list(&format!("{COMMANDS}?search=hidden-1")).await.0.len(), 3 * of_hidden, "{name}");
-        for path in [GROUPS.to_owned(), format!("{GROUPS}?search=i"), format!("{GROUPS}?name=hidden")] {
+        assert_eq!(
+            list(&format!("{COMMANDS}?search=hidden-1")).await.0.len(),
+            3 * of_hidden,
+            "{name}"
+        );
+        for path in
+            [GROUPS.to_owned(), format!("{GROUPS}?search=i"), format!("{GROUPS}?name=hidden")]
+        {
             let found = list(&path).await.0;
             if path == GROUPS {
                 assert_eq!(found.len(), groups[number], "{name}");
             }
             assert_eq!(found.contains(&hidden_group["id"]), groups[number] == 2, "{name}, {path}");
         }
-        let hidden_members = list(&format!("{MEMBERSHIPS}?group={}", hidden_group["id"])).await.0.len();
+        let hidden_members =
+            list(&format!("{MEMBERSHIPS}?group={}", hidden_group["id"])).await.0.len();
         assert_eq!(hidden_members, usize::from(groups[number] == 2), "{name}");
     }
-    // Of a group, members see all of its servers' ids; a server shows its groups to all who reach it.
-    let shown = cast.member.api.get(&format!("{SERVERS}{}/", grouped.as_str().unwrap())).await.expect(200);
+    // Of a group, members see all of its servers' ids; a server shows its groups to all who reach
+    // it.
+    let shown =
+        cast.member.api.get(&format!("{SERVERS}{}/", grouped.as_str().unwrap())).await.expect(200);
     assert_eq!(shown["groups"], json!([cast.group["id"]]));
     assert_eq!(
         cast.owner.api.get(&format!("{SERVERS}{}/", owned.as_str().unwrap())).await.expect(200)["groups"],
@@ -564,7 +657,9 @@ async fn lists_have_what_is_reached_and_their_counts_tell_no_more() {
 async fn reaches(api: &Api, server: &Value, command: &Value) -> bool {
     let (name, id) = (server["name"].as_str().unwrap(), server["id"].as_str().unwrap());
     let mut told = Vec::new();
-    for path in [at(SERVERS, server), at(COMMANDS, command), format!("{}chunks/", at(COMMANDS, command))] {
+    for path in
+        [at(SERVERS, server), at(COMMANDS, command), format!("{}chunks/", at(COMMANDS, command))]
+    {
         let reply = api.get(&path).await;
         assert!(matches!(reply.status, 200 | 404), "{path}: {}", reply.text);
         told.push((path, reply.status == 200));
@@ -604,7 +699,8 @@ async fn what_is_reached_follows_every_change_at_once() {
     let command = workspace.admin.post(COMMANDS, &body).await.expect(201);
     let alice = Person::new(&workspace, "alice").await;
     let manager = Person::new(&workspace, "manager").await;
-    let (group, other) = (workspace.group("one", &[&server]).await, workspace.group("two", &[&spare]).await);
+    let (group, other) =
+        (workspace.group("one", &[&server]).await, workspace.group("two", &[&spare]).await);
     workspace.enroll(&group, &manager, "manager").await;
     workspace.enroll(&other, &alice, "owner").await;
     // An API token, as a lower rank ends sessions.
@@ -627,7 +723,8 @@ async fn what_is_reached_follows_every_change_at_once() {
         is("left", false).await;
     }
 
-    let set = async |path: &str, body: Value| drop(workspace.admin.patch(path, &body).await.expect(200));
+    let set =
+        async |path: &str, body: Value| drop(workspace.admin.patch(path, &body).await.expect(200));
     set(&two, json!({"servers": [server["id"], spare["id"]]})).await;
     is("the group got it", true).await;
     set(&two, json!({"display_name": "Two"})).await;
@@ -667,13 +764,22 @@ async fn what_is_reached_follows_every_change_at_once() {
     is("the group is gone", false).await;
 
     // An API token reaches what its user does, and within that what its list has.
-    let made = api.post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null})).await.expect(201);
+    let made =
+        api.post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null})).await.expect(201);
     let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());
     let acl = json!({"servers": [server["id"], spare["id"]]});
-    let made = api.post("/api/auth/tokens/", &json!({"name": "y", "expires_at": null, "acl": acl})).await.expect(201);
+    let made = api
+        .post("/api/auth/tokens/", &json!({"name": "y", "expires_at": null, "acl": acl}))
+        .await
+        .expect(201);
     let limited = workspace.anonymous.with_token(made["key"].as_str().unwrap());
-    let count = async |api: &Api| api.get("/api/servers/?name=web-1").await.expect(200)["count"].clone();
-    assert_eq!((count(&token).await, count(&limited).await), (json!(0), json!(0)), "a list gives nothing");
+    let count =
+        async |api: &Api| api.get("/api/servers/?name=web-1").await.expect(200)["count"].clone();
+    assert_eq!(
+        (count(&token).await, count(&limited).await),
+        (json!(0), json!(0)),
+        "a list gives nothing"
+    );
     set(&two, json!({"servers": [server["id"]]})).await;
     assert_eq!((count(&token).await, count(&limited).await), (json!(1), json!(1)));
     let key = format!("/api/auth/tokens/{}/", made["id"].as_str().unwrap());
@@ -698,7 +804,11 @@ async fn what_somebody_may_run_follows_their_role_at_once() {
     };
     is("member", 403).await;
     for (role, expected) in [("manager", 503), ("member", 403), ("owner", 503), ("member", 403)] {
-        workspace.admin.patch(&at(MEMBERSHIPS, &membership), &json!({"role": role})).await.expect(200);
+        workspace
+            .admin
+            .patch(&at(MEMBERSHIPS, &membership), &json!({"role": role}))
+            .await
+            .expect(200);
         is(role, expected).await;
     }
     alice.set(&workspace, json!({"is_staff": true})).await;
@@ -717,18 +827,30 @@ async fn streams_end_when_their_reader_does_not_reach_the_server_any_more() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let made = workspace.admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     let id = made["id"].as_str().unwrap();
     assert_eq!(agent.next_command().await["id"], made["id"]);
     agent.ack(id).await;
     let stream = format!("{}stream/", at(COMMANDS, &made));
 
     let mut readers = Vec::new();
-    for name in ["left", "removed", "group-lost-it", "it-left", "group-gone", "kept", "promoted", "by-another"] {
+    for name in [
+        "left",
+        "removed",
+        "group-lost-it",
+        "it-left",
+        "group-gone",
+        "kept",
+        "promoted",
+        "by-another",
+    ] {
         let person = Person::new(&workspace, name).await;
         let group = workspace.group(name, &[&server]).await;
         workspace.enroll(&group, &person, "member").await;
-        let events = Events::open(&person.api, &stream).await.unwrap_or_else(|reply| panic!("{name}: {}", reply.text));
+        let events = Events::open(&person.api, &stream)
+            .await
+            .unwrap_or_else(|reply| panic!("{name}: {}", reply.text));
         readers.push((person, group, events));
     }
     let of = |name: &str| readers.iter().find(|(person, ..)| person.username == name).unwrap();
@@ -741,17 +863,22 @@ async fn streams_end_when_their_reader_does_not_reach_the_server_any_more() {
     let no_servers = json!({"servers": []});
     workspace.admin.patch(&group_path(&of("group-lost-it").1), &no_servers).await.expect(200);
     workspace.admin.delete(&group_path(&of("group-gone").1)).await.expect(204);
-    workspace.admin.patch(&membership("promoted").await, &json!({"role": "owner"})).await.expect(200);
+    workspace
+        .admin
+        .patch(&membership("promoted").await, &json!({"role": "owner"}))
+        .await
+        .expect(200);
     // One who is in two of its groups leaves one of them.
     workspace.enroll(&of("kept").1, &of("by-another").0, "member").await;
     workspace.admin.delete(&membership("by-another").await).await.expect(204);
-    let groups: Vec<&Value> = ["kept", "promoted"].into_iter().map(|name| &of(name).1["id"]).collect();
+    let groups: Vec<&Value> =
+        ["kept", "promoted"].into_iter().map(|name| &of(name).1["id"]).collect();
     workspace.admin.patch(&at(SERVERS, &server), &json!({"groups": groups})).await.expect(200);
     let since = Instant::now();
 
-    let (mut alive, dead): (Vec<_>, Vec<_>) = readers
-        .into_iter()
-        .partition(|(person, ..)| matches!(person.username.as_str(), "kept" | "promoted" | "by-another"));
+    let (mut alive, dead): (Vec<_>, Vec<_>) = readers.into_iter().partition(|(person, ..)| {
+        matches!(person.username.as_str(), "kept" | "promoted" | "by-another")
+    });
     future::join_all(dead.into_iter().map(async |(person, _, mut events)| {
         let name = &person.username;
         loop {

@@ -1,6 +1,7 @@
-//! Nobody is let in, and nothing is told across users or workspaces: each endpoint with each kind of credential, and each id
-//! with those of somebody else (contract 1, 3, 4 and 5). What people of one workspace may do to each other's things is in
-//! `fleet.rs`, and what a token with an access control list may reach in `acl.rs`.
+//! Nobody is let in, and nothing is told across users or workspaces: each endpoint with each kind
+//! of credential, and each id with those of somebody else (contract 1, 3, 4 and 5). What people of
+//! one workspace may do to each other's things is in `fleet.rs`, and what a token with an access
+//! control list may reach in `acl.rs`.
 
 use farhand_domain::endpoints::Access;
 use farhand_domain::time::Timestamp;
@@ -42,8 +43,9 @@ const NOT_THERE: Cell = Cell::Refused(404, None);
 const DEAD: Cell = Cell::Refused(403, Some("INVALID_TOKEN"));
 const LIMITED: Cell = Cell::Refused(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
 
-/// Kinds of credentials, and what endpoints say to them by whom they are for: users, users and agents, agents, whoever
-/// registers a server, the operator. An endpoint that is for nobody in particular looks at none of them.
+/// Kinds of credentials, and what endpoints say to them by whom they are for: users, users and
+/// agents, agents, whoever registers a server, the operator. An endpoint that is for nobody in
+/// particular looks at none of them.
 #[rustfmt::skip]
 const MATRIX: [(&str, [Cell; 5]); 12] = [
     ("none",                    [MISSING,   MISSING,   MISSING,   MISSING,   MISSING]),
@@ -101,15 +103,26 @@ fn key(made: &Value) -> &str {
 /// The id of the session of a client.
 async fn session_of(api: &Api) -> Value {
     let list = api.get(SESSIONS).await.expect(200);
-    list["results"].as_array().unwrap().iter().find(|session| session["current"] == true).unwrap().clone()
+    list["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|session| session["current"] == true)
+        .unwrap()
+        .clone()
 }
 
 /// All kinds of users' tokens that are dead.
-async fn dead_tokens(instance: &Instance, here: &Workspace, elsewhere: &Workspace) -> Vec<(&'static str, String)> {
+async fn dead_tokens(
+    instance: &Instance,
+    here: &Workspace,
+    elsewhere: &Workspace,
+) -> Vec<(&'static str, String)> {
     let token = |api: &Api| api.authorization.clone().unwrap();
     let quoted = |key: &str| format!("token=\"{key}\"");
     let boss = here.session();
-    let (disabled, deleted) = (new_token(&boss, &json!({})).await, new_token(&boss, &json!({})).await);
+    let (disabled, deleted) =
+        (new_token(&boss, &json!({})).await, new_token(&boss, &json!({})).await);
     let soon = now().plus_seconds(3600);
     let expired = new_token(&boss, &json!({"expires_at": soon})).await;
     boss.patch(&at(TOKENS, &disabled), &json!({"enabled": false})).await.expect(200);
@@ -127,7 +140,8 @@ async fn dead_tokens(instance: &Instance, here: &Workspace, elsewhere: &Workspac
         expired["id"].to_string().replace('"', "'"),
     ));
     let (off, gone) = (Person::new(here, "off").await, Person::new(here, "gone").await);
-    let (off_token, gone_token) = (new_token(&off.api, &json!({})).await, new_token(&gone.api, &json!({})).await);
+    let (off_token, gone_token) =
+        (new_token(&off.api, &json!({})).await, new_token(&gone.api, &json!({})).await);
     off.set(here, json!({"is_active": false})).await;
     here.admin.delete(&gone.path()).await.expect(204);
     let changed = here.user("changed").await;
@@ -153,7 +167,11 @@ async fn dead_tokens(instance: &Instance, here: &Workspace, elsewhere: &Workspac
 }
 
 /// All kinds of agents' keys that are dead.
-async fn dead_agents(here: &Workspace, elsewhere: &Workspace, own: &Value) -> Vec<(&'static str, String)> {
+async fn dead_agents(
+    here: &Workspace,
+    elsewhere: &Workspace,
+    own: &Value,
+) -> Vec<(&'static str, String)> {
     let with = |id: &Value, key: &Value| credential(&json!({"id": id, "key": key}));
     let (rotated, deleted) = (here.server("rotated").await, here.server("deleted").await);
     here.admin.call("POST", &format!("{}rotate-key/", at(SERVERS, &rotated))).await.expect(200);
@@ -187,8 +205,11 @@ async fn dead_registrations(
     let expired = make(&here.admin, json!({"expires_at": soon})).await;
     let then: Timestamp = now().plus_seconds(-3600);
     let id = expired["id"].to_string().replace('"', "'");
-    instance.tamper_with_d1(&format!("UPDATE registration_tokens SET expires_at = '{then}' WHERE id = {id};"));
-    let (used, deleted) = (make(&here.admin, json!({"uses": 1})).await, make(&here.admin, json!({})).await);
+    instance.tamper_with_d1(&format!(
+        "UPDATE registration_tokens SET expires_at = '{then}' WHERE id = {id};"
+    ));
+    let (used, deleted) =
+        (make(&here.admin, json!({"uses": 1})).await, make(&here.admin, json!({})).await);
     let body = json!({"name": "registered", "platform": "debian"});
     here.anonymous.with(&quoted(&used)).post(REGISTER, &body).await.expect(201);
     here.admin.delete(&at(REGISTRATION_TOKENS, &deleted)).await.expect(204);
@@ -207,7 +228,8 @@ async fn dead_registrations(
 
 /// What a superuser sees of a workspace, but for when a token was used.
 async fn all_of(workspace: &Workspace) -> Vec<String> {
-    let lists = [USERS, GROUPS, MEMBERSHIPS, SERVERS, REGISTRATION_TOKENS, COMMANDS, TOKENS, SESSIONS];
+    let lists =
+        [USERS, GROUPS, MEMBERSHIPS, SERVERS, REGISTRATION_TOKENS, COMMANDS, TOKENS, SESSIONS];
     let seen = lists.map(|list| {
         let session = workspace.session();
         async move {
@@ -230,10 +252,13 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
     let here = Workspace::made_by(&operator, &unique("t")).await;
     let elsewhere = Workspace::made_by(&operator, &unique("t")).await;
     let (own, leaving) = (here.server("own").await, here.server("leaving").await);
-    let registration = here.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
+    let registration =
+        here.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
     let limited = async |acl: Value| new_token(&here.session(), &json!({"acl": acl})).await;
-    let (kept_away, reading) =
-        (limited(json!({"networks": ["192.0.2.0/24"]})).await, limited(json!({"read_only": true})).await);
+    let (kept_away, reading) = (
+        limited(json!({"networks": ["192.0.2.0/24"]})).await,
+        limited(json!({"read_only": true})).await,
+    );
 
     let mut sent = vec![Sent { kind: "none", what: "none", api: here.anonymous.clone() }];
     let mut add = |kind, credentials: Vec<(&'static str, String)>| {
@@ -265,7 +290,13 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
     add("dead agent", dead_agents(&here, &elsewhere, &own).await);
     add("dead registration token", dead_registrations(&instance, &here, &elsewhere).await);
     add("registration token", vec![("registration token", quoted(key(&registration)))]);
-    add("token", vec![("API token", quoted(here.admin.authorization.as_deref().unwrap().split('"').nth(1).unwrap()))]);
+    add(
+        "token",
+        vec![(
+            "API token",
+            quoted(here.admin.authorization.as_deref().unwrap().split('"').nth(1).unwrap()),
+        )],
+    );
     add("agent", vec![("agent", credential(&own))]);
     add("wrong operator", vec![("wrong operator", "Bearer wrong".to_owned())]);
     add("operator", vec![("operator", operator.authorization.clone().unwrap())]);
@@ -279,28 +310,44 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
         let let_in = |sent: &&Sent| cell(sent.kind, endpoint) == Some(In);
         let request = |sent: &Sent| {
             let path = path_of(pattern, &elsewhere.slug);
-            let api = if access == Access::Operator { sent.api.under("127.0.0.1") } else { sent.api.clone() };
+            let api = if access == Access::Operator {
+                sent.api.under("127.0.0.1")
+            } else {
+                sent.api.clone()
+            };
             async move { api.call(method, &path).await }
         };
         if access == Access::Open {
-            // Nothing is asked of the header, so whatever is in it changes nothing; a token that is alive may.
+            // Nothing is asked of the header, so whatever is in it changes nothing; a token that is
+            // alive may.
             let plain = request(&sent[0]).await;
-            let others = sent.iter().filter(|sent| !["token", "token that reads"].contains(&sent.kind));
+            let others =
+                sent.iter().filter(|sent| !["token", "token that reads"].contains(&sent.kind));
             let others = others.enumerate().map(|(number, sent)| {
                 // Requests for resets are counted by their addresses.
                 let api = sent.api.from_address(&format!("198.51.100.{number}"));
                 Sent { api, ..*sent }
             });
             let others: Vec<Sent> = others.collect();
-            let replies = future::join_all(others.iter().map(async |sent| (sent.what, request(sent).await))).await;
+            let replies =
+                future::join_all(others.iter().map(async |sent| (sent.what, request(sent).await)))
+                    .await;
             for (what, reply) in replies {
-                assert_eq!((reply.status, &reply.text), (plain.status, &plain.text), "{method} {pattern} with {what}");
+                assert_eq!(
+                    (reply.status, &reply.text),
+                    (plain.status, &plain.text),
+                    "{method} {pattern} with {what}"
+                );
             }
             continue;
         }
         let refused = sent.iter().filter(|sent| !let_in(sent));
-        for (sent, reply) in future::join_all(refused.map(async |sent| (sent, request(sent).await))).await {
-            let Some(Cell::Refused(status, code)) = cell(sent.kind, endpoint) else { unreachable!("it is refused") };
+        for (sent, reply) in
+            future::join_all(refused.map(async |sent| (sent, request(sent).await))).await
+        {
+            let Some(Cell::Refused(status, code)) = cell(sent.kind, endpoint) else {
+                unreachable!("it is refused")
+            };
             let what = format!("{method} {pattern} with {}: {}", sent.what, reply.text);
             let code = code.or_else(|| client::code_of(status));
             assert_eq!((reply.status, reply.json()["code"].as_str()), (status, code), "{what}");
@@ -314,11 +361,19 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
             }
             if code == Some("INVALID_TOKEN") {
                 // Why it is dead is not told, and whether it ever lived.
-                assert_eq!(dead_says.get_or_insert_with(|| reply.text.clone()), &reply.text, "{what}");
+                assert_eq!(
+                    dead_says.get_or_insert_with(|| reply.text.clone()),
+                    &reply.text,
+                    "{what}"
+                );
             }
         }
     }
-    assert_eq!((all_of(&here).await, all_of(&elsewhere).await), before, "a request that was refused did something");
+    assert_eq!(
+        (all_of(&here).await, all_of(&elsewhere).await),
+        before,
+        "a request that was refused did something"
+    );
 
     // Those for whom it is are let in. What they then may do is for the tests of each.
     for endpoint @ (method, pattern, access) in all() {
@@ -327,10 +382,14 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
             let api = match (sent.kind, pattern) {
                 // It is what all the other calls are made with.
                 ("token", "/api/auth/logout/") => continue,
-                ("agent", "/api/servers/servers/-/unregister/") => here.anonymous.with(&credential(&leaving)),
+                ("agent", "/api/servers/servers/-/unregister/") => {
+                    here.anonymous.with(&credential(&leaving))
+                }
                 ("operator", _) => sent.api.under("127.0.0.1"),
                 // A boss who takes themselves away would be the end of it.
-                ("token", _) if path.contains("/boss/") || path.contains("/-/") || path.contains("/1/") => {
+                ("token", _)
+                    if path.contains("/boss/") || path.contains("/-/") || path.contains("/1/") =>
+                {
                     if method != "GET" {
                         continue;
                     }
@@ -343,7 +402,8 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
                 .ok()
                 .and_then(|body| body["code"].as_str().map(str::to_owned));
             let refusals = ["INVALID_AUTHORIZATION", "INVALID_TOKEN", "API_TOKEN_ACL_NOT_ALLOWED"];
-            let is_refused = reply.status == 401 || code.is_some_and(|code| refusals.contains(&code.as_str()));
+            let is_refused =
+                reply.status == 401 || code.is_some_and(|code| refusals.contains(&code.as_str()));
             assert!(
                 !is_refused && reply.status < 500,
                 "{method} {path} with {}: {} {}",
@@ -361,8 +421,9 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
     elsewhere.session().get("/api/status/").await.expect(200);
 }
 
-/// What an endpoint for users answers to two who have nothing to do with what is in its path: an ordinary user of the same
-/// workspace, and a superuser of another one, who asks there; that only where there is an id in it.
+/// What an endpoint for users answers to two who have nothing to do with what is in its path: an
+/// ordinary user of the same workspace, and a superuser of another one, who asks there; that only
+/// where there is an id in it.
 type Row = (&'static str, &'static str, u16, Option<u16>);
 
 #[rustfmt::skip]
@@ -468,7 +529,8 @@ impl Things {
         let server = workspace.server(&unique("web")).await;
         let group = workspace.group(&unique("group"), &[&server]).await;
         let membership = workspace.enroll(&group, &user, "member").await;
-        let token_for_hosts = workspace.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
+        let token_for_hosts =
+            workspace.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
         let body = json!({"server": server["id"], "line": "secret", "on_offline": "queue"});
         let command = workspace.admin.post(COMMANDS, &body).await.expect(201);
         Self {
@@ -521,7 +583,8 @@ impl Things {
         pattern.replace("{id}", &id).replace("{username}", &self.username)
     }
 
-    /// A body that an endpoint would accept from a caller with the permission: of all fields, those that it knows.
+    /// A body that an endpoint would accept from a caller with the permission: of all fields, those
+    /// that it knows.
     fn body(&self, method: &str, pattern: &str) -> Value {
         let name = unique("n").replace('-', "");
         let operation = &DOCUMENT["paths"][pattern][method.to_lowercase()];
@@ -556,9 +619,11 @@ async fn an_id_of_somebody_elses_is_as_good_as_none() {
     let ordinary = Person::new(&here, "ordinary").await;
     let ordinary = here.anonymous.with_token(key(&new_token(&ordinary.api, &json!({})).await));
     let stranger = elsewhere.admin.clone();
-    let for_users = all().filter(|(_, _, access)| matches!(access, Access::User | Access::UserOrAgent));
+    let for_users =
+        all().filter(|(_, _, access)| matches!(access, Access::User | Access::UserOrAgent));
     let mut for_users: Vec<_> = for_users.map(|(method, pattern, _)| (method, pattern)).collect();
-    let mut covered: Vec<_> = STRANGERS.iter().map(|(method, pattern, ..)| (*method, *pattern)).collect();
+    let mut covered: Vec<_> =
+        STRANGERS.iter().map(|(method, pattern, ..)| (*method, *pattern)).collect();
     for_users.sort_unstable();
     covered.sort_unstable();
     assert_eq!(for_users, covered);
@@ -574,7 +639,9 @@ async fn an_id_of_somebody_elses_is_as_good_as_none() {
                 api.send_json(method, &path, &things.body(method, pattern)).await
             }
         };
-        for (who, api, status) in [("ordinary", &ordinary, Some(of_ordinary)), ("stranger", &stranger, of_stranger)] {
+        for (who, api, status) in
+            [("ordinary", &ordinary, Some(of_ordinary)), ("stranger", &stranger, of_stranger)]
+        {
             let Some(status) = status else { continue };
             let reply = send(api, &things).await;
             let what = format!("{who}: {method} {pattern}: {}", reply.text);
@@ -596,18 +663,30 @@ async fn an_id_of_somebody_elses_is_as_good_as_none() {
 /// What asks for a thing by an id that is not in the path: how it ends, and the request.
 type Asked<'a> = (&'a str, u16, Box<dyn Fn(&Things) -> (&'static str, String, Value) + 'a>);
 
-fn asked<'a>(what: &'a str, status: u16, request: impl Fn(&Things) -> (&'static str, String, Value) + 'a) -> Asked<'a> {
+fn asked<'a>(
+    what: &'a str,
+    status: u16,
+    request: impl Fn(&Things) -> (&'static str, String, Value) + 'a,
+) -> Asked<'a> {
     (what, status, Box::new(request))
 }
 
-/// Asserts that requests with ids of things end as said, and alike with ids of nothing, and that no list has anything.
+/// Asserts that requests with ids of things end as said, and alike with ids of nothing, and that no
+/// list has anything.
 async fn tell_nothing(who: &str, api: &Api, things: &Things, rows: &[Asked<'_>]) {
-    let send = async |things: &Things, request: &dyn Fn(&Things) -> (&'static str, String, Value)| -> Reply {
+    let send = async |things: &Things,
+                      request: &dyn Fn(&Things) -> (&'static str, String, Value)|
+           -> Reply {
         let (method, path, body) = request(things);
-        if body.is_null() { api.call(method, &path).await } else { api.send_json(method, &path, &body).await }
+        if body.is_null() {
+            api.call(method, &path).await
+        } else {
+            api.send_json(method, &path, &body).await
+        }
     };
     for (what, status, request) in rows {
-        let (reply, of_nothing) = (send(things, request).await, send(&Things::nothing(), request).await);
+        let (reply, of_nothing) =
+            (send(things, request).await, send(&Things::nothing(), request).await);
         let what = format!("{who}: {what}: {}", reply.text);
         assert_eq!((reply.status, of_nothing.status), (*status, *status), "{what}");
         assert_eq!(reply.text, of_nothing.text, "{what}");
@@ -623,20 +702,44 @@ fn asked_by_anybody<'a>() -> Vec<Asked<'a>> {
     let text = |id: &Value| id.as_str().unwrap().to_owned();
     vec![
         asked("a command for its id", 400, |it| {
-            ("POST", COMMANDS.to_owned(), json!({"server": it.server, "line": "id", "on_offline": "queue"}))
+            (
+                "POST",
+                COMMANDS.to_owned(),
+                json!({"server": it.server, "line": "id", "on_offline": "queue"}),
+            )
         }),
         asked("a command for its name", 400, |it| {
-            ("POST", COMMANDS.to_owned(), json!({"server": it.server_name, "line": "id", "on_offline": "queue"}))
+            (
+                "POST",
+                COMMANDS.to_owned(),
+                json!({"server": it.server_name, "line": "id", "on_offline": "queue"}),
+            )
         }),
         asked("a membership in its group", 400, |it| {
-            ("POST", MEMBERSHIPS.to_owned(), json!({"group": it.group, "user": 1, "role": "member"}))
+            (
+                "POST",
+                MEMBERSHIPS.to_owned(),
+                json!({"group": it.group, "user": 1, "role": "member"}),
+            )
         }),
-        asked("commands of its server", 200, move |it| get(format!("{COMMANDS}?server={}", text(&it.server)))),
-        asked("commands that name it", 200, move |it| get(format!("{COMMANDS}?search={}", it.server_name))),
-        asked("memberships of its group", 200, move |it| get(format!("{MEMBERSHIPS}?group={}", it.group))),
-        asked("memberships of its user", 200, move |it| get(format!("{MEMBERSHIPS}?user={}", it.user))),
-        asked("servers of its name", 200, move |it| get(format!("{SERVERS}?name={}", it.server_name))),
-        asked("servers like it", 200, move |it| get(format!("/api/servers/?search={}", it.server_name))),
+        asked("commands of its server", 200, move |it| {
+            get(format!("{COMMANDS}?server={}", text(&it.server)))
+        }),
+        asked("commands that name it", 200, move |it| {
+            get(format!("{COMMANDS}?search={}", it.server_name))
+        }),
+        asked("memberships of its group", 200, move |it| {
+            get(format!("{MEMBERSHIPS}?group={}", it.group))
+        }),
+        asked("memberships of its user", 200, move |it| {
+            get(format!("{MEMBERSHIPS}?user={}", it.user))
+        }),
+        asked("servers of its name", 200, move |it| {
+            get(format!("{SERVERS}?name={}", it.server_name))
+        }),
+        asked("servers like it", 200, move |it| {
+            get(format!("/api/servers/?search={}", it.server_name))
+        }),
         asked("groups of its name", 200, move |it| get(format!("{GROUPS}?name={}", it.group_name))),
         asked("groups like it", 200, move |it| get(format!("{GROUPS}?search={}", it.group_name))),
     ]
@@ -661,24 +764,34 @@ async fn an_id_in_a_body_or_a_query_tells_no_more() {
         asked("a server in its group", 400, |it| {
             ("POST", SERVERS.to_owned(), json!({"name": "x", "groups": [it.group]}))
         }),
-        asked("a server into its group", 400, |it| ("PATCH", own_server.clone(), json!({"groups": [it.group]}))),
+        asked("a server into its group", 400, |it| {
+            ("PATCH", own_server.clone(), json!({"groups": [it.group]}))
+        }),
         asked("a server replaced in its group", 400, |it| {
             ("PUT", own_server.clone(), json!({"name": "x", "groups": [own.group, it.group]}))
         }),
         asked("a group with its server", 400, |it| {
             ("POST", GROUPS.to_owned(), json!({"name": "x", "servers": [it.server]}))
         }),
-        asked("its server into a group", 400, |it| ("PATCH", own_group.clone(), json!({"servers": [it.server]}))),
+        asked("its server into a group", 400, |it| {
+            ("PATCH", own_group.clone(), json!({"servers": [it.server]}))
+        }),
         asked("a group replaced with its server", 400, |it| {
             ("PUT", own_group.clone(), json!({"name": "x", "servers": [own.server, it.server]}))
         }),
         asked("its user into a group", 400, |it| {
-            ("POST", MEMBERSHIPS.to_owned(), json!({"group": own.group, "user": it.user, "role": "member"}))
+            (
+                "POST",
+                MEMBERSHIPS.to_owned(),
+                json!({"group": own.group, "user": it.user, "role": "member"}),
+            )
         }),
         asked("its hosts", 400, |it| {
             ("POST", REGISTRATION_TOKENS.to_owned(), json!({"name": "x", "groups": [it.group]}))
         }),
-        asked("commands of its user", 200, |it| get(format!("{COMMANDS}?requested_by={}", it.user))),
+        asked("commands of its user", 200, |it| {
+            get(format!("{COMMANDS}?requested_by={}", it.user))
+        }),
         asked("users of its name", 200, |it| get(format!("{USERS}?username={}", it.username))),
         asked("users like it", 200, |it| get(format!("/api/users/users/?search={}", it.username))),
     ];
@@ -686,9 +799,10 @@ async fn an_id_in_a_body_or_a_query_tells_no_more() {
     assert_eq!((all_of(&here).await, all_of(&elsewhere).await), before);
 
     // A list that names a server gives nobody a way to it.
-    for (who, owner, anonymous) in
-        [("ordinary", &ordinary.api, &here.anonymous), ("stranger", &elsewhere.session(), &elsewhere.anonymous)]
-    {
+    for (who, owner, anonymous) in [
+        ("ordinary", &ordinary.api, &here.anonymous),
+        ("stranger", &elsewhere.session(), &elsewhere.anonymous),
+    ] {
         let listed = async |server: &Value| {
             let made = new_token(owner, &json!({"acl": {"servers": [server]}})).await;
             let token = anonymous.with_token(key(&made));
@@ -700,12 +814,17 @@ async fn an_id_in_a_body_or_a_query_tells_no_more() {
             told.into_iter().map(|reply| (reply.status, reply.text)).collect::<Vec<_>>()
         };
         let (of_thing, of_nothing) = (listed(&things.server).await, listed(&json!(NO_UUID)).await);
-        assert_eq!(of_thing.iter().map(|(status, _)| *status).collect::<Vec<_>>(), [200, 200, 404, 403], "{who}");
+        assert_eq!(
+            of_thing.iter().map(|(status, _)| *status).collect::<Vec<_>>(),
+            [200, 200, 404, 403],
+            "{who}"
+        );
         assert_eq!(of_thing, of_nothing, "{who}");
     }
 }
 
-/// Creates a user, a group with a server and the user as its owner, and a queued command of the user, whose names begin alike.
+/// Creates a user, a group with a server and the user as its owner, and a queued command of the
+/// user, whose names begin alike.
 async fn settle(workspace: &Workspace) -> (Person, Value) {
     let person = Person::new(workspace, "twin").await;
     let group = workspace.group("twins", &[&workspace.server("web-1").await]).await;
@@ -727,8 +846,13 @@ async fn the_same_number_in_two_workspaces_is_two_users_and_two_groups() {
     // All that can be done to a user and a group by their numbers.
     let path = group_path(&group);
     here.admin.patch(&path, &json!({"display_name": "Other", "servers": []})).await.expect(200);
-    person.set(&here, json!({"email": "other@example.com", "first_name": "Other", "is_staff": true})).await;
-    here.admin.put("/api/users/users/twin/", &json!({"password": "an entirely other one"})).await.expect(200);
+    person
+        .set(&here, json!({"email": "other@example.com", "first_name": "Other", "is_staff": true}))
+        .await;
+    here.admin
+        .put("/api/users/users/twin/", &json!({"password": "an entirely other one"}))
+        .await
+        .expect(200);
     person.set(&here, json!({"is_active": false})).await;
     here.admin.delete(&path).await.expect(204);
     here.admin.delete(&person.path()).await.expect(204);

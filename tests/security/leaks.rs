@@ -1,6 +1,7 @@
-//! Contract 4.2: what is stored and logged has no usable credential in it. `npm test` runs this after all end-to-end tests, on
-//! the state folders (D1, KV, Durable Objects) and the logs of all instances that they ran, with all the credentials that
-//! they sent or were shown, and all the secret keys and operators' tokens of the instances.
+//! Contract 4.2: what is stored and logged has no usable credential in it. `npm test` runs this
+//! after all end-to-end tests, on the state folders (D1, KV, Durable Objects) and the logs of all
+//! instances that they ran, with all the credentials that they sent or were shown, and all the
+//! secret keys and operators' tokens of the instances.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,9 +10,10 @@ use std::path::{Path, PathBuf};
 use aho_corasick::AhoCorasick;
 use farhand_tests::setting;
 
-/// What an instance keeps on purpose, for its owner's eyes only: its own secrets, those of the demo, and the mails that it
-/// would have sent.
-const ON_PURPOSE: [&str; 5] = ["secrets.json", "variables.json", "demo.json", "agent.toml", "email-text"];
+/// What an instance keeps on purpose, for its owner's eyes only: its own secrets, those of the
+/// demo, and the mails that it would have sent.
+const ON_PURPOSE: [&str; 5] =
+    ["secrets.json", "variables.json", "demo.json", "agent.toml", "email-text"];
 /// The kinds of secrets that the tests must have noted, and how many of each at least.
 const KINDS: [(&str, usize); 8] = [
     ("token", 50),
@@ -61,7 +63,10 @@ fn no_credential_is_stored_or_logged_in_clear() {
     files_below(Path::new(&setting("FARHAND_SEARCHED")), &mut files, &mut on_purpose);
     files.retain(|file| *file != noted);
     for part in SEARCHED {
-        assert!(files.iter().any(|file| file.to_string_lossy().contains(part)), "{part} is among what is searched");
+        assert!(
+            files.iter().any(|file| file.to_string_lossy().contains(part)),
+            "{part} is among what is searched"
+        );
     }
 
     let mut secrets: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -69,8 +74,11 @@ fn no_credential_is_stored_or_logged_in_clear() {
     for (kind, secret) in text.lines().map(|line| line.split_once('\t').unwrap()) {
         secrets.entry(kind).or_default().insert(secret);
     }
-    let own: Vec<_> =
-        on_purpose.iter().filter(|file| file.ends_with("secrets.json")).map(|file| secrets_of(file)).collect();
+    let own: Vec<_> = on_purpose
+        .iter()
+        .filter(|file| file.ends_with("secrets.json"))
+        .map(|file| secrets_of(file))
+        .collect();
     for (name, secret) in own.iter().flatten() {
         secrets.entry(name).or_default().insert(secret);
     }
@@ -80,8 +88,10 @@ fn no_credential_is_stored_or_logged_in_clear() {
         let seen = secrets.get(kind).map_or(0, BTreeSet::len);
         assert!(seen >= fewest, "the tests noted {seen} of {kind}");
     }
-    let patterns: Vec<(&str, &str)> =
-        secrets.iter().flat_map(|(kind, secrets)| secrets.iter().map(|secret| (*kind, *secret))).collect();
+    let patterns: Vec<(&str, &str)> = secrets
+        .iter()
+        .flat_map(|(kind, secrets)| secrets.iter().map(|secret| (*kind, *secret)))
+        .collect();
     let search = AhoCorasick::new(patterns.iter().map(|(_, secret)| secret)).unwrap();
     let markers: Vec<&str> = markers.into_iter().collect();
     let control = AhoCorasick::new(&markers).unwrap();

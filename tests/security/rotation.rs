@@ -1,5 +1,6 @@
-//! Rotation of `SECRET_KEY` and `OPERATOR_TOKEN`, as `docs/authentication.md` describes it: an instance is restarted several
-//! times with other secrets. Credentials do not depend on them; reset links and keyed hashes do.
+//! Rotation of `SECRET_KEY` and `OPERATOR_TOKEN`, as `docs/authentication.md` describes it: an
+//! instance is restarted several times with other secrets. Credentials do not depend on them; reset
+//! links and keyed hashes do.
 
 use farhand_domain::secret::{Purpose, Secret, credential_hash};
 use farhand_tests::agents::{ScriptedAgent, credential, own_account};
@@ -77,8 +78,10 @@ async fn all_are_alive(workspace: &Workspace, registration: &Api, agent: &Api) {
 
 #[tokio::test]
 async fn secrets_are_rotated_and_every_credential_goes_on() {
-    let [old, new] = ["secret-key-before-the-rotation", "secret-key-after-the-rotation"].map(unique);
-    let [old_operator, new_operator] = ["operator-before-the-rotation", "operator-after-the-rotation"].map(unique);
+    let [old, new] =
+        ["secret-key-before-the-rotation", "secret-key-after-the-rotation"].map(unique);
+    let [old_operator, new_operator] =
+        ["operator-before-the-rotation", "operator-after-the-rotation"].map(unique);
     for (kind, secret) in [
         ("SECRET_KEY", &old),
         ("SECRET_KEY", &new),
@@ -94,7 +97,8 @@ async fn secrets_are_rotated_and_every_credential_goes_on() {
     let (instance, _folder) = Instance::new_with(&before.variables()).await;
     let operator = Api::new(&instance.url, "127.0.0.1").with(&format!("Bearer {old_operator}"));
     let workspace = Workspace::made_by(&operator, &unique("t")).await;
-    let made = workspace.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
+    let made =
+        workspace.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
     let registration = workspace.anonymous.with_token(made["key"].as_str().unwrap());
     let (real, offline) = (workspace.server("real").await, workspace.server("offline").await);
     let agent = workspace.anonymous.with(&credential(&offline));
@@ -106,9 +110,11 @@ async fn secrets_are_rotated_and_every_credential_goes_on() {
     let ask_reset = async |email: &str| {
         workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await.status
     };
-    let link =
-        async |email: &str| format!("/api/auth/reset-password/confirm/{}/", key_of(mail_to(&log, email).await.link()));
-    let is_good = async |link: &str| workspace.anonymous.get(link).await.header("Location").contains("?key=");
+    let link = async |email: &str| {
+        format!("/api/auth/reset-password/confirm/{}/", key_of(mail_to(&log, email).await.link()))
+    };
+    let is_good =
+        async |link: &str| workspace.anonymous.get(link).await.header("Location").contains("?key=");
     for email in ["alice@example.com", "bob@example.com"] {
         assert_eq!(ask_reset(email).await, 200);
     }
@@ -119,8 +125,12 @@ async fn secrets_are_rotated_and_every_credential_goes_on() {
     // What is stored is the plain SHA-256 of contract 4.2, in D1 and as the key of KV alike.
     let hash = credential_hash(Purpose::Token, &Secret::new(&workspace.login_token));
     let entries = instance.kv_entries(&workspace.slug);
-    assert!(entries.iter().any(|entry| entry["name"] == format!("{}/{hash}", workspace.slug)), "{entries:?}");
-    let rows = instance.d1(&format!("SELECT count(*) AS n FROM sessions WHERE token_hash = '{hash}'"));
+    assert!(
+        entries.iter().any(|entry| entry["name"] == format!("{}/{hash}", workspace.slug)),
+        "{entries:?}"
+    );
+    let rows =
+        instance.d1(&format!("SELECT count(*) AS n FROM sessions WHERE token_hash = '{hash}'"));
     assert_eq!(rows[0]["n"], 1);
 
     // During the rotation both secrets of each kind are accepted.
@@ -136,15 +146,26 @@ async fn secrets_are_rotated_and_every_credential_goes_on() {
     for link in [&used_link, &late_link, &new_link] {
         assert!(is_good(link).await);
     }
-    workspace.anonymous.post(&used_link, &json!({"new_password": "an entirely other one"})).await.expect(200);
-    // Idempotency keys are remembered by a hash under the current key: those from before the rotation are forgotten.
+    workspace
+        .anonymous
+        .post(&used_link, &json!({"new_password": "an entirely other one"}))
+        .await
+        .expect(200);
+    // Idempotency keys are remembered by a hash under the current key: those from before the
+    // rotation are forgotten.
     for replayed in ["", "true"] {
-        assert_eq!(keyed(&workspace.admin, "one", "true").await.header("Idempotent-Replayed"), replayed);
+        assert_eq!(
+            keyed(&workspace.admin, "one", "true").await.header("Idempotent-Replayed"),
+            replayed
+        );
     }
 
     // After it only the new ones are, and no credential was lost.
     let instance = restart(instance, after).await;
-    assert!(Secrets::accepts(&instance, &new_operator).await && !Secrets::accepts(&instance, &old_operator).await);
+    assert!(
+        Secrets::accepts(&instance, &new_operator).await
+            && !Secrets::accepts(&instance, &old_operator).await
+    );
     all_are_alive(&workspace, &registration, &agent).await;
     workspace.anonymous.logged_in("boss", PASSWORD).await.get("/api/status/").await.expect(200);
     assert!(is_good(&new_link).await && !is_good(&late_link).await);
@@ -155,13 +176,15 @@ async fn secrets_are_rotated_and_every_credential_goes_on() {
 /// A command with an environment, which waits for an agent that is not connected.
 async fn with_env(workspace: &Workspace, value: &str) -> Value {
     secrets::note("env", value);
-    let body = json!({"server": "web-1", "line": "true", "env": {"VALUE": value}, "on_offline": "queue"});
+    let body =
+        json!({"server": "web-1", "line": "true", "env": {"VALUE": value}, "on_offline": "queue"});
     workspace.admin.post(COMMANDS, &body).await.expect(201)
 }
 
 #[tokio::test]
 async fn a_waiting_environment_is_encrypted_and_outlives_a_rotation() {
-    let [old, new] = ["secret-key-before-the-rotation", "secret-key-after-the-rotation"].map(unique);
+    let [old, new] =
+        ["secret-key-before-the-rotation", "secret-key-after-the-rotation"].map(unique);
     let operator = unique("operator-of-a-waiting-environment");
     let before = Secrets { key: [&old, ""], operator: [&operator, ""] };
     let during = Secrets { key: [&new, &old], operator: [&operator, ""] };
@@ -170,18 +193,25 @@ async fn a_waiting_environment_is_encrypted_and_outlives_a_rotation() {
     let api = Api::new(&instance.url, "127.0.0.1").with(&format!("Bearer {operator}"));
     let workspace = Workspace::made_by(&api, &unique("t")).await;
     let server = workspace.server("web-1").await;
-    let values = ["waits-under-the-old-key", "waits-under-the-new-key", "is-lost-with-its-key"].map(unique);
+    let values =
+        ["waits-under-the-old-key", "waits-under-the-new-key", "is-lost-with-its-key"].map(unique);
     let stored = |instance: &Instance| {
-        let inputs = "SELECT document ->> 'inputs' FROM commands WHERE document ->> 'inputs' IS NOT NULL";
+        let inputs =
+            "SELECT document ->> 'inputs' FROM commands WHERE document ->> 'inputs' IS NOT NULL";
         instance.read_objects("ServerLink", inputs)
     };
 
     with_env(&workspace, &values[0]).await;
-    // Encrypted texts are random, so that leaks.rs, which searches all files, cannot find a value in them by chance.
+    // Encrypted texts are random, so that leaks.rs, which searches all files, cannot find a value
+    // in them by chance.
     let sealed = stored(&instance);
-    assert!(sealed.len() == 1 && !sealed[0].contains("VALUE") && !sealed[0].contains(&values[0]), "{sealed:?}");
+    assert!(
+        sealed.len() == 1 && !sealed[0].contains("VALUE") && !sealed[0].contains(&values[0]),
+        "{sealed:?}"
+    );
 
-    // During a rotation what waits is decrypted under the previous key, and what is new encrypted under the new one.
+    // During a rotation what waits is decrypted under the previous key, and what is new encrypted
+    // under the new one.
     let instance = restart(instance, during).await;
     with_env(&workspace, &values[1]).await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -194,7 +224,8 @@ async fn a_waiting_environment_is_encrypted_and_outlives_a_rotation() {
     let plain = json!({"server": "web-1", "line": "echo next", "on_offline": "queue"});
     let next = workspace.admin.post(COMMANDS, &plain).await.expect(201);
 
-    // A key that no secret holds any more: the command says so and ends, and those behind it are delivered.
+    // A key that no secret holds any more: the command says so and ends, and those behind it are
+    // delivered.
     let instance = restart(instance, lost).await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], next["id"]);

@@ -1,5 +1,5 @@
-//! Contract 4.2: credentials are not stored in clear. `leaks.rs` searches for all that the tests had to do with; here are
-//! those that are sent where none belongs, and what that search must find.
+//! Contract 4.2: credentials are not stored in clear. `leaks.rs` searches for all that the tests
+//! had to do with; here are those that are sent where none belongs, and what that search must find.
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::{PASSWORD, unique};
@@ -14,8 +14,15 @@ async fn a_credential_in_the_wrong_place_is_not_kept_either() {
     secrets::note("password", &password);
     workspace.anonymous.log_in(&password, PASSWORD).await.expect_fields(403, &["non_field_errors"]);
     // Tokens in headers that are refused.
-    for header in [format!("Bearer {}", workspace.login_token), format!("token={}", workspace.login_token)] {
-        workspace.anonymous.with(&header).get("/api/status/").await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
+    for header in
+        [format!("Bearer {}", workspace.login_token), format!("token={}", workspace.login_token)]
+    {
+        workspace
+            .anonymous
+            .with(&header)
+            .get("/api/status/")
+            .await
+            .expect_detail(403, Some("INVALID_AUTHORIZATION"));
     }
     // A password that is refused, and one that was replaced.
     let session = workspace.session();
@@ -34,7 +41,11 @@ async fn what_is_stored_in_clear_can_be_found() {
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let marker = unique("marker");
-    workspace.admin.post("/api/events/commands/", &json!({"server": "web-1", "line": marker})).await.expect(201);
+    workspace
+        .admin
+        .post("/api/events/commands/", &json!({"server": "web-1", "line": marker}))
+        .await
+        .expect(201);
     assert_eq!(agent.next_command().await["line"], marker);
     secrets::note("marker", &marker);
     // It is in D1 as well as in the object.

@@ -40,7 +40,9 @@ async fn no_header_of_a_caller_chooses_its_address() {
         workspace.limited(&json!({"networks": ["127.0.0.1/32"]})).await,
     );
     for (name, value) in FORGED {
-        let status = async |api: &Api| api.send(api.request("GET", "/api/status/").header(name, value)).await;
+        let status = async |api: &Api| {
+            api.send(api.request("GET", "/api/status/").header(name, value)).await
+        };
         status(&outside).await.expect_detail(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
         status(&inside).await.expect(200);
     }
@@ -53,11 +55,16 @@ async fn no_header_of_a_caller_chooses_its_address() {
     // Sessions and audit events have the peer's address.
     let api = &workspace.anonymous;
     let login = |password: &str, address: String| {
-        let request = forged(api.request("POST", "/api/auth/login/")).header("CF-Connecting-IP", address);
+        let request =
+            forged(api.request("POST", "/api/auth/login/")).header("CF-Connecting-IP", address);
         api.send(request.json(&json!({"username": "boss", "password": password})))
     };
-    let token = login(PASSWORD, "10.1.1.1".to_owned()).await.expect(200)["token"].as_str().unwrap().to_owned();
-    let sessions = workspace.anonymous.with_token(&token).get("/api/auth/sessions/").await.expect(200);
+    let token = login(PASSWORD, "10.1.1.1".to_owned()).await.expect(200)["token"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let sessions =
+        workspace.anonymous.with_token(&token).get("/api/auth/sessions/").await.expect(200);
     assert_eq!(sessions["results"][0]["remote_ip"], "127.0.0.1");
     assert_eq!(audited(&workspace.admin, "session.login").await[0], "127.0.0.1");
 
@@ -83,10 +90,16 @@ async fn no_header_of_a_caller_leads_to_another_url_or_worker() {
         ("MF-Custom-Fetch-Service", "farhand"),
         ("MF-Op", "GET"),
     ] {
-        assert_eq!(ask("/healthz", name, value).await.expect(200)["status"], "ok", "{name}: {value}");
+        assert_eq!(
+            ask("/healthz", name, value).await.expect(200)["status"],
+            "ok",
+            "{name}: {value}"
+        );
         ask("/api/status/", name, value).await.expect_detail(401, None);
     }
-    for path in ["/cdn-cgi/mf/scheduled", "/cdn-cgi/handler/scheduled", "/cdn-cgi/mf/platform-proxy"] {
+    for path in
+        ["/cdn-cgi/mf/scheduled", "/cdn-cgi/handler/scheduled", "/cdn-cgi/mf/platform-proxy"]
+    {
         ask(path, "MF-Op", "GET").await.expect_detail(404, None);
     }
 }
@@ -107,13 +120,18 @@ async fn a_trusted_proxy_names_the_client() {
         let reply = token.from_address(list).get("/api/status/").await;
         assert_eq!(reply.status, if is_inside { 200 } else { 403 }, "{list:?}");
         // It is the proxy's to name, and of no other header.
-        let reply =
-            token.send(token.from_address(list).request("GET", "/api/status/").header("CF-Connecting-IP", "10.1.1.1"));
+        let reply = token.send(
+            token
+                .from_address(list)
+                .request("GET", "/api/status/")
+                .header("CF-Connecting-IP", "10.1.1.1"),
+        );
         assert_eq!(reply.await.status, if is_inside { 200 } else { 403 }, "{list:?}");
     }
     // Who is behind an unreadable list is unknown, and counted as one address.
-    let unknown =
-        |number: usize| workspace.anonymous.from_address(if number.is_multiple_of(2) { "unknown" } else { "-," });
+    let unknown = |number: usize| {
+        workspace.anonymous.from_address(if number.is_multiple_of(2) { "unknown" } else { "-," })
+    };
     for number in 0..10 {
         unknown(number).log_in("boss", "wrong").await.expect_fields(403, &["non_field_errors"]);
     }
@@ -126,15 +144,27 @@ async fn plain_http_is_for_this_machine_only() {
     let variables = [("SERVICE_DOMAIN", "farhand.example"), ("REGION", "eu1")];
     let (instance, _folder) = Instance::new_with(&variables).await;
     let operator = instance.operator();
-    let made = operator.post("/operator/workspaces/", &farhand_tests::client::new_workspace("acme")).await;
+    let made =
+        operator.post("/operator/workspaces/", &farhand_tests::client::new_workspace("acme")).await;
     made.expect(201);
     let named = Api::new(&instance.url, "acme.eu1.farhand.example");
-    let paths = ["/healthz", "/api/status/", "/api/status", "/api/nope/", "/reset-password/", "/operator/workspaces/"];
+    let paths = [
+        "/healthz",
+        "/api/status/",
+        "/api/status",
+        "/api/nope/",
+        "/reset-password/",
+        "/operator/workspaces/",
+    ];
     for path in paths {
         // Whether there is such a host or workspace makes no difference.
-        for host in
-            ["acme.eu1.farhand.example", "nope.eu1.farhand.example", "farhand.example", "10.0.0.1", "other.example"]
-        {
+        for host in [
+            "acme.eu1.farhand.example",
+            "nope.eu1.farhand.example",
+            "farhand.example",
+            "10.0.0.1",
+            "other.example",
+        ] {
             let refused = named.under(host).get(path).await;
             refused.expect_detail(403, Some("HTTPS_REQUIRED"));
             assert_eq!(refused.header("Strict-Transport-Security"), "");
@@ -153,19 +183,25 @@ async fn plain_http_is_for_this_machine_only() {
     let answer = https("/api/status/", "https").await;
     answer.expect_detail(401, None);
     assert_eq!(answer.header("Strict-Transport-Security"), "max-age=31536000");
-    assert_eq!(https("/api/status", "https").await.header("Location"), "https://acme.eu1.farhand.example/api/status/");
+    assert_eq!(
+        https("/api/status", "https").await.header("Location"),
+        "https://acme.eu1.farhand.example/api/status/"
+    );
     for scheme in ["http", "https, http", "wss", ""] {
         https("/api/status/", scheme).await.expect_detail(403, Some("HTTPS_REQUIRED"));
     }
     instance.stop().await;
 
     // Without trust its word is nothing; and plain http can be allowed.
-    let (instance, _folder) = Instance::new_with(&[&variables[..], &[("TRUSTED_PROXIES", "")]].concat()).await;
+    let (instance, _folder) =
+        Instance::new_with(&[&variables[..], &[("TRUSTED_PROXIES", "")]].concat()).await;
     let named = named.on(&instance.url);
-    let refused = named.send(named.request("GET", "/healthz").header("X-Forwarded-Proto", "https")).await;
+    let refused =
+        named.send(named.request("GET", "/healthz").header("X-Forwarded-Proto", "https")).await;
     refused.expect_detail(403, Some("HTTPS_REQUIRED"));
     instance.stop().await;
-    let (instance, _folder) = Instance::new_with(&[&variables[..], &[("ALLOW_HTTP", "1")]].concat()).await;
+    let (instance, _folder) =
+        Instance::new_with(&[&variables[..], &[("ALLOW_HTTP", "1")]].concat()).await;
     let named = named.on(&instance.url);
     assert_eq!(named.get("/healthz").await.expect(200)["status"], "ok");
     named.get("/api/status/").await.expect_detail(404, None);
@@ -177,10 +213,16 @@ async fn the_install_text_has_the_configured_address() {
     let port = workspace.admin.url.rsplit(':').next().unwrap();
     let evil = workspace.admin.under(&format!("{}:666", workspace.admin.host));
     let server = evil.post("/api/servers/", &json!({"name": "web-1"})).await.expect(201);
-    let rotated =
-        evil.call("POST", &format!("/api/servers/servers/{}/rotate-key/", server["id"].as_str().unwrap())).await;
+    let rotated = evil
+        .call(
+            "POST",
+            &format!("/api/servers/servers/{}/rotate-key/", server["id"].as_str().unwrap()),
+        )
+        .await;
     let rotated = rotated.expect(200);
-    let answers = [&server, &rotated].into_iter().flat_map(|answer| [&answer["install"], &answer["install_alpamon"]]);
+    let answers = [&server, &rotated]
+        .into_iter()
+        .flat_map(|answer| [&answer["install"], &answer["install_alpamon"]]);
     for install in answers {
         let expected = format!("http://{}.local.localhost:{port}", workspace.slug);
         assert!(install.as_str().unwrap().contains(&expected), "{install}");

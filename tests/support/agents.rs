@@ -27,7 +27,11 @@ type Socket = WebSocketStream<TcpStream>;
 
 /// The Authorization header of a server's agent.
 pub fn credential(server: &Value) -> String {
-    format!("id=\"{}\", key=\"{}\"", server["id"].as_str().unwrap(), server["key"].as_str().unwrap())
+    format!(
+        "id=\"{}\", key=\"{}\"",
+        server["id"].as_str().unwrap(),
+        server["key"].as_str().unwrap()
+    )
 }
 
 /// Opens a WebSocket as an agent does; the status where it is refused.
@@ -93,7 +97,8 @@ impl ScriptedAgent {
     /// The next message, or `None` where the service closed the socket, with its code.
     pub async fn next(&mut self) -> Result<Value, Option<u16>> {
         loop {
-            let message = tokio::time::timeout(PATIENCE, self.socket.next()).await.expect("no message came");
+            let message =
+                tokio::time::timeout(PATIENCE, self.socket.next()).await.expect("no message came");
             match message {
                 Some(Ok(Message::Text(text))) => return Ok(serde_json::from_str(&text).unwrap()),
                 Some(Ok(Message::Close(frame))) => return Err(frame.map(|frame| frame.code.into())),
@@ -103,7 +108,8 @@ impl ScriptedAgent {
         }
     }
 
-    /// The next command. A ping, which comes when one was not acknowledged for a minute, is answered.
+    /// The next command. A ping, which comes when one was not acknowledged for a minute, is
+    /// answered.
     pub async fn next_command(&mut self) -> Value {
         loop {
             let message = self.next().await.unwrap();
@@ -120,7 +126,8 @@ impl ScriptedAgent {
         self.say(&json!({"query": "pong", "timestamp": 1.5})).await;
     }
 
-    /// Tells whether nothing but a ping comes for a moment. For what must not happen there is no condition to wait for.
+    /// Tells whether nothing but a ping comes for a moment. For what must not happen there is no
+    /// condition to wait for.
     pub async fn stays_silent(&mut self) -> bool {
         let until = tokio::time::Instant::now() + Duration::from_millis(500);
         loop {
@@ -159,7 +166,9 @@ impl ScriptedAgent {
 
     /// Sends a piece of output.
     pub async fn chunk(&self, command: &str, seq: u32, content: &str) {
-        self.report(command, "chunk", Some(&json!({"seq": seq, "content": content}))).await.expect(204);
+        self.report(command, "chunk", Some(&json!({"seq": seq, "content": content})))
+            .await
+            .expect(204);
     }
 
     /// Ends a command.
@@ -184,7 +193,8 @@ impl RealAgent {
         let port = workspace.anonymous.url.rsplit(':').next().unwrap();
         let url = format!("http://{}:{port}", workspace.anonymous.host);
         let (id, key) = (server["id"].as_str().unwrap(), server["key"].as_str().unwrap());
-        std::fs::write(&config, format!("url = \"{url}\"\nid = \"{id}\"\nkey = \"{key}\"\n")).unwrap();
+        std::fs::write(&config, format!("url = \"{url}\"\nid = \"{id}\"\nkey = \"{key}\"\n"))
+            .unwrap();
         let mut command = tokio::process::Command::new(setting("FARHAND_AGENT"));
         command
             .args(["run", "--config"])

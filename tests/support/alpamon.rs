@@ -1,5 +1,5 @@
-//! An agent that behaves on the wire as an unmodified Alpamon 2.x does (agent-protocol), and keeps a ledger of what
-//! it saw. A test says what its commands do, and how fast its clock goes.
+//! An agent that behaves on the wire as an unmodified Alpamon 2.x does (agent-protocol), and keeps
+//! a ledger of what it saw. A test says what its commands do, and how fast its clock goes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -73,7 +73,13 @@ pub struct Host {
 
 impl Default for Host {
     fn default() -> Self {
-        Self { version: "2.1.0".into(), load: 0.25, cores: 4, memory: 8 << 30, os_version: "24.04".into() }
+        Self {
+            version: "2.1.0".into(),
+            load: 0.25,
+            cores: 4,
+            memory: 8 << 30,
+            os_version: "24.04".into(),
+        }
     }
 }
 
@@ -100,12 +106,20 @@ impl Host {
     /// What it has of a category that is a list.
     fn list(category: &str) -> Value {
         match category {
-            "users" => json!([{"username": "root", "uid": 0, "gid": 0, "directory": "/root", "shell": "/bin/bash"}]),
+            "users" => {
+                json!([{"username": "root", "uid": 0, "gid": 0, "directory": "/root", "shell": "/bin/bash"}])
+            }
             "groups" => json!([{"gid": 0, "groupname": "root"}]),
-            "interfaces" => json!([{"name": "eth0", "mac": "02:00:00:00:00:01", "flags": 19, "mtu": 1500}]),
-            "addresses" => json!([{"address": "192.0.2.7", "broadcast": "192.0.2.255", "mask": "255.255.255.0"}]),
+            "interfaces" => {
+                json!([{"name": "eth0", "mac": "02:00:00:00:00:01", "flags": 19, "mtu": 1500}])
+            }
+            "addresses" => {
+                json!([{"address": "192.0.2.7", "broadcast": "192.0.2.255", "mask": "255.255.255.0"}])
+            }
             "disks" => json!([{"name": "sda", "serial_number": "", "label": ""}]),
-            _ => json!([{"name": "/dev/sda1", "mount_points": ["/"], "disk_name": "sda", "fs_type": "ext4"}]),
+            _ => {
+                json!([{"name": "/dev/sda1", "mount_points": ["/"], "disk_name": "sda", "fs_type": "ext4"}])
+            }
         }
     }
 }
@@ -139,11 +153,13 @@ type Runs = Box<dyn Fn(&Value) -> Run + Send + Sync>;
 pub struct Habits {
     /// How long a second of its clock takes.
     pub second: Duration,
-    /// How long it waits for an answer to a report. Alpamon waits 5 s, which a loaded machine may need with nothing wrong.
+    /// How long it waits for an answer to a report. Alpamon waits 5 s, which a loaded machine may
+    /// need with nothing wrong.
     pub answer_within: Duration,
     /// How long a socket may be without a data message.
     pub read_deadline: Duration,
-    /// It is of an older version: it tells no exit codes, and sends a ping of its own after each message.
+    /// It is of an older version: it tells no exit codes, and sends a ping of its own after each
+    /// message.
     pub is_older: bool,
     /// Its host.
     pub host: Host,
@@ -160,7 +176,9 @@ impl Default for Habits {
             read_deadline: second * 35 * 60,
             is_older: false,
             host: Host::default(),
-            runs: Box::new(|order| Run::writing([format!("{}\n", order["line"].as_str().unwrap_or_default())])),
+            runs: Box::new(|order| {
+                Run::writing([format!("{}\n", order["line"].as_str().unwrap_or_default())])
+            }),
         }
     }
 }
@@ -242,10 +260,14 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// All that should not be: whatever an agent's log would complain of when nothing has gone wrong.
+    /// All that should not be: whatever an agent's log would complain of when nothing has gone
+    /// wrong.
     pub fn complaints(&self) -> Vec<String> {
         let may_be_missing = |call: &Called| call.path == ACCESS_POLICY && call.status == Some(404);
-        let calls = self.calls.iter().filter(|call| !(call.is_success() && call.retry == 0 || may_be_missing(call)));
+        let calls = self
+            .calls
+            .iter()
+            .filter(|call| !(call.is_success() && call.retry == 0 || may_be_missing(call)));
         let ended = |socket: &&Opened| !matches!(socket.end, None | Some(End::Left));
         calls
             .map(|call| format!("{call:?}"))
@@ -273,13 +295,20 @@ impl Ledger {
     }
 
     /// Calls whose method and path are these.
-    pub fn calls_of<'a>(&'a self, method: &'a str, path: &'a str) -> impl Iterator<Item = &'a Called> {
+    pub fn calls_of<'a>(
+        &'a self,
+        method: &'a str,
+        path: &'a str,
+    ) -> impl Iterator<Item = &'a Called> {
         self.calls.iter().filter(move |call| call.method == method && call.path == path)
     }
 
     /// Ids of the commands that came.
     pub fn ids(&self) -> Vec<String> {
-        self.orders.iter().map(|order| order["id"].as_str().unwrap_or_default().to_owned()).collect()
+        self.orders
+            .iter()
+            .map(|order| order["id"].as_str().unwrap_or_default().to_owned())
+            .collect()
     }
 }
 
@@ -348,14 +377,17 @@ impl Alpamon {
     /// The same, once both its sockets are open.
     pub async fn connect(workspace: &Workspace, server: &Value, habits: Habits) -> Self {
         let agent = Self::start(workspace, server, habits);
-        agent.until("both sockets", |ledger| ledger.is_open(BACKHAUL) && ledger.is_open(CONTROL)).await;
+        agent
+            .until("both sockets", |ledger| ledger.is_open(BACKHAUL) && ledger.is_open(CONTROL))
+            .await;
         agent
     }
 
     /// Registers a server as `alpamon register` does, with a registration token's key.
     pub async fn register(workspace: &Workspace, key: &str, name: &str) -> Reply {
         let api = workspace.anonymous.with_token(key);
-        api.post("/api/servers/servers/register/", &json!({"name": name, "platform": "debian"})).await
+        api.post("/api/servers/servers/register/", &json!({"name": name, "platform": "debian"}))
+            .await
     }
 
     /// Unregisters a server as `alpamon unregister` does.
@@ -380,7 +412,12 @@ impl Alpamon {
     }
 
     /// The same where it may take longer.
-    pub async fn until_within(&self, patience: Duration, what: &str, is_so: impl Fn(&Ledger) -> bool) {
+    pub async fn until_within(
+        &self,
+        patience: Duration,
+        what: &str,
+        is_so: impl Fn(&Ledger) -> bool,
+    ) {
         eventually_within(patience, what, || async { is_so(&self.0.ledger()).then_some(()) }).await;
     }
 
@@ -408,7 +445,9 @@ impl Alpamon {
     pub async fn leave(self) {
         self.0.leaving.send_replace(true);
         let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap());
-        timeout(PATIENCE, async { while tasks.join_next().await.is_some() {} }).await.expect("the agent did not end");
+        timeout(PATIENCE, async { while tasks.join_next().await.is_some() {} })
+            .await
+            .expect("the agent did not end");
     }
 }
 
@@ -442,10 +481,20 @@ impl Inner {
     // HTTP.
 
     /// Makes a call and notes it. The body of the answer is for those who ask.
-    async fn call(&self, method: &'static str, path: &str, body: Option<String>, retry: u32) -> (Called, String) {
+    async fn call(
+        &self,
+        method: &'static str,
+        path: &str,
+        body: Option<String>,
+        retry: u32,
+    ) -> (Called, String) {
         let verb = Method::from_bytes(method.as_bytes()).unwrap();
-        let mut request = self.client.request(verb, format!("{}{path}", self.api.url)).header("Host", &self.api.host);
-        request = request.header("Authorization", self.api.authorization.as_deref().unwrap_or_default());
+        let mut request = self
+            .client
+            .request(verb, format!("{}{path}", self.api.url))
+            .header("Host", &self.api.host);
+        request =
+            request.header("Authorization", self.api.authorization.as_deref().unwrap_or_default());
         request = request.header("User-Agent", format!("alpamon/{}", self.habits.host.version));
         if matches!(method, "POST" | "PUT" | "PATCH") {
             request = request.header("Content-Type", "application/json");
@@ -463,7 +512,8 @@ impl Inner {
             Some((status, text))
         };
         let answer = timeout(self.habits.answer_within, answer).await.ok().flatten();
-        let (status, text) = answer.map_or((None, String::new()), |(status, text)| (Some(status), text));
+        let (status, text) =
+            answer.map_or((None, String::new()), |(status, text)| (Some(status), text));
         let called = Called { method, path: path.to_owned(), status, retry };
         self.ledger().calls.push(called.clone());
         (called, text)
@@ -494,8 +544,8 @@ impl Inner {
         self.came.notify_one();
     }
 
-    /// One of the reporters. It takes what has the highest priority; where that is not due yet, it puts it back and pauses,
-    /// so that all else waits, too.
+    /// One of the reporters. It takes what has the highest priority; where that is not due yet, it
+    /// puts it back and pauses, so that all else waits, too.
     async fn report_forever(self: Arc<Self>) {
         loop {
             let next = {
@@ -514,7 +564,8 @@ impl Inner {
                 sleep(self.seconds(1)).await;
                 continue;
             }
-            let (called, _) = self.call(report.method, &report.path, report.body.clone(), report.retry).await;
+            let (called, _) =
+                self.call(report.method, &report.path, report.body.clone(), report.retry).await;
             if !called.is_success() && report.retry < RETRIES {
                 let pause = self.seconds(1 << report.retry);
                 report.retry += 1;
@@ -588,14 +639,21 @@ impl Inner {
         let host = &self.habits.host;
         let facts = json!({"version": host.version, "load": host.load});
         self.report(priority::FACTS, "PATCH", format!("{OWN}sync/"), Some(facts.to_string()));
-        let hashes: Map<String, Value> =
-            SINGLE.iter().chain(&LISTS).map(|category| ((*category).to_owned(), json!("sha256:0"))).collect();
+        let hashes: Map<String, Value> = SINGLE
+            .iter()
+            .chain(&LISTS)
+            .map(|category| ((*category).to_owned(), json!("sha256:0")))
+            .collect();
         let body = json!({"hashes": hashes}).to_string();
         let (called, text) = self.call("POST", &format!("{OWN}sync-check/"), Some(body), 0).await;
         let asked = serde_json::from_str::<Value>(&text).ok().filter(|_| called.is_success());
-        let asked = asked.and_then(|asked| serde_json::from_value::<Vec<String>>(asked["sync_required"].clone()).ok());
+        let asked = asked.and_then(|asked| {
+            serde_json::from_value::<Vec<String>>(asked["sync_required"].clone()).ok()
+        });
         // A service of an older version does not say what it lacks.
-        let asked = asked.unwrap_or_else(|| SINGLE.iter().chain(&LISTS).map(|name| (*name).to_owned()).collect());
+        let asked = asked.unwrap_or_else(|| {
+            SINGLE.iter().chain(&LISTS).map(|name| (*name).to_owned()).collect()
+        });
         for category in asked {
             self.sync_category(&category).await;
         }
@@ -613,7 +671,12 @@ impl Inner {
             } else if current != remote {
                 // The id that the service did not tell is empty.
                 let id = remote["id"].as_str().unwrap_or_default();
-                self.report(priority::FACTS, "PATCH", format!("{path}{id}/"), Some(current.to_string()));
+                self.report(
+                    priority::FACTS,
+                    "PATCH",
+                    format!("{path}{id}/"),
+                    Some(current.to_string()),
+                );
             }
         } else if remote == json!([]) {
             self.report(priority::FACTS, "POST", path, Some(Host::list(category).to_string()));
@@ -625,8 +688,13 @@ impl Inner {
     /// Asks what to measure, and sends heartbeats.
     async fn measure(self: Arc<Self>) {
         let Some(config) = self.get("/api/metrics/config/").await else { return };
-        let status = config.as_array().and_then(|list| list.iter().find(|item| item["type"] == "status"));
-        let Some(seconds) = status.and_then(|status| u32::try_from(status["interval"].as_u64()?).ok()) else { return };
+        let status =
+            config.as_array().and_then(|list| list.iter().find(|item| item["type"] == "status"));
+        let Some(seconds) =
+            status.and_then(|status| u32::try_from(status["interval"].as_u64()?).ok())
+        else {
+            return;
+        };
         loop {
             sleep(self.seconds(seconds)).await;
             self.report(priority::FACTS, "PATCH", format!("{OWN}status/"), None);
@@ -679,8 +747,12 @@ impl Inner {
         let headers = request.headers_mut();
         headers.insert("Host", self.api.host.parse().unwrap());
         headers.insert("Origin", format!("http://{}", self.api.host).parse().unwrap());
-        headers.insert("User-Agent", format!("alpamon/{}", self.habits.host.version).parse().unwrap());
-        headers.insert("Authorization", self.api.authorization.as_deref().unwrap_or_default().parse().unwrap());
+        headers
+            .insert("User-Agent", format!("alpamon/{}", self.habits.host.version).parse().unwrap());
+        headers.insert(
+            "Authorization",
+            self.api.authorization.as_deref().unwrap_or_default().parse().unwrap(),
+        );
         let dial = async {
             let stream = TcpStream::connect(address).await.map_err(|_| None)?;
             let asked = Asked::to(path, request.headers());
@@ -700,7 +772,12 @@ impl Inner {
     }
 
     /// Listens to a socket until its end.
-    async fn listen(self: &Arc<Self>, mut socket: Socket, index: usize, mut leaving: watch::Receiver<bool>) -> End {
+    async fn listen(
+        self: &Arc<Self>,
+        mut socket: Socket,
+        index: usize,
+        mut leaving: watch::Receiver<bool>,
+    ) -> End {
         let path = self.ledger().sockets[index].path;
         let mut keepalive = interval(self.seconds(30));
         keepalive.tick().await;
@@ -749,7 +826,13 @@ impl Inner {
     }
 
     /// Does what a message asks for.
-    async fn hear(self: &Arc<Self>, socket: &mut Socket, path: &str, index: usize, text: &str) -> Option<End> {
+    async fn hear(
+        self: &Arc<Self>,
+        socket: &mut Socket,
+        path: &str,
+        index: usize,
+        text: &str,
+    ) -> Option<End> {
         let message: Value = serde_json::from_str(text).unwrap_or(Value::Null);
         let query = message["query"].as_str().unwrap_or_default();
         if query == "ping" {
@@ -795,9 +878,13 @@ impl Inner {
             has_room
         };
         if !has_room {
-            let fin =
-                json!({"success": false, "result": "Failed to submit command: queue is full", "elapsed_time": 0.0});
-            self.report(priority::COMMAND, "POST", format!("/api/events/commands/{id}/fin/"), Some(fin.to_string()));
+            let fin = json!({"success": false, "result": "Failed to submit command: queue is full", "elapsed_time": 0.0});
+            self.report(
+                priority::COMMAND,
+                "POST",
+                format!("/api/events/commands/{id}/fin/"),
+                Some(fin.to_string()),
+            );
             return;
         }
         let inner = self.clone();
@@ -836,7 +923,12 @@ impl Inner {
         if self.habits.is_older {
             fin.as_object_mut().unwrap().remove("exit_code");
         }
-        self.report(priority::FIN, "POST", format!("/api/events/commands/{id}/fin/"), Some(fin.to_string()));
+        self.report(
+            priority::FIN,
+            "POST",
+            format!("/api/events/commands/{id}/fin/"),
+            Some(fin.to_string()),
+        );
     }
 }
 
@@ -858,7 +950,8 @@ fn pieces(text: &str, most: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether a command is one of the types that Alpamon reads: one member of another type, and it drops the whole message.
+/// Whether a command is one of the types that Alpamon reads: one member of another type, and it
+/// drops the whole message.
 fn is_readable(command: &Value) -> bool {
     let is_text = |name: &str| command[name].is_string();
     let are_texts = |map: &Map<String, Value>| map.values().all(Value::is_string);

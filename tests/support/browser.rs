@@ -35,7 +35,8 @@ impl Browser {
         let mut command = Command::new(setting("FARHAND_CHROMEDRIVER"));
         command
             .arg("--port=0")
-            // All that it starts names the folder, by which Drop finds it, and leaves nothing elsewhere.
+            // All that it starts names the folder, by which Drop finds it, and leaves nothing
+            // elsewhere.
             .arg(format!("--log-path={}", folder.path().join("driver.log").display()))
             .env("TMPDIR", folder.path())
             .stdin(Stdio::null())
@@ -66,14 +67,16 @@ impl Browser {
         let mut builder = ClientBuilder::new(HttpConnector::new());
         builder.capabilities(capabilities.as_object().unwrap().clone());
         let client = builder.connect(&driver_url).await.unwrap();
-        let session = format!("{driver_url}/session/{}", client.session_id().await.unwrap().unwrap());
+        let session =
+            format!("{driver_url}/session/{}", client.session_id().await.unwrap().unwrap());
         Self { client, session, _driver: driver, folder }
     }
 
     /// Does something that WebDriver knows nothing of.
     async fn extra(&self, command: &str, body: &Value) -> Value {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let response = client.post(format!("{}/{command}", self.session)).json(body).send().await.unwrap();
+        let response =
+            client.post(format!("{}/{command}", self.session)).json(body).send().await.unwrap();
         let answer: Value = response.json().await.unwrap();
         assert!(answer["value"]["error"].is_null(), "{command} {body}: {answer}");
         answer["value"].clone()
@@ -117,8 +120,9 @@ impl Browser {
 
     /// Presses keys one after the other, on whatever has the focus.
     pub async fn press(&self, keys: impl IntoIterator<Item = char>) {
-        let press =
-            |actions: KeyActions, value: char| actions.then(KeyAction::Down { value }).then(KeyAction::Up { value });
+        let press = |actions: KeyActions, value: char| {
+            actions.then(KeyAction::Down { value }).then(KeyAction::Up { value })
+        };
         let actions = keys.into_iter().fold(KeyActions::new("keyboard".to_owned()), press);
         self.client.perform_actions(actions).await.unwrap();
     }
@@ -128,26 +132,34 @@ impl Browser {
         self.client.execute(&format!("return {expression}"), Vec::new()).await.unwrap()
     }
 
-    /// What the console says since the last look, but for advice, and for answers of the network that are no success.
+    /// What the console says since the last look, but for advice, and for answers of the network
+    /// that are no success.
     pub async fn console(&self) -> Vec<Value> {
         let entries = self.extra("se/log", &json!({"type": "browser"})).await;
-        let says = |entry: &&Value| entry["source"] != "network" && entry["source"] != "recommendation";
+        let says =
+            |entry: &&Value| entry["source"] != "network" && entry["source"] != "recommendation";
         entries.as_array().unwrap().iter().filter(says).cloned().collect()
     }
 
-    /// The requests of pages since the last look: `method`, `url`, `headers` and `postData` of each.
+    /// The requests of pages since the last look: `method`, `url`, `headers` and `postData` of
+    /// each.
     pub async fn requests(&self) -> Vec<Value> {
         let entries = self.extra("se/log", &json!({"type": "performance"})).await;
         let events = entries.as_array().unwrap().iter();
-        let messages = events.map(|entry| serde_json::from_str::<Value>(entry["message"].as_str().unwrap()).unwrap());
-        let sent = messages.filter(|event| event["message"]["method"] == "Network.requestWillBeSent");
+        let messages = events.map(|entry| {
+            serde_json::from_str::<Value>(entry["message"].as_str().unwrap()).unwrap()
+        });
+        let sent =
+            messages.filter(|event| event["message"]["method"] == "Network.requestWillBeSent");
         let parameters = sent.map(|event| event["message"]["params"].clone());
         // The browser's own first page makes some too.
-        let of_pages = parameters.filter(|sent| sent["documentURL"].as_str().unwrap().starts_with("http"));
+        let of_pages =
+            parameters.filter(|sent| sent["documentURL"].as_str().unwrap().starts_with("http"));
         of_pages.map(|sent| sent["request"].clone()).collect()
     }
 
-    /// What axe-core finds wrong with the page as it is shown now: the rules that are broken, and where.
+    /// What axe-core finds wrong with the page as it is shown now: the rules that are broken, and
+    /// where.
     pub async fn axe_violations(&self) -> Value {
         let axe = fs::read_to_string(AXE).unwrap_or_else(|error| panic!("{AXE}: {error}"));
         self.client.execute(&axe, Vec::new()).await.unwrap();

@@ -21,8 +21,8 @@ pub struct Api {
     pub host: String,
     /// The Authorization header.
     pub authorization: Option<String>,
-    /// The address that the request comes from. The tests are a trusted proxy of the instances that they start, and name it
-    /// in `X-Forwarded-For`.
+    /// The address that the request comes from. The tests are a trusted proxy of the instances that
+    /// they start, and name it in `X-Forwarded-For`.
     pub address: Option<String>,
 }
 
@@ -41,7 +41,8 @@ impl Reply {
     /// The body as JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
-        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {} {:?}", self.status, self.text))
+        serde_json::from_str(&self.text)
+            .unwrap_or_else(|error| panic!("{error}: {} {:?}", self.status, self.text))
     }
 
     /// A header's value, or "".
@@ -56,7 +57,8 @@ impl Reply {
         if self.text.is_empty() { Value::Null } else { self.json() }
     }
 
-    /// Asserts a refusal of the form `{"code": ..., "detail": ...}`. Without a code, that is the status's own.
+    /// Asserts a refusal of the form `{"code": ..., "detail": ...}`. Without a code, that is the
+    /// status's own.
     #[track_caller]
     pub fn expect_detail(&self, status: u16, code: Option<&str>) {
         let body = self.expect(status);
@@ -64,11 +66,13 @@ impl Reply {
         assert_eq!(body["code"].as_str(), code.or_else(|| code_of(status)), "{body}");
     }
 
-    /// Asserts a refusal whose only keys beside `code` and `detail` are these fields, each with messages.
+    /// Asserts a refusal whose only keys beside `code` and `detail` are these fields, each with
+    /// messages.
     #[track_caller]
     pub fn expect_fields(&self, status: u16, fields: &[&str]) -> Value {
         let body = self.expect(status);
-        let keys = body.as_object().unwrap().keys().filter(|key| *key != "code" && *key != "detail");
+        let keys =
+            body.as_object().unwrap().keys().filter(|key| *key != "code" && *key != "detail");
         assert_eq!(keys.collect::<Vec<_>>(), fields, "{body}");
         for field in fields {
             let messages = body[field].as_array().unwrap();
@@ -120,7 +124,8 @@ impl Asked {
         Self { method: Method::GET, url, headers: headers.clone(), body: Some(Vec::new()) }
     }
 
-    /// Asserts that the answer is as the OpenAPI document has it. `body` is `None` where it is not read to its end.
+    /// Asserts that the answer is as the OpenAPI document has it. `body` is `None` where it is not
+    /// read to its end.
     #[track_caller]
     pub fn check(&self, status: u16, headers: &HeaderMap, body: Option<&str>) {
         let exchange = Exchange {
@@ -141,9 +146,18 @@ impl Api {
     /// A client under a Host header.
     pub fn new(url: &str, host: &str) -> Self {
         // A connection belongs to the runtime of the test that opened it, so none is kept.
-        let client = Client::builder().redirect(redirect::Policy::none()).no_proxy().pool_max_idle_per_host(0);
+        let client = Client::builder()
+            .redirect(redirect::Policy::none())
+            .no_proxy()
+            .pool_max_idle_per_host(0);
         let client = client.build().expect("a client without TLS has nothing to fail on");
-        Self { client, url: url.to_owned(), host: host.to_owned(), authorization: None, address: None }
+        Self {
+            client,
+            url: url.to_owned(),
+            host: host.to_owned(),
+            authorization: None,
+            address: None,
+        }
     }
 
     /// A client of the service under test, under another Host header.
@@ -153,7 +167,8 @@ impl Api {
 
     /// A client of the operator API.
     pub fn operator() -> Self {
-        Self::at("127.0.0.1").with(&format!("Bearer {}", setting_of_instance("FARHAND_OPERATOR_TOKEN")))
+        Self::at("127.0.0.1")
+            .with(&format!("Bearer {}", setting_of_instance("FARHAND_OPERATOR_TOKEN")))
     }
 
     /// The same with an Authorization header.
@@ -189,7 +204,8 @@ impl Api {
     /// A request to be completed.
     pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
         let method = Method::from_bytes(method.as_bytes()).unwrap();
-        let mut request = self.client.request(method, format!("{}{path}", self.url)).header("Host", &self.host);
+        let mut request =
+            self.client.request(method, format!("{}{path}", self.url)).header("Host", &self.host);
         if let Some(authorization) = &self.authorization {
             let value = HeaderValue::from_bytes(authorization.as_bytes()).unwrap();
             request = request.header("Authorization", value);
@@ -303,10 +319,15 @@ impl Workspace {
     pub async fn made_by(operator: &Api, slug: &str) -> Self {
         operator.post("/operator/workspaces/", &new_workspace(slug)).await.expect(201);
         let anonymous = operator.anonymous().under(&format!("{slug}.local.localhost"));
-        let login = anonymous.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await;
+        let login = anonymous
+            .post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
+            .await;
         let login_token = login.expect(200)["token"].as_str().unwrap().to_owned();
         let session = anonymous.with_token(&login_token);
-        let token = session.post("/api/auth/tokens/", &json!({"name": "test", "expires_at": null})).await.expect(201);
+        let token = session
+            .post("/api/auth/tokens/", &json!({"name": "test", "expires_at": null}))
+            .await
+            .expect(201);
         let admin = anonymous.with_token(token["key"].as_str().unwrap());
         Self { slug: slug.to_owned(), anonymous, admin, login_token }
     }

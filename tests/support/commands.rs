@@ -14,7 +14,12 @@ use crate::{PATIENCE, eventually_within};
 ///
 /// # Panics
 /// When that takes longer than [`PATIENCE`].
-pub async fn command_when(api: &Api, id: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+pub async fn command_when(
+    api: &Api,
+    id: &str,
+    what: &str,
+    is_so: impl Fn(&Value) -> bool,
+) -> Value {
     command_when_within(PATIENCE, api, id, what, is_so).await
 }
 
@@ -30,7 +35,10 @@ pub async fn command_when_within(
     is_so: impl Fn(&Value) -> bool,
 ) -> Value {
     let path = format!("{COMMANDS}{id}/");
-    eventually_within(patience, what, || async { Some(api.get(&path).await.expect(200)).filter(&is_so) }).await
+    eventually_within(patience, what, || async {
+        Some(api.get(&path).await.expect(200)).filter(&is_so)
+    })
+    .await
 }
 
 /// Waits until a command has a status, by its text.
@@ -38,7 +46,10 @@ pub async fn command_when_within(
 /// # Panics
 /// When that takes longer than [`PATIENCE`].
 pub async fn has_become(api: &Api, id: &str, status: &str) -> Value {
-    command_when(api, id, &format!("the command to be {status}"), |command| command["status"]["text"] == status).await
+    command_when(api, id, &format!("the command to be {status}"), |command| {
+        command["status"]["text"] == status
+    })
+    .await
 }
 
 /// Waits for a command's end.
@@ -54,7 +65,10 @@ pub async fn ended(api: &Api, id: &str) -> Value {
 /// # Panics
 /// When that takes longer than `patience`.
 pub async fn ended_within(patience: Duration, api: &Api, id: &str) -> Value {
-    command_when_within(patience, api, id, "the command's end", |command| command["handled_at"].is_string()).await
+    command_when_within(patience, api, id, "the command's end", |command| {
+        command["handled_at"].is_string()
+    })
+    .await
 }
 
 /// SQL of the service for the workspace that has a slug.
@@ -64,7 +78,8 @@ fn of_workspace(sql: &str, slug: &str) -> String {
 
 /// The bytes that a workspace stored today.
 pub fn stored_bytes(instance: &Instance, slug: &str) -> i64 {
-    let sql = format!("SELECT {} AS n", bytes_of_day(":workspace_id", "strftime('%Y-%m-%d', 'now')"));
+    let sql =
+        format!("SELECT {} AS n", bytes_of_day(":workspace_id", "strftime('%Y-%m-%d', 'now')"));
     instance.d1(&of_workspace(&sql, slug))[0]["n"].as_i64().expect("a number")
 }
 

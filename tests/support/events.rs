@@ -1,5 +1,5 @@
-//! Server-Sent Events, as they come. The reader is the tests' own, as it must see what readers for applications leave out:
-//! comments, and where the stream is cut off.
+//! Server-Sent Events, as they come. The reader is the tests' own, as it must see what readers for
+//! applications leave out: comments, and where the stream is cut off.
 
 use std::time::Duration;
 
@@ -59,7 +59,10 @@ impl Events {
         let (client, request) = request.build_split();
         let request = request.unwrap();
         let asked = Asked::of(&request);
-        let response = tokio::time::timeout(PATIENCE, client.execute(request)).await.expect("no answer came").unwrap();
+        let response = tokio::time::timeout(PATIENCE, client.execute(request))
+            .await
+            .expect("no answer came")
+            .unwrap();
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         if status != 200 {
             let reply = Reply { status, headers, text: response.text().await.unwrap() };
@@ -94,7 +97,11 @@ impl Events {
             match self.response.chunk().await.unwrap() {
                 Some(bytes) => self.rest.extend(bytes),
                 None => {
-                    assert!(self.rest.is_empty(), "cut off within a block: {:?}", String::from_utf8_lossy(&self.rest));
+                    assert!(
+                        self.rest.is_empty(),
+                        "cut off within a block: {:?}",
+                        String::from_utf8_lossy(&self.rest)
+                    );
                     return None;
                 }
             }
@@ -119,7 +126,8 @@ impl Events {
         }
     }
 
-    /// All chunks that are still to come, and the command object of the end, after which nothing comes.
+    /// All chunks that are still to come, and the command object of the end, after which nothing
+    /// comes.
     pub async fn rest(&mut self) -> (Vec<(u32, String)>, Value) {
         let mut chunks = Vec::new();
         loop {
@@ -138,8 +146,11 @@ impl Events {
 /// Reads a block, in the one form in which the service writes it.
 fn parse(block: &str) -> Block {
     assert!(!block.contains('\r'), "a carriage return would end a line: {block:?}");
-    let lines: Vec<(&str, &str)> =
-        block.trim_end_matches('\n').split('\n').map(|line| line.split_once(": ").unwrap()).collect();
+    let lines: Vec<(&str, &str)> = block
+        .trim_end_matches('\n')
+        .split('\n')
+        .map(|line| line.split_once(": ").unwrap())
+        .collect();
     match lines.as_slice() {
         [("", comment)] => Block::Comment((*comment).to_owned()),
         [("retry", millis)] => Block::Retry(millis.parse().unwrap()),

@@ -1,5 +1,6 @@
-//! Instances of a test's own: for tests of `npm start`, and for those that look into the state from outside. Another process
-//! that opens the database of the shared instance could lock out the tests beside it.
+//! Instances of a test's own: for tests of `npm start`, and for those that look into the state from
+//! outside. Another process that opens the database of the shared instance could lock out the tests
+//! beside it.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,8 @@ const KV: &str = "v3/kv/miniflare-KVNamespaceObject";
 const SERVES_WITHIN: Duration = Duration::from_secs(180);
 /// How long it may take to end, the agent's draining included.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
-/// How long objects may be awake that nobody has to do with: workerd lets them go after ten seconds.
+/// How long objects may be awake that nobody has to do with: workerd lets them go after ten
+/// seconds.
 const SLEEPS_WITHIN: Duration = Duration::from_secs(120);
 
 /// A running instance; it ends with this.
@@ -46,8 +48,8 @@ pub struct Instance {
     process: Process,
 }
 
-/// A folder for the state of an instance. Under `npm test` it stays when the test ends: what is in it is searched for
-/// secrets.
+/// A folder for the state of an instance. Under `npm test` it stays when the test ends: what is in
+/// it is searched for secrets.
 pub fn state_folder() -> TempDir {
     match std::env::var("FARHAND_INSTANCES") {
         Ok(folder) => tempfile::Builder::new().disable_cleanup(true).tempdir_in(folder).unwrap(),
@@ -55,12 +57,14 @@ pub fn state_folder() -> TempDir {
     }
 }
 
-/// A port that nobody listens on now, and that the system gives to no connection: it is bound only when the instance serves, and
-/// again after a restart. Each test run begins elsewhere, as several may run on one machine.
+/// A port that nobody listens on now, and that the system gives to no connection: it is bound only
+/// when the instance serves, and again after a restart. Each test run begins elsewhere, as several
+/// may run on one machine.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
-        let offset = std::process::id() % 100 * 100 + u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        let offset =
+            std::process::id() % 100 * 100 + u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = 20_000 + (offset % 10_000) as u16;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
@@ -77,7 +81,12 @@ impl Instance {
     }
 
     /// Runs a program that serves a state folder with further variables, until it does.
-    async fn run(mut command: Command, port: u16, state: &Path, variables: &[(&str, &str)]) -> Self {
+    async fn run(
+        mut command: Command,
+        port: u16,
+        state: &Path,
+        variables: &[(&str, &str)],
+    ) -> Self {
         command
             .current_dir(ROOT)
             .env("PORT", port.to_string())
@@ -99,12 +108,20 @@ impl Instance {
             }
             false
         };
-        let served = tokio::time::timeout(SERVES_WITHIN, read).await.expect("the instance did not serve");
+        let served =
+            tokio::time::timeout(SERVES_WITHIN, read).await.expect("the instance did not serve");
         assert!(served, "the instance ended: {printed}");
-        Self { url: format!("http://127.0.0.1:{port}"), printed, state: state.to_owned(), port, process }
+        Self {
+            url: format!("http://127.0.0.1:{port}"),
+            printed,
+            state: state.to_owned(),
+            port,
+            process,
+        }
     }
 
-    /// Starts an instance without the demo, whose state can be looked into. The folder is its state.
+    /// Starts an instance without the demo, whose state can be looked into. The folder is its
+    /// state.
     pub async fn new() -> (Self, TempDir) {
         Self::new_with(&[]).await
     }
@@ -131,7 +148,8 @@ impl Instance {
     }
 
     async fn without_demo(port: u16, state: &Path, more: &[(&str, &str)]) -> Self {
-        // Tests put commands into it that ended at any time, and only those of retention want them to go.
+        // Tests put commands into it that ended at any time, and only those of retention want them
+        // to go.
         let variables = [
             ("OPERATOR_TOKEN", OPERATOR_TOKEN),
             ("PBKDF2_ITERATIONS", "100000"),
@@ -143,7 +161,8 @@ impl Instance {
         Self::run(command, port, state, &[&variables[..], more].concat()).await
     }
 
-    /// Runs `npm start` with a state folder and further variables that it must refuse. Returns what it wrote to stderr.
+    /// Runs `npm start` with a state folder and further variables that it must refuse. Returns what
+    /// it wrote to stderr.
     pub async fn refused(state: &Path, variables: &[(&str, &str)]) -> String {
         let mut command = Command::new("npm");
         command
@@ -154,15 +173,17 @@ impl Instance {
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .kill_on_drop(true);
-        let output =
-            tokio::time::timeout(SERVES_WITHIN, command.output()).await.expect("npm start did not end").unwrap();
+        let output = tokio::time::timeout(SERVES_WITHIN, command.output())
+            .await
+            .expect("npm start did not end")
+            .unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(!output.status.success(), "npm start refuses: {}", text(&output.stdout));
         text(&output.stdout) + &text(&output.stderr)
     }
 
-    /// Serves the state of an earlier instance as a deployed Worker does, which `npm start` has not checked: with other
-    /// variables over those of the earlier one.
+    /// Serves the state of an earlier instance as a deployed Worker does, which `npm start` has not
+    /// checked: with other variables over those of the earlier one.
     pub async fn served_unchecked(state: &Path, variables: &[(&str, &str)]) -> (Process, String) {
         let file = state.join("variables.json");
         let mut values: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -198,7 +219,8 @@ impl Instance {
     pub async fn kill(self) {
         let groups = groups_of(&self.state);
         drop(self);
-        eventually("everything to end", || async { in_groups(&groups).is_empty().then_some(()) }).await;
+        eventually("everything to end", || async { in_groups(&groups).is_empty().then_some(()) })
+            .await;
     }
 
     /// Stops all of it where it is, as when a machine is suspended, or lets it go on.
@@ -222,13 +244,14 @@ impl Instance {
         self.process.ended(ENDS_WITHIN).await;
         eventually("everything to end", || async {
             let is_free = TcpListener::bind(("127.0.0.1", self.port)).is_ok();
-            (in_groups(&groups).is_empty() && groups_of(&self.state).is_empty() && is_free).then_some(())
+            (in_groups(&groups).is_empty() && groups_of(&self.state).is_empty() && is_free)
+                .then_some(())
         })
         .await;
     }
 
-    /// Runs wrangler on the instance's state, for what the API cannot show. While the service holds the database's write
-    /// lock, wrangler is refused and has done nothing: then it runs again.
+    /// Runs wrangler on the instance's state, for what the API cannot show. While the service holds
+    /// the database's write lock, wrangler is refused and has done nothing: then it runs again.
     async fn wrangler(&self, arguments: &[&str]) -> String {
         eventually("the database's lock", || async {
             let output = Command::new("node_modules/.bin/wrangler")
@@ -242,8 +265,12 @@ impl Instance {
                 .output()
                 .await
                 .unwrap();
-            let (out, errors) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
-            let is_locked_out = !output.status.success() && format!("{out}{errors}").contains("SQLITE_BUSY");
+            let (out, errors) = (
+                String::from_utf8(output.stdout).unwrap(),
+                String::from_utf8_lossy(&output.stderr),
+            );
+            let is_locked_out =
+                !output.status.success() && format!("{out}{errors}").contains("SQLITE_BUSY");
             assert!(output.status.success() || is_locked_out, "{arguments:?}: {out}{errors}");
             (!is_locked_out).then_some(out)
         })
@@ -253,7 +280,8 @@ impl Instance {
     /// Waits until its objects have told D1 everything of their commands.
     pub async fn until_d1_knows(&self) {
         eventually("D1 to know everything", || async {
-            let behind = self.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
+            let behind =
+                self.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
             behind.is_empty().then_some(())
         })
         .await;
@@ -270,20 +298,25 @@ impl Instance {
         let log = self.state.join("worker.log");
         eventually("the log's line", || async {
             let text = std::fs::read_to_string(&log).unwrap();
-            let line = text.lines().rev().find(|line| line.contains(id) && line.contains("\"event\":\"request\""))?;
+            let line = text
+                .lines()
+                .rev()
+                .find(|line| line.contains(id) && line.contains("\"event\":\"request\""))?;
             serde_json::from_str(&line[line.find('{')?..]).ok()
         })
         .await
     }
 
-    /// The rows that statements give on the instance's D1, each as wrangler prints it. For what must be the platform's own
-    /// SQLite: [`Instance::d1`] needs no seconds.
+    /// The rows that statements give on the instance's D1, each as wrangler prints it. For what
+    /// must be the platform's own SQLite: [`Instance::d1`] needs no seconds.
     pub async fn d1_file(&self, sql: &str) -> Vec<Value> {
         let file = tempfile::Builder::new().suffix(".sql").tempfile_in(&self.state).unwrap();
         std::fs::write(file.path(), sql).unwrap();
-        let arguments = ["d1", "execute", "DB", "--json", "--yes", "--file", file.path().to_str().unwrap()];
+        let arguments =
+            ["d1", "execute", "DB", "--json", "--yes", "--file", file.path().to_str().unwrap()];
         let text = self.wrangler(&arguments).await;
-        let answer: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let answer: Value =
+            serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
         answer.as_array().unwrap().iter().map(|of_one| of_one["results"].clone()).collect()
     }
 
@@ -295,10 +328,18 @@ impl Instance {
         while let Some(mut statement) = FallibleIterator::next(&mut batch).unwrap() {
             let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
             let row = |row: &Row<'_>| {
-                names.iter().enumerate().map(|(at, name)| Ok((name.clone(), value(row, at)?))).collect()
+                names
+                    .iter()
+                    .enumerate()
+                    .map(|(at, name)| Ok((name.clone(), value(row, at)?)))
+                    .collect()
             };
-            let rows: Vec<Value> =
-                statement.query_map((), row).unwrap().map(Result::unwrap).map(Value::Object).collect();
+            let rows: Vec<Value> = statement
+                .query_map((), row)
+                .unwrap()
+                .map(Result::unwrap)
+                .map(Value::Object)
+                .collect();
             first.get_or_insert(rows);
         }
         first.unwrap_or_default().into()
@@ -310,7 +351,8 @@ impl Instance {
         let sql = "SELECT key, expiration / 1000 FROM _mf_entries WHERE key LIKE ?1 || '/%'
             AND (expiration IS NULL OR expiration > unixepoch() * 1000) ORDER BY key";
         let mut statement = connection.prepare(sql).unwrap();
-        let entry = |row: &Row<'_>| Ok(json!({"name": value(row, 0)?, "expiration": value(row, 1)?}));
+        let entry =
+            |row: &Row<'_>| Ok(json!({"name": value(row, 0)?, "expiration": value(row, 1)?}));
         statement.query_map([workspace], entry).unwrap().map(Result::unwrap).collect()
     }
 
@@ -339,8 +381,8 @@ fn value(row: &Row<'_>, at: usize) -> rusqlite::Result<Value> {
     })
 }
 
-/// The database of an instance as its service sees it when another process writes: nothing can be written until this is
-/// dropped.
+/// The database of an instance as its service sees it when another process writes: nothing can be
+/// written until this is dropped.
 pub struct LockedDatabase(#[expect(dead_code, reason = "it holds the lock")] Connection);
 
 impl Instance {
@@ -354,7 +396,8 @@ impl Instance {
 }
 
 impl Instance {
-    /// Changes what D1 stores behind the running service's back, as whoever gets at the database could.
+    /// Changes what D1 stores behind the running service's back, as whoever gets at the database
+    /// could.
     pub fn tamper_with_d1(&self, sql: &str) {
         let connection = open(&self.state.join(D1), OpenFlags::default());
         connection.execute_batch(&format!("BEGIN IMMEDIATE; {sql}; COMMIT")).unwrap();
@@ -376,17 +419,21 @@ impl Instance {
         statement.query_map((), |row| row.get(0)).unwrap().map(Result::unwrap).collect()
     }
 
-    /// Reads a column of text of all objects of a class, as it is now. In one that was wiped there is no table.
+    /// Reads a column of text of all objects of a class, as it is now. In one that was wiped there
+    /// is no table.
     pub fn read_objects(&self, class: &str, sql: &str) -> Vec<String> {
         let mut found = Vec::new();
         for file in databases(&self.objects(class)) {
-            let connection = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+            let connection =
+                Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
             connection.busy_timeout(PATIENCE).unwrap();
             let mut statement = match connection.prepare(sql) {
                 Err(error) if is_wiped(&error) => continue,
                 statement => statement.unwrap(),
             };
-            found.extend(statement.query_map((), |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap));
+            found.extend(
+                statement.query_map((), |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap),
+            );
         }
         found
     }
@@ -396,7 +443,10 @@ impl Instance {
         let folder = self.objects(class);
         let running = in_groups(&groups_of(&self.state));
         assert!(!running.is_empty(), "the service ended");
-        running.into_iter().flat_map(open_files).any(|file| file.starts_with(&folder) && is_database(&file))
+        running
+            .into_iter()
+            .flat_map(open_files)
+            .any(|file| file.starts_with(&folder) && is_database(&file))
     }
 
     /// Waits until it has none any more. That is some time after anybody last had to do with one.
@@ -419,46 +469,56 @@ fn open_files(pid: i32) -> Vec<PathBuf> {
     links.flatten().filter_map(|link| std::fs::read_link(link.path()).ok()).collect()
 }
 
-/// Changes what the objects of a class store, while their instance does not run: the rows of it that changed. What a day
-/// would do can be tested so, and nothing else.
+/// Changes what the objects of a class store, while their instance does not run: the rows of it
+/// that changed. What a day would do can be tested so, and nothing else.
 pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
     let folder = state.join("v3/do").join(format!("farhand-{class}"));
-    let changed = databases(&folder).map(|file| match Connection::open(file).unwrap().execute(sql, ()) {
-        Err(error) if is_wiped(&error) => 0,
-        changed => changed.unwrap(),
-    });
+    let changed =
+        databases(&folder).map(|file| match Connection::open(file).unwrap().execute(sql, ()) {
+            Err(error) if is_wiped(&error) => 0,
+            changed => changed.unwrap(),
+        });
     changed.sum()
 }
 
 /// A time that no alarm was ever set for, in nanoseconds.
 const LONG_AGO: i64 = 1_000_000_000_000;
-/// Whether an object's alarm is set for that, as text. The platform keeps what the object knows of it in a table of its own.
-pub const ALARM_IS_LONG_AGO: &str = "SELECT 'yes' FROM _cf_METADATA WHERE key = 1 AND value = 1000000000000";
+/// Whether an object's alarm is set for that, as text. The platform keeps what the object knows of
+/// it in a table of its own.
+pub const ALARM_IS_LONG_AGO: &str =
+    "SELECT 'yes' FROM _cf_METADATA WHERE key = 1 AND value = 1000000000000";
 
-/// Sets every object of a class an alarm that goes off as soon as their instance runs, whether it has one or not.
+/// Sets every object of a class an alarm that goes off as soon as their instance runs, whether it
+/// has one or not.
 pub fn set_off_alarms(state: &Path, class: &str) -> usize {
     let folder = state.join("v3/do").join(format!("farhand-{class}"));
     let all = Connection::open(folder.join("metadata.sqlite")).unwrap();
     let mut set = 0;
     for file in databases(&folder) {
         let own = Connection::open(&file).unwrap();
-        if own.execute("INSERT OR REPLACE INTO _cf_METADATA (key, value) VALUES (1, ?1)", [LONG_AGO]).is_ok() {
+        if own
+            .execute("INSERT OR REPLACE INTO _cf_METADATA (key, value) VALUES (1, ?1)", [LONG_AGO])
+            .is_ok()
+        {
             let id = file.file_stem().unwrap().to_str().unwrap();
-            set += all.execute("INSERT OR REPLACE INTO _cf_ALARM VALUES (?1, ?2)", (id, LONG_AGO)).unwrap();
+            set += all
+                .execute("INSERT OR REPLACE INTO _cf_ALARM VALUES (?1, ?2)", (id, LONG_AGO))
+                .unwrap();
         }
     }
     set
 }
 
-/// Has the alarms of a class's objects go off so many seconds late, of which the objects are not told: those that are set
-/// while their instance does not run.
+/// Has the alarms of a class's objects go off so many seconds late, of which the objects are not
+/// told: those that are set while their instance does not run.
 pub fn delay_alarms(state: &Path, class: &str, seconds: i64) -> usize {
     let file = state.join("v3/do").join(format!("farhand-{class}")).join("metadata.sqlite");
     let later = "UPDATE _cf_ALARM SET scheduled_time = scheduled_time + ?1 * 1000000000";
     Connection::open(file).unwrap().execute(later, [seconds]).unwrap()
 }
 
-/// Changes what D1 stores, while its instance does not run: the rows that the last statement changed.
+/// Changes what D1 stores, while its instance does not run: the rows that the last statement
+/// changed.
 pub fn change_d1(state: &Path, sql: &str) -> u64 {
     let connection = Connection::open(databases(&state.join(D1)).next().unwrap()).unwrap();
     connection.execute_batch(sql).unwrap();
@@ -477,7 +537,8 @@ fn databases(folder: &Path) -> impl Iterator<Item = PathBuf> {
 }
 
 fn is_database(file: &Path) -> bool {
-    file.extension().is_some_and(|extension| extension == "sqlite") && file.file_stem().unwrap() != "metadata"
+    file.extension().is_some_and(|extension| extension == "sqlite")
+        && file.file_stem().unwrap() != "metadata"
 }
 
 impl Drop for Instance {
@@ -487,8 +548,8 @@ impl Drop for Instance {
     }
 }
 
-/// Kills every process that names a folder, and what is in a group with it, and waits for their end: what still runs would
-/// write into the folder while it is removed.
+/// Kills every process that names a folder, and what is in a group with it, and waits for their
+/// end: what still runs would write into the folder while it is removed.
 pub(crate) fn kill_all(folder: &Path) {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -512,7 +573,8 @@ struct Running {
     is_named: bool,
 }
 
-/// All processes but this one. One that has ended and was not waited for has no command, and does not count.
+/// All processes but this one. One that has ended and was not waited for has no command, and does
+/// not count.
 fn running(folder: &Path) -> Vec<Running> {
     let needle = folder.to_str().unwrap().as_bytes();
     let names = |bytes: &[u8]| bytes.windows(needle.len()).any(|window| window == needle);
@@ -520,23 +582,30 @@ fn running(folder: &Path) -> Vec<Running> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let file_name = entry.file_name();
-        let Some(pid) = file_name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let Some(pid) = file_name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
         // A process may end while it is looked at.
         let Ok(group) = getpgid(Some(Pid::from_raw(pid))) else { continue };
         let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
         let command = read("cmdline");
         if pid != own && !command.is_empty() {
-            found.push(Running { pid, group: group.as_raw(), is_named: names(&command) || names(&read("environ")) });
+            found.push(Running {
+                pid,
+                group: group.as_raw(),
+                is_named: names(&command) || names(&read("environ")),
+            });
         }
     }
     found
 }
 
-/// The process groups of an instance: those in which a process names its state folder. The runtime itself does not, but is
-/// in the group of one that does.
+/// The process groups of an instance: those in which a process names its state folder. The runtime
+/// itself does not, but is in the group of one that does.
 fn groups_of(state: &Path) -> Vec<i32> {
     let own_group = getpgid(None).unwrap().as_raw();
-    let named = running(state).into_iter().filter(|process| process.is_named && process.group != own_group);
+    let named =
+        running(state).into_iter().filter(|process| process.is_named && process.group != own_group);
     named.map(|process| process.group).collect()
 }
 

@@ -1,4 +1,5 @@
-//! What the end-to-end tests share: a client, workspaces of their own, agents, and waiting with a bound.
+//! What the end-to-end tests share: a client, workspaces of their own, agents, and waiting with a
+//! bound.
 
 pub mod agents;
 pub mod alpamon;
@@ -44,7 +45,8 @@ pub fn far_ahead() -> Timestamp {
     now().plus_seconds(300 * 24 * 3_600)
 }
 
-/// A time until which this machine, slow as it may be, can do as much as it did since `began`, with ten seconds to spare.
+/// A time until which this machine, slow as it may be, can do as much as it did since `began`, with
+/// ten seconds to spare.
 pub fn time_for_as_much_as_since(began: Timestamp) -> Timestamp {
     let now = now();
     now.plus_seconds(now.seconds_since(began).ceil() as i64 + 10)
@@ -58,7 +60,8 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, ask: impl 
     eventually_within(PATIENCE, what, ask).await
 }
 
-/// Asks again until there is an answer, of what takes its time: less and less often, as each question costs the service some.
+/// Asks again until there is an answer, of what takes its time: less and less often, as each
+/// question costs the service some.
 ///
 /// # Panics
 /// When there is none within `patience`.
@@ -74,12 +77,16 @@ pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
         }
         let waited = began.elapsed();
         assert!(waited < patience, "waited {patience:?} for {what}");
-        tokio::time::sleep((waited / 10).clamp(Duration::from_millis(50), Duration::from_millis(500))).await;
+        tokio::time::sleep(
+            (waited / 10).clamp(Duration::from_millis(50), Duration::from_millis(500)),
+        )
+        .await;
     }
 }
 
-/// Reads a variable that has a value for each of the instances that `npm test` starts, separated by commas: the one for the test
-/// at hand, by its name. The runtime of an instance uses one core only.
+/// Reads a variable that has a value for each of the instances that `npm test` starts, separated by
+/// commas: the one for the test at hand, by its name. The runtime of an instance uses one core
+/// only.
 ///
 /// # Panics
 /// Without it.
@@ -87,7 +94,8 @@ pub fn setting_of_instance(name: &str) -> String {
     let values = setting(name);
     let values: Vec<&str> = values.split(',').collect();
     let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let sum = test.bytes().fold(0, |sum: usize, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    let sum =
+        test.bytes().fold(0, |sum: usize, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
     values[sum % values.len()].to_owned()
 }
 

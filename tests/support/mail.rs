@@ -34,9 +34,15 @@ impl Mail {
     }
 
     fn with_headers_of(raw: &str, text: String) -> Self {
-        let mut mail =
-            Self { from: String::new(), to: String::new(), subject: String::new(), text, raw: raw.to_owned() };
-        let address = |value: String| value.trim_start_matches('<').trim_end_matches('>').to_owned();
+        let mut mail = Self {
+            from: String::new(),
+            to: String::new(),
+            subject: String::new(),
+            text,
+            raw: raw.to_owned(),
+        };
+        let address =
+            |value: String| value.trim_start_matches('<').trim_end_matches('>').to_owned();
         mail.from = address(mail.header("From"));
         mail.to = address(mail.header("To"));
         mail.subject = mail.header("Subject");
@@ -66,12 +72,18 @@ pub fn key_of(link: &str) -> &str {
     link.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
 }
 
-/// The path of the link in the mail for a reset that is asked for now, for the address of a user of a workspace on the
-/// instance under test.
-pub async fn reset_link(workspace: &Workspace, email: &str, ask: impl Future<Output = Reply>) -> String {
+/// The path of the link in the mail for a reset that is asked for now, for the address of a user of
+/// a workspace on the instance under test.
+pub async fn reset_link(
+    workspace: &Workspace,
+    email: &str,
+    ask: impl Future<Output = Reply>,
+) -> String {
     let log = Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log");
     let base = format!("://{}.", workspace.slug);
-    let mine = || -> Vec<Mail> { mails_to(&log, email).into_iter().filter(|mail| mail.text.contains(&base)).collect() };
+    let mine = || -> Vec<Mail> {
+        mails_to(&log, email).into_iter().filter(|mail| mail.text.contains(&base)).collect()
+    };
     let before = mine().len();
     assert_eq!(ask.await.expect(200), Value::Null);
     let mail = eventually("the mail", || async { mine().into_iter().nth(before) }).await;
@@ -80,7 +92,8 @@ pub async fn reset_link(workspace: &Workspace, email: &str, ask: impl Future<Out
     link[path..].to_owned()
 }
 
-/// All mails to an address that the local sink of the `send_email` binding took so far: its log names their files.
+/// All mails to an address that the local sink of the `send_email` binding took so far: its log
+/// names their files.
 pub fn mails_to(log_file: &Path, address: &str) -> Vec<Mail> {
     let log = std::fs::read_to_string(log_file).unwrap();
     let wanted = format!("\nTo: {address}\n");
@@ -90,15 +103,18 @@ pub fn mails_to(log_file: &Path, address: &str) -> Vec<Mail> {
         let (file, _) = rest.strip_prefix("Text: ")?.split_once('\n')?;
         let is_wanted = format!("{headers}\n").contains(&wanted);
         // It has a link in it, so it is not for others of this machine to read.
-        let state = log_file.parent().and_then(|folder| folder.canonicalize().ok()).expect("the log is in a folder");
+        let state = log_file
+            .parent()
+            .and_then(|folder| folder.canonicalize().ok())
+            .expect("the log is in a folder");
         assert!(Path::new(file).starts_with(&state), "{file} is not in {}", state.display());
         is_wanted.then(|| Mail::with_headers_of(headers, std::fs::read_to_string(file).unwrap()))
     });
     calls.collect()
 }
 
-/// The first mail to an address that the local sink of the `send_email` binding takes. The log is `worker.log` in an
-/// instance's state folder.
+/// The first mail to an address that the local sink of the `send_email` binding takes. The log is
+/// `worker.log` in an instance's state folder.
 pub async fn mail_to(log: &Path, address: &str) -> Mail {
     eventually("the mail", || async { mails_to(log, address).into_iter().next() }).await
 }

@@ -1,4 +1,5 @@
-//! The OpenAPI document, `docs/openapi.yaml`, and what differs from it: every answer that a test gets is checked here.
+//! The OpenAPI document, `docs/openapi.yaml`, and what differs from it: every answer that a test
+//! gets is checked here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -11,7 +12,8 @@ use serde_json::{Value, json};
 /// The document.
 pub static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.yaml");
-    serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap_or_else(|error| panic!("{path}: {error}"))
+    serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap())
+        .unwrap_or_else(|error| panic!("{path}: {error}"))
 });
 
 /// Where paths are in the document: the second are those that OpenAPI has no form for.
@@ -34,7 +36,8 @@ const OF_THE_RUNTIME: &str = "/cdn-cgi/";
 /// What every answer over https has (`info` in the document).
 const OF_HTTPS: &str = "strict-transport-security";
 /// What the answer to another origin has (`info` in the document).
-const OF_ORIGINS: [&str; 3] = ["Vary", "Access-Control-Allow-Origin", "Access-Control-Expose-Headers"];
+const OF_ORIGINS: [&str; 3] =
+    ["Vary", "Access-Control-Allow-Origin", "Access-Control-Expose-Headers"];
 
 static REGISTRY: LazyLock<Registry<'static>> =
     LazyLock::new(|| Registry::new().add(NAME, DOCUMENT.clone()).unwrap().prepare().unwrap());
@@ -77,7 +80,8 @@ fn escaped(name: &str) -> String {
 
 /// Follows a pointer, and where it leads to a reference, that. Returns where it is.
 fn resolved(pointer: String) -> (String, &'static Value) {
-    let value = DOCUMENT.pointer(&pointer).unwrap_or_else(|| panic!("the document has no {pointer}"));
+    let value =
+        DOCUMENT.pointer(&pointer).unwrap_or_else(|| panic!("the document has no {pointer}"));
     match value["$ref"].as_str() {
         Some(reference) => resolved(reference.strip_prefix('#').unwrap().to_owned()),
         None => (pointer, value),
@@ -96,7 +100,8 @@ fn members(value: &'static Value) -> impl Iterator<Item = (&'static String, &'st
 
 /// What of a value is not as the schema at a pointer says.
 pub fn differences(pointer: &str, value: &Value) -> Vec<String> {
-    static VALIDATORS: LazyLock<Mutex<HashMap<String, Arc<Validator>>>> = LazyLock::new(Mutex::default);
+    static VALIDATORS: LazyLock<Mutex<HashMap<String, Arc<Validator>>>> =
+        LazyLock::new(Mutex::default);
     // Made without the lock: a panic there would fail all other tests as well.
     let known = VALIDATORS.lock().unwrap().get(pointer).cloned();
     let validator = known.unwrap_or_else(|| {
@@ -104,11 +109,15 @@ pub fn differences(pointer: &str, value: &Value) -> Vec<String> {
         let fragment: String = pointer.chars().map(percent_encoded).collect();
         let schema = json!({"$ref": format!("{NAME}#{fragment}")});
         let options = jsonschema::options().with_registry(&REGISTRY).should_validate_formats(true);
-        let made = Arc::new(options.build(&schema).unwrap_or_else(|error| panic!("{pointer}: {error}")));
+        let made =
+            Arc::new(options.build(&schema).unwrap_or_else(|error| panic!("{pointer}: {error}")));
         VALIDATORS.lock().unwrap().insert(pointer.to_owned(), made.clone());
         made
     });
-    validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect()
+    validator
+        .iter_errors(value)
+        .map(|error| format!("{}: {error}", error.instance_path()))
+        .collect()
 }
 
 fn percent_encoded(letter: char) -> String {
@@ -120,13 +129,18 @@ fn percent_encoded(letter: char) -> String {
 
 /// The text of a parameter or a header as the value that its schema is for.
 fn typed(schema: &Value, text: &str) -> Value {
-    let schema = schema["$ref"].as_str().map_or(schema, |reference| resolved(reference[1..].to_owned()).1);
+    let schema =
+        schema["$ref"].as_str().map_or(schema, |reference| resolved(reference[1..].to_owned()).1);
     match schema["type"].as_str() {
         Some("integer") => {
             let digits = text.strip_prefix('-').unwrap_or(text);
             let is_whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
             // The service takes those that no integer here holds, too.
-            let number = || text.parse::<i64>().map(Value::from).or_else(|_| text.parse::<f64>().map(Value::from));
+            let number = || {
+                text.parse::<i64>()
+                    .map(Value::from)
+                    .or_else(|_| text.parse::<f64>().map(Value::from))
+            };
             if is_whole { number().unwrap_or_else(|_| text.into()) } else { text.into() }
         }
         Some("boolean") => match text.to_ascii_lowercase().as_str() {
@@ -143,14 +157,19 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 impl Exchange<'_> {
-    /// Where the document has the method of the path, or the statuses of the common responses one of which this is.
+    /// Where the document has the method of the path, or the statuses of the common responses one
+    /// of which this is.
     fn operation(&self) -> Result<String, [u16; 3]> {
         let method = if self.method == "HEAD" { "GET" } else { self.method };
-        // Some paths are without the slash at the end on purpose. An agent is answered without it everywhere.
+        // Some paths are without the slash at the end on purpose. An agent is answered without it
+        // everywhere.
         let is_whole = self.path.ends_with('/') || DOCUMENT["paths"].get(self.path).is_some();
-        let is_agent = header(self.request_headers, "authorization").is_some_and(|value| value.starts_with("id="));
+        let is_agent = header(self.request_headers, "authorization")
+            .is_some_and(|value| value.starts_with("id="));
         let path = if is_whole { self.path.to_owned() } else { format!("{}/", self.path) };
-        let Some(item) = ROUTER.at(&path).ok().filter(|_| is_whole || is_agent) else { return Err([308, 404, 500]) };
+        let Some(item) = ROUTER.at(&path).ok().filter(|_| is_whole || is_agent) else {
+            return Err([308, 404, 500]);
+        };
         let pointer = format!("{}/{}", item.value, method.to_ascii_lowercase());
         match method {
             "OPTIONS" => Err([204, 404, 500]),
@@ -179,7 +198,9 @@ impl Exchange<'_> {
             Err(common) if common.contains(&self.status) => {
                 return self.response(resolved(format!("/x-common-responses/{}", self.status)));
             }
-            Err(common) => return vec![format!("the status {} is none of {common:?}", self.status)],
+            Err(common) => {
+                return vec![format!("the status {} is none of {common:?}", self.status)];
+            }
         };
         let mut problems = match found(format!("{operation}/responses/{}", self.status)) {
             Some(response) => self.response(response),
@@ -194,14 +215,20 @@ impl Exchange<'_> {
     fn response(&self, (pointer, response): (String, &'static Value)) -> Vec<String> {
         let mut problems = Vec::new();
         let mut described: BTreeMap<String, (String, &Value)> = members(&response["headers"])
-            .map(|(name, _)| (name.to_ascii_lowercase(), resolved(format!("{pointer}/headers/{name}"))))
+            .map(|(name, _)| {
+                (name.to_ascii_lowercase(), resolved(format!("{pointer}/headers/{name}")))
+            })
             .collect();
         if header(self.headers, OF_HTTPS).is_some() {
-            described.insert(OF_HTTPS.to_owned(), resolved("/components/headers/Strict-Transport-Security".to_owned()));
+            described.insert(
+                OF_HTTPS.to_owned(),
+                resolved("/components/headers/Strict-Transport-Security".to_owned()),
+            );
         }
         if self.request_headers.contains_key("origin") {
-            let of_origins =
-                OF_ORIGINS.map(|name| (name.to_ascii_lowercase(), resolved(format!("/components/headers/{name}"))));
+            let of_origins = OF_ORIGINS.map(|name| {
+                (name.to_ascii_lowercase(), resolved(format!("/components/headers/{name}")))
+            });
             described.extend(of_origins);
         }
         for (name, (at, wanted)) in &described {
@@ -211,7 +238,9 @@ impl Exchange<'_> {
                         .into_iter()
                         .map(|problem| format!("the header {name}{problem}")),
                 ),
-                None if wanted["required"] == true => problems.push(format!("the header {name} is missing")),
+                None if wanted["required"] == true => {
+                    problems.push(format!("the header {name} is missing"))
+                }
                 None => {}
             }
         }
@@ -226,7 +255,11 @@ impl Exchange<'_> {
         let media_type = header(self.headers, "content-type").unwrap_or("");
         if content.is_null() {
             let is_empty = media_type.is_empty() && self.body.is_none_or(str::is_empty);
-            return if is_empty { vec![] } else { vec![format!("a body is not described: {media_type}")] };
+            return if is_empty {
+                vec![]
+            } else {
+                vec![format!("a body is not described: {media_type}")]
+            };
         }
         if content.get(media_type).is_none() {
             return vec![format!("the media type {media_type:?} is not described")];
@@ -238,7 +271,9 @@ impl Exchange<'_> {
             _ => return vec![],
         };
         match serde_json::from_str(body) {
-            Ok(value) => differences(&format!("{pointer}/content/{}/schema", escaped(media_type)), &value),
+            Ok(value) => {
+                differences(&format!("{pointer}/content/{}/schema", escaped(media_type)), &value)
+            }
             Err(error) => vec![format!("the body is no JSON: {error}")],
         }
     }
@@ -253,26 +288,39 @@ impl Exchange<'_> {
                 let name = parameter["name"].as_str().unwrap();
                 let given = match parameter["in"].as_str() {
                     // The last one counts.
-                    Some("query") => {
-                        self.query.iter().rev().find(|(key, _)| key == name).map(|(_, text)| text.as_str())
-                    }
+                    Some("query") => self
+                        .query
+                        .iter()
+                        .rev()
+                        .find(|(key, _)| key == name)
+                        .map(|(_, text)| text.as_str()),
                     Some("header") => header(self.request_headers, name),
                     _ => None,
                 };
                 let schema = &parameter["schema"];
-                let wrong = given.map(|text| differences(&format!("{at}/schema"), &typed(schema, text)));
-                problems.extend(wrong.into_iter().flatten().map(|wrong| format!("the request's {name}{wrong}")));
+                let wrong =
+                    given.map(|text| differences(&format!("{at}/schema"), &typed(schema, text)));
+                problems.extend(
+                    wrong.into_iter().flatten().map(|wrong| format!("the request's {name}{wrong}")),
+                );
             }
         }
         let Some((at, wanted)) = found(format!("{operation}/requestBody")) else { return problems };
-        let Some(body) = self.request_body.filter(|_| wanted["x-lenient"] != true) else { return problems };
-        let media_type = header(self.request_headers, "content-type").unwrap_or("").to_ascii_lowercase();
+        let Some(body) = self.request_body.filter(|_| wanted["x-lenient"] != true) else {
+            return problems;
+        };
+        let media_type =
+            header(self.request_headers, "content-type").unwrap_or("").to_ascii_lowercase();
         let media_type = media_type.split(';').next().unwrap_or("").trim();
         let value = match media_type {
             _ if body.is_empty() && wanted["required"] != true => return problems,
             "application/x-www-form-urlencoded" => {
                 let form = format!("http://x/?{}", String::from_utf8_lossy(body));
-                let pairs = reqwest::Url::parse(&form).unwrap().query_pairs().into_owned().collect::<HashMap<_, _>>();
+                let pairs = reqwest::Url::parse(&form)
+                    .unwrap()
+                    .query_pairs()
+                    .into_owned()
+                    .collect::<HashMap<_, _>>();
                 json!(pairs)
             }
             // Only the service can read it.
@@ -309,5 +357,8 @@ impl Exchange<'_> {
 pub fn check_event(kind: &str, data: &Value) {
     let content = "/paths/~1api~1events~1commands~1{id}~1stream~1/get/responses/200/content/text~1event-stream";
     let problems = differences(&format!("{content}/x-events/{kind}"), data);
-    assert!(problems.is_empty(), "an event {kind} is not as docs/openapi.yaml has it: {problems:?}\n{data}");
+    assert!(
+        problems.is_empty(),
+        "an event {kind} is not as docs/openapi.yaml has it: {problems:?}\n{data}"
+    );
 }

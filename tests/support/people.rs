@@ -80,7 +80,8 @@ impl Person {
         self.api.with_token(token["key"].as_str().unwrap())
     }
 
-    /// Takes staff rank from the user, who keeps their servers, and logs in again: the session has ended.
+    /// Takes staff rank from the user, who keeps their servers, and logs in again: the session has
+    /// ended.
     pub async fn demote(&mut self, workspace: &Workspace) {
         self.set(workspace, json!({"is_staff": false, "keep_servers": true})).await;
         self.api = workspace.anonymous.logged_in(&self.username, PASSWORD).await;
@@ -98,7 +99,8 @@ impl Person {
 }
 
 impl Workspace {
-    /// Moves the counters of ids on, so that the next users and groups have ids that no other small workspace has.
+    /// Moves the counters of ids on, so that the next users and groups have ids that no other small
+    /// workspace has.
     pub async fn count_on(&self) {
         for _ in 0..5 {
             let group = self.group(&unique("spare"), &[]).await;
@@ -194,7 +196,8 @@ impl Cast {
         cast
     }
 
-    /// All who ask, by what they are. The last one is the superuser of the other workspace once more, who asks here.
+    /// All who ask, by what they are. The last one is the superuser of the other workspace once
+    /// more, who asks here.
     pub fn callers(&self) -> [(&'static str, Api); CALLERS] {
         let intruder = self.elsewhere.admin.under(&self.workspace.anonymous.host);
         [
@@ -225,13 +228,19 @@ impl Cast {
     pub async fn group(&self) -> CastGroup {
         let workspace = &self.workspace;
         let group = workspace.group(&unique("group"), &[]).await;
-        for (person, role) in [(&self.group_owner, "owner"), (&self.manager, "manager"), (&self.member, "member")] {
+        for (person, role) in
+            [(&self.group_owner, "owner"), (&self.manager, "manager"), (&self.member, "member")]
+        {
             workspace.enroll(&group, person, role).await;
         }
         let deputy = workspace.enroll(&group, &self.deputy, "manager").await;
         let bystander = workspace.enroll(&group, &self.bystander, "member").await;
         // Whoever makes a group owns it; a superuser needs that for nothing.
-        let made = workspace.admin.get(&format!("{MEMBERSHIPS}?group={}&role=owner", group["id"])).await.expect(200);
+        let made = workspace
+            .admin
+            .get(&format!("{MEMBERSHIPS}?group={}&role=owner", group["id"]))
+            .await
+            .expect(200);
         workspace.admin.delete(&at(MEMBERSHIPS, &made["results"][0])).await.expect(204);
         let group = workspace.admin.get(&group_path(&group)).await.expect(200);
         CastGroup { group, deputy, bystander }

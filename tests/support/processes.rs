@@ -33,7 +33,10 @@ impl Process {
 
     /// Waits for its end.
     pub async fn ended(&mut self, within: Duration) -> ExitStatus {
-        tokio::time::timeout(within, self.child.wait()).await.expect("the process did not end").unwrap()
+        tokio::time::timeout(within, self.child.wait())
+            .await
+            .expect("the process did not end")
+            .unwrap()
     }
 }
 

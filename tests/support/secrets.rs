@@ -1,4 +1,5 @@
-//! Notes every credential that the tests send or are shown, for the search that comes after them all: `tests/security/leaks.rs`.
+//! Notes every credential that the tests send or are shown, for the search that comes after them
+//! all: `tests/security/leaks.rs`.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -31,7 +32,9 @@ pub fn note_in(body: &Value) {
         match (name.as_str(), value) {
             // In a request for a check of a list, the field holds the token's id.
             ("token", Value::String(id)) if Uuid::try_parse(id).is_ok() => {}
-            ("token" | "key" | "password" | "new_password", Value::String(secret)) => note(name, secret),
+            ("token" | "key" | "password" | "new_password", Value::String(secret)) => {
+                note(name, secret)
+            }
             (_, Value::Object(_)) => note_in(value),
             _ => {}
         }

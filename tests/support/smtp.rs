@@ -16,14 +16,16 @@ use crate::processes::Process;
 
 /// The account of the servers that ask for one.
 pub const USERNAME: &str = "farhand-mailer";
-/// Its password: whatever a shell or a file of variables would take for more than a character must get through.
+/// Its password: whatever a shell or a file of variables would take for more than a character must
+/// get through.
 pub const PASSWORD: &str = r#"open $HOME ${sesame} \n "post" #master"#;
 
 /// The server; it ends with this.
 pub struct SmtpServer {
     /// Where it listens, on 127.0.0.1.
     pub port: u16,
-    /// Its certificate, for `localhost`. A client that does not trust just this one trusts none of it.
+    /// Its certificate, for `localhost`. A client that does not trust just this one trusts none of
+    /// it.
     pub certificate: PathBuf,
     events: Lines<BufReader<ChildStdout>>,
     _process: Process,
@@ -34,8 +36,10 @@ impl SmtpServer {
     /// Starts one with some of the script's options, and waits until it listens.
     pub async fn start(options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (certificate, key) = (folder.path().join("certificate.pem"), folder.path().join("key.pem"));
-        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let (certificate, key) =
+            (folder.path().join("certificate.pem"), folder.path().join("key.pem"));
+        let CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         std::fs::write(&certificate, cert.pem()).unwrap();
         std::fs::write(&key, signing_key.serialize_pem()).unwrap();
         let mut command = Command::new("node");

@@ -1,6 +1,8 @@
-//! Calls to the service over HTTP, and the one way by which every connection is made (agent-protocol 1 and 4).
+//! Calls to the service over HTTP, and the one way by which every connection is made
+//! (agent-protocol 1 and 4).
 //!
-//! There are no redirects, no cookies and no proxies: a call goes to the host of the configuration or nowhere.
+//! There are no redirects, no cookies and no proxies: a call goes to the host of the configuration
+//! or nowhere.
 
 use std::future::Future;
 use std::io;
@@ -35,8 +37,8 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most of an answer that is read, in bytes.
 const MAX_ANSWER: usize = 1024 * 1024;
-/// How long an unused connection is kept. Shorter than what servers and proxies usually allow, so that a call rarely
-/// meets one that is just being closed.
+/// How long an unused connection is kept. Shorter than what servers and proxies usually allow, so
+/// that a call rarely meets one that is just being closed.
 const IDLE: Duration = Duration::from_secs(45);
 
 /// Why a call has no answer.
@@ -92,13 +94,17 @@ impl Client {
     }
 
     fn with(service: Service, credential: String) -> Result<Self, String> {
-        let mut authorization =
-            HeaderValue::try_from(credential).map_err(|_| "the credential does not fit into a header")?;
+        let mut authorization = HeaderValue::try_from(credential)
+            .map_err(|_| "the credential does not fit into a header")?;
         authorization.set_sensitive(true);
         let headers = Headers {
             authorization,
-            user_agent: HeaderValue::from_static(concat!("farhand-agent/", env!("CARGO_PKG_VERSION"))),
-            host: HeaderValue::try_from(&service.authority).map_err(|_| "the host does not fit into a header")?,
+            user_agent: HeaderValue::from_static(concat!(
+                "farhand-agent/",
+                env!("CARGO_PKG_VERSION")
+            )),
+            host: HeaderValue::try_from(&service.authority)
+                .map_err(|_| "the host does not fit into a header")?,
         };
         let connector = Connector::new(service.clone())?;
         let pool = Pool::builder(TokioExecutor::new())
@@ -127,11 +133,18 @@ impl Client {
         self.connector.connect().await
     }
 
-    /// Calls the service; what it answers beside the status does not matter. `timeout` is for all of it.
+    /// Calls the service; what it answers beside the status does not matter. `timeout` is for all
+    /// of it.
     ///
     /// # Errors
     /// There was no answer in time.
-    pub async fn send(&self, method: Method, path: &str, body: Bytes, timeout: Duration) -> Outcome {
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Outcome {
         self.call(method, path, body, timeout, false).await.map(|(status, _)| status)
     }
 
@@ -143,7 +156,8 @@ impl Client {
         self.ask(Method::GET, path, Bytes::new(), ANSWER_TIMEOUT).await
     }
 
-    /// Calls the service for the sake of its answer, like [`get`](Self::get). `timeout` is for all of it.
+    /// Calls the service for the sake of its answer, like [`get`](Self::get). `timeout` is for all
+    /// of it.
     ///
     /// # Errors
     /// There was no answer in time.
@@ -166,9 +180,11 @@ impl Client {
         timeout: Duration,
         is_read: bool,
     ) -> Result<(u16, Bytes), NoAnswer> {
-        let request = self.request(method, path, body).map_err(|error| NoAnswer(error.to_string()))?;
+        let request =
+            self.request(method, path, body).map_err(|error| NoAnswer(error.to_string()))?;
         let call = async {
-            let response = self.pool.request(request).await.map_err(|error| NoAnswer(causes(&error)))?;
+            let response =
+                self.pool.request(request).await.map_err(|error| NoAnswer(causes(&error)))?;
             let status = response.status().as_u16();
             // Read to the end in any case: what is left unread costs the connection.
             match read(response).await {
@@ -181,7 +197,12 @@ impl Client {
         tokio::time::timeout(timeout, call).await.unwrap_or_else(|_| late())
     }
 
-    fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
         let uri = Uri::try_from(format!("{}{path}", self.service))?;
         let has_body = method != Method::GET;
         let mut request = Request::builder()
@@ -206,7 +227,8 @@ async fn read<B: Body<Error = hyper::Error>>(response: Response<B>) -> Result<By
     Ok(body.map_err(|error| NoAnswer(error.to_string()))?.to_bytes())
 }
 
-/// An error with what caused it, as the outermost alone often says nothing. Some repeat their cause: once is enough.
+/// An error with what caused it, as the outermost alone often says nothing. Some repeat their
+/// cause: once is enough.
 pub fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -232,7 +254,8 @@ impl Connector {
         if !service.tls {
             return Ok(Self { service, tls: None });
         }
-        let name = ServerName::try_from(service.host.clone()).map_err(|_| format!("{} is no host", service.host))?;
+        let name = ServerName::try_from(service.host.clone())
+            .map_err(|_| format!("{} is no host", service.host))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -251,7 +274,8 @@ impl Connector {
                 TcpStream::connect((host.as_str(), *port)).await?
             };
             tcp.set_nodelay(true)?;
-            // A peer that vanished is noticed within two minutes, and not only when the WebSocket was silent for long.
+            // A peer that vanished is noticed within two minutes, and not only when the WebSocket
+            // was silent for long.
             let keepalive = socket2::TcpKeepalive::new()
                 .with_time(Duration::from_secs(60))
                 .with_interval(Duration::from_secs(20))
@@ -313,7 +337,11 @@ impl Connection for Stream {
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
             Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
@@ -322,7 +350,11 @@ impl AsyncRead for Stream {
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
             Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),

@@ -23,7 +23,8 @@ use crate::connection::client::{Client, Stream, causes};
 
 /// The path of the WebSocket.
 const PATH: &str = "/ws/servers/backhaul/";
-/// How long a socket may be without a data message before it counts as dead. The service pings well before.
+/// How long a socket may be without a data message before it counts as dead. The service pings well
+/// before.
 const SILENCE: Duration = Duration::from_secs(35 * 60);
 /// How long dialing may take, connection and handshake.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
@@ -33,8 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub const KEY_REFUSED: &str = "the service refuses the key: it is wrong, or the server is deleted";
 /// How long the service has to answer a close.
 pub const CLOSING: Duration = Duration::from_secs(2);
-/// A socket that lived shorter than this was no success: after two of them in a row the next one waits like after a
-/// failed dial. Else two agents of one server, which close each other's socket, would do so many times a second.
+/// A socket that lived shorter than this was no success: after two of them in a row the next one
+/// waits like after a failed dial. Else two agents of one server, which close each other's socket,
+/// would do so many times a second.
 const SHORT_LIFE: Duration = Duration::from_secs(10);
 /// The largest message that is read, in bytes.
 const MAX_MESSAGE: usize = 4 * 1024 * 1024;
@@ -70,7 +72,11 @@ pub trait Commands {
 }
 
 /// Keeps a WebSocket open and passes on what comes there, until the service or `draining` ends it.
-pub async fn run(client: &Client, draining: &CancellationToken, commands: &impl Commands) -> Finished {
+pub async fn run(
+    client: &Client,
+    draining: &CancellationToken,
+    commands: &impl Commands,
+) -> Finished {
     // How many attempts in a row came to nothing.
     let mut failures = 0;
     loop {
@@ -92,7 +98,8 @@ pub async fn run(client: &Client, draining: &CancellationToken, commands: &impl 
                     SessionEnd::Dropped(why) => {
                         log::warn!("connection lost: {why}");
                         failures = if began.elapsed() < SHORT_LIFE { failures + 1 } else { 0 };
-                        // At once, but not all agents of a service that was restarted in the same instant.
+                        // At once, but not all agents of a service that was restarted in the same
+                        // instant.
                         if failures < 2 {
                             Duration::from_millis(fastrand::u64(0..500))
                         } else {
@@ -104,7 +111,11 @@ pub async fn run(client: &Client, draining: &CancellationToken, commands: &impl 
             Err(why) => {
                 failures += 1;
                 let pause = pause_after(failures);
-                log::warn!("cannot connect to {}: {why}; next try in {:.0} s", client.service(), pause.as_secs_f64());
+                log::warn!(
+                    "cannot connect to {}: {why}; next try in {:.0} s",
+                    client.service(),
+                    pause.as_secs_f64()
+                );
                 pause
             }
         };
@@ -115,7 +126,8 @@ pub async fn run(client: &Client, draining: &CancellationToken, commands: &impl 
     }
 }
 
-/// The pause after as many failures in a row: 5, 10, 20, 40, 60, 60 … s, up to a fifth less or more.
+/// The pause after as many failures in a row: 5, 10, 20, 40, 60, 60 … s, up to a fifth less or
+/// more.
 fn pause_after(failures: u32) -> Duration {
     let seconds = (5 << failures.saturating_sub(1).min(4)).min(60);
     Duration::from_secs(seconds).mul_f64(0.8 + 0.4 * fastrand::f64())
@@ -134,8 +146,12 @@ async fn dial(client: &Client, features: String) -> Result<WebSocketStream<Strea
     request.headers_mut().insert(USER_AGENT, headers.user_agent.clone());
     request.headers_mut().insert(ORIGIN, origin);
     let name = HeaderName::try_from(FEATURES_HEADER).map_err(|error| causes(&error))?;
-    request.headers_mut().insert(name, HeaderValue::try_from(features).map_err(|error| causes(&error))?);
-    let config = WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
+    request
+        .headers_mut()
+        .insert(name, HeaderValue::try_from(features).map_err(|error| causes(&error))?);
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(MAX_MESSAGE))
+        .max_frame_size(Some(MAX_MESSAGE));
     let dial = async {
         let stream = client.connect().await.map_err(|error| causes(&error))?;
         let dialed = client_async_with_config(request, stream, Some(config)).await;
@@ -198,8 +214,12 @@ async fn session<S: AsyncRead + AsyncWrite + Unpin>(
     end
 }
 
-/// Closes with 1000. A command that was on its way already is not lost: the service sends each only once.
-async fn close<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStream<S>, commands: &impl Commands) {
+/// Closes with 1000. A command that was on its way already is not lost: the service sends each only
+/// once.
+async fn close<S: AsyncRead + AsyncWrite + Unpin>(
+    mut socket: WebSocketStream<S>,
+    commands: &impl Commands,
+) {
     let frame = CloseFrame { code: CloseCode::Normal, reason: "".into() };
     let closing = async {
         if socket.close(Some(frame)).await.is_err() {
@@ -263,7 +283,8 @@ mod tests {
         }
     }
 
-    /// Runs a session against a scripted service. Returns its end, and the commands and kills it passed on.
+    /// Runs a session against a scripted service. Returns its end, and the commands and kills it
+    /// passed on.
     async fn talk<F: Future<Output = ()>>(
         service: impl FnOnce(WebSocketStream<DuplexStream>) -> F,
     ) -> (SessionEnd, Vec<String>) {
@@ -290,7 +311,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn messages_have_their_effects() {
         let (end, lines) = talk(|mut far| async move {
-            for odd in ["{}", "x", "[]", r#"{"query":"dance"}"#, r#"{"query":"command","command":{"id":1}}"#] {
+            for odd in [
+                "{}",
+                "x",
+                "[]",
+                r#"{"query":"dance"}"#,
+                r#"{"query":"command","command":{"id":1}}"#,
+            ] {
                 far.send(Message::text(odd)).await.unwrap();
             }
             far.send(Message::binary("x")).await.unwrap();
@@ -298,7 +325,9 @@ mod tests {
             far.send(kill(1)).await.unwrap();
             far.send(Message::text(r#"{"query":"kill","id":1}"#)).await.unwrap();
             far.send(Message::text(r#"{"query":"ping"}"#)).await.unwrap();
-            let pong: Value = serde_json::from_str(far.next().await.unwrap().unwrap().to_text().unwrap()).unwrap();
+            let pong: Value =
+                serde_json::from_str(far.next().await.unwrap().unwrap().to_text().unwrap())
+                    .unwrap();
             assert_eq!(pong["query"], "pong");
             assert!(pong["timestamp"].as_f64() > Some(1.7e9));
             far.send(Message::text(r#"{"query":"reconnect"}"#)).await.unwrap();
@@ -306,11 +335,16 @@ mod tests {
             far.send(command("two")).await.unwrap();
             far.send(kill(2)).await.unwrap();
             let closed = far.next().await.unwrap().unwrap();
-            assert!(matches!(closed, Message::Close(Some(frame)) if frame.code == CloseCode::Normal));
+            assert!(
+                matches!(closed, Message::Close(Some(frame)) if frame.code == CloseCode::Normal)
+            );
         })
         .await;
         let kill = |number| format!("kill {}", Uuid::from_u128(number));
-        assert_eq!((end, lines), (SessionEnd::Reconnect, vec!["one".to_owned(), kill(1), "two".to_owned(), kill(2)]));
+        assert_eq!(
+            (end, lines),
+            (SessionEnd::Reconnect, vec!["one".to_owned(), kill(1), "two".to_owned(), kill(2)])
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -350,7 +384,9 @@ mod tests {
 
     #[test]
     fn pauses_grow_to_a_minute() {
-        for (failures, seconds) in [(1, 5.0), (2, 10.0), (3, 20.0), (4, 40.0), (5, 60.0), (6, 60.0), (u32::MAX, 60.0)] {
+        for (failures, seconds) in
+            [(1, 5.0), (2, 10.0), (3, 20.0), (4, 40.0), (5, 60.0), (6, 60.0), (u32::MAX, 60.0)]
+        {
             let pause = pause_after(failures).as_secs_f64();
             assert!((seconds * 0.8..=seconds * 1.2).contains(&pause), "{failures}: {pause}");
         }

@@ -4,8 +4,9 @@
 //! without one: root has to be requested by name. As another account it can run commands as itself
 //! only, and refuses every other name.
 //!
-//! Lookups read the host's account database (NSS). A static binary built for musl reads `/etc/passwd` and `/etc/group`
-//! alone, so it does not know accounts of a directory service such as LDAP.
+//! Lookups read the host's account database (NSS). A static binary built for musl reads
+//! `/etc/passwd` and `/etc/group` alone, so it does not know accounts of a directory service such
+//! as LDAP.
 
 use std::ffi::CString;
 use std::path::PathBuf;
@@ -44,7 +45,8 @@ pub struct Account {
     pub switch: Option<Switch>,
 }
 
-/// The credentials that a child process takes on, looked up beforehand: after a fork it may only make system calls.
+/// The credentials that a child process takes on, looked up beforehand: after a fork it may only
+/// make system calls.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Switch {
     /// The user.
@@ -55,7 +57,8 @@ pub struct Switch {
     pub groups: Vec<Gid>,
 }
 
-/// The name of the one account that an agent can run commands as; `None` if it can run them as any, being root.
+/// The name of the one account that an agent can run commands as; `None` if it can run them as any,
+/// being root.
 pub fn only_name(own: AgentAccount) -> Option<String> {
     let own = Some(own.uid).filter(|uid| !uid.is_root())?;
     User::from_uid(own).ok().flatten().map(|user| user.name)
@@ -63,8 +66,8 @@ pub fn only_name(own: AgentAccount) -> Option<String> {
 
 /// Finds the account `user` and checks that `group`, unless empty, is one of its groups.
 ///
-/// As an ordinary account a group that the account is in is accepted, but stays what it is, a supplementary one: the
-/// kernel lets root alone choose.
+/// As an ordinary account a group that the account is in is accepted, but stays what it is, a
+/// supplementary one: the kernel lets root alone choose.
 ///
 /// # Errors
 /// Why the agent does not run a command as this account, in a sentence for the one who sent it.
@@ -75,10 +78,13 @@ pub fn resolve(user: &str, group: &str, own: AgentAccount) -> Result<Account, St
     if !own.uid.is_root() {
         // The name is compared before anything is looked up, so that the refusal does not reveal
         // which accounts exist.
-        let name = User::from_uid(own.uid).map_err(|error| lookup_failed(&error))?.map(|user| user.name);
+        let name =
+            User::from_uid(own.uid).map_err(|error| lookup_failed(&error))?.map(|user| user.name);
         if name.as_deref() != Some(user) {
             let own_name = name.unwrap_or_else(|| format!("number {}", own.uid));
-            return Err(format!("This agent runs as {own_name} and cannot run a command as {user}."));
+            return Err(format!(
+                "This agent runs as {own_name} and cannot run a command as {user}."
+            ));
         }
     }
     let found = User::from_name(user).map_err(|error| lookup_failed(&error))?;
@@ -149,8 +155,14 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused() {
-        assert_eq!(refused("no-such-user", "", ROOT), "There is no account no-such-user on this server.");
-        assert_eq!(refused("nobody", "no-such-group", ROOT), "There is no group no-such-group on this server.");
+        assert_eq!(
+            refused("no-such-user", "", ROOT),
+            "There is no account no-such-user on this server."
+        );
+        assert_eq!(
+            refused("nobody", "no-such-group", ROOT),
+            "There is no group no-such-group on this server."
+        );
         assert!(!refused("a\0b", "", ROOT).is_empty());
         assert!(!refused("nobody", "a\0b", ROOT).is_empty());
     }
@@ -168,11 +180,16 @@ mod tests {
         let nobody = own("nobody");
         assert_eq!(resolve("nobody", "", nobody).unwrap().switch, None);
         for other in ["root", "daemon", "no-such-user"] {
-            let expected = format!("This agent runs as nobody and cannot run a command as {other}.");
+            let expected =
+                format!("This agent runs as nobody and cannot run a command as {other}.");
             assert_eq!(refused(other, "", nobody), expected);
         }
-        assert_eq!(refused("nobody", "root", nobody), "The account nobody is not in the group root.");
-        let nameless = AgentAccount { uid: Uid::from_raw(4_000_000), gid: Gid::from_raw(4_000_000) };
+        assert_eq!(
+            refused("nobody", "root", nobody),
+            "The account nobody is not in the group root."
+        );
+        let nameless =
+            AgentAccount { uid: Uid::from_raw(4_000_000), gid: Gid::from_raw(4_000_000) };
         assert_eq!(
             refused("nobody", "", nameless),
             "This agent runs as number 4000000 and cannot run a command as nobody."

@@ -75,8 +75,9 @@ impl Facts {
         let mut info = file("/proc/cpuinfo").map(|text| cpus(&text)).unwrap_or_default();
         info.cpu_type = std::env::consts::ARCH;
         info.hostname = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
-        info.cpu_logical_cores =
-            info.cpu_logical_cores.or_else(|| std::thread::available_parallelism().ok().map(Into::into));
+        info.cpu_logical_cores = info
+            .cpu_logical_cores
+            .or_else(|| std::thread::available_parallelism().ok().map(Into::into));
         info.physical_memory = file("/proc/meminfo").and_then(|text| memory(&text));
         Self {
             version: VERSION,
@@ -91,7 +92,10 @@ impl Facts {
     pub fn hashes(&self) -> serde_json::Value {
         let hash = |category: Result<Vec<u8>, serde_json::Error>| {
             let digest = Sha256::digest(category.unwrap_or_default());
-            format!("sha256:{}", digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+            format!(
+                "sha256:{}",
+                digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+            )
         };
         serde_json::json!({
             "info": hash(serde_json::to_vec(&self.info)),
@@ -122,12 +126,18 @@ fn cpus(text: &str) -> Info {
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
         pairs.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned())).collect()
     };
-    let processors: Vec<_> =
-        text.split("\n\n").map(fields).filter(|processor| processor.contains_key("processor")).collect();
+    let processors: Vec<_> = text
+        .split("\n\n")
+        .map(fields)
+        .filter(|processor| processor.contains_key("processor"))
+        .collect();
     let cores: HashSet<_> = processors
         .iter()
         .filter_map(|processor| {
-            Some((processor.get("physical id").cloned().unwrap_or_default(), processor.get("core id")?))
+            Some((
+                processor.get("physical id").cloned().unwrap_or_default(),
+                processor.get("core id")?,
+            ))
         })
         .collect();
     Info {
@@ -148,11 +158,13 @@ fn os(text: &str) -> Os {
     let platform = value("ID");
     let relatives = value("ID_LIKE").unwrap_or_default();
     let family =
-        platform.iter().map(String::as_str).chain(relatives.split_ascii_whitespace()).find_map(|name| match name {
-            "debian" | "ubuntu" => Some("debian"),
-            "rhel" | "fedora" | "centos" => Some("rhel"),
-            _ => None,
-        });
+        platform.iter().map(String::as_str).chain(relatives.split_ascii_whitespace()).find_map(
+            |name| match name {
+                "debian" | "ubuntu" => Some("debian"),
+                "rhel" | "fedora" | "centos" => Some("rhel"),
+                _ => None,
+            },
+        );
     Os {
         name: value("NAME"),
         version: value("VERSION_ID"),
@@ -170,27 +182,42 @@ mod tests {
         let facts = Facts::read();
         assert!(facts.info.physical_memory > Some(1024 * 1024), "{facts:?}");
         assert!(facts.info.cpu_logical_cores > Some(0) && facts.load >= 0.0, "{facts:?}");
-        assert!(facts.hashes()["os"].as_str().is_some_and(|hash| hash.starts_with("sha256:") && hash.len() == 71));
+        assert!(
+            facts.hashes()["os"]
+                .as_str()
+                .is_some_and(|hash| hash.starts_with("sha256:") && hash.len() == 71)
+        );
     }
 
     #[test]
     fn processors_are_counted() {
         let cpu = |n: u8, socket: u8, core: u8| {
-            format!("processor\t: {n}\nmodel name\t: Model 1: fast\nphysical id\t: {socket}\ncore id\t\t: {core}\n\n")
+            format!(
+                "processor\t: {n}\nmodel name\t: Model 1: fast\nphysical id\t: {socket}\ncore id\t\t: {core}\n\n"
+            )
         };
         let info = cpus(&[cpu(0, 0, 0), cpu(1, 0, 0), cpu(2, 0, 1), cpu(3, 1, 0)].concat());
         assert_eq!((info.cpu_physical_cores, info.cpu_logical_cores), (Some(3), Some(4)));
         assert_eq!(info.cpu_brand.as_deref(), Some("Model 1: fast"));
         let arm = cpus("processor\t: 0\nBogoMIPS\t: 50\n\nprocessor\t: 1\n\nHardware\t: board\n");
-        assert_eq!((arm.cpu_physical_cores, arm.cpu_logical_cores, arm.cpu_brand), (None, Some(2), None));
+        assert_eq!(
+            (arm.cpu_physical_cores, arm.cpu_logical_cores, arm.cpu_brand),
+            (None, Some(2), None)
+        );
         assert_eq!(cpus("").cpu_logical_cores, None);
     }
 
     #[test]
     fn memory_and_load_are_read() {
         assert_eq!(memory("MemFree: 1 kB\nMemTotal:  2048 kB\n"), Some(2 * 1024 * 1024));
-        assert_eq!((memory("MemTotal: x"), memory("MemTotal: 18446744073709551615 kB")), (None, None));
-        assert_eq!((load("0.25 0.10 0.05 1/100 42\n"), load("nan"), load("")), (Some(0.25), None, None));
+        assert_eq!(
+            (memory("MemTotal: x"), memory("MemTotal: 18446744073709551615 kB")),
+            (None, None)
+        );
+        assert_eq!(
+            (load("0.25 0.10 0.05 1/100 42\n"), load("nan"), load("")),
+            (Some(0.25), None, None)
+        );
     }
 
     #[test]
@@ -201,8 +228,13 @@ mod tests {
         assert_eq!(family("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"").as_deref(), Some("rhel"));
         assert_eq!(family("ID=alpine").as_deref(), Some("alpine"));
         assert_eq!(family(""), None);
-        let rocky = os("NAME=\"Rocky Linux\"\nVERSION=\"9.4 (Blue Onyx)\"\nID=\"rocky\"\nVERSION_ID=\"9.4\"\n");
-        assert_eq!((rocky.name.as_deref(), rocky.version.as_deref()), (Some("Rocky Linux"), Some("9.4")));
+        let rocky = os(
+            "NAME=\"Rocky Linux\"\nVERSION=\"9.4 (Blue Onyx)\"\nID=\"rocky\"\nVERSION_ID=\"9.4\"\n",
+        );
+        assert_eq!(
+            (rocky.name.as_deref(), rocky.version.as_deref()),
+            (Some("Rocky Linux"), Some("9.4"))
+        );
         assert_eq!(rocky.platform.as_deref(), Some("rocky"));
     }
 }

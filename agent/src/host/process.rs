@@ -1,4 +1,5 @@
-//! Processes as `/proc` shows them: which one has a number, who is in a group, and who descends from one.
+//! Processes as `/proc` shows them: which one has a number, who is in a group, and who descends
+//! from one.
 
 use std::fs;
 use std::io;
@@ -6,8 +7,8 @@ use std::io;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-/// A process for as long as the host runs, and beyond: numbers of processes are used again, but not together with the
-/// moment of their start.
+/// A process for as long as the host runs, and beyond: numbers of processes are used again, but not
+/// together with the moment of their start.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Identity {
     /// Its number.
@@ -51,7 +52,8 @@ struct Stat {
 impl Stat {
     fn read(pid: i32) -> io::Result<Self> {
         let text = fs::read(format!("/proc/{pid}/stat"))?;
-        Self::parse(&String::from_utf8_lossy(&text)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        Self::parse(&String::from_utf8_lossy(&text))
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -74,7 +76,9 @@ impl Stat {
 /// # Errors
 /// There is no `/proc`.
 fn all() -> io::Result<Vec<(i32, Stat)>> {
-    let numbers = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let numbers = fs::read_dir("/proc")?
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     // One that ended since is none any more.
     let found: Vec<_> = numbers.filter_map(|pid| Some((pid, Stat::read(pid).ok()?))).collect();
     // This one at least must be among them.
@@ -101,7 +105,9 @@ pub fn group_runs(group: Pid) -> io::Result<bool> {
 /// There is no `/proc`.
 pub fn descendants(ancestor: &Identity) -> io::Result<Vec<Pid>> {
     let all = all()?;
-    let is_ancestor = |(pid, stat): &(i32, Stat)| *pid == ancestor.pid && stat.start == ancestor.start && stat.is_alive;
+    let is_ancestor = |(pid, stat): &(i32, Stat)| {
+        *pid == ancestor.pid && stat.start == ancestor.start && stat.is_alive
+    };
     let mut tree: Vec<&(i32, Stat)> = all.iter().filter(|process| is_ancestor(process)).collect();
     let mut next = 0;
     while let Some((parent, _)) = tree.get(next) {
@@ -126,8 +132,14 @@ mod tests {
         let text = "7 (a) Z 1 (b) S 1 42 43 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0";
         let stat = Stat::parse(text).unwrap();
         assert_eq!((stat.is_alive, stat.group, stat.start), (true, 42, 99));
-        assert!(!Stat::parse("7 (a) Z 1 42 43 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0").unwrap().is_alive);
-        assert!(Stat::parse("7 (a) Z 1 42 43 0 -1 0 0 0 0 0 0 0 0 0 20 0 2 0 99 0 0").unwrap().is_alive);
+        assert!(
+            !Stat::parse("7 (a) Z 1 42 43 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0")
+                .unwrap()
+                .is_alive
+        );
+        assert!(
+            Stat::parse("7 (a) Z 1 42 43 0 -1 0 0 0 0 0 0 0 0 0 20 0 2 0 99 0 0").unwrap().is_alive
+        );
         assert!(Stat::parse("").is_none() && Stat::parse("7 (a) Z").is_none());
     }
 

@@ -1,4 +1,5 @@
-//! The agent's own program: how it was started, and how another process of it takes this one's place.
+//! The agent's own program: how it was started, and how another process of it takes this one's
+//! place.
 //!
 //! `/proc/self/exe` is not used: after the file was replaced, it still names the old one.
 
@@ -26,10 +27,14 @@ impl Program {
     pub fn current() -> Self {
         let mut words = std::env::args_os();
         let named = words.next().map(PathBuf::from);
-        // With a slash in it, it is the path that was started, links included. Else who started it searched for it.
-        let named = named.filter(|name| name.components().count() > 1).and_then(|name| std::path::absolute(name).ok());
+        // With a slash in it, it is the path that was started, links included. Else who started it
+        // searched for it.
+        let named = named
+            .filter(|name| name.components().count() > 1)
+            .and_then(|name| std::path::absolute(name).ok());
         let is_file = |path: &PathBuf| path.is_file();
-        let path = named.filter(is_file).or_else(|| std::env::current_exe().ok()).unwrap_or_default();
+        let path =
+            named.filter(is_file).or_else(|| std::env::current_exe().ok()).unwrap_or_default();
         Self { path: path.into(), arguments: words.collect() }
     }
 
@@ -40,11 +45,20 @@ impl Program {
     pub async fn check(&self) -> Result<(), String> {
         let shown = self.path.display();
         let mut command = tokio::process::Command::new(&self.path);
-        command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        command
+            .arg("--version")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true);
         match timeout(ANSWERS_WITHIN, command.status()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(Ok(status)) => Err(format!("The agent stays as it is: {shown} --version ends with {status}.")),
-            Ok(Err(error)) => Err(format!("The agent stays as it is: {shown} cannot be started: {error}.")),
+            Ok(Ok(status)) => {
+                Err(format!("The agent stays as it is: {shown} --version ends with {status}."))
+            }
+            Ok(Err(error)) => {
+                Err(format!("The agent stays as it is: {shown} cannot be started: {error}."))
+            }
             Err(_) => Err(format!("The agent stays as it is: {shown} --version does not end.")),
         }
     }
@@ -68,11 +82,19 @@ mod tests {
         let path = directory.path().join("agent");
         let program = Program { path: path.clone().into(), arguments: Vec::new() };
         assert!(program.check().await.unwrap_err().contains("cannot be started"));
-        // Written by a process of its own: what this one writes could be open in what another test just starts.
+        // Written by a process of its own: what this one writes could be open in what another test
+        // just starts.
         let place = |text: &str| {
             let written = directory.path().join("text");
             std::fs::write(&written, text).unwrap();
-            assert!(Command::new("install").args(["-m", "755"]).args([&written, &path]).status().unwrap().success());
+            assert!(
+                Command::new("install")
+                    .args(["-m", "755"])
+                    .args([&written, &path])
+                    .status()
+                    .unwrap()
+                    .success()
+            );
         };
         place("garbage");
         assert!(program.check().await.unwrap_err().contains("cannot be started"));

@@ -1,4 +1,5 @@
-//! The file in which the agent keeps what it knows of commands, so that it knows it after a restart (agent-protocol 6.3).
+//! The file in which the agent keeps what it knows of commands, so that it knows it after a restart
+//! (agent-protocol 6.3).
 //!
 //! An append-only file of lines, which is rewritten now and then without outdated lines. Each line
 //! is one event of one command, behind a checksum. So a write that was cut off loses the event that
@@ -38,8 +39,8 @@ const MAX_FILE: u64 = 256 * 1024 * 1024;
 /// How many bytes of the SHA-256 are the checksum: it is against accidents.
 const CHECKSUM: usize = 8;
 
-/// How often the lock is tried, and the pause between: an agent that was killed holds it until the last process that it
-/// was about to start is gone too.
+/// How often the lock is tried, and the pause between: an agent that was killed holds it until the
+/// last process that it was about to start is gone too.
 const LOCKED: (u32, Duration) = (20, Duration::from_millis(100));
 
 /// The names of the file, of the one that takes its place, and of the one that keeps others out.
@@ -114,9 +115,15 @@ impl Index {
             CommandState { at, stage: Stage::Taken, end: None }
         });
         match (event, &known.stage) {
-            (Event::Started(process), Stage::Taken) => known.stage = Stage::Started(process.clone()),
+            (Event::Started(process), Stage::Taken) => {
+                known.stage = Stage::Started(process.clone())
+            }
             (Event::Ended(_), Stage::Taken | Stage::Started(_)) => {
-                *known = CommandState { at, stage: Stage::Ended { is_answered: false }, end: Some(span) };
+                *known = CommandState {
+                    at,
+                    stage: Stage::Ended { is_answered: false },
+                    end: Some(span),
+                };
             }
             // The line of its end may be damaged: it has ended all the same.
             (Event::Answered, _) => known.stage = Stage::Ended { is_answered: true },
@@ -188,21 +195,30 @@ impl JournalFile {
         while let Err(error) = lock.try_lock() {
             match error {
                 fs::TryLockError::WouldBlock if attempts < LOCKED.0 => {}
-                fs::TryLockError::WouldBlock => return Err(format!("{}: another agent uses it", directory.display())),
+                fs::TryLockError::WouldBlock => {
+                    return Err(format!("{}: another agent uses it", directory.display()));
+                }
                 fs::TryLockError::Error(error) => return Err(describe(error)),
             }
             attempts += 1;
             thread::sleep(LOCKED.1);
         }
         // For `status` only, so that nothing depends on it.
-        let _ = lock.set_len(0).and_then(|()| lock.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0));
+        let _ = lock
+            .set_len(0)
+            .and_then(|()| lock.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0));
         let file = open_private(&directory.join(NAMES[0]), false).map_err(describe)?;
         let (index, skipped) = read(&file).map_err(describe)?;
         if skipped > 0 {
-            log::warn!("{}: {skipped} lines were damaged and are skipped", directory.join(NAMES[0]).display());
+            log::warn!(
+                "{}: {skipped} lines were damaged and are skipped",
+                directory.join(NAMES[0]).display()
+            );
         }
-        let mut journal = Self { directory: directory.to_owned(), file, length: 0, limit: 0, index, _lock: lock };
-        // In any case, so that what was cut off at the end is gone, and that it is known that it can be written.
+        let mut journal =
+            Self { directory: directory.to_owned(), file, length: 0, limit: 0, index, _lock: lock };
+        // In any case, so that what was cut off at the end is gone, and that it is known that it
+        // can be written.
         journal.renew(now).map_err(describe)?;
         Ok(journal)
     }
@@ -219,7 +235,8 @@ impl JournalFile {
             Err(error) => Err(error),
         };
         let Some(lock) = open(NAMES[2])? else { return Ok(None) };
-        // Shared, so that two who look do not take each other for an agent; one that starts right now tries again.
+        // Shared, so that two who look do not take each other for an agent; one that starts right
+        // now tries again.
         let agent = match lock.try_lock_shared() {
             Ok(()) => None,
             Err(fs::TryLockError::WouldBlock) => {
@@ -231,7 +248,8 @@ impl JournalFile {
         };
         drop(lock);
         let mut seen = JournalStatus { agent, waiting: 0, running: 0, unreported: 0 };
-        let index = open(NAMES[0])?.map(read).transpose()?.map(|(index, _)| index).unwrap_or_default();
+        let index =
+            open(NAMES[0])?.map(read).transpose()?.map(|(index, _)| index).unwrap_or_default();
         for known in index.commands.values() {
             match known.stage {
                 Stage::Taken => seen.waiting += 1,
@@ -285,7 +303,9 @@ impl JournalFile {
             spans.push(Span { offset: self.length + bytes.len() as u64, bytes: line.len() });
             bytes.extend_from_slice(&line);
         }
-        if let Err(error) = self.file.write_all_at(&bytes, self.length).and_then(|()| self.file.sync_data()) {
+        if let Err(error) =
+            self.file.write_all_at(&bytes, self.length).and_then(|()| self.file.sync_data())
+        {
             // Else the next line might stand behind half of one.
             let _ = self.file.set_len(self.length);
             return Err(error);
@@ -317,7 +337,11 @@ impl JournalFile {
     /// # Errors
     /// It could not be written.
     pub fn expire(&mut self, now: u64) -> io::Result<()> {
-        if self.index.commands.values().any(|known| Index::is_old(known, now)) { self.renew(now) } else { Ok(()) }
+        if self.index.commands.values().any(|known| Index::is_old(known, now)) {
+            self.renew(now)
+        } else {
+            Ok(())
+        }
     }
 
     fn read(&self, span: Span) -> io::Result<Vec<u8>> {
@@ -332,7 +356,9 @@ impl JournalFile {
         // The newest ends stay whole.
         let mut total = 0;
         let mut is_long = HashSet::new();
-        for (id, span) in self.index.order.iter().rev().filter_map(|id| Some((*id, self.index.commands[id].end?))) {
+        for (id, span) in
+            self.index.order.iter().rev().filter_map(|id| Some((*id, self.index.commands[id].end?)))
+        {
             total += span.bytes as u64;
             if total > MAX_ENDS {
                 is_long.insert(id);
@@ -356,10 +382,13 @@ impl JournalFile {
             match &known.stage {
                 Stage::Taken => {}
                 Stage::Started(process) => put(Event::Started(process.clone()))?,
-                // Should the line of its end be damaged, then it is still known that it did not wait any more.
+                // Should the line of its end be damaged, then it is still known that it did not
+                // wait any more.
                 Stage::Ended { .. } => put(Event::Started(None))?,
             }
-            if let Some(end) = known.end.map(|span| self.read(span)).transpose()?.as_deref().and_then(parse) {
+            if let Some(end) =
+                known.end.map(|span| self.read(span)).transpose()?.as_deref().and_then(parse)
+            {
                 put(if is_long.contains(id) { shortened(end.event) } else { end.event })?;
             }
             if known.stage == (Stage::Ended { is_answered: true }) {
@@ -371,7 +400,8 @@ impl JournalFile {
         file.sync_all()?;
         fs::rename(&path, self.directory.join(NAMES[0]))?;
         // From here on this is the file, whatever else fails.
-        (self.file, self.index, self.length, self.limit) = (file, index, length, 2 * length + SLACK);
+        (self.file, self.index, self.length, self.limit) =
+            (file, index, length, 2 * length + SLACK);
         File::open(&self.directory)?.sync_all()
     }
 }
@@ -406,7 +436,9 @@ fn read(file: impl Read) -> io::Result<(Index, usize)> {
     let mut bytes = Vec::new();
     while reader.read_until(b'\n', &mut bytes)? > 0 {
         match parse(&bytes) {
-            Some(line) => index.apply(line.at, line.id, &line.event, Span { offset, bytes: bytes.len() }),
+            Some(line) => {
+                index.apply(line.at, line.id, &line.event, Span { offset, bytes: bytes.len() })
+            }
             None => skipped += 1,
         }
         offset += bytes.len() as u64;
@@ -539,7 +571,10 @@ mod tests {
             assert_eq!(journal.commands(), expected);
             assert_eq!(result(&journal, id(3)).as_deref(), Some("three"));
             assert_eq!(result(&journal, id(4)).as_deref(), Some("four"));
-            assert_eq!((journal.fin(id(1)), journal.fin(id(5))).0.map(|fin| fin.get().to_owned()), None);
+            assert_eq!(
+                (journal.fin(id(1)), journal.fin(id(5))).0.map(|fin| fin.get().to_owned()),
+                None
+            );
             drop(journal);
             journal = open(&directory);
         }
@@ -565,7 +600,12 @@ mod tests {
         assert!(JournalFile::open(&link, NOON).is_err());
         if geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
-            assert!(JournalFile::open(&path, NOON).err().unwrap().ends_with("it belongs to another account"));
+            assert!(
+                JournalFile::open(&path, NOON)
+                    .err()
+                    .unwrap()
+                    .ends_with("it belongs to another account")
+            );
         }
     }
 
@@ -577,7 +617,9 @@ mod tests {
         journal.append(&taken, NOON).unwrap();
         journal.append(&[(id(1), end("")), (id(1), Event::Answered)], NOON + 10).unwrap();
         journal.append(&[(id(2), end(""))], NOON + 20).unwrap();
-        let known = |journal: &JournalFile| journal.commands().iter().map(|(id, _)| id.as_u128()).collect::<Vec<_>>();
+        let known = |journal: &JournalFile| {
+            journal.commands().iter().map(|(id, _)| id.as_u128()).collect::<Vec<_>>()
+        };
         journal.expire(NOON + 10 + LIFE).unwrap();
         assert_eq!(known(&journal), [0, 1, 2]);
         journal.expire(NOON + 11 + LIFE).unwrap();
@@ -596,7 +638,9 @@ mod tests {
         let mut journal = open(&directory);
         let total = MAX_ENDED as u128 + 50;
         let mut events: Vec<_> = (0..total).map(|number| (id(number), Event::Taken)).collect();
-        events.extend((0..total).filter(|number| number % 105 != 0).map(|number| (id(number), end("x"))));
+        events.extend(
+            (0..total).filter(|number| number % 105 != 0).map(|number| (id(number), end("x"))),
+        );
         journal.append(&events, NOON).unwrap();
         drop(journal);
         let journal = open(&directory);
@@ -647,7 +691,9 @@ mod tests {
     fn an_end_whose_line_is_damaged_is_still_an_end() {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = open(&directory);
-        journal.append(&[(id(1), Event::Taken), (id(1), end("one")), (id(1), Event::Answered)], NOON).unwrap();
+        journal
+            .append(&[(id(1), Event::Taken), (id(1), end("one")), (id(1), Event::Answered)], NOON)
+            .unwrap();
         drop(journal);
         let text = fs::read_to_string(file(&directory)).unwrap();
         fs::write(file(&directory), text.replace("one", "two")).unwrap();
@@ -672,7 +718,9 @@ mod tests {
 
     #[test]
     fn any_file_can_be_opened() {
-        for content in [&b""[..], b"\n\n\n", b"\0\xff\xfe", &[b'x'; 100_000], b"0123456789abcdef {}\n"] {
+        for content in
+            [&b""[..], b"\n\n\n", b"\0\xff\xfe", &[b'x'; 100_000], b"0123456789abcdef {}\n"]
+        {
             let directory = tempfile::tempdir().unwrap();
             fs::write(file(&directory), content).unwrap();
             let mut journal = open(&directory);

@@ -1,5 +1,6 @@
-//! The host's own record of commands (agent-protocol 7.4): each one is written to the system log before it runs, with its
-//! account, its line and its requester. The service has no way to change that record.
+//! The host's own record of commands (agent-protocol 7.4): each one is written to the system log
+//! before it runs, with its account, its line and its requester. The service has no way to change
+//! that record.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -31,8 +32,8 @@ impl HostJournal {
         Self { socket }
     }
 
-    /// Writes that a command is about to run, or why it does not. If the system log does not take it, the agent's own log
-    /// does.
+    /// Writes that a command is about to run, or why it does not. If the system log does not take
+    /// it, the agent's own log does.
     pub fn write(&self, order: &Order, refusal: Option<&str>) {
         let record = record(order, refusal);
         if let Err(error) = send(&self.socket, &record) {
@@ -58,7 +59,11 @@ fn record(order: &Order, refusal: Option<&str>) -> String {
     let requester = requested_by.as_deref().map_or_else(|| "-".to_owned(), escape);
     let quoted = |text: &str| format!("\"{}\"", escape(text));
     let cwd = order.cwd.as_deref().map(|cwd| format!(" cwd={}", quoted(cwd))).unwrap_or_default();
-    let stdin = order.stdin.as_deref().map(|text| format!(" stdin_sha256={}", sha256(text))).unwrap_or_default();
+    let stdin = order
+        .stdin
+        .as_deref()
+        .map(|text| format!(" stdin_sha256={}", sha256(text)))
+        .unwrap_or_default();
     let names: Vec<_> = order.env.iter().flatten().map(|(name, _)| escape(name)).collect();
     let env = if names.is_empty() {
         String::new()
@@ -67,7 +72,11 @@ fn record(order: &Order, refusal: Option<&str>) -> String {
     };
     let what = match (&order.script, &order.argv) {
         (Some(script), _) => {
-            format!("script interpreter={} sha256={}", quoted(&script.interpreter), sha256(&script.body))
+            format!(
+                "script interpreter={} sha256={}",
+                quoted(&script.interpreter),
+                sha256(&script.body)
+            )
         }
         (None, Some(words)) => {
             let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
@@ -82,14 +91,20 @@ fn record(order: &Order, refusal: Option<&str>) -> String {
     )
 }
 
-/// Makes text one line that cannot pass for another record: control characters, quotes and backslashes are escaped.
+/// Makes text one line that cannot pass for another record: control characters, quotes and
+/// backslashes are escaped.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '\\' | '"' => escaped.extend(['\\', character]),
             // These end a line, or change the direction of what follows.
-            '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+            '\u{2028}'
+            | '\u{2029}'
+            | '\u{200e}'
+            | '\u{200f}'
+            | '\u{202a}'..='\u{202e}'
+            | '\u{2066}'..='\u{2069}' => {
                 escaped.extend(character.escape_unicode());
             }
             character if character.is_control() => escaped.extend(character.escape_default()),
@@ -99,7 +114,8 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-/// Cuts a text that is longer than `most` bytes; what is cut is still identified by the hash of the whole.
+/// Cuts a text that is longer than `most` bytes; what is cut is still identified by the hash of the
+/// whole.
 fn shorten(line: &str, most: usize) -> String {
     if line.len() <= most {
         return line.to_owned();
@@ -148,28 +164,46 @@ mod tests {
     fn a_line_cannot_pass_for_another_record() {
         let forged = order("a\nNov 1 root: b\r\u{1b}[2J\u{7f}\u{9b}\u{2028}\u{202e}\\n\0");
         let record = record(&forged, None);
-        assert!(!record.contains(|character: char| character.is_control() || character == '\u{2028}'), "{record}");
+        assert!(
+            !record.contains(|character: char| character.is_control() || character == '\u{2028}'),
+            "{record}"
+        );
         let escaped = r"line=a\nNov 1 root: b\r\u{1b}[2J\u{7f}\u{9b}\u{2028}\u{202e}\\n\u{0}";
         assert!(record.ends_with(escaped), "{record}");
     }
 
     #[test]
     fn each_form_of_a_command_is_recorded() {
-        let words = Order { argv: Some(vec!["a b".into(), "\"".into()]), cwd: Some("/srv".into()), ..order("x") };
-        assert!(record(&words, None).ends_with("cwd=\"/srv\" argv=\"a b\" \"\\\"\""), "{}", record(&words, None));
+        let words = Order {
+            argv: Some(vec!["a b".into(), "\"".into()]),
+            cwd: Some("/srv".into()),
+            ..order("x")
+        };
+        assert!(
+            record(&words, None).ends_with("cwd=\"/srv\" argv=\"a b\" \"\\\"\""),
+            "{}",
+            record(&words, None)
+        );
         let env = serde_json::from_str(r#"{"PATH": "/tmp", "BASH_ENV": "x"}"#).unwrap();
         let fed = Order { stdin: Some("x".into()), env: Some(env), ..order("sh") };
         let expected = "env=\"BASH_ENV,PATH\" stdin_sha256=2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881 line=sh";
         assert!(record(&fed, None).ends_with(expected), "{}", record(&fed, None));
-        let script = Script { interpreter: "/bin/sh".into(), body: "x".into(), sha256: "not this".into() };
-        let script = record(&Order { script: Some(script), requested_by: None, ..order("x") }, None);
+        let script =
+            Script { interpreter: "/bin/sh".into(), body: "x".into(), sha256: "not this".into() };
+        let script =
+            record(&Order { script: Some(script), requested_by: None, ..order("x") }, None);
         let digest = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
         assert!(
-            script.ends_with(&format!("requested_by=- script interpreter=\"/bin/sh\" sha256={digest}")),
+            script.ends_with(&format!(
+                "requested_by=- script interpreter=\"/bin/sh\" sha256={digest}"
+            )),
             "{script}"
         );
         assert!(record(&order("x"), Some("why.")).starts_with("refused: why. command="));
         let long = record(&order(&"é".repeat(MAX_LINE)), None);
-        assert!(long.len() < MAX_LINE + 400 && long.contains("[4096 bytes cut, sha256 of all "), "{long}");
+        assert!(
+            long.len() < MAX_LINE + 400 && long.contains("[4096 bytes cut, sha256 of all "),
+            "{long}"
+        );
     }
 }

@@ -5,7 +5,8 @@ use farhand_domain::wire::Fin;
 /// Bytes of output that a shortened fin keeps.
 pub const SHORT_RESULT: usize = 4 * 1024;
 
-/// Cuts the output that a fin repeats to about [`SHORT_RESULT`], in the form of [`farhand_domain::output::result`].
+/// Cuts the output that a fin repeats to about [`SHORT_RESULT`], in the form of
+/// [`farhand_domain::output::result`].
 pub fn shorten_result(fin: &mut Fin) {
     fin.result = fin.result.take().map(|result| shorten(&result, SHORT_RESULT));
 }

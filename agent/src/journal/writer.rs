@@ -83,9 +83,15 @@ impl JournalWriter {
         let commands = journal.commands();
         let (requests, received) = sync_channel(QUEUE);
         let is_durable = Arc::new(AtomicBool::new(true));
-        let thread = WriterThread { journal, is_durable: is_durable.clone(), directory: directory.to_owned() };
+        let thread = WriterThread {
+            journal,
+            is_durable: is_durable.clone(),
+            directory: directory.to_owned(),
+        };
         let builder = std::thread::Builder::new().name("journal".to_owned());
-        builder.spawn(move || thread.run(&received)).map_err(|error| format!("no thread: {error}"))?;
+        builder
+            .spawn(move || thread.run(&received))
+            .map_err(|error| format!("no thread: {error}"))?;
         Ok((Self { requests: Some(requests), is_durable }, commands))
     }
 
@@ -183,7 +189,9 @@ impl WriterThread {
                     }
                     Request::End(id, fin, guard) => {
                         // The caller serialized it, so it is valid JSON.
-                        let fin = String::from_utf8(fin.into()).ok().and_then(|fin| RawValue::from_string(fin).ok());
+                        let fin = String::from_utf8(fin.into())
+                            .ok()
+                            .and_then(|fin| RawValue::from_string(fin).ok());
                         events.extend(fin.map(|fin| (id, Event::Ended(fin))));
                         guards.push(guard);
                     }
@@ -222,10 +230,14 @@ impl WriterThread {
 
 #[cfg(test)]
 impl JournalWriter {
-    /// A memory whose disk is a test: what is to be noted comes there, and is noted when it drops the guard.
+    /// A memory whose disk is a test: what is to be noted comes there, and is noted when it drops
+    /// the guard.
     pub fn held() -> (Self, HeldDisk) {
         let (requests, received) = sync_channel(QUEUE);
-        (Self { requests: Some(requests), is_durable: Arc::new(AtomicBool::new(true)) }, HeldDisk(received))
+        (
+            Self { requests: Some(requests), is_durable: Arc::new(AtomicBool::new(true)) },
+            HeldDisk(received),
+        )
     }
 }
 
@@ -240,7 +252,9 @@ impl HeldDisk {
         match self.0.try_recv().ok()? {
             Request::Note(_, Event::Taken, guard) => Some(("taken", guard)),
             Request::Note(_, Event::Started(_), guard) => Some(("started", guard)),
-            Request::Note(_, Event::Ended(_), guard) | Request::End(_, _, guard) => Some(("ended", guard)),
+            Request::Note(_, Event::Ended(_), guard) | Request::End(_, _, guard) => {
+                Some(("ended", guard))
+            }
             Request::Note(_, Event::Answered, guard) => Some(("answered", guard)),
             Request::Fin(..) | Request::Flush(_) => None,
         }
@@ -257,10 +271,12 @@ mod tests {
         Uuid::from_u128(number)
     }
 
-    /// What is on the disk of another memory's directory, as an agent would find it that came after a crash.
+    /// What is on the disk of another memory's directory, as an agent would find it that came after
+    /// a crash.
     fn on_disk(directory: &Path) -> Vec<(Uuid, Stage)> {
         let copy = tempfile::tempdir().unwrap();
-        std::fs::copy(directory.join("commands.journal"), copy.path().join("commands.journal")).unwrap();
+        std::fs::copy(directory.join("commands.journal"), copy.path().join("commands.journal"))
+            .unwrap();
         JournalFile::open(copy.path(), now()).unwrap().commands()
     }
 
@@ -285,7 +301,8 @@ mod tests {
     async fn many_at_once_are_all_noted() {
         let directory = tempfile::tempdir().unwrap();
         let (journal, _) = JournalWriter::open(directory.path()).unwrap();
-        let written: Vec<_> = (0..3 * BATCH as u128).map(|number| journal.taken(id(number))).collect();
+        let written: Vec<_> =
+            (0..3 * BATCH as u128).map(|number| journal.taken(id(number))).collect();
         for written in written {
             written.wait().await;
         }
@@ -296,7 +313,9 @@ mod tests {
     async fn without_a_place_nothing_waits() {
         let journal = JournalWriter::default();
         journal.taken(id(1)).wait().await;
-        assert!(!journal.is_durable() && !journal.is_enabled() && journal.fin(id(1)).await.is_none());
+        assert!(
+            !journal.is_durable() && !journal.is_enabled() && journal.fin(id(1)).await.is_none()
+        );
         assert!(JournalWriter::open(Path::new("/dev/null/state")).is_err());
     }
 
@@ -317,8 +336,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let journal = JournalFile::open(directory.path(), now()).unwrap();
         let is_durable = Arc::new(AtomicBool::new(true));
-        let mut thread =
-            WriterThread { journal, directory: directory.path().to_owned(), is_durable: is_durable.clone() };
+        let mut thread = WriterThread {
+            journal,
+            directory: directory.path().to_owned(),
+            is_durable: is_durable.clone(),
+        };
         let read_only = std::fs::File::open(directory.path().join("commands.journal")).unwrap();
         let whole = thread.journal.swap_file(read_only);
         thread.note(&[(id(1), Event::Taken)]);

@@ -1,4 +1,5 @@
-//! The agent's built-ins: what an order of the shell `internal` asks for (contract 7.1, agent-protocol 6.7).
+//! The agent's built-ins: what an order of the shell `internal` asks for (contract 7.1,
+//! agent-protocol 6.7).
 //!
 //! They start no process, so the order's account, environment and timeout do not matter. They do
 //! not wait behind commands, as a client may ask why those do not end.
@@ -22,7 +23,8 @@ pub struct Done {
 
 /// Runs a built-in. `remembers`: the journal is durable, so a restart loses nothing.
 pub async fn run(line: &str, program: &Program, remembers: bool) -> Done {
-    let plain = |exit_code, result: &str| Done { fin: fin(exit_code, result.to_owned()), restarts: false };
+    let plain =
+        |exit_code, result: &str| Done { fin: fin(exit_code, result.to_owned()), restarts: false };
     match line.trim() {
         "ping" => plain(0, "pong"),
         "version" => plain(0, facts::VERSION),

@@ -36,7 +36,8 @@ impl Cgroups {
         let place = place(&mounts, &own);
         let can_create = |place: &PathBuf| {
             // Dropping the probe removes its group.
-            let probe = Cgroup { path: place.join(format!("{PREFIX}probe-{}", std::process::id())) };
+            let probe =
+                Cgroup { path: place.join(format!("{PREFIX}probe-{}", std::process::id())) };
             fs::create_dir(&probe.path).and_then(|()| probe.open_procs()).is_ok()
         };
         let found = Self(place.filter(can_create));
@@ -50,7 +51,9 @@ impl Cgroups {
         for entry in self.0.iter().flat_map(fs::read_dir).flatten().flatten() {
             let is_old = || entry.metadata()?.modified()?.elapsed().map_err(io::Error::other);
             // A new group may belong to another agent that is about to use it.
-            if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_old().is_ok_and(|age| age > OLD) {
+            if entry.file_name().to_string_lossy().starts_with(PREFIX)
+                && is_old().is_ok_and(|age| age > OLD)
+            {
                 drop(Cgroup { path: entry.path() });
             }
         }
@@ -120,7 +123,10 @@ impl Cgroup {
         }
         for group in below(&self.path) {
             let processes = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-            let processes = processes.lines().filter_map(|line| line.parse().ok()).filter(|process| *process > 0);
+            let processes = processes
+                .lines()
+                .filter_map(|line| line.parse().ok())
+                .filter(|process| *process > 0);
             for process in processes.map(Pid::from_raw) {
                 if but.is_none() || getpgid(Some(process)).ok() != but {
                     let _ = kill(process, signal);

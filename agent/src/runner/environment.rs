@@ -10,7 +10,11 @@ use crate::host::account::Account;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Sets the environment of a fresh login, then the variables of the order.
-pub fn set_environment(command: &mut Command, account: &Account, order: &Order) -> Result<(), String> {
+pub fn set_environment(
+    command: &mut Command,
+    account: &Account,
+    order: &Order,
+) -> Result<(), String> {
     let is_set = !account.shell.as_os_str().is_empty();
     command
         .env_clear()

@@ -12,7 +12,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::journal::writer::JournalWriter;
 use crate::reports::Report;
-use crate::runner::fin::{KILLED, REFUSED, TERMINATED, TIMED_OUT, failure, killed_before, stopped_before};
+use crate::runner::fin::{
+    KILLED, REFUSED, TERMINATED, TIMED_OUT, failure, killed_before, stopped_before,
+};
 use crate::runner::group::{Group, Groups};
 use crate::runner::pump::{PumpControl, pump};
 use crate::runner::site::Site;
@@ -68,9 +70,10 @@ impl StopReason {
         match self {
             Self::Stopping => (by_signal, Some("The agent was stopped.".to_owned())),
             Self::Killed => (by_signal, Some("The command was killed.".to_owned())),
-            Self::TimedOut(seconds) => {
-                (TIMED_OUT, Some(format!("The command was killed: its timeout of {seconds} s was over.")))
-            }
+            Self::TimedOut(seconds) => (
+                TIMED_OUT,
+                Some(format!("The command was killed: its timeout of {seconds} s was over.")),
+            ),
         }
     }
 }
@@ -97,10 +100,11 @@ pub async fn execute(
         _ => return failure(REFUSED, "The timeout is not a number of seconds above 0."),
     };
     let began = Instant::now();
-    let SpawnedCommand { mut child, output, containment, script: _script } = match start(order, site, journal).await {
-        Ok(started) => started,
-        Err(refusal) => return refusal,
-    };
+    let SpawnedCommand { mut child, output, containment, script: _script } =
+        match start(order, site, journal).await {
+            Ok(started) => started,
+            Err(refusal) => return refusal,
+        };
     let Some(id) = child_id(&child) else {
         return failure(REFUSED, "The command could not be started.");
     };
@@ -227,7 +231,8 @@ mod tests {
         ];
         for order in orders {
             let ends = [&*SITE, &*SUPERVISED].map(async |site| {
-                let Fin { success, exit_code, result, reason, .. } = run_at(site, &order, &never()).await.0;
+                let Fin { success, exit_code, result, reason, .. } =
+                    run_at(site, &order, &never()).await.0;
                 (success, exit_code, result, reason)
             });
             let [one, other] = ends;
@@ -239,7 +244,11 @@ mod tests {
     async fn stopping_ends_the_whole_group() {
         let directory = tempfile::tempdir().unwrap();
         let pids = [directory.path().join("child"), directory.path().join("shell")];
-        let line = format!("sleep 60 & echo $! > {}; echo $$ > {}; wait", pids[0].display(), pids[1].display());
+        let line = format!(
+            "sleep 60 & echo $! > {}; echo $$ > {}; wait",
+            pids[0].display(),
+            pids[1].display()
+        );
         let (stops, order) = (never(), order(&line));
         let stop = async {
             eventually(|| pids.iter().all(|pid| !read(pid).is_empty())).await;
@@ -254,7 +263,10 @@ mod tests {
     async fn what_does_not_end_is_killed() {
         let directory = tempfile::tempdir().unwrap();
         let ready = directory.path().join("ready");
-        let order = order(&format!("trap '' TERM; echo x > {}; while :; do sleep 1; done", ready.display()));
+        let order = order(&format!(
+            "trap '' TERM; echo x > {}; while :; do sleep 1; done",
+            ready.display()
+        ));
         let stops = never();
         let stop = async {
             eventually(|| !read(&ready).is_empty()).await;
@@ -265,7 +277,8 @@ mod tests {
         assert!(fin.elapsed_time.unwrap() >= crate::runner::group::GRACE.as_secs_f64());
     }
 
-    /// Runs an order, and kills it after it wrote as many pids to a file. Returns its fin and the pids.
+    /// Runs an order, and kills it after it wrote as many pids to a file. Returns its fin and the
+    /// pids.
     async fn killed(site: &Site, line: &str, processes: usize) -> (Fin, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
@@ -293,7 +306,8 @@ mod tests {
     #[tokio::test]
     async fn the_end_comes_when_the_last_of_the_group_is_gone() {
         // The shell goes at once, and the one in the background takes no TERM.
-        let line = "(trap '' TERM; sh -c 'echo $$ >> PIDS; sleep 60; sleep 60') & echo $$ >> PIDS; wait";
+        let line =
+            "(trap '' TERM; sh -c 'echo $$ >> PIDS; sleep 60; sleep 60') & echo $$ >> PIDS; wait";
         for site in sites() {
             let (fin, processes) = killed(site, line, 2).await;
             assert_eq!((fin.success, fin.exit_code), (false, Some(137)));
@@ -304,7 +318,8 @@ mod tests {
     #[tokio::test]
     async fn what_is_stopped_is_ended_too() {
         for site in sites() {
-            let (fin, processes) = killed(site, "echo $$ >> PIDS; kill -STOP $$; sleep 60", 1).await;
+            let (fin, processes) =
+                killed(site, "echo $$ >> PIDS; kill -STOP $$; sleep 60", 1).await;
             assert_eq!(fin.exit_code, Some(143));
             assert!(!is_running(&processes[0]));
         }
@@ -315,7 +330,10 @@ mod tests {
         // Also what takes no TERM, what left the session twice, and what starts all the time.
         let lines = [
             ("setsid setsid -f sh -c 'echo $$ >> PIDS; sleep 60' & sleep 60", 143),
-            ("setsid setsid -f sh -c 'echo $$ >> PIDS; trap \"\" TERM; sleep 60; sleep 60' & sleep 60", 137),
+            (
+                "setsid setsid -f sh -c 'echo $$ >> PIDS; trap \"\" TERM; sleep 60; sleep 60' & sleep 60",
+                137,
+            ),
             ("while :; do setsid sh -c 'echo $$ >> PIDS; exec sleep 60' & done", 143),
         ];
         for (site, (line, code)) in sites().flat_map(|site| lines.map(|line| (site, line))) {
@@ -331,7 +349,8 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let pids = directory.path().join("pids");
             let line = format!("setsid sh -c 'echo $$ > {}; exec sleep 60' & wait", pids.display());
-            let (fin, _) = run_at(site, &Order { timeout: Some(1), ..order(&line) }, &never()).await;
+            let (fin, _) =
+                run_at(site, &Order { timeout: Some(1), ..order(&line) }, &never()).await;
             assert_eq!(fin.exit_code, Some(124));
             assert!(!read(&pids).is_empty() && !is_running(&read(&pids)));
         }
@@ -350,7 +369,8 @@ mod tests {
             let left = read(&pids);
             assert!(fin.exit_code == Some(3) && is_running(&left), "it was killed");
             // Its supervisor, if it had one, is gone.
-            let (parent, own) = (fin.result.unwrap().trim().to_owned(), std::process::id().to_string());
+            let (parent, own) =
+                (fin.result.unwrap().trim().to_owned(), std::process::id().to_string());
             assert_eq!(parent == own, site.cgroups.is_there());
             assert!(parent == own || !is_running(&parent));
             nix::sys::signal::kill(Pid::from_raw(left.parse().unwrap()), Signal::SIGKILL).unwrap();
@@ -359,7 +379,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_command_left_is_killed_while_its_output_is_read() {
-        // On a busy machine what it left can be quiet for so long that the command is over before it is killed.
+        // On a busy machine what it left can be quiet for so long that the command is over before
+        // it is killed.
         for site in sites() {
             let mut killed = false;
             for _ in 0..5 {
@@ -369,7 +390,8 @@ mod tests {
         }
     }
 
-    /// Kills what a command left while its output is read. False: there was nothing to kill any more.
+    /// Kills what a command left while its output is read. False: there was nothing to kill any
+    /// more.
     async fn kills_what_a_command_left(site: &Site) -> bool {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
@@ -388,7 +410,8 @@ mod tests {
             stops.killed.cancel();
             while reports.recv().await.is_some() {}
         };
-        let (fin, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, kill) }).await.unwrap();
+        let (fin, ()) =
+            tokio::time::timeout(PATIENCE, async { tokio::join!(execute, kill) }).await.unwrap();
         if fin.exit_code == Some(0) {
             return false;
         }
@@ -435,7 +458,8 @@ mod tests {
     async fn a_timeout_ends_the_group() {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
-        let line = format!("trap '' TERM; echo $$ >> {}; while :; do sleep 1; done", pids.display());
+        let line =
+            format!("trap '' TERM; echo $$ >> {}; while :; do sleep 1; done", pids.display());
         let (fin, _) = run(&Order { timeout: Some(1), ..order(&line) }).await;
         assert_eq!((fin.success, fin.exit_code), (false, Some(124)));
         assert_eq!(fin.result.unwrap(), "\nThe command was killed: its timeout of 1 s was over.\n");

@@ -38,7 +38,8 @@ pub fn stopped_before() -> Fin {
 /// The fin of a command that ran when the agent died. Its duration and its number of chunks are not
 /// known.
 pub fn lost(was_there: bool) -> Fin {
-    let rest = if was_there { "What was left of it was killed." } else { "How it ended is not known." };
+    let rest =
+        if was_there { "What was left of it was killed." } else { "How it ended is not known." };
     let result = Some(format!("The agent died while the command ran. {rest}"));
     Fin { result, exit_code: Some(KILLED), ..Fin::default() }
 }

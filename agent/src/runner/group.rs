@@ -53,7 +53,8 @@ struct Entered {
 
 /// The processes of a running command. Dropping it removes it from [`Groups`].
 pub struct Group {
-    /// The number of the agent's child: the command itself, which leads its process group, or its supervisor.
+    /// The number of the agent's child: the command itself, which leads its process group, or its
+    /// supervisor.
     id: Pid,
     containment: Containment,
     groups: Groups,
@@ -107,7 +108,8 @@ impl Containment {
         // Twice: one listing can miss a process that starts while its parent ends.
         match self {
             Self::Supervisor(supervisor) => {
-                let look = || process::descendants(&supervisor.process).map(|found| !found.is_empty());
+                let look =
+                    || process::descendants(&supervisor.process).map(|found| !found.is_empty());
                 Ok(look()? || look()?)
             }
             Self::Cgroup(cgroup) if cgroup.runs() => Ok(true),
@@ -117,7 +119,8 @@ impl Containment {
     }
 }
 
-/// Sends a signal once to each descendant of a supervisor, also to those that start during the call.
+/// Sends a signal once to each descendant of a supervisor, also to those that start during the
+/// call.
 fn signal_descendants(supervisor: &Supervisor, signal: Signal) {
     let mut reached = HashSet::new();
     for _ in 0..LOOKS {

@@ -16,7 +16,11 @@ const LEFTOVER_KILLS: (usize, Duration) = (100, Duration::from_millis(20));
 
 /// Kills what is left of a command of the previous agent. False if nothing is left, or if its
 /// processes cannot be identified.
-pub async fn kill_leftover(process: Option<Identity>, cgroup: Option<Cgroup>, groups: &Groups) -> bool {
+pub async fn kill_leftover(
+    process: Option<Identity>,
+    cgroup: Option<Cgroup>,
+    groups: &Groups,
+) -> bool {
     let Some(process) = process.filter(Identity::is_there) else {
         // Processes that left the process group are still in the control group, which is named
         // after the command.
@@ -34,7 +38,9 @@ pub async fn kill_leftover(process: Option<Identity>, cgroup: Option<Cgroup>, gr
     };
     let id = Pid::from_raw(process.pid);
     let containment = match cgroup {
-        _ if process.is_supervisor => Containment::Supervisor(Arc::new(Supervisor::new(process.clone(), None))),
+        _ if process.is_supervisor => {
+            Containment::Supervisor(Arc::new(Supervisor::new(process.clone(), None)))
+        }
         Some(cgroup) => Containment::Cgroup(Arc::new(cgroup)),
         None => Containment::Nothing,
     };

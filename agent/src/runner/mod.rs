@@ -1,11 +1,13 @@
 //! Runs commands: the queue, the processes and their ends (agent-protocol 3, 4 and 6).
 //!
-//! A command is a process in its own session, with one pipe for both outputs. It ends when that process has exited and
-//! the pipe is drained. A background process may keep the pipe open, but does not keep the command open: `pump.rs` stops
-//! reading soon after the exit, and a process that still writes then gets SIGPIPE.
+//! A command is a process in its own session, with one pipe for both outputs. It ends when that
+//! process has exited and the pipe is drained. A background process may keep the pipe open, but
+//! does not keep the command open: `pump.rs` stops reading soon after the exit, and a process that
+//! still writes then gets SIGPIPE.
 //!
-//! A killed or timed out command ends when none of its processes runs, background processes included. The agent finds
-//! them in a control group (`cgroup.rs`) if it can create one, else below a supervisor (`supervisor.rs`).
+//! A killed or timed out command ends when none of its processes runs, background processes
+//! included. The agent finds them in a control group (`cgroup.rs`) if it can create one, else below
+//! a supervisor (`supervisor.rs`).
 
 pub mod built_in;
 pub mod cgroup;
@@ -30,7 +32,8 @@ mod testing;
 use std::sync::Arc;
 
 use farhand_domain::wire::{
-    FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_REPLAY, FEATURE_SCRIPT, FEATURE_STDIN, Fin, Order,
+    FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_REPLAY, FEATURE_SCRIPT, FEATURE_STDIN, Fin,
+    Order,
 };
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -114,11 +117,13 @@ impl<T: Transport> Runner<T> {
                     () = shutdown.draining.cancelled() => break,
                     job = queue.next() => job,
                 };
-                let (queue, groups, journal, site) = (queue.clone(), groups.clone(), journal.clone(), site.clone());
+                let (queue, groups, journal, site) =
+                    (queue.clone(), groups.clone(), journal.clone(), site.clone());
                 let stops = StopSignals { stopping: shutdown.stopping.clone(), killed };
                 running.spawn(async move {
                     written.wait().await;
-                    let fin = execute(&order, &site, &groups, &stops, &journal, reporter.queue()).await;
+                    let fin =
+                        execute(&order, &site, &groups, &stops, &journal, reporter.queue()).await;
                     // The slot is for the process, not for its reports.
                     drop(slot);
                     queue.done(order.id);
@@ -146,11 +151,13 @@ impl<T: Transport> Runner<T> {
                 Stage::Taken => {
                     let reporter = self.reports.begin(id, Written::already());
                     log::warn!("command {id}: the agent died before it ran");
-                    let fin = failure(KILLED, "The agent died before the command ran. It was not run.");
+                    let fin =
+                        failure(KILLED, "The agent died before the command ran. It was not run.");
                     self.tasks.spawn(reporter.fin(fin));
                 }
                 Stage::Started(process) => {
-                    let (reporter, groups) = (self.reports.begin(id, Written::already()), self.groups.clone());
+                    let (reporter, groups) =
+                        (self.reports.begin(id, Written::already()), self.groups.clone());
                     let cgroup = self.site.cgroups.left(id);
                     self.tasks.spawn(async move {
                         let was_there = kill_leftover(process, cgroup, &groups).await;
@@ -181,7 +188,8 @@ impl<T: Transport> Runner<T> {
         self.tasks.spawn(async move {
             written.wait().await;
             let admitted = order.clone();
-            let admitted = tokio::task::spawn_blocking(move || site.admit_internal(&admitted)).await;
+            let admitted =
+                tokio::task::spawn_blocking(move || site.admit_internal(&admitted)).await;
             if let Err(why) = admitted.unwrap_or_else(|error| Err(error.to_string())) {
                 return report_end(reporter, &order, failure(REFUSED, why)).await;
             }
@@ -226,7 +234,12 @@ impl<T: Transport> Commands for Runner<T> {
         } else if jobs.waiting.len() >= QUEUE {
             failure(1, format!("The agent is busy: {QUEUE} commands wait already."))
         } else {
-            jobs.waiting.push_back(Job { order, reporter, written, killed: CancellationToken::new() });
+            jobs.waiting.push_back(Job {
+                order,
+                reporter,
+                written,
+                killed: CancellationToken::new(),
+            });
             self.queue.added.notify_one();
             return;
         };
@@ -262,13 +275,20 @@ impl<T: Transport> Commands for Runner<T> {
     fn features(&self) -> String {
         let replay = self.reports.journal().is_durable().then_some(FEATURE_REPLAY);
         let features = [FEATURE_KILL].into_iter().chain(replay);
-        features.chain([FEATURE_ARGV, FEATURE_SCRIPT, FEATURE_STDIN, FEATURE_CWD]).collect::<Vec<_>>().join(", ")
+        features
+            .chain([FEATURE_ARGV, FEATURE_SCRIPT, FEATURE_STDIN, FEATURE_CWD])
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 
 async fn report_end(reporter: Reporter, order: &Order, fin: Fin) {
     let (code, seconds) = (fin.exit_code.unwrap_or_default(), fin.elapsed_time.unwrap_or_default());
-    log::info!("command {}: as {:?}, exit code {code} after {seconds:.1} s", reporter.id(), order.user);
+    log::info!(
+        "command {}: as {:?}, exit code {code} after {seconds:.1} s",
+        reporter.id(),
+        order.user
+    );
     reporter.fin(fin).await;
 }
 
@@ -315,10 +335,17 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (go, log) = (directory.path().join("go"), directory.path().join("log"));
         let service = Service::default();
-        let reports = Reports::new(service.clone(), JournalWriter::default(), CancellationToken::new());
+        let reports =
+            Reports::new(service.clone(), JournalWriter::default(), CancellationToken::new());
         let (groups, shutdown) = (Groups::default(), Shutdown::default());
-        let runner =
-            Runner::new(1, SITE.clone(), reports.clone(), groups.clone(), shutdown.clone(), Program::current());
+        let runner = Runner::new(
+            1,
+            SITE.clone(),
+            reports.clone(),
+            groups.clone(),
+            shutdown.clone(),
+            Program::current(),
+        );
         runner.take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
         // A place in the queue becomes free when the next one starts, and that waits for the first.
@@ -327,8 +354,14 @@ mod tests {
         }
         eventually(|| service.0.lock().unwrap().len() == 3).await;
         for (id, fin) in service.0.lock().unwrap().iter() {
-            assert!(id.as_u128() > QUEUE as u128 && fin.exit_code == Some(1) && !fin.success, "{id} {fin:?}");
-            assert_eq!(fin.reason.as_deref(), Some("The agent is busy: 200 commands wait already."));
+            assert!(
+                id.as_u128() > QUEUE as u128 && fin.exit_code == Some(1) && !fin.success,
+                "{id} {fin:?}"
+            );
+            assert_eq!(
+                fin.reason.as_deref(),
+                Some("The agent is busy: 200 commands wait already.")
+            );
         }
         std::fs::write(&go, "").unwrap();
         eventually(|| service.0.lock().unwrap().len() == QUEUE + 4).await;
@@ -341,10 +374,17 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let go = directory.path().join("go");
         let service = Service::default();
-        let reports = Reports::new(service.clone(), JournalWriter::default(), CancellationToken::new());
+        let reports =
+            Reports::new(service.clone(), JournalWriter::default(), CancellationToken::new());
         let (groups, shutdown) = (Groups::default(), Shutdown::default());
-        let runner =
-            Runner::new(1, SITE.clone(), reports.clone(), groups.clone(), shutdown.clone(), Program::current());
+        let runner = Runner::new(
+            1,
+            SITE.clone(),
+            reports.clone(),
+            groups.clone(),
+            shutdown.clone(),
+            Program::current(),
+        );
         runner.take(numbered(1, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
         runner.take(numbered(2, "true"));
@@ -356,7 +396,8 @@ mod tests {
         tokio::time::timeout(PATIENCE, runner.finished()).await.unwrap();
         tokio::time::timeout(PATIENCE, reports.finished()).await.unwrap();
         let ends = service.0.lock().unwrap();
-        let ends: Vec<_> = ends.iter().map(|(id, fin)| (id.as_u128(), fin.exit_code.unwrap())).collect();
+        let ends: Vec<_> =
+            ends.iter().map(|(id, fin)| (id.as_u128(), fin.exit_code.unwrap())).collect();
         assert_eq!(ends, [(2, 143), (3, 143), (1, 0)]);
     }
 
@@ -378,13 +419,25 @@ mod tests {
             let service = Service::default();
             let reports = Reports::new(service.clone(), journal, CancellationToken::new());
             let (groups, shutdown) = (Groups::default(), Shutdown::default());
-            let runner =
-                Runner::new(1, site.clone(), reports.clone(), groups.clone(), shutdown.clone(), Program::current());
+            let runner = Runner::new(
+                1,
+                site.clone(),
+                reports.clone(),
+                groups.clone(),
+                shutdown.clone(),
+                Program::current(),
+            );
             Self { service, reports, runner, groups, shutdown }
         }
 
         fn ends(&self) -> Vec<(u128, Fin)> {
-            self.service.0.lock().unwrap().iter().map(|(id, fin)| (id.as_u128(), fin.clone())).collect()
+            self.service
+                .0
+                .lock()
+                .unwrap()
+                .iter()
+                .map(|(id, fin)| (id.as_u128(), fin.clone()))
+                .collect()
         }
 
         async fn ended(&self, count: usize) -> Vec<(u128, i64, String)> {
@@ -408,7 +461,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (go, ran) = (directory.path().join("go"), directory.path().join("ran"));
         let host = Host::new(JournalWriter::default());
-        host.runner.take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
+        host.runner
+            .take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !host.groups.ids().is_empty()).await;
         for number in 1..=QUEUE {
             host.runner.take(numbered(number, &format!("echo {number} >> {}", ran.display())));
@@ -482,7 +536,10 @@ mod tests {
         host.runner.take(numbered(1, &format!("echo x >> {}", ran.display())));
         let (event, guard) = next().await;
         moment().await;
-        assert_eq!((event, host.service.1.load(Ordering::Relaxed), disk.next().is_none()), ("taken", 0, true));
+        assert_eq!(
+            (event, host.service.1.load(Ordering::Relaxed), disk.next().is_none()),
+            ("taken", 0, true)
+        );
         drop(guard);
         let (event, guard) = next().await;
         moment().await;
@@ -575,6 +632,9 @@ mod tests {
         host.finish().await;
         // What the service accepted is not sent again.
         let (_, known) = eventually_open(directory.path()).await;
-        assert!(known.iter().all(|(_, stage)| *stage == Stage::Ended { is_answered: true }), "{known:?}");
+        assert!(
+            known.iter().all(|(_, stage)| *stage == Stage::Ended { is_answered: true }),
+            "{known:?}"
+        );
     }
 }

@@ -1,25 +1,29 @@
-//! What a command writes: bytes to text, text to chunks, and the part of it that the last report repeats
-//! (agent-protocol 6.4).
+//! What a command writes: bytes to text, text to chunks, and the part of it that the last report
+//! repeats (agent-protocol 6.4).
 //!
-//! Nothing here grows with the output: a command that never stops writing costs the same as one that wrote a megabyte.
+//! Nothing here grows with the output: a command that never stops writing costs the same as one
+//! that wrote a megabyte.
 
 use farhand_domain::output::{MAX_KEPT, MAX_RESULT};
 
 /// Bytes of text in a chunk while the service keeps up with the command.
 pub const CHUNK_BYTES: usize = 4 * 1024;
-/// Bytes of text in a chunk while the service is slower than the command: fewer calls carry the same output.
+/// Bytes of text in a chunk while the service is slower than the command: fewer calls carry the
+/// same output.
 pub const LARGE_CHUNK_BYTES: usize = 64 * 1024;
 /// Bytes of text that wait to be cut into chunks, before the command has to wait for the service.
 const MAX_WAITING: usize = 4 * 1024 * 1024;
 /// As much of the output's beginning as a cut result keeps, and as much of its end: what
 /// [`farhand_domain::output::result`] keeps.
 const HALF: usize = (MAX_RESULT - 64) / 2;
-/// How much may lie behind the head before all but the last [`HALF`] is thrown away. It leaves out the beginning, so it
-/// must be at least [`MAX_RESULT`], as up to there nothing is cut; the rest makes throwing away rare.
+/// How much may lie behind the head before all but the last [`HALF`] is thrown away. It leaves out
+/// the beginning, so it must be at least [`MAX_RESULT`], as up to there nothing is cut; the rest
+/// makes throwing away rare.
 const MAX_REST: usize = MAX_RESULT + 64 * 1024;
 
-/// Turns bytes into text as they come: a character whose bytes come in two pieces is held back until it is whole, and
-/// what is no UTF-8 becomes U+FFFD, one for each piece that [`String::from_utf8_lossy`] would replace.
+/// Turns bytes into text as they come: a character whose bytes come in two pieces is held back
+/// until it is whole, and what is no UTF-8 becomes U+FFFD, one for each piece that
+/// [`String::from_utf8_lossy`] would replace.
 #[derive(Default)]
 pub struct Decoder {
     /// The first bytes of a character, at most three.
@@ -44,7 +48,10 @@ impl Decoder {
                 continue;
             }
             let is_last = chunks.peek().is_none();
-            if is_last && std::str::from_utf8(chunk.invalid()).is_err_and(|error| error.error_len().is_none()) {
+            if is_last
+                && std::str::from_utf8(chunk.invalid())
+                    .is_err_and(|error| error.error_len().is_none())
+            {
                 self.held = chunk.invalid().to_vec();
             } else {
                 text.push(char::REPLACEMENT_CHARACTER);
@@ -68,10 +75,13 @@ pub struct Chunker {
 }
 
 impl Chunker {
-    /// Takes more text. What the service does not keep is dropped, except one character: so the service notices the cut.
+    /// Takes more text. What the service does not keep is dropped, except one character: so the
+    /// service notices the cut.
     pub fn push(&mut self, text: &str) {
         let room = (MAX_KEPT + 1).saturating_sub(self.taken);
-        let end = text.ceil_char_boundary(usize::try_from(room).map_or(text.len(), |room| room.min(text.len())));
+        let end = text.ceil_char_boundary(
+            usize::try_from(room).map_or(text.len(), |room| room.min(text.len())),
+        );
         self.taken += end as u64;
         self.waiting.push_str(&text[..end]);
     }
@@ -214,7 +224,9 @@ mod tests {
         let mut sent = 0;
         for _ in 0..2 * MAX_KEPT as usize / piece.len() {
             chunker.push(&piece);
-            sent += std::iter::from_fn(|| chunker.next(LARGE_CHUNK_BYTES)).map(|chunk| chunk.len()).sum::<usize>();
+            sent += std::iter::from_fn(|| chunker.next(LARGE_CHUNK_BYTES))
+                .map(|chunk| chunk.len())
+                .sum::<usize>();
         }
         assert!((MAX_KEPT as usize + 1..MAX_KEPT as usize + 4).contains(&sent), "{sent}");
         assert!(!chunker.is_waiting());
@@ -234,13 +246,23 @@ mod tests {
     #[test]
     fn a_result_is_cut_like_the_service_cuts() {
         for unit in ["a", "ä", "a€", "€😀b"] {
-            for length in [0, 10, HALF, MAX_RESULT - 1, MAX_RESULT, MAX_RESULT + 1, MAX_REST + HALF, 3 * MAX_RESULT] {
+            for length in [
+                0,
+                10,
+                HALF,
+                MAX_RESULT - 1,
+                MAX_RESULT,
+                MAX_RESULT + 1,
+                MAX_REST + HALF,
+                3 * MAX_RESULT,
+            ] {
                 let text = unit.repeat(length / unit.len() + 1);
                 let mut kept = Kept::default();
                 // Pieces of an odd size, at character boundaries.
                 let mut rest = text.as_str();
                 while !rest.is_empty() {
-                    let (piece, behind) = rest.split_at(rest.ceil_char_boundary(rest.len().min(9_973)));
+                    let (piece, behind) =
+                        rest.split_at(rest.ceil_char_boundary(rest.len().min(9_973)));
                     kept.push(piece);
                     rest = behind;
                 }

@@ -1,8 +1,10 @@
-//! The host's policy: what this host lets the service do here, whatever the service asks for (agent-protocol 7.3).
+//! The host's policy: what this host lets the service do here, whatever the service asks for
+//! (agent-protocol 7.3).
 //!
-//! The file is read again before each command, so a change counts for the next one. A file that is not root's own, or that
-//! cannot be read, refuses every command: a broken lock stays locked. An agent that is not root is bound by the same
-//! rules, and only root can lift them, because a file of any other owner refuses everything.
+//! The file is read again before each command, so a change counts for the next one. A file that is
+//! not root's own, or that cannot be read, refuses every command: a broken lock stays locked. An
+//! agent that is not root is bound by the same rules, and only root can lift them, because a file
+//! of any other owner refuses everything.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -54,8 +56,9 @@ pub struct Policy {
 }
 
 impl PolicyFile {
-    /// The policy at [`POLICY`], and also the one at `named`: who can write the agent's configuration cannot lift the host's
-    /// own rules. `uses_https`: whether the agent speaks https with the service.
+    /// The policy at [`POLICY`], and also the one at `named`: who can write the agent's
+    /// configuration cannot lift the host's own rules. `uses_https`: whether the agent speaks https
+    /// with the service.
     pub fn new(named: Option<PathBuf>, uses_https: bool) -> Self {
         Self { default: POLICY.into(), named, uses_https }
     }
@@ -73,15 +76,27 @@ impl PolicyFile {
     pub fn read(&self) -> Result<Policy, String> {
         for disabled in self.switches() {
             match fs::symlink_metadata(&disabled) {
-                Ok(_) => return Err(format!("This host takes no commands: {} exists.", disabled.display())),
+                Ok(_) => {
+                    return Err(format!(
+                        "This host takes no commands: {} exists.",
+                        disabled.display()
+                    ));
+                }
                 Err(error) if is_absent(&error) => {}
-                Err(error) => return Err(format!("This host takes no commands: {}: {error}.", disabled.display())),
+                Err(error) => {
+                    return Err(format!(
+                        "This host takes no commands: {}: {error}.",
+                        disabled.display()
+                    ));
+                }
             }
         }
         let mut all = Vec::new();
         let named = self.named.iter().map(|path| (path, true));
         for (path, must_exist) in [(&self.default, false)].into_iter().chain(named) {
-            let refuse = |why: String| format!("The host's policy {} refuses every command: {why}.", path.display());
+            let refuse = |why: String| {
+                format!("The host's policy {} refuses every command: {why}.", path.display())
+            };
             let rules = match load(path) {
                 Ok(rules) => rules,
                 Err(Unread::Absent) if !must_exist => continue,
@@ -96,14 +111,21 @@ impl PolicyFile {
         Ok(Policy { rules: all })
     }
 
-    /// The files whose presence stops all commands: beside the host's own policy, and beside the one that is named.
+    /// The files whose presence stops all commands: beside the host's own policy, and beside the
+    /// one that is named.
     fn switches(&self) -> Vec<PathBuf> {
-        [&self.default].into_iter().chain(&self.named).map(|path| path.with_file_name(DISABLED)).collect()
+        [&self.default]
+            .into_iter()
+            .chain(&self.named)
+            .map(|path| path.with_file_name(DISABLED))
+            .collect()
     }
 }
 
 fn load(path: &Path) -> Result<Rules, Unread> {
-    let unread = |error: io::Error| if is_absent(&error) { Unread::Absent } else { Unread::Bad(error.to_string()) };
+    let unread = |error: io::Error| {
+        if is_absent(&error) { Unread::Absent } else { Unread::Bad(error.to_string()) }
+    };
     let mut file = File::open(path).map_err(unread)?;
     // Of the open file, so that nothing else can be put in its place in between.
     let metadata = file.metadata().map_err(unread)?;
@@ -164,7 +186,8 @@ impl Policy {
 impl Rules {
     fn check(&self, order: &Order, uid: Uid) -> Result<(), String> {
         let Self { allow_accounts, deny_accounts, allow_argv, max_timeout, .. } = self;
-        let refused = |rule: &str, why: String| Err(format!("The host's policy refuses it ({rule}): {why}."));
+        let refused =
+            |rule: &str, why: String| Err(format!("The host's policy refuses it ({rule}): {why}."));
         if names(deny_accounts, uid)? {
             return refused("deny_accounts", format!("no command may run as {}", order.user));
         }
@@ -178,8 +201,12 @@ impl Rules {
             let Some(words) = words else {
                 return refused("allow_argv", "only commands given as argv may run".to_owned());
             };
-            // Each of them can make an allowed program run another one: PATH, BASH_ENV, a configuration on standard input.
-            if order.env.as_ref().is_some_and(|env| !env.is_empty()) || order.stdin.is_some() || order.cwd.is_some() {
+            // Each of them can make an allowed program run another one: PATH, BASH_ENV, a
+            // configuration on standard input.
+            if order.env.as_ref().is_some_and(|env| !env.is_empty())
+                || order.stdin.is_some()
+                || order.cwd.is_some()
+            {
                 return refused("allow_argv", "env, stdin and cwd may not be given".to_owned());
             }
             if !patterns.iter().any(|pattern| allows_words(pattern, words)) {
@@ -196,22 +223,25 @@ impl Rules {
 
     fn check_internal(&self, line: &str) -> Result<(), String> {
         match &self.allow_internal {
-            Some(allowed) if !allowed.iter().any(|name| name == line.trim()) => {
-                Err("The host's policy refuses it (allow_internal): this built-in is not allowed here.".to_owned())
-            }
+            Some(allowed) if !allowed.iter().any(|name| name == line.trim()) => Err(
+                "The host's policy refuses it (allow_internal): this built-in is not allowed here."
+                    .to_owned(),
+            ),
             _ => Ok(()),
         }
     }
 }
 
-/// Whether a list of accounts, each a name or a number, has the account with the number `uid`. Two names of one number
-/// are one account.
+/// Whether a list of accounts, each a name or a number, has the account with the number `uid`. Two
+/// names of one number are one account.
 fn names(accounts: &[String], uid: Uid) -> Result<bool, String> {
     for account in accounts {
         let number = match account.parse::<u32>() {
             Ok(number) => Some(Uid::from_raw(number)),
             Err(_) => User::from_name(account)
-                .map_err(|error| format!("The server's accounts could not be read: {}.", error.desc()))?
+                .map_err(|error| {
+                    format!("The server's accounts could not be read: {}.", error.desc())
+                })?
                 .map(|user| user.uid),
         };
         if number == Some(uid) {
@@ -221,10 +251,11 @@ fn names(accounts: &[String], uid: Uid) -> Result<bool, String> {
     Ok(false)
 }
 
-/// Whether a pattern allows a command's words, as an `argv` pattern of a token does. One without a fixed word would allow any
-/// program, so it allows none.
+/// Whether a pattern allows a command's words, as an `argv` pattern of a token does. One without a
+/// fixed word would allow any program, so it allows none.
 fn allows_words(pattern: &[String], words: &[String]) -> bool {
-    let has_fixed = pattern.first().is_some_and(|first| pattern.len() > 1 || first != acl::ANY_FURTHER);
+    let has_fixed =
+        pattern.first().is_some_and(|first| pattern.len() > 1 || first != acl::ANY_FURTHER);
     has_fixed && acl::fits_words(pattern, words)
 }
 
@@ -255,7 +286,10 @@ mod tests {
         let refusal = policy(rules).check(order, uid(&order.user)).err();
         match rule {
             None => assert_eq!(refusal, None),
-            Some(rule) => assert!(refusal.as_ref().is_some_and(|why| why.contains(rule)), "{rule}: {refusal:?}"),
+            Some(rule) => assert!(
+                refusal.as_ref().is_some_and(|why| why.contains(rule)),
+                "{rule}: {refusal:?}"
+            ),
         }
     }
 
@@ -274,8 +308,7 @@ mod tests {
 
     #[test]
     fn argv_must_match_a_pattern() {
-        let rules =
-            "allow_argv = [[\"systemctl\", \"restart\", \"app-*\"], [\"/bin/echo\", \"...\"], [\"uptime\"], [\"...\"]]";
+        let rules = "allow_argv = [[\"systemctl\", \"restart\", \"app-*\"], [\"/bin/echo\", \"...\"], [\"uptime\"], [\"...\"]]";
         let argv = |words: &[&str]| Order {
             argv: Some(words.iter().map(|word| (*word).to_owned()).collect()),
             ..order("root")
@@ -289,17 +322,29 @@ mod tests {
         ] {
             refuses(rules, &argv(allowed), None);
         }
-        for refused in
-            [&["systemctl", "restart"][..], &["systemctl", "restart", "db"], &["uptime", "-p"], &["sh", "-c", "x"], &[]]
-        {
+        for refused in [
+            &["systemctl", "restart"][..],
+            &["systemctl", "restart", "db"],
+            &["uptime", "-p"],
+            &["sh", "-c", "x"],
+            &[],
+        ] {
             refuses(rules, &argv(refused), Some("(allow_argv)"));
         }
         refuses(rules, &Order { line: "uptime".to_owned(), ..order("root") }, Some("(allow_argv)"));
         // What could make an allowed program run another one.
         let env = [("BASH_ENV".to_owned(), "$(id)".into())].into_iter().collect();
         refuses(rules, &Order { env: Some(env), ..argv(&["uptime"]) }, Some("(allow_argv)"));
-        refuses(rules, &Order { stdin: Some(String::new()), ..argv(&["uptime"]) }, Some("(allow_argv)"));
-        refuses(rules, &Order { cwd: Some("/tmp".to_owned()), ..argv(&["uptime"]) }, Some("(allow_argv)"));
+        refuses(
+            rules,
+            &Order { stdin: Some(String::new()), ..argv(&["uptime"]) },
+            Some("(allow_argv)"),
+        );
+        refuses(
+            rules,
+            &Order { cwd: Some("/tmp".to_owned()), ..argv(&["uptime"]) },
+            Some("(allow_argv)"),
+        );
         refuses(rules, &Order { env: Some(Default::default()), ..argv(&["uptime"]) }, None);
         let script = Order { script: Some(Default::default()), ..argv(&["uptime"]) };
         refuses(rules, &script, Some("(allow_argv)"));
@@ -318,7 +363,11 @@ mod tests {
             ("*b*b*", "ab", false),
             ("a", "ab", false),
         ] {
-            assert_eq!(allows_words(&[pattern.to_owned()], &[word.to_owned()]), allowed, "{pattern} {word}");
+            assert_eq!(
+                allows_words(&[pattern.to_owned()], &[word.to_owned()]),
+                allowed,
+                "{pattern} {word}"
+            );
         }
     }
 
@@ -326,7 +375,11 @@ mod tests {
     fn a_timeout_is_bounded() {
         refuses("max_timeout = 60", &order("root"), None);
         refuses("max_timeout = 59", &order("root"), Some("(max_timeout)"));
-        refuses("max_timeout = 60", &Order { timeout: None, ..order("root") }, Some("(max_timeout)"));
+        refuses(
+            "max_timeout = 60",
+            &Order { timeout: None, ..order("root") },
+            Some("(max_timeout)"),
+        );
     }
 
     #[test]
@@ -387,9 +440,11 @@ mod tests {
         assert!(file.read().unwrap().check(&order("root"), uid("root")).is_err());
         fs::write(&path, "").unwrap();
         assert!(file.read().unwrap().check(&order("root"), uid("root")).is_ok());
-        for (content, why) in
-            [("allow_account = []", "unknown field"), ("require_https = true", "require_https"), ("x", "refuses every")]
-        {
+        for (content, why) in [
+            ("allow_account = []", "unknown field"),
+            ("require_https = true", "require_https"),
+            ("x", "refuses every"),
+        ] {
             fs::write(&path, content).unwrap();
             let refusal = file.read().unwrap_err();
             assert!(refusal.contains(why) && refusal.lines().count() == 1, "{refusal}");

@@ -38,10 +38,15 @@ pub struct PumpControl {
 
 /// Reads the output to its end and queues it in chunks. Returns the output for the fin, and the
 /// number of chunks.
-pub async fn pump(mut output: pipe::Receiver, chunks: &mpsc::Sender<Report>, control: &PumpControl) -> (Kept, u32) {
+pub async fn pump(
+    mut output: pipe::Receiver,
+    chunks: &mpsc::Sender<Report>,
+    control: &PumpControl,
+) -> (Kept, u32) {
     let mut bytes = vec![0; READ];
     let mut text = String::new();
-    let (mut decoder, mut chunker, mut kept) = (Decoder::default(), Chunker::default(), Kept::default());
+    let (mut decoder, mut chunker, mut kept) =
+        (Decoder::default(), Chunker::default(), Kept::default());
     let mut count = 0;
     // When waiting text is sent even if it is less than a chunk.
     let mut flush_at = Instant::now();
@@ -122,7 +127,8 @@ fn send(
     // Without a receiver output cannot be sent.
     let Ok(room) = room else { return chunker.close() };
     // The permit itself takes one place of the capacity.
-    let limit = if chunks.capacity() + 1 < chunks.max_capacity() { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
+    let limit =
+        if chunks.capacity() + 1 < chunks.max_capacity() { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
     if let Some(content) = chunker.next(limit) {
         room.send(Report::Chunk(Chunk { seq: *count, content }));
         *count += 1;
@@ -162,7 +168,8 @@ mod tests {
             }
             calls
         };
-        let (fin, calls) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, service) }).await.unwrap();
+        let (fin, calls) =
+            tokio::time::timeout(PATIENCE, async { tokio::join!(execute, service) }).await.unwrap();
         assert_eq!((fin.chunks, fin.output_bytes), (Some(calls), Some(4_000_000)));
         assert!(calls <= 120, "{calls}");
         // The calls took six seconds and more.
@@ -208,7 +215,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let go = directory.path().join("go");
         let (queue, mut reports) = mpsc::channel(2);
-        let order = order(&format!("printf a; until [ -e {} ]; do sleep 0.02; done; printf b", go.display()));
+        let order = order(&format!(
+            "printf a; until [ -e {} ]; do sleep 0.02; done; printf b",
+            go.display()
+        ));
         let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
         let execute = execute(&order, &SITE, &groups, &never, &journal, &queue);
         let watch = async {
@@ -218,7 +228,8 @@ mod tests {
             let Some(Report::Chunk(chunk)) = reports.recv().await else { panic!("no chunk") };
             assert_eq!((chunk.seq, chunk.content.as_str()), (1, "b"));
         };
-        let (fin, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, watch) }).await.unwrap();
+        let (fin, ()) =
+            tokio::time::timeout(PATIENCE, async { tokio::join!(execute, watch) }).await.unwrap();
         assert_eq!(fin.result.unwrap(), "ab");
     }
 
@@ -264,7 +275,8 @@ mod tests {
             }
             sent
         };
-        let (fin, sent) = tokio::time::timeout(PATIENCE, async { tokio::join!(execute, sent) }).await.unwrap();
+        let (fin, sent) =
+            tokio::time::timeout(PATIENCE, async { tokio::join!(execute, sent) }).await.unwrap();
         assert!(sent > most && sent <= most + 4, "{sent}");
         assert_eq!((fin.success, fin.exit_code), (false, Some(143)));
         let result = fin.result.unwrap();
@@ -274,7 +286,9 @@ mod tests {
 
     #[tokio::test]
     async fn chunks_are_counted() {
-        for (line, chunks) in [("true", 0..=0), ("echo x", 1..=1), ("head -c 10000 /dev/zero", 2..=3)] {
+        for (line, chunks) in
+            [("true", 0..=0), ("echo x", 1..=1), ("head -c 10000 /dev/zero", 2..=3)]
+        {
             let (fin, sent) = run(&order(line)).await;
             assert_eq!(fin.chunks, Some(sent.len() as u32), "{line}");
             assert!(chunks.contains(&sent.len()), "{line}: {}", sent.len());

@@ -68,7 +68,8 @@ mod tests {
         assert_eq!((fin.exit_code, fin.result.unwrap()), (Some(1), expected));
         assert!(!path.exists());
         if geteuid().is_root() {
-            let order = Order { user: "nobody".into(), ..script("sh", "stat -c '%a %U' $0; id -un") };
+            let order =
+                Order { user: "nobody".into(), ..script("sh", "stat -c '%a %U' $0; id -un") };
             assert_eq!(run(&order).await.0.result.unwrap(), "700 nobody\nnobody\n");
         }
         let mut other = script("sh", "true");

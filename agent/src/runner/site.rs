@@ -75,7 +75,15 @@ mod tests {
         };
         let run = async |order: Order| {
             let (queue, _reports) = mpsc::channel(2);
-            let fin = execute(&order, &site, &Groups::default(), &never(), &JournalWriter::default(), &queue).await;
+            let fin = execute(
+                &order,
+                &site,
+                &Groups::default(),
+                &never(),
+                &JournalWriter::default(),
+                &queue,
+            )
+            .await;
             let mut bytes = [0; 2_048];
             let length = log.recv(&mut bytes).unwrap();
             (fin, String::from_utf8_lossy(&bytes[..length]).into_owned())
@@ -88,8 +96,15 @@ mod tests {
         let reason = fin.reason.unwrap();
         // A policy that root does not own refuses everything.
         let rule = if geteuid().is_root() { "(deny_accounts)" } else { "its owner is not root" };
-        assert!((fin.exit_code, fin.result.as_deref()) == (Some(126), Some("")) && reason.contains(rule), "{reason}");
-        assert!(record.contains("refused: ") && record.contains(rule) && record.contains(&line), "{record}");
+        assert!(
+            (fin.exit_code, fin.result.as_deref()) == (Some(126), Some(""))
+                && reason.contains(rule),
+            "{reason}"
+        );
+        assert!(
+            record.contains("refused: ") && record.contains(rule) && record.contains(&line),
+            "{record}"
+        );
         assert!(!ran.exists());
         if !geteuid().is_root() {
             return;

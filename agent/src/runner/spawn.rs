@@ -48,17 +48,27 @@ pub struct SpawnedCommand {
 }
 
 /// Starts a process in its own session, as `account`, with stdout and stderr in one pipe.
-pub fn spawn(mut command: Command, account: Account, options: SpawnOptions) -> io::Result<SpawnedCommand> {
+pub fn spawn(
+    mut command: Command,
+    account: Account,
+    options: SpawnOptions,
+) -> io::Result<SpawnedCommand> {
     let SpawnOptions { input, cgroup, directory, gate } = options;
     let procs = cgroup.as_ref().map(Cgroup::open_procs).transpose()?;
     // Without `/proc` the agent could not find a supervisor's descendants.
-    let supervision = (cgroup.is_none() && process::is_proc_mounted()).then(io::pipe).transpose()?;
-    let (report, report_writer) = supervision.map(|(reader, writer)| (reader, OwnedFd::from(writer))).unzip();
-    let report = report.map(|reader| pipe::Receiver::from_owned_fd(OwnedFd::from(reader))).transpose()?;
+    let supervision =
+        (cgroup.is_none() && process::is_proc_mounted()).then(io::pipe).transpose()?;
+    let (report, report_writer) =
+        supervision.map(|(reader, writer)| (reader, OwnedFd::from(writer))).unzip();
+    let report =
+        report.map(|reader| pipe::Receiver::from_owned_fd(OwnedFd::from(reader))).transpose()?;
     // One pipe keeps the order of stdout and stderr.
     let (reader, writer) = io::pipe()?;
     let output = pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?;
-    command.stdin(input.map_or_else(Stdio::null, Stdio::from)).stdout(writer.try_clone()?).stderr(writer);
+    command
+        .stdin(input.map_or_else(Stdio::null, Stdio::from))
+        .stdout(writer.try_clone()?)
+        .stderr(writer);
     let home = CString::new(account.home.as_os_str().as_bytes()).unwrap_or_default();
     let agent = nix::unistd::getpid();
     let become_account = move || {
@@ -83,7 +93,9 @@ pub fn spawn(mut command: Command, account: Account, options: SpawnOptions) -> i
         // Closes the files that the agent itself inherited. Kernels before 5.11 lack this call.
         // Files that the agent opened are close-on-exec anyway.
         // SAFETY: a system call on numbers.
-        unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        unsafe {
+            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
+        };
         // After the account changes: only the account may be able to enter it.
         match &directory {
             Some(directory) => nix::unistd::chdir(directory.as_c_str())
@@ -97,8 +109,8 @@ pub fn spawn(mut command: Command, account: Account, options: SpawnOptions) -> i
         }
         Ok(())
     };
-    // SAFETY: between fork and exec this makes system calls only, and allocates nothing: all it needs was looked up
-    // before, and an errno becomes an error without allocation.
+    // SAFETY: between fork and exec this makes system calls only, and allocates nothing: all it
+    // needs was looked up before, and an errno becomes an error without allocation.
     unsafe { command.pre_exec(become_account) };
     // Dropping `command` closes the agent's write ends of the pipe, so the pipe ends with the last
     // process.
@@ -106,7 +118,8 @@ pub fn spawn(mut command: Command, account: Account, options: SpawnOptions) -> i
     let containment = match (cgroup, report) {
         (Some(cgroup), _) => Containment::Cgroup(Arc::new(cgroup)),
         (None, Some(report)) => {
-            let process = child_id(&child).and_then(|id| Identity::of(id.as_raw())).ok_or(Errno::ESRCH)?;
+            let process =
+                child_id(&child).and_then(|id| Identity::of(id.as_raw())).ok_or(Errno::ESRCH)?;
             Containment::Supervisor(Arc::new(Supervisor::new(process, Some(report))))
         }
         (None, None) => Containment::Nothing,
@@ -144,7 +157,10 @@ mod tests {
             std::fs::set_permissions(closed.path(), Permissions::from_mode(0o700)).unwrap();
             let order = Order { user: "nobody".into(), ..within(closed.path().to_str().unwrap()) };
             let (code, why) = refusal(&order).await;
-            assert!(code == 126 && why.contains("cannot be entered as nobody: Permission denied"), "{code} {why}");
+            assert!(
+                code == 126 && why.contains("cannot be entered as nobody: Permission denied"),
+                "{code} {why}"
+            );
         }
     }
 
@@ -157,18 +173,27 @@ mod tests {
     async fn a_command_has_its_own_session_and_no_files_of_the_agent() {
         // As if the agent had inherited an open file.
         let file = std::fs::File::open("/etc/passwd").unwrap();
-        nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
+        nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))
+            .unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-        let line = format!("[ -e /proc/$$/fd/0 ] && echo input; [ -e /proc/$$/fd/{fd} ] || echo closed");
+        let line =
+            format!("[ -e /proc/$$/fd/0 ] && echo input; [ -e /proc/$$/fd/{fd} ] || echo closed");
         for site in sites() {
-            assert_eq!(run_at(site, &order(&line), &never()).await.0.result.unwrap(), "input\nclosed\n");
+            assert_eq!(
+                run_at(site, &order(&line), &never()).await.0.result.unwrap(),
+                "input\nclosed\n"
+            );
             let stat = run_at(site, &order("cat /proc/$$/stat"), &never()).await.0.result.unwrap();
             let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
             // State, parent, group, session.
             let pid = stat.split(' ').next().unwrap();
             assert_eq!((fields[2], fields[3]), (pid, pid));
             // No signal is blocked, unlike in its supervisor.
-            let blocked = run_at(site, &order("grep ^SigBlk /proc/self/status"), &never()).await.0.result.unwrap();
+            let blocked = run_at(site, &order("grep ^SigBlk /proc/self/status"), &never())
+                .await
+                .0
+                .result
+                .unwrap();
             assert_eq!(blocked, "SigBlk:\t0000000000000000\n");
         }
         // Nor has a supervisor, except for the pipe in which it reports to the agent.

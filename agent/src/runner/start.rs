@@ -26,7 +26,11 @@ const SYSTEM: &str = "system";
 ///
 /// # Errors
 /// The fin of a command that cannot be run.
-pub async fn start(order: &Order, site: &Site, journal: &JournalWriter) -> Result<SpawnedCommand, Fin> {
+pub async fn start(
+    order: &Order,
+    site: &Site,
+    journal: &JournalWriter,
+) -> Result<SpawnedCommand, Fin> {
     let failed = || failure(REFUSED, "The command could not be started.");
     let (process_end, gate) = Gate::new(journal).map_err(|_| failed())?.unzip();
     let (for_start, site) = (order.clone(), site.clone());
@@ -60,7 +64,9 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedC
     let words: Vec<String> = match order {
         Order { script: Some(found), .. } => {
             if !sha256(&found.body).eq_ignore_ascii_case(&found.sha256) {
-                return Err(refused("The script is not the one that its SHA-256 names.".to_owned()));
+                return Err(refused(
+                    "The script is not the one that its SHA-256 names.".to_owned(),
+                ));
             }
             let file = ScriptFile::write(order.id, found, &account)
                 .map_err(|error| refused(format!("The script could not be written: {error}.")))?;
@@ -73,15 +79,23 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedC
             words
         }
         Order { argv: Some(words), .. } => words.clone(),
-        Order { allow_sh: true, line, .. } => vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()],
+        Order { allow_sh: true, line, .. } => {
+            vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()]
+        }
         Order { line, .. } => blanks(line),
     };
-    let (program, arguments) = words.split_first().ok_or_else(|| failure(NOT_FOUND, "No program is named."))?;
+    let (program, arguments) =
+        words.split_first().ok_or_else(|| failure(NOT_FOUND, "No program is named."))?;
     let mut command = Command::new(program);
     command.args(arguments);
     set_environment(&mut command, &account, order).map_err(refused)?;
     let options = SpawnOptions {
-        input: order.stdin.as_deref().map(input).transpose().map_err(|_| refused("The input does not fit.".into()))?,
+        input: order
+            .stdin
+            .as_deref()
+            .map(input)
+            .transpose()
+            .map_err(|_| refused("The input does not fit.".into()))?,
         cgroup: site.cgroups.create(order.id),
         directory: order
             .cwd
@@ -91,22 +105,25 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedC
             .map_err(|_| refused("The directory's name has a NUL.".to_owned()))?,
         gate,
     };
-    let started = spawn(command, account, options).map_err(|error| match (error.raw_os_error(), &order.cwd) {
-        (Some(code @ CANNOT_ENTER..), Some(cwd)) => {
-            let why = io::Error::from_raw_os_error(code - CANNOT_ENTER);
-            refused(format!("The directory {cwd} cannot be entered as {}: {why}.", order.user))
+    let started = spawn(command, account, options).map_err(|error| {
+        match (error.raw_os_error(), &order.cwd) {
+            (Some(code @ CANNOT_ENTER..), Some(cwd)) => {
+                let why = io::Error::from_raw_os_error(code - CANNOT_ENTER);
+                refused(format!("The directory {cwd} cannot be entered as {}: {why}.", order.user))
+            }
+            _ if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                failure(NOT_FOUND, format!("{program}: not found"))
+            }
+            _ => refused(format!("The command could not be started: {error}.")),
         }
-        _ if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            failure(NOT_FOUND, format!("{program}: not found"))
-        }
-        _ => refused(format!("The command could not be started: {error}.")),
     })?;
     Ok(SpawnedCommand { script, ..started })
 }
 
 /// An anonymous file with a command's stdin.
 fn input(text: &str) -> io::Result<File> {
-    // SAFETY: a system call with a constant name; what it returns is checked before it counts as a file.
+    // SAFETY: a system call with a constant name; what it returns is checked before it counts as a
+    // file.
     let fd = unsafe { libc::memfd_create(c"stdin".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
@@ -132,7 +149,10 @@ mod tests {
         let words = |line: &str| Order { allow_sh: false, ..order(line) };
         let (fin, _) = run(&words("  echo  'a b' | $HOME ")).await;
         assert_eq!(fin.result.unwrap(), "'a b' | $HOME\n");
-        assert_eq!(refusal(&words("no-such-program-1 x")).await, (127, "no-such-program-1: not found".to_owned()));
+        assert_eq!(
+            refusal(&words("no-such-program-1 x")).await,
+            (127, "no-such-program-1: not found".to_owned())
+        );
         assert_eq!(refusal(&words("/etc/passwd")).await.0, 126);
         assert_eq!(refusal(&words(" \t")).await, (127, "No program is named.".to_owned()));
     }
@@ -148,7 +168,10 @@ mod tests {
         assert_eq!(fin.result.unwrap(), "a b|$HOME;id||*|\"'|");
         assert_eq!(refusal(&argv(&[])).await.0, 127);
         assert_eq!(refusal(&argv(&[""])).await.0, 127);
-        assert_eq!(refusal(&argv(&["no such program"])).await, (127, "no such program: not found".to_owned()));
+        assert_eq!(
+            refusal(&argv(&["no such program"])).await,
+            (127, "no such program: not found".to_owned())
+        );
         assert_eq!(refusal(&argv(&["echo", "a\0b"])).await.0, 126);
     }
 

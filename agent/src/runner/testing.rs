@@ -35,7 +35,8 @@ pub static SITE: LazyLock<Site> = LazyLock::new(|| Site {
 });
 
 /// The same without control groups, so each command has a supervisor.
-pub static SUPERVISED: LazyLock<Site> = LazyLock::new(|| Site { cgroups: Cgroups::default(), ..SITE.clone() });
+pub static SUPERVISED: LazyLock<Site> =
+    LazyLock::new(|| Site { cgroups: Cgroups::default(), ..SITE.clone() });
 
 /// The ways in which a command's processes are kept together on this host.
 pub fn sites() -> impl Iterator<Item = &'static Site> {
@@ -88,7 +89,9 @@ pub async fn run_at(site: &Site, order: &Order, stops: &StopSignals) -> (Fin, Ve
         let queue = queue;
         execute(order, site, &Groups::default(), stops, &JournalWriter::default(), &queue).await
     };
-    tokio::time::timeout(PATIENCE, async { tokio::join!(execute, chunks) }).await.expect("it does not end")
+    tokio::time::timeout(PATIENCE, async { tokio::join!(execute, chunks) })
+        .await
+        .expect("it does not end")
 }
 
 /// The exit code and the result of a line.

@@ -70,7 +70,11 @@ async fn find_own_server(client: &Client) -> bool {
             Ok((status, _)) => format!("status {status}"),
             Err(why) => why.0,
         };
-        log::warn!("cannot check in at {}: {why}; next try in {} s", client.service(), pause.as_secs());
+        log::warn!(
+            "cannot check in at {}: {why}; next try in {} s",
+            client.service(),
+            pause.as_secs()
+        );
         sleep(jitter(pause)).await;
         pause = (pause * 2).min(PAUSES.1);
     }
@@ -108,7 +112,10 @@ pub async fn heartbeat(client: &Client, interval: Duration) {
         sleep(jitter(interval)).await;
         let body = Bytes::from(json!({"load": read_load()}).to_string());
         // The next one is the retry.
-        match client.send(Method::PATCH, "/api/servers/servers/-/status/", body, ANSWER_TIMEOUT).await {
+        match client
+            .send(Method::PATCH, "/api/servers/servers/-/status/", body, ANSWER_TIMEOUT)
+            .await
+        {
             Ok(200..=299) => {}
             Ok(status) => log::warn!("heartbeat: status {status}"),
             Err(why) => log::warn!("heartbeat: {}", why.0),
@@ -123,7 +130,10 @@ mod tests {
     #[test]
     fn intervals_are_read_and_bounded() {
         let seconds = |config| heartbeat_interval(&config).map(|interval| interval.as_secs());
-        assert_eq!(seconds(json!([{"type": "cpu", "interval": 1}, {"type": "status", "interval": 60}])), Some(60));
+        assert_eq!(
+            seconds(json!([{"type": "cpu", "interval": 1}, {"type": "status", "interval": 60}])),
+            Some(60)
+        );
         assert_eq!(seconds(json!([{"type": "status"}])), Some(300));
         assert_eq!(seconds(json!([{"type": "status", "interval": -5}])), Some(1));
         assert_eq!(seconds(json!([{"type": "status", "interval": 1e300}])), Some(86_400));

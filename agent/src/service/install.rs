@@ -1,8 +1,8 @@
 //! `install` and `uninstall`: the agent as a service of systemd.
 //!
-//! What a unit restricts, it restricts for everything that the service starts, and so for each command. An agent that
-//! runs as root is there to run any command as any account, so its unit restricts nothing; one with an account of its own
-//! gets what systemd has.
+//! What a unit restricts, it restricts for everything that the service starts, and so for each
+//! command. An agent that runs as root is there to run any command as any account, so its unit
+//! restricts nothing; one with an account of its own gets what systemd has.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -20,7 +20,8 @@ const NAME: &str = "farhand-agent.service";
 const UNITS: &str = "/etc/systemd/system";
 /// The unit of an agent that runs as root.
 const UNIT_OF_ROOT: &str = include_str!("../../systemd/farhand-agent.service");
-/// The unit of an agent that runs as an account of its own. It differs in the account's sandbox only.
+/// The unit of an agent that runs as an account of its own. It differs in the account's sandbox
+/// only.
 const UNIT_OF_ACCOUNT: &str = include_str!("../../systemd/farhand-agent-sandbox.service");
 
 /// The arguments of `install`.
@@ -86,7 +87,8 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
     for arguments in steps(*start) {
         systemctl(arguments)?;
     }
-    report.push(if *start { "the agent runs" } else { "the agent starts with the host" }.to_owned());
+    report
+        .push(if *start { "the agent runs" } else { "the agent starts with the host" }.to_owned());
     Ok(report.join("\n"))
 }
 
@@ -136,10 +138,15 @@ fn has_systemd() -> bool {
 }
 
 fn check_root() -> Result<(), Failure> {
-    if geteuid().is_root() { Ok(()) } else { Err(Failure::Failed("this needs root: run it with sudo".to_owned())) }
+    if geteuid().is_root() {
+        Ok(())
+    } else {
+        Err(Failure::Failed("this needs root: run it with sudo".to_owned()))
+    }
 }
 
-/// Checks that a path can stand in a unit as it is: systemd gives a meaning to blanks, quotes, `%`, `$` and more.
+/// Checks that a path can stand in a unit as it is: systemd gives a meaning to blanks, quotes, `%`,
+/// `$` and more.
 fn check_path(path: &Path) -> Result<(), Failure> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@".contains(c);
     let is_fit = path.is_absolute()
@@ -148,7 +155,10 @@ fn check_path(path: &Path) -> Result<(), Failure> {
     if is_fit {
         return Ok(());
     }
-    misuse(format!("{}: a path in a unit is of letters, digits and / . _ - + @, without ..", path.display()))
+    misuse(format!(
+        "{}: a path in a unit is of letters, digits and / . _ - + @, without ..",
+        path.display()
+    ))
 }
 
 /// Checks that an agent would start with this file.
@@ -163,9 +173,12 @@ fn check_config(config: &Path) -> Result<(), Failure> {
 
 fn find_account(name: &str) -> Result<User, Failure> {
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_' || b == b'.';
-    let found = if name.bytes().all(is_plain) { User::from_name(name).ok().flatten() } else { None };
+    let found =
+        if name.bytes().all(is_plain) { User::from_name(name).ok().flatten() } else { None };
     match found {
-        Some(user) if user.uid.is_root() => misuse("--user: root is what the agent runs as without it"),
+        Some(user) if user.uid.is_root() => {
+            misuse("--user: root is what the agent runs as without it")
+        }
         Some(user) => Ok(user),
         None => misuse(format!("--user: there is no account {name:?} on this host")),
     }
@@ -174,7 +187,9 @@ fn find_account(name: &str) -> Result<User, Failure> {
 /// Makes the agent's file readable for one account only. Returns what was changed.
 fn hand_over(config: &Path, account: &User) -> Result<Option<String>, Failure> {
     let (shown, name) = (config.display(), &account.name);
-    let groups = std::ffi::CString::new(name.as_str()).ok().and_then(|name| getgrouplist(&name, account.gid).ok());
+    let groups = std::ffi::CString::new(name.as_str())
+        .ok()
+        .and_then(|name| getgrouplist(&name, account.gid).ok());
     for folder in config.ancestors().skip(1) {
         let metadata = fs::metadata(folder).map_err(|error| describe(folder, &error))?;
         if !may_enter(&metadata, account, groups.as_deref().unwrap_or_default()) {
@@ -224,10 +239,12 @@ fn under(prefix: Option<&Path>, path: &str) -> PathBuf {
 
 /// Copies this program to its place. False if it is there already.
 fn copy_binary(to: &Path) -> Result<bool, Failure> {
-    let from =
-        std::env::current_exe().map_err(|error| Failure::Failed(format!("this program is not found: {error}")))?;
-    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    let own = identity(&from).ok_or_else(|| Failure::Failed(format!("{} is not there any more", from.display())))?;
+    let from = std::env::current_exe()
+        .map_err(|error| Failure::Failed(format!("this program is not found: {error}")))?;
+    let identity =
+        |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    let own = identity(&from)
+        .ok_or_else(|| Failure::Failed(format!("{} is not there any more", from.display())))?;
     if identity(to) == Some(own) {
         return Ok(false);
     }
@@ -317,7 +334,8 @@ mod tests {
         let (root, own) = (unit(Path::new(CONFIG), None), unit(Path::new(CONFIG), Some("deploy")));
         // Its sandbox keeps control groups from it.
         assert!(!settings(&own).contains(&"Delegate=yes"));
-        let added: Vec<_> = settings(&own).into_iter().filter(|line| !settings(&root).contains(line)).collect();
+        let added: Vec<_> =
+            settings(&own).into_iter().filter(|line| !settings(&root).contains(line)).collect();
         let expected = [
             "User=deploy",
             "NoNewPrivileges=yes",
@@ -371,8 +389,16 @@ mod tests {
     #[test]
     fn paths_that_systemd_would_read_otherwise_are_refused() {
         assert!(check_path(Path::new("/etc/farhand/web-1_a.b+c@d.toml")).is_ok());
-        for bad in ["agent.toml", "/etc/a b", "/etc/%n", "/etc/$HOME", "/etc/../x", "/etc/a\"", "/etc/a\nUser=x", "/ä"]
-        {
+        for bad in [
+            "agent.toml",
+            "/etc/a b",
+            "/etc/%n",
+            "/etc/$HOME",
+            "/etc/../x",
+            "/etc/a\"",
+            "/etc/a\nUser=x",
+            "/ä",
+        ] {
             assert!(matches!(check_path(Path::new(bad)), Err(Failure::Misuse(_))), "{bad:?}");
         }
     }
@@ -397,7 +423,9 @@ mod tests {
         let config = directory.path().join("agent.toml");
         fs::write(&config, "").unwrap();
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).unwrap();
-        assert!(matches!(hand_over(&config, &nobody), Err(Failure::Misuse(why)) if why.contains("cannot enter")));
+        assert!(
+            matches!(hand_over(&config, &nobody), Err(Failure::Misuse(why)) if why.contains("cannot enter"))
+        );
     }
 
     #[test]
@@ -412,7 +440,12 @@ mod tests {
             true => find_account("nobody").unwrap(),
             false => User::from_uid(geteuid()).unwrap().unwrap(),
         };
-        assert!(hand_over(&config, &account).unwrap().unwrap().ends_with(&format!("belongs to {} now", account.name)));
+        assert!(
+            hand_over(&config, &account)
+                .unwrap()
+                .unwrap()
+                .ends_with(&format!("belongs to {} now", account.name))
+        );
         let metadata = fs::metadata(&config).unwrap();
         assert_eq!((metadata.uid(), metadata.mode() & 0o777), (account.uid.as_raw(), 0o600));
         assert_eq!(hand_over(&config, &account), Ok(None));

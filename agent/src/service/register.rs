@@ -1,7 +1,8 @@
-//! `register` and `unregister`: how a server comes to be in a workspace, and leaves it (agent-protocol 1.2 and 1.3).
+//! `register` and `unregister`: how a server comes to be in a workspace, and leaves it
+//! (agent-protocol 1.2 and 1.3).
 //!
-//! The token is read from a file or the environment: as an argument everybody on the host could see it. Neither it nor
-//! the key is ever shown.
+//! The token is read from a file or the environment: as an argument everybody on the host could see
+//! it. Neither it nor the key is ever shown.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -20,8 +21,8 @@ use crate::connection::client::Client;
 use crate::host::facts::Facts;
 use crate::journal::file::JournalFile;
 
-/// How long the service has for an answer. Longer than for a report, as the outcome of a registration
-/// without an answer is not known.
+/// How long the service has for an answer. Longer than for a report, as the outcome of a
+/// registration without an answer is not known.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 /// How much of the service's words is shown, in characters.
 const MAX_WORDS: usize = 300;
@@ -62,12 +63,14 @@ pub async fn register(registration: Registration) -> Result<String, String> {
     if status != 201 {
         return Err(format!("not registered: {}", refusal(status, &answer)));
     }
-    let made =
-        Registered::read(&answer).ok_or_else(|| format!("{service}: the answer is not a server's; {unclear}"))?;
+    let made = Registered::read(&answer)
+        .ok_or_else(|| format!("{service}: the answer is not a server's; {unclear}"))?;
     if let Err(why) = draft.finish(&made.file(&service)) {
         let undone = match undo(&service, &made).await {
             Ok(()) => "the server is unregistered again".to_owned(),
-            Err(undone) => format!("server {} ({}) stays in the workspace: {undone}", made.name, made.id),
+            Err(undone) => {
+                format!("server {} ({}) stays in the workspace: {undone}", made.name, made.id)
+            }
         };
         return Err(format!("{why}; {undone}"));
     }
@@ -89,7 +92,11 @@ impl Registered {
         let text = |name: &str| answer[name].as_str().map(str::to_owned);
         let key = Secret::new(text("key")?);
         config::check_credential("", &key).ok()?;
-        Some(Self { id: farhand_domain::id::parse(&text("id")?)?, key, name: plain(&text("name")?) })
+        Some(Self {
+            id: farhand_domain::id::parse(&text("id")?)?,
+            key,
+            name: plain(&text("name")?),
+        })
     }
 
     /// The agent's file.
@@ -98,7 +105,11 @@ impl Registered {
         let url = service.to_string().replace('\\', "\\\\").replace('"', "\\\"");
         // The registration was allowed over it, and the agent would refuse to start otherwise.
         let plain_http = if service.is_open() { "allow_plain_http = true\n" } else { "" };
-        format!("url = \"{url}\"\nid = \"{}\"\nkey = \"{}\"\n{plain_http}", self.id, self.key.expose())
+        format!(
+            "url = \"{url}\"\nid = \"{}\"\nkey = \"{}\"\n{plain_http}",
+            self.id,
+            self.key.expose()
+        )
     }
 }
 
@@ -126,7 +137,9 @@ pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Resu
     let (id, shown) = (settings.id, config.display());
     let told = match ask_to_unregister(&client).await? {
         (204, _) => format!("server {id} is unregistered"),
-        (403, _) if force => format!("the service does not know server {id} and its key, as if it was deleted"),
+        (403, _) if force => {
+            format!("the service does not know server {id} and its key, as if it was deleted")
+        }
         (403, _) => {
             return Err(format!(
                 "the service does not know server {id} and its key, as if it was deleted: with --force, {shown} is removed all the same"
@@ -134,11 +147,18 @@ pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Resu
         }
         (status, answer) => return Err(format!("not unregistered: {}", refusal(status, &answer))),
     };
-    fs::remove_file(config).map_err(|error| format!("{told}; {shown} could not be removed: {error}"))?;
+    fs::remove_file(config)
+        .map_err(|error| format!("{told}; {shown} could not be removed: {error}"))?;
     let runs = |folder: &PathBuf| matches!(JournalFile::inspect(folder), Ok(Some(seen)) if seen.agent.is_some());
-    let still = if settings.state_dirs.iter().any(runs) { "\nits agent still runs here: stop it" } else { "" };
+    let still = if settings.state_dirs.iter().any(runs) {
+        "\nits agent still runs here: stop it"
+    } else {
+        ""
+    };
     for folder in &settings.state_dirs {
-        let describe = |error| format!("{told}, and {shown} is removed; {} could not be: {error}", folder.display());
+        let describe = |error| {
+            format!("{told}, and {shown} is removed; {} could not be: {error}", folder.display())
+        };
         JournalFile::remove(folder).map_err(describe)?;
     }
     // The folder beside the file, if no other server's state is in it.
@@ -159,8 +179,10 @@ fn refusal(status: u16, answer: &Value) -> String {
             _ => {}
         }
     }
-    let hint = if (300..400).contains(&status) { " (is that the workspace's address?)" } else { "" };
-    let words = if words.is_empty() { String::new() } else { format!(": {}", plain(&words.join("; "))) };
+    let hint =
+        if (300..400).contains(&status) { " (is that the workspace's address?)" } else { "" };
+    let words =
+        if words.is_empty() { String::new() } else { format!(": {}", plain(&words.join("; "))) };
     format!("status {status}{hint}{words}")
 }
 
@@ -169,8 +191,8 @@ fn plain(text: &str) -> String {
     text.chars().take(MAX_WORDS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A file of the agent's that is being written: beside the place where it will be, so that it is there whole or not at
-/// all. Dropped without [`finish`](Self::finish), nothing is left of it.
+/// A file of the agent's that is being written: beside the place where it will be, so that it is
+/// there whole or not at all. Dropped without [`finish`](Self::finish), nothing is left of it.
 struct Draft<'a> {
     path: &'a Path,
     beside: PathBuf,
@@ -182,7 +204,10 @@ impl<'a> Draft<'a> {
     /// Makes sure that the file can be written, and may be.
     fn begin(path: &'a Path, force: bool) -> Result<Self, String> {
         if !force && is_there(path) {
-            return Err(format!("{}: a file is there already, and is replaced with --force only", path.display()));
+            return Err(format!(
+                "{}: a file is there already, and is replaced with --force only",
+                path.display()
+            ));
         }
         let folder = match path.parent() {
             Some(folder) if folder != Path::new("") => folder,
@@ -193,7 +218,12 @@ impl<'a> Draft<'a> {
         DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(describe)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let beside = folder.join(format!(".{name}.{:016x}", fastrand::u64(..)));
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside).map_err(describe)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&beside)
+            .map_err(describe)?;
         let draft = Self { path, beside, file, force };
         if path.is_dir() {
             return Err(format!("{}: that is a folder", path.display()));
@@ -206,7 +236,11 @@ impl<'a> Draft<'a> {
         let mut write = || {
             self.file.write_all(content.as_bytes())?;
             self.file.sync_all()?;
-            if self.force { fs::rename(&self.beside, self.path) } else { put(&self.beside, self.path) }
+            if self.force {
+                fs::rename(&self.beside, self.path)
+            } else {
+                put(&self.beside, self.path)
+            }
         };
         write().map_err(|error| format!("{}: {error}", self.path.display()))
     }
@@ -223,7 +257,9 @@ impl Drop for Draft<'_> {
 fn put(from: &Path, to: &Path) -> io::Result<()> {
     match fs::hard_link(from, to) {
         // Some file systems know no second names.
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists && !is_there(to) => fs::rename(from, to),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists && !is_there(to) => {
+            fs::rename(from, to)
+        }
         done => done,
     }
 }
@@ -242,7 +278,10 @@ mod tests {
     use super::*;
 
     fn names(folder: &Path) -> Vec<String> {
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     #[test]
@@ -276,7 +315,12 @@ mod tests {
         assert!(Draft::begin(directory.path(), true).err().unwrap().ends_with("that is a folder"));
         assert!(Draft::begin(Path::new("/dev/null/agent.toml"), false).is_err());
         std::os::unix::fs::symlink("/no/such/file", directory.path().join("link")).unwrap();
-        assert!(Draft::begin(&directory.path().join("link"), false).err().unwrap().contains("a file is there already"));
+        assert!(
+            Draft::begin(&directory.path().join("link"), false)
+                .err()
+                .unwrap()
+                .contains("a file is there already")
+        );
         assert_eq!(names(directory.path()), ["link"]);
     }
 
@@ -304,7 +348,9 @@ mod tests {
         let file = format!("url = \"https://a.example/base\"\nid = \"{id}\"\nkey = \"sesame\"\n");
         assert_eq!(made.file(&service), file);
         let plain = Service::parse("http://a.example").unwrap();
-        let file = format!("url = \"http://a.example\"\nid = \"{id}\"\nkey = \"sesame\"\nallow_plain_http = true\n");
+        let file = format!(
+            "url = \"http://a.example\"\nid = \"{id}\"\nkey = \"sesame\"\nallow_plain_http = true\n"
+        );
         assert_eq!(made.file(&plain), file);
         for bad in [
             json!(null),

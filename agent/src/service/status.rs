@@ -81,11 +81,15 @@ impl Status {
     pub fn text(&self) -> String {
         let service = match &self.service {
             KeyCheck::Accepted(name) => format!("takes the key of {name}"),
-            KeyCheck::Refused => "refuses the key: it is wrong, or the server is deleted".to_owned(),
+            KeyCheck::Refused => {
+                "refuses the key: it is wrong, or the server is deleted".to_owned()
+            }
             KeyCheck::Unreachable(why) => format!("is not reached: {why}"),
         };
         let (agent, commands) = match &self.state {
-            Some((folder, Err(error))) => (format!("not known: {}: {error}", folder.display()), None),
+            Some((folder, Err(error))) => {
+                (format!("not known: {}: {error}", folder.display()), None)
+            }
             state => {
                 let seen = state.as_ref().and_then(|(_, seen)| seen.as_ref().ok());
                 let agent = match seen.and_then(|seen| seen.agent) {
@@ -94,13 +98,17 @@ impl Status {
                     None => "does not run".to_owned(),
                 };
                 let commands = seen.map(|seen| {
-                    format!("{} running, {} waiting, {} to be reported", seen.running, seen.waiting, seen.unreported)
+                    format!(
+                        "{} running, {} waiting, {} to be reported",
+                        seen.running, seen.waiting, seen.unreported
+                    )
                 });
                 (agent, commands)
             }
         };
         let commands = commands.unwrap_or_else(|| "not known".to_owned());
-        let (url, id, fingerprint, version) = (&self.url, &self.id, &self.fingerprint, facts::VERSION);
+        let (url, id, fingerprint, version) =
+            (&self.url, &self.id, &self.fingerprint, facts::VERSION);
         let lines = [
             format!("url          {url}"),
             format!("server       {id}"),
@@ -192,7 +200,10 @@ mod tests {
     fn it_is_told_to_people_and_programs() {
         let status = status(KeyCheck::Accepted("web-1".to_owned()), Some(Some(7)));
         let text = status.text();
-        assert!(text.contains("takes the key of web-1") && text.contains("runs, as process 7"), "{text}");
+        assert!(
+            text.contains("takes the key of web-1") && text.contains("runs, as process 7"),
+            "{text}"
+        );
         assert!(text.contains("fingerprint  ABCD-2345"), "{text}");
         assert!(text.contains("2 running, 1 waiting, 3 to be reported"), "{text}");
         let expected = json!({
@@ -205,9 +216,11 @@ mod tests {
     #[test]
     fn the_folder_that_is_in_use_is_found() {
         let directory = tempfile::tempdir().unwrap();
-        let folders: Vec<_> = ["none", "left", "used"].map(|name| directory.path().join(name)).into();
+        let folders: Vec<_> =
+            ["none", "left", "used"].map(|name| directory.path().join(name)).into();
         assert!(find(&folders).is_none());
-        // A process that another test starts holds the lock too for a moment, until it executes something.
+        // A process that another test starts holds the lock too for a moment, until it executes
+        // something.
         let is_left = |folder: &PathBuf| {
             let until = Instant::now() + Duration::from_secs(20);
             while JournalFile::inspect(folder).unwrap().unwrap().agent.is_some() {
@@ -220,7 +233,10 @@ mod tests {
         assert_eq!(find(&folders).unwrap().0, folders[1]);
         let used = JournalFile::open(&folders[2], 0).unwrap();
         let (folder, seen) = find(&folders).unwrap();
-        assert_eq!((folder, seen.unwrap().agent), (folders[2].clone(), Some(Some(std::process::id() as i32))));
+        assert_eq!(
+            (folder, seen.unwrap().agent),
+            (folders[2].clone(), Some(Some(std::process::id() as i32)))
+        );
         drop(used);
         is_left(&folders[2]);
         assert_eq!(find(&folders).unwrap().0, folders[1]);

@@ -25,7 +25,10 @@ fn program(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     for variable in ["FARHAND_AGENT_KEY", "FARHAND_REGISTRATION_TOKEN", "STATE_DIRECTORY"] {
         command.env_remove(variable);
     }
-    command.args(arguments.iter().map(|argument| argument.as_ref())).stdin(Stdio::null()).kill_on_drop(true);
+    command
+        .args(arguments.iter().map(|argument| argument.as_ref()))
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
     command
 }
 
@@ -34,7 +37,10 @@ async fn end(command: &mut Command) -> (i32, String, String) {
     let Output { status, stdout, stderr } =
         tokio::time::timeout(PATIENCE, command.output()).await.expect("it does not end").unwrap();
     let (out, errors) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
-    assert!(![&out, &errors].iter().any(|text| text.contains(KEY) || text.contains(TOKEN)), "{out}{errors}");
+    assert!(
+        ![&out, &errors].iter().any(|text| text.contains(KEY) || text.contains(TOKEN)),
+        "{out}{errors}"
+    );
     (status.code().unwrap(), out, errors)
 }
 
@@ -43,7 +49,8 @@ fn made() -> Value {
 }
 
 fn registering(service: &Service, config: &Path) -> Command {
-    let mut command = program(&[&"register", &"--url", &service.url, &"--name", &"Web-1", &"--config", &config]);
+    let mut command =
+        program(&[&"register", &"--url", &service.url, &"--name", &"Web-1", &"--config", &config]);
     command.env("FARHAND_REGISTRATION_TOKEN", TOKEN);
     command
 }
@@ -53,7 +60,10 @@ fn calls(service: &Service) -> Vec<String> {
 }
 
 fn names(folder: &Path) -> Vec<String> {
-    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 /// Writes an agent's file.
@@ -93,7 +103,15 @@ async fn the_token_comes_from_a_file_and_the_name_from_the_host() {
     let (token, config) = (folder.path().join("token"), folder.path().join("agent.toml"));
     fs::write(&token, format!("{TOKEN}\n")).unwrap();
     service.answer_with(REGISTER, 201, &made(), || {});
-    let command = &mut program(&[&"register", &"--url", &service.url, &"--config", &config, &"--token-file", &token]);
+    let command = &mut program(&[
+        &"register",
+        &"--url",
+        &service.url,
+        &"--config",
+        &config,
+        &"--token-file",
+        &token,
+    ]);
     // The file is preferred.
     let (code, _, errors) = end(command.env("FARHAND_REGISTRATION_TOKEN", "another")).await;
     assert_eq!(code, 0, "{errors}");
@@ -117,7 +135,11 @@ async fn what_the_service_refuses_is_one_line_and_leaves_nothing() {
         (400, json!({"name": ["Too long."]}), "not registered: status 400: name: Too long."),
         (200, made(), "not registered: status 200"),
         (308, Value::Null, "not registered: status 308 (is that the workspace's address?)"),
-        (201, json!({"id": SERVER, "name": "web-1"}), "whether the server was registered is not known"),
+        (
+            201,
+            json!({"id": SERVER, "name": "web-1"}),
+            "whether the server was registered is not known",
+        ),
     ] {
         service.answer_with(REGISTER, status, &body, || {});
         let (code, out, errors) = end(&mut registering(&service, &config)).await;
@@ -139,9 +161,13 @@ async fn a_file_that_is_there_is_kept_and_nothing_is_registered() {
     let config = folder.path().join("agent.toml");
     fs::write(&config, "kept").unwrap();
     let (code, _, errors) = end(&mut registering(&service, &config)).await;
-    assert!(code == 1 && errors.contains("a file is there already") && errors.lines().count() == 1, "{errors}");
+    assert!(
+        code == 1 && errors.contains("a file is there already") && errors.lines().count() == 1,
+        "{errors}"
+    );
     assert_eq!((fs::read_to_string(&config).unwrap().as_str(), calls(&service).len()), ("kept", 0));
-    let (code, _, errors) = end(&mut registering(&service, Path::new("/dev/null/agent.toml"))).await;
+    let (code, _, errors) =
+        end(&mut registering(&service, Path::new("/dev/null/agent.toml"))).await;
     assert!(code == 1 && errors.lines().count() == 1, "{errors}");
     assert_eq!(calls(&service).len(), 0);
     service.answer_with(REGISTER, 201, &made(), || {});
@@ -155,7 +181,9 @@ async fn a_registration_whose_file_cannot_be_written_is_taken_back() {
     let service = Service::start(true).await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("agent.toml");
-    for (status, expected) in [(204, "the server is unregistered again"), (500, "stays in the workspace: status 500")] {
+    for (status, expected) in
+        [(204, "the server is unregistered again"), (500, "stays in the workspace: status 500")]
+    {
         // Somebody else registers at the same time, and is first.
         let path = config.clone();
         service.answer_with(REGISTER, 201, &made(), move || fs::write(path, "another").unwrap());
@@ -163,7 +191,10 @@ async fn a_registration_whose_file_cannot_be_written_is_taken_back() {
         let (code, _, errors) = end(&mut registering(&service, &config)).await;
         assert_eq!((code, errors.lines().count()), (1, 1), "{errors}");
         assert!(errors.contains(expected), "{errors}");
-        assert_eq!((fs::read_to_string(&config).unwrap().as_str(), names(folder.path()).len()), ("another", 1));
+        assert_eq!(
+            (fs::read_to_string(&config).unwrap().as_str(), names(folder.path()).len()),
+            ("another", 1)
+        );
         let last = service.calls().pop().unwrap();
         assert_eq!(last.call, "DELETE /api/servers/servers/-/unregister/");
         assert_eq!(last.headers["authorization"], format!("id=\"{SERVER}\", key=\"{KEY}\""));
@@ -211,14 +242,16 @@ async fn a_server_that_is_gone_is_unregistered_by_force() {
     let config = folder.path().join("agent.toml");
     write_config(&service, &config);
     service.answer("/unregister/", &[403]);
-    let (code, out, _) = end(&mut program(&[&"unregister", &"--config", &config, &"--force"])).await;
+    let (code, out, _) =
+        end(&mut program(&[&"unregister", &"--config", &config, &"--force"])).await;
     assert!(code == 0 && out.contains("the service does not know server"), "{out}");
     assert!(!config.exists());
 }
 
 /// What `status` tells as JSON, and its exit code.
 async fn status(config: &Path) -> (i32, Value) {
-    let (code, out, errors) = end(&mut program(&[&"status", &"--json", &"--config", &config])).await;
+    let (code, out, errors) =
+        end(&mut program(&[&"status", &"--json", &"--config", &config])).await;
     (code, serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{errors}")))
 }
 
@@ -244,9 +277,17 @@ async fn the_status_tells_of_the_agent_and_of_the_service() {
     assert_eq!((code, &told["service"], &told["name"]), (4, &json!("refused"), &Value::Null));
     service.answer("/api/servers/servers/-/", &[502]);
     let (code, told) = status(&config).await;
-    assert_eq!((code, &told["service"], &told["running"]), (1, &json!("unreachable"), &json!(true)));
+    assert_eq!(
+        (code, &told["service"], &told["running"]),
+        (1, &json!("unreachable"), &json!(true))
+    );
     let (code, text, _) = end(&mut program(&[&"status", &"--config", &config])).await;
-    assert!(code == 0 && text.contains("takes the key of web-1") && text.contains(&agent.pid().to_string()), "{text}");
+    assert!(
+        code == 0
+            && text.contains("takes the key of web-1")
+            && text.contains(&agent.pid().to_string()),
+        "{text}"
+    );
     agent.signal(Signal::SIGKILL);
     agent.exit().await;
     kill(Pid::from_raw(process.parse().unwrap()), Signal::SIGKILL).unwrap();
@@ -269,9 +310,33 @@ async fn what_is_misused_is_exit_code_2() {
         &[&"register", &"--url", &"http://localhost:1", &"--config", &config],
         &[&"register", &"--url", &"http://localhost:1", &"--config", &config, &"--token", &"x"],
         &[&"register", &"--url", &"localhost", &"--config", &config, &"--token-file", &"/dev/null"],
-        &[&"register", &"--url", &"http://localhost:1", &"--config", &config, &"--token-file", &"/dev/null"],
-        &[&"register", &"--url", &"http://localhost:1", &"--config", &config, &"--token-file", &unusable],
-        &[&"register", &"--url", &"http://localhost:1", &"--config", &config, &"--token-file", &"/no/such/file"],
+        &[
+            &"register",
+            &"--url",
+            &"http://localhost:1",
+            &"--config",
+            &config,
+            &"--token-file",
+            &"/dev/null",
+        ],
+        &[
+            &"register",
+            &"--url",
+            &"http://localhost:1",
+            &"--config",
+            &config,
+            &"--token-file",
+            &unusable,
+        ],
+        &[
+            &"register",
+            &"--url",
+            &"http://localhost:1",
+            &"--config",
+            &config,
+            &"--token-file",
+            &"/no/such/file",
+        ],
         &[&"unregister", &"--config", &config],
         &[&"status", &"--config", &config],
         &[&"install", &"--config", &"/etc/a b", &"--prefix", &folder.path()],
@@ -291,21 +356,37 @@ async fn installing_writes_a_unit_that_systemd_reads() {
     let unit = folder.path().join("etc/systemd/system/farhand-agent.service");
     let binary = folder.path().join("usr/local/bin/farhand-agent");
     for user in [None, Some("daemon")] {
-        let mut command = program(&[&"install", &"--config", &"/etc/farhand/web-1.toml", &"--prefix", &folder.path()]);
-        let (code, out, errors) = end(command.args(user.map(|user| ["--user", user]).iter().flatten())).await;
+        let mut command = program(&[
+            &"install",
+            &"--config",
+            &"/etc/farhand/web-1.toml",
+            &"--prefix",
+            &folder.path(),
+        ]);
+        let (code, out, errors) =
+            end(command.args(user.map(|user| ["--user", user]).iter().flatten())).await;
         assert_eq!((code, errors.as_str()), (0, ""));
         assert!(out.contains(unit.to_str().unwrap()), "{out}");
         let text = fs::read_to_string(&unit).unwrap();
         let has = |line: &str| text.lines().any(|other| other == line);
-        assert!(has("ExecStart=/usr/local/bin/farhand-agent run --config /etc/farhand/web-1.toml"), "{text}");
+        assert!(
+            has("ExecStart=/usr/local/bin/farhand-agent run --config /etc/farhand/web-1.toml"),
+            "{text}"
+        );
         assert!(has("ConditionPathExists=/etc/farhand/web-1.toml"), "{text}");
-        assert_eq!((has("User=daemon"), has("NoNewPrivileges=yes")), (user.is_some(), user.is_some()));
+        assert_eq!(
+            (has("User=daemon"), has("NoNewPrivileges=yes")),
+            (user.is_some(), user.is_some())
+        );
         assert_eq!(fs::metadata(&unit).unwrap().mode() & 0o777, 0o644);
         assert_eq!(fs::metadata(&binary).unwrap().mode() & 0o777, 0o755);
         assert_eq!(fs::read(&binary).unwrap(), fs::read(PROGRAM).unwrap());
         verify(
             folder.path(),
-            &text.replace("=/usr/local/bin/", &format!("={}/usr/local/bin/", folder.path().display())),
+            &text.replace(
+                "=/usr/local/bin/",
+                &format!("={}/usr/local/bin/", folder.path().display()),
+            ),
         )
         .await;
     }
@@ -318,7 +399,8 @@ async fn installing_writes_a_unit_that_systemd_reads() {
     assert!(code == 0 && out.contains("nothing to do"), "{out}");
 }
 
-/// Lets systemd read a unit, where it is there; each of its lines is checked in any case, in `install.rs`.
+/// Lets systemd read a unit, where it is there; each of its lines is checked in any case, in
+/// `install.rs`.
 async fn verify(folder: &Path, unit: &str) {
     let copy = folder.join("farhand-agent.service");
     fs::write(&copy, unit).unwrap();
@@ -327,7 +409,8 @@ async fn verify(folder: &Path, unit: &str) {
         Ok(output) => {
             let errors = String::from_utf8_lossy(&output.stderr);
             // It may find fault with other units of this machine.
-            let about = errors.lines().filter(|line| line.contains("farhand-agent")).collect::<Vec<_>>();
+            let about =
+                errors.lines().filter(|line| line.contains("farhand-agent")).collect::<Vec<_>>();
             assert!(about.is_empty(), "{about:#?}");
         }
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{error}"),
@@ -348,7 +431,10 @@ async fn installing_needs_root() {
             command.uid(nobody.uid.as_raw()).gid(nobody.gid.as_raw());
         }
         let (code, _, errors) = end(command.arg(action)).await;
-        assert_eq!((code, errors.as_str()), (1, "farhand-agent: this needs root: run it with sudo\n"));
+        assert_eq!(
+            (code, errors.as_str()),
+            (1, "farhand-agent: this needs root: run it with sudo\n")
+        );
     }
 }
 
@@ -376,7 +462,10 @@ async fn built_ins_do_not_wait_behind_commands() {
     }
     let id = socket.internal("upgrade").await;
     let fin = service.fin(id).await;
-    assert!(fin["exit_code"] == 127 && fin["result"].as_str().unwrap().contains("Replace its binary"), "{fin}");
+    assert!(
+        fin["exit_code"] == 127 && fin["result"].as_str().unwrap().contains("Replace its binary"),
+        "{fin}"
+    );
     assert!(service.fins(first).is_empty() && service.fins(waiting).is_empty());
 }
 
@@ -388,7 +477,11 @@ async fn a_restart_waits_for_what_runs_and_what_waits() {
     let mut socket = service.socket().await;
     let folder = tempfile::tempdir().unwrap();
     let (go, log) = (folder.path().join("go"), folder.path().join("log"));
-    let line = format!("echo begun; until [ -e {} ]; do sleep 0.02; done; echo one >> {}", go.display(), log.display());
+    let line = format!(
+        "echo begun; until [ -e {} ]; do sleep 0.02; done; echo one >> {}",
+        go.display(),
+        log.display()
+    );
     let running = socket.command(&line).await;
     service.wrote(running, "begun").await;
     let second = format!("echo two >> {}", log.display());
@@ -430,8 +523,14 @@ async fn a_restart_stops_what_does_not_end() {
     socket.internal("restart").await;
     let _socket = service.socket().await;
     let fin = service.fin(running).await;
-    assert_eq!((&fin["exit_code"], &fin["result"]), (&json!(143), &json!("begun\n\nThe agent was stopped.\n")));
-    assert_eq!(service.fin(waiting).await["reason"], "The agent was stopped before the command ran.");
+    assert_eq!(
+        (&fin["exit_code"], &fin["result"]),
+        (&json!(143), &json!("begun\n\nThe agent was stopped.\n"))
+    );
+    assert_eq!(
+        service.fin(waiting).await["reason"],
+        "The agent was stopped before the command ran."
+    );
 }
 
 #[tokio::test]
@@ -452,7 +551,10 @@ async fn a_restart_starts_the_program_that_is_there_now() {
     replace("exit 7");
     let id = socket.internal("restart").await;
     let fin = service.fin(id).await;
-    assert!(fin["exit_code"] == 1 && fin["result"].as_str().unwrap().contains("stays as it is"), "{fin}");
+    assert!(
+        fin["exit_code"] == 1 && fin["result"].as_str().unwrap().contains("stays as it is"),
+        "{fin}"
+    );
     let id = socket.internal("ping").await;
     assert_eq!(service.fin(id).await["result"], "pong");
     replace(&format!("echo \"$@\" >> {}; exec {PROGRAM} \"$@\"", log.display()));
@@ -473,7 +575,9 @@ async fn a_signal_makes_an_exit_of_a_restart() {
     let mut socket = service.socket().await;
     let folder = tempfile::tempdir().unwrap();
     let go = folder.path().join("go");
-    let id = socket.command(&format!("echo begun; until [ -e {} ]; do sleep 0.02; done", go.display())).await;
+    let id = socket
+        .command(&format!("echo begun; until [ -e {} ]; do sleep 0.02; done", go.display()))
+        .await;
     service.wrote(id, "begun").await;
     socket.internal("restart").await;
     assert_eq!(socket.next().await, Err(1000));
@@ -491,7 +595,10 @@ async fn without_a_place_for_its_state_it_does_not_restart() {
     let mut socket = service.socket().await;
     let id = socket.internal("restart").await;
     let fin = service.fin(id).await;
-    assert!(fin["exit_code"] == 1 && fin["result"].as_str().unwrap().contains("stays as it is"), "{fin}");
+    assert!(
+        fin["exit_code"] == 1 && fin["result"].as_str().unwrap().contains("stays as it is"),
+        "{fin}"
+    );
     let id = socket.internal("ping").await;
     assert_eq!(service.fin(id).await["result"], "pong");
 }

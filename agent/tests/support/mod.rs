@@ -1,4 +1,5 @@
-//! A service for the agent to talk to, which notes what it is told and answers as a test wants it, and the agent itself.
+//! A service for the agent to talk to, which notes what it is told and answers as a test wants it,
+//! and the agent itself.
 
 use std::collections::HashMap;
 use std::fs;
@@ -61,7 +62,8 @@ struct Answer {
 }
 
 impl Answer {
-    /// Whether it is for a request to a path. What the agent sends by itself, to paths that only hold the piece, does not take it.
+    /// Whether it is for a request to a path. What the agent sends by itself, to paths that only
+    /// hold the piece, does not take it.
     fn is_for(&self, path: &str) -> bool {
         path.ends_with(self.part) || (self.part == "/ws/" && path.starts_with(self.part))
     }
@@ -90,7 +92,8 @@ impl Service {
     /// The same by https, for `localhost`.
     pub async fn start_tls() -> Self {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let key =
+            rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -109,7 +112,12 @@ impl Service {
         let (to_sockets, sockets) = mpsc::unbounded_channel();
         let (acceptor, certificate) = tls.unzip();
         let scheme = if acceptor.is_some() { "https" } else { "http" };
-        let handler = Handler { commissioned, calls: calls.clone(), answers: answers.clone(), sockets: to_sockets };
+        let handler = Handler {
+            commissioned,
+            calls: calls.clone(),
+            answers: answers.clone(),
+            sockets: to_sockets,
+        };
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (handler, acceptor) = (handler.clone(), acceptor.clone());
@@ -131,12 +139,20 @@ impl Service {
 
     /// Answers the next calls, of which the paths contain `part`, with these statuses.
     pub fn answer(&self, part: &'static str, statuses: &[u16]) {
-        let answer = |status: &u16| Answer { part, status: *status, body: String::new(), first: None };
+        let answer =
+            |status: &u16| Answer { part, status: *status, body: String::new(), first: None };
         self.answers.lock().unwrap().extend(statuses.iter().map(answer));
     }
 
-    /// Answers the next call, of which the path contains `part`, with a status and JSON; and does something before.
-    pub fn answer_with(&self, part: &'static str, status: u16, body: &Value, first: impl FnOnce() + Send + 'static) {
+    /// Answers the next call, of which the path contains `part`, with a status and JSON; and does
+    /// something before.
+    pub fn answer_with(
+        &self,
+        part: &'static str,
+        status: u16,
+        body: &Value,
+        first: impl FnOnce() + Send + 'static,
+    ) {
         let answer = Answer { part, status, body: body.to_string(), first: Some(Box::new(first)) };
         self.answers.lock().unwrap().push(answer);
     }
@@ -207,7 +223,8 @@ impl Service {
         let directory = tempfile::tempdir().unwrap();
         let (config, log) = (directory.path().join("agent.toml"), directory.path().join("log"));
         let (syslog, records) = system_log(directory.path());
-        let content = format!("url = {:?}\nid = {SERVER:?}\nkey = {KEY:?}\nsyslog = {syslog:?}\n", self.url);
+        let content =
+            format!("url = {:?}\nid = {SERVER:?}\nkey = {KEY:?}\nsyslog = {syslog:?}\n", self.url);
         write_config(&config, &format!("{content}{}\n", self.settings));
         let mut program = PathBuf::from(env!("CARGO_BIN_EXE_farhand-agent"));
         // The account may be unable to read the folder of the build.
@@ -223,7 +240,10 @@ impl Service {
         let mut command = Command::new(program);
         command.arg("run").arg("--config").arg(&config).args(arguments);
         // What must not reach a command.
-        command.env("FARHAND_TEST_LEAK", "leaked").env_remove("FARHAND_AGENT_KEY").env_remove("STATE_DIRECTORY");
+        command
+            .env("FARHAND_TEST_LEAK", "leaked")
+            .env_remove("FARHAND_AGENT_KEY")
+            .env_remove("STATE_DIRECTORY");
         if let Some(certificate) = &self.certificate {
             let path = directory.path().join("roots.pem");
             fs::write(&path, certificate).unwrap();
@@ -254,22 +274,26 @@ fn system_log(folder: &std::path::Path) -> (PathBuf, Arc<Mutex<Vec<String>>>) {
     (socket, records)
 }
 
-/// Copies a program. In a process of its own: what this one has open for writing, each process that another test starts at
-/// the same time has open too for a moment, and then it cannot be executed.
+/// Copies a program. In a process of its own: what this one has open for writing, each process that
+/// another test starts at the same time has open too for a moment, and then it cannot be executed.
 pub fn copy_program(from: &std::path::Path, to: &std::path::Path) {
-    assert!(Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap().success());
+    assert!(
+        Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap().success()
+    );
 }
 
 /// Writes a file that its owner alone can read.
 fn write_config(path: &std::path::Path, content: &str) {
     use std::io::Write;
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).unwrap();
+    let mut file =
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).unwrap();
     file.write_all(content.as_bytes()).unwrap();
 }
 
 fn reports(calls: &[Seen], id: Uuid) -> Vec<(String, Value)> {
     let prefix = format!("POST /api/events/commands/{id}/");
-    let reports = calls.iter().filter_map(|seen| Some((seen.call.strip_prefix(&prefix)?, &seen.body)));
+    let reports =
+        calls.iter().filter_map(|seen| Some((seen.call.strip_prefix(&prefix)?, &seen.body)));
     reports.map(|(kind, body)| (kind.trim_end_matches('/').to_owned(), body.clone())).collect()
 }
 
@@ -300,7 +324,8 @@ impl Handler {
                     "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n"
                 );
                 stream.write_all(answer.as_bytes()).await.unwrap();
-                let socket = WebSocketStream::from_raw_socket(stream.into_inner(), Role::Server, None).await;
+                let socket =
+                    WebSocketStream::from_raw_socket(stream.into_inner(), Role::Server, None).await;
                 self.calls.send_modify(|calls| calls.push(seen));
                 let _ = self.sockets.send(Socket(socket));
                 return;
@@ -310,20 +335,24 @@ impl Handler {
                 let found = answers.iter().position(|answer| answer.is_for(&path));
                 found.map(|index| answers.remove(index))
             };
-            let (status, body, first) =
-                found.map_or((200, None, None), |found| (found.status, Some(found.body), found.first));
+            let (status, body, first) = found
+                .map_or((200, None, None), |found| (found.status, Some(found.body), found.first));
             if let Some(first) = first {
                 first();
             }
             let body = body.unwrap_or_else(|| match path.as_str() {
                 "/api/servers/servers/-/" => {
-                    json!({"id": SERVER, "name": "web-1", "commissioned": self.commissioned}).to_string()
+                    json!({"id": SERVER, "name": "web-1", "commissioned": self.commissioned})
+                        .to_string()
                 }
                 "/api/metrics/config/" => json!([{"type": "status", "interval": 1}]).to_string(),
-                "/api/servers/servers/-/sync-check/" => json!({"sync_required": ["info", "os"]}).to_string(),
+                "/api/servers/servers/-/sync-check/" => {
+                    json!({"sync_required": ["info", "os"]}).to_string()
+                }
                 _ => "{}".to_owned(),
             });
-            let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            let answer =
+                format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n{body}", body.len());
             if stream.write_all(answer.as_bytes()).await.is_err() {
                 return;
             }
@@ -401,7 +430,14 @@ impl Socket {
         self.order_in("system", id, user, line, timeout).await;
     }
 
-    async fn order_in(&mut self, shell: &str, id: Uuid, user: &str, line: &str, timeout: Option<i64>) {
+    async fn order_in(
+        &mut self,
+        shell: &str,
+        id: Uuid,
+        user: &str,
+        line: &str,
+        timeout: Option<i64>,
+    ) {
         let command = json!({
             "id": id, "shell": shell, "line": line, "user": user, "group": "", "requested_by": "alice", "env": null, "allow_sh": true, "data": null,
             "timeout": timeout,

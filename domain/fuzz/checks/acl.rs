@@ -1,4 +1,5 @@
-//! Patterns of an access control list, against a matcher that tries everything. The first line is the pattern.
+//! Patterns of an access control list, against a matcher that tries everything. The first line is
+//! the pattern.
 
 use farhand_domain::acl::Acl;
 use serde_json::json;
@@ -25,8 +26,8 @@ pub fn check(data: &[u8]) {
     assert_eq!(acl.allows_line(&line.iter().collect::<String>()), expected, "{pattern:?} {line:?}");
 }
 
-/// Whether a pattern fits, by the grammar (contract 4.12): for each length of the line, whether the pattern so far
-/// fits that beginning of it.
+/// Whether a pattern fits, by the grammar (contract 4.12): for each length of the line, whether the
+/// pattern so far fits that beginning of it.
 fn fits(pattern: &[char], line: &[char]) -> bool {
     let mut reached = vec![false; line.len() + 1];
     reached[0] = true;

@@ -1,4 +1,5 @@
-//! Addresses and texts of mails: nothing in them ends a header or a line. The first line is an address, the second a subject.
+//! Addresses and texts of mails: nothing in them ends a header or a line. The first line is an
+//! address, the second a subject.
 
 use farhand_domain::mail::{Message, is_address};
 use farhand_domain::time::Timestamp;

@@ -1,4 +1,5 @@
-//! Small texts that are one thing or none: slugs, ids, days, origins; and how much of an output is kept.
+//! Small texts that are one thing or none: slugs, ids, days, origins; and how much of an output is
+//! kept.
 
 use farhand_domain::time::Timestamp;
 use farhand_domain::{cors, id, output, retention, workspace};

@@ -1,4 +1,5 @@
-//! Networks of an access control list, against arithmetic on 128 bits. The first line is the network, the second an address.
+//! Networks of an access control list, against arithmetic on 128 bits. The first line is the
+//! network, the second an address.
 
 use std::net::IpAddr;
 
@@ -16,7 +17,8 @@ pub fn check(data: &[u8]) {
     assert_eq!(serde_json::from_str::<Acl>(&stored).expect("what is stored can be read"), acl);
     let is_inside = address.parse().is_ok_and(|address: IpAddr| {
         let (address, of_four) = (as_bits(address), is_mapped(as_bits(address)));
-        // A network of IPv6 that holds all of IPv4's addresses among others says nothing about IPv4.
+        // A network of IPv6 that holds all of IPv4's addresses among others says nothing about
+        // IPv4.
         let says_something = !of_four || length >= 96;
         says_something && (length == 0 || address >> (128 - length) == bits >> (128 - length))
     });

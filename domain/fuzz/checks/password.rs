@@ -1,4 +1,5 @@
-//! The rules of passwords. The first line is the user's name, the second their address, the rest the password.
+//! The rules of passwords. The first line is the user's name, the second their address, the rest
+//! the password.
 
 use farhand_domain::password::{Personal, violations};
 

@@ -51,7 +51,8 @@ pub fn check(data: &[u8]) {
     reads(&query, |query| TokenFilter::of(query));
 }
 
-/// Reads a query, of whose parameters only the last ones of their names count; what is wrong is told by parameter.
+/// Reads a query, of whose parameters only the last ones of their names count; what is wrong is
+/// told by parameter.
 fn reads<T: Debug>(query: &Query, read: impl Fn(&Query) -> Result<T, Error>) -> Option<T> {
     let mut last: Query = Vec::new();
     for pair in query {

@@ -1,5 +1,5 @@
-//! The answers of a mail server, whatever they be. The first byte says how the connection is encrypted and whether there is a
-//! login, each further line is an answer or a part of one.
+//! The answers of a mail server, whatever they be. The first byte says how the connection is
+//! encrypted and whether there is a login, each further line is an answer or a part of one.
 
 use farhand_domain::mail::Failure;
 use farhand_domain::secret::Secret;

@@ -154,7 +154,8 @@ impl Created {
     /// # Errors
     /// The command object has none.
     pub fn id(&self) -> Result<Uuid, Error> {
-        let id = self.command.get("id").and_then(Value::as_str).and_then(|id| Uuid::try_parse(id).ok());
+        let id =
+            self.command.get("id").and_then(Value::as_str).and_then(|id| Uuid::try_parse(id).ok());
         id.ok_or_else(|| Error::internal("a command without an id"))
     }
 }
@@ -397,32 +398,40 @@ impl From<Refusal> for Error {
         let conflict = |detail| Self::new(Kind::Conflict, detail);
         match refusal {
             Refusal::InvalidAgent => Self::invalid_token(),
-            Refusal::IdentityInUse => conflict("Another agent with this server's identity is connected."),
+            Refusal::IdentityInUse => {
+                conflict("Another agent with this server's identity is connected.")
+            }
             Refusal::NotFound => Self::not_found(),
-            Refusal::NotConnected => {
-                Self::new(Kind::NotConnected, "The server is not connected.").code(Code::ServerNotConnected)
+            Refusal::NotConnected => Self::new(Kind::NotConnected, "The server is not connected.")
+                .code(Code::ServerNotConnected),
+            Refusal::NotPermitted => {
+                Self::permission_denied("You may no longer change this server.")
             }
-            Refusal::NotPermitted => Self::permission_denied("You may no longer change this server."),
             Refusal::NoServer => Self::field("server", "No such server."),
-            Refusal::AlreadySent => {
-                conflict("The command was already sent to the server.").code(Code::EventCommandAlreadySent)
+            Refusal::AlreadySent => conflict("The command was already sent to the server.")
+                .code(Code::EventCommandAlreadySent),
+            Refusal::AlreadyHandled => {
+                conflict("The command has ended.").code(Code::CommandAlreadyHandled)
             }
-            Refusal::AlreadyHandled => conflict("The command has ended.").code(Code::CommandAlreadyHandled),
             Refusal::CannotKill => {
-                conflict("The command's agent is not connected, or cannot kill commands.").code(Code::AgentCannotKill)
+                conflict("The command's agent is not connected, or cannot kill commands.")
+                    .code(Code::AgentCannotKill)
             }
             Refusal::AgentCannot(feature) => {
-                let detail = format!("The server's agent {feature}. Upgrade it, or send the command without.");
+                let detail = format!(
+                    "The server's agent {feature}. Upgrade it, or send the command without."
+                );
                 Self::new(Kind::Conflict, detail).code(Code::AgentCannot)
             }
-            Refusal::KeyReused => {
-                Self::new(Kind::Unprocessable, "The Idempotency-Key was used with another request body.")
-                    .code(Code::IdempotencyKeyReused)
-            }
-            Refusal::KeyTaken => {
-                conflict("The first request with this Idempotency-Key was cut off; try again in a minute.")
-                    .code(Code::IdempotencyKeyInUse)
-            }
+            Refusal::KeyReused => Self::new(
+                Kind::Unprocessable,
+                "The Idempotency-Key was used with another request body.",
+            )
+            .code(Code::IdempotencyKeyReused),
+            Refusal::KeyTaken => conflict(
+                "The first request with this Idempotency-Key was cut off; try again in a minute.",
+            )
+            .code(Code::IdempotencyKeyInUse),
             Refusal::TooManyWaiting => Self::quota_exceeded(
                 "Too many commands wait, of yours or of the workspace. Cancel some, or wait until they have run.",
                 WAITING_RETRY_AFTER,

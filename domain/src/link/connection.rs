@@ -1,5 +1,5 @@
-//! The agent's connections: which one counts (agent-protocol 5.1), pings, and what the audit log says
-//! about them.
+//! The agent's connections: which one counts (agent-protocol 5.1), pings, and what the audit log
+//! says about them.
 
 use serde_json::json;
 
@@ -27,7 +27,12 @@ const SHOWN_FOR: i64 = 600;
 
 impl<S: Store> Link<S> {
     /// An audit event that a server's agent caused, with its server as the object.
-    pub(super) fn agent_event(&mut self, action: &str, known: &Known, source: Source) -> Result<Event> {
+    pub(super) fn agent_event(
+        &mut self,
+        action: &str,
+        known: &Known,
+        source: Source,
+    ) -> Result<Event> {
         let id = Some(known.server.to_string());
         let event = self.service_event(action)?;
         let event = event.by(ActorType::Agent, id.clone(), Some(known.name.clone()));
@@ -36,7 +41,12 @@ impl<S: Store> Link<S> {
     }
 
     /// The event of an agent that connects from another address than before.
-    fn connect_event(&mut self, known: &Known, source: Source, before: &ServerFacts) -> Result<Option<Event>> {
+    fn connect_event(
+        &mut self,
+        known: &Known,
+        source: Source,
+        before: &ServerFacts,
+    ) -> Result<Option<Event>> {
         let address = |ip: &Option<String>| ip.clone().unwrap_or_default();
         if address(&source.remote_ip) == address(&before.remote_ip) {
             return Ok(None);
@@ -49,7 +59,12 @@ impl<S: Store> Link<S> {
     }
 
     /// The event of an agent that reports another version than before.
-    pub(super) fn upgrade_event(&mut self, known: &Known, source: Source, facts: &HostFacts) -> Result<Option<Event>> {
+    pub(super) fn upgrade_event(
+        &mut self,
+        known: &Known,
+        source: Source,
+        facts: &HostFacts,
+    ) -> Result<Option<Event>> {
         let previous = self.state().facts.agent_version.clone();
         let (Some(version), Some(previous)) = (&facts.version, previous) else { return Ok(None) };
         if *version == previous {
@@ -71,7 +86,9 @@ impl<S: Store> Link<S> {
     /// Accepts an agent's connection. It replaces an older one, unless two hosts with one identity
     /// keep replacing each other.
     pub(super) fn connect(&mut self, identified: Identified, known: &Known) -> Result<()> {
-        let ThenAgent::Connects { ticket, kind, was_asked } = identified.then else { return Ok(()) };
+        let ThenAgent::Connects { ticket, kind, was_asked } = identified.then else {
+            return Ok(());
+        };
         let now = self.scene.now;
         let replaces = self.open_of(kind).is_some();
         if replaces && !was_asked && self.state().connection(kind).contest.is_open(now) {
@@ -132,7 +149,12 @@ impl<S: Store> Link<S> {
     }
 
     /// The older agent answered the ping, or did not in time, or its connection ended.
-    pub(super) fn older_answered(&mut self, generation: u64, identified: Identified, is_answer: bool) -> Result<()> {
+    pub(super) fn older_answered(
+        &mut self,
+        generation: u64,
+        identified: Identified,
+        is_answer: bool,
+    ) -> Result<()> {
         let ThenAgent::Connects { ticket, kind, .. } = identified.then else { return Ok(()) };
         let is_alive = is_answer && self.open_of(Kind::Backhaul) == Some(generation);
         if is_alive && self.open_of(kind).is_some() {
@@ -211,8 +233,10 @@ impl<S: Store> Link<S> {
     pub(super) fn ping(&mut self) {
         self.clear_old_conflict();
         let Some(generation) = self.open_of(Kind::Backhaul) else { return };
-        let sockets =
-            [self.open_of(Kind::Control).map(|open| (Kind::Control, open)), Some((Kind::Backhaul, generation))];
+        let sockets = [
+            self.open_of(Kind::Control).map(|open| (Kind::Control, open)),
+            Some((Kind::Backhaul, generation)),
+        ];
         for (kind, generation) in sockets.into_iter().flatten() {
             let message = ToAgent::Ping;
             self.effects.push(Effect::Send { kind, generation, message, before: None });

@@ -9,7 +9,8 @@ use super::memory::{Asked, FromD1Result, Recording, Then, What};
 use super::store::{Failed, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 use crate::command::{Inputs, KEY_LASTS, OnOffline};
-use crate::lifecycle::{Cancellation, Lifecycle, State as Life};
+use crate::command_end::Cancellation;
+use crate::lifecycle::{Lifecycle, State as Life};
 
 /// After this time, in seconds, a command that is still being recorded is withdrawn. Only a crash
 /// makes recording take that long.
@@ -25,7 +26,12 @@ impl<S: Store> Link<S> {
     }
 
     /// Repeats the answer to an Idempotency-Key. Without one, creates the command or refuses.
-    pub(super) fn replay(&mut self, ticket: Ticket, key: Key, create: Option<Box<Create>>) -> Result<()> {
+    pub(super) fn replay(
+        &mut self,
+        ticket: Ticket,
+        key: Key,
+        create: Option<Box<Create>>,
+    ) -> Result<()> {
         let stored = match self.server {
             Some(_) => self.store.answer(&key.hash, self.scene.now)?,
             None => None,
@@ -44,7 +50,8 @@ impl<S: Store> Link<S> {
             return Ok(());
         }
         if let Some(answer) = stored.answer {
-            let command = serde_json::from_str(&answer).map_err(|error| Failed(error.to_string()))?;
+            let command =
+                serde_json::from_str(&answer).map_err(|error| Failed(error.to_string()))?;
             self.reply(ticket, Answer::done(Created { command, replayed: true }));
             return Ok(());
         }
@@ -65,7 +72,9 @@ impl<S: Store> Link<S> {
         let now = self.scene.now;
         let backhaul = self.backhaul();
         let features = backhaul.map(|(_, features)| features);
-        if let Some(feature) = features.and_then(|features| create.command.lacks(create.inputs.as_ref(), features)) {
+        if let Some(feature) =
+            features.and_then(|features| create.command.lacks(create.inputs.as_ref(), features))
+        {
             self.refuse(ticket, Refusal::AgentCannot(feature));
             return Ok(());
         }
@@ -92,8 +101,14 @@ impl<S: Store> Link<S> {
             life.deliver(now);
         }
         let Create { workspace_id, wait, .. } = *create;
-        let recording =
-            Recording { id: create.command.id, workspace_id, key: create.key.clone(), wait, must_go, is_sent };
+        let recording = Recording {
+            id: create.command.id,
+            workspace_id,
+            key: create.key.clone(),
+            wait,
+            must_go,
+            is_sent,
+        };
         self.wait(ticket, None, What::Recording(recording));
         self.ask(Asked::Insert(ticket), ToD1::Insert { create, life });
         Ok(())
@@ -165,7 +180,12 @@ impl<S: Store> Link<S> {
 
     /// Goes on with a command that must be delivered immediately or not at all, when the outcome of
     /// sending it is known.
-    pub(super) fn sent(&mut self, ticket: Ticket, recording: Recording, stored: Box<StoredCommand>) -> Result<()> {
+    pub(super) fn sent(
+        &mut self,
+        ticket: Ticket,
+        recording: Recording,
+        stored: Box<StoredCommand>,
+    ) -> Result<()> {
         let id = recording.id;
         let waits = self.find(id)?.is_some_and(|stored| stored.life.state() == Life::Waiting);
         if waits && self.backhaul().is_none() {
@@ -223,7 +243,10 @@ impl<S: Store> Link<S> {
     }
 
     /// A waiting command's inputs; `Err` if they cannot be decrypted.
-    pub(super) fn open_inputs(&self, stored: &StoredCommand) -> std::result::Result<Option<Inputs>, Cancellation> {
+    pub(super) fn open_inputs(
+        &self,
+        stored: &StoredCommand,
+    ) -> std::result::Result<Option<Inputs>, Cancellation> {
         let Some(sealed) = &stored.inputs else { return Ok(None) };
         let key = self.settings.key.as_ref();
         let opened = key.and_then(|key| key.open_inputs(stored.command.id, sealed));

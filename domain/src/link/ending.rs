@@ -11,7 +11,8 @@ use super::state::Known;
 use super::store::{Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 use crate::audit::{Event, Source};
-use crate::lifecycle::{Cancellation, Denial, Lifecycle, State as Life};
+use crate::command_end::{Cancellation, Denial};
+use crate::lifecycle::{Lifecycle, State as Life};
 use crate::time::Timestamp;
 use crate::wire::ToAgent;
 
@@ -82,9 +83,16 @@ impl<S: Store> Link<S> {
 
     /// Cancels a waiting command. `event` is the audit event of the user who cancels it, if one
     /// does.
-    pub(super) fn cancel_as(&mut self, id: Uuid, why: Cancellation, event: Option<Event>) -> Result<()> {
+    pub(super) fn cancel_as(
+        &mut self,
+        id: Uuid,
+        why: Cancellation,
+        event: Option<Event>,
+    ) -> Result<()> {
         match self.find(id)? {
-            Some(stored) if stored.phase == Phase::Accepted => self.cancel_accepted(stored, why, event),
+            Some(stored) if stored.phase == Phase::Accepted => {
+                self.cancel_accepted(stored, why, event)
+            }
             _ => Ok(()),
         }
     }
@@ -137,7 +145,9 @@ impl<S: Store> Link<S> {
             (Phase::Withdrawing, _) => Some(Refusal::NotFound),
             (Phase::Accepted, Life::Waiting | Life::Cancelled) => None,
             (Phase::Accepted, Life::Expired) => Some(Refusal::AlreadyHandled),
-            (Phase::Accepted, _) if stored.life.delivered_at.is_none() => Some(Refusal::AlreadyHandled),
+            (Phase::Accepted, _) if stored.life.delivered_at.is_none() => {
+                Some(Refusal::AlreadyHandled)
+            }
             (Phase::Accepted, _) => Some(Refusal::AlreadySent),
         };
         if let Some(refusal) = refusal {
@@ -191,7 +201,11 @@ impl<S: Store> Link<S> {
 
     /// Notes why commands that were delivered before `before` may never be reported: the agent
     /// restarted, or the server was deleted.
-    pub(super) fn doubt(&mut self, before: Timestamp, mark: fn(&mut Lifecycle, Timestamp) -> bool) -> Result<()> {
+    pub(super) fn doubt(
+        &mut self,
+        before: Timestamp,
+        mark: fn(&mut Lifecycle, Timestamp) -> bool,
+    ) -> Result<()> {
         for mut stored in self.store.open()? {
             let is_older = stored.life.delivered_at.is_some_and(|delivered| delivered < before);
             if is_older && mark(&mut stored.life, self.scene.now) {

@@ -14,7 +14,8 @@ use super::memory::{Asked, Change, FromD1Result, Identified, ThenAgent, ThenChan
 use super::server_facts::ServerFacts;
 use super::state::Known;
 use super::store::{Result, Store};
-use crate::lifecycle::{Cancellation, Lifecycle};
+use crate::command_end::Cancellation;
+use crate::lifecycle::Lifecycle;
 
 impl<S: Store> Link<S> {
     fn is_shut(&self) -> bool {
@@ -85,7 +86,9 @@ impl<S: Store> Link<S> {
             return Ok(());
         }
         match identified.then {
-            ThenAgent::Reports(ticket, report) => self.report(ticket, known, identified.source, report),
+            ThenAgent::Reports(ticket, report) => {
+                self.report(ticket, known, identified.source, report)
+            }
             ThenAgent::Connects { .. } => self.connect(identified, known),
         }
     }
@@ -116,7 +119,11 @@ impl<S: Store> Link<S> {
         let Rotate { of, by, key_hash, fingerprint, at, event } = rotate;
         let then = ThenChanged::HasKey(ticket, key_hash.clone());
         let event = Box::new(event);
-        self.change(Change { of, what: ServerChange::Key { by, key_hash, fingerprint, at, event }, then })
+        self.change(Change {
+            of,
+            what: ServerChange::Key { by, key_hash, fingerprint, at, event },
+            then,
+        })
     }
 
     /// Deletes the server. Repeating the call is harmless.
@@ -170,8 +177,12 @@ impl<S: Store> Link<S> {
     /// Verifies agents again about whom D1 is being asked: its answer may be from before the
     /// change.
     fn identify_again(&mut self) -> Result<()> {
-        let ids: Vec<RequestId> =
-            self.asked.iter().filter(|(_, asked)| matches!(asked, Asked::Find(_))).map(|(id, _)| *id).collect();
+        let ids: Vec<RequestId> = self
+            .asked
+            .iter()
+            .filter(|(_, asked)| matches!(asked, Asked::Find(_)))
+            .map(|(id, _)| *id)
+            .collect();
         for id in ids {
             if let Some(Asked::Find(identified)) = self.asked.remove(&id) {
                 self.identify(*identified)?;
@@ -282,7 +293,10 @@ impl<S: Store> Link<S> {
 
     /// Wipes an object without server and commands.
     pub(super) fn wipe_if_unused(&mut self) -> Result<()> {
-        let has_server = self.server.as_ref().is_none_or(|server| server.known.is_some() || server.unsure.is_some());
+        let has_server = self
+            .server
+            .as_ref()
+            .is_none_or(|server| server.known.is_some() || server.unsure.is_some());
         if has_server || self.store.has_commands()? { Ok(()) } else { self.wipe() }
     }
 

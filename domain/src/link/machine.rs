@@ -105,7 +105,9 @@ impl<S: Store> Link<S> {
     pub fn step(&mut self, event: Event, scene: Scene) -> Vec<Effect> {
         self.scene = scene;
         let ticket = match &event {
-            Event::Call { ticket, .. } | Event::Connect { ticket, .. } | Event::TimeUp(ticket) => Some(*ticket),
+            Event::Call { ticket, .. } | Event::Connect { ticket, .. } | Event::TimeUp(ticket) => {
+                Some(*ticket)
+            }
             _ => None,
         };
         if let Err(failed) = self.take(event) {
@@ -117,17 +119,21 @@ impl<S: Store> Link<S> {
     /// The storage failed, so the memory may differ from what is stored. The memory is dropped as
     /// after a crash, the step's effects are not carried out, and every call fails.
     fn forget_all(&mut self, ticket: Option<Ticket>, failed: &Failed) {
-        let in_effects = std::mem::take(&mut self.effects).into_iter().filter_map(|effect| match effect {
-            Effect::Reply(ticket, _) | Effect::Accept { ticket, .. } => Some(ticket),
-            _ => None,
-        });
+        let in_effects =
+            std::mem::take(&mut self.effects).into_iter().filter_map(|effect| match effect {
+                Effect::Reply(ticket, _) | Effect::Accept { ticket, .. } => Some(ticket),
+                _ => None,
+            });
         let waiting = std::mem::take(&mut self.waits).into_keys();
-        let unknown = std::mem::take(&mut self.asked).into_values().filter_map(|asked| match asked {
-            Asked::Find(identified) => Some(identified.ticket()),
-            _ => None,
-        });
-        let changing = std::mem::take(&mut self.changes).into_iter().filter_map(|change| change.then.ticket());
-        let tickets: BTreeSet<_> = in_effects.chain(waiting).chain(unknown).chain(changing).chain(ticket).collect();
+        let unknown =
+            std::mem::take(&mut self.asked).into_values().filter_map(|asked| match asked {
+                Asked::Find(identified) => Some(identified.ticket()),
+                _ => None,
+            });
+        let changing =
+            std::mem::take(&mut self.changes).into_iter().filter_map(|change| change.then.ticket());
+        let tickets: BTreeSet<_> =
+            in_effects.chain(waiting).chain(unknown).chain(changing).chain(ticket).collect();
         for ticket in tickets {
             self.reply(ticket, Answer::Failed(failed.0.clone()));
         }

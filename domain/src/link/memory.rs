@@ -186,7 +186,10 @@ impl ThenChanged {
     /// The call, if one waits.
     pub(super) fn ticket(&self) -> Option<Ticket> {
         match self {
-            Self::Done(ticket) | Self::HasKey(ticket, _) | Self::IsGone(ticket) | Self::Resync(ticket) => Some(*ticket),
+            Self::Done(ticket)
+            | Self::HasKey(ticket, _)
+            | Self::IsGone(ticket)
+            | Self::Resync(ticket) => Some(*ticket),
             Self::Nobody => None,
         }
     }

@@ -33,7 +33,8 @@ impl<S: Store> Link<S> {
     /// Schedules a flush for a command in this state, unless one is scheduled.
     pub(super) fn tell_after(&mut self, state: Life) {
         // A command under way is written with its next report.
-        let gather = if matches!(state, Life::Sent | Life::Acked) { GATHER_REPORTS } else { GATHER };
+        let gather =
+            if matches!(state, Life::Sent | Life::Acked) { GATHER_REPORTS } else { GATHER };
         self.plan.tell.get_or_insert(self.scene.now.plus_millis(gather));
     }
 
@@ -121,7 +122,9 @@ impl<S: Store> Link<S> {
 
     fn d1_knows(&mut self, told: Told) -> Result<()> {
         match told {
-            Told::Command { id, revision, has_events } => self.store.mark_flushed(id, revision, has_events),
+            Told::Command { id, revision, has_events } => {
+                self.store.mark_flushed(id, revision, has_events)
+            }
             Told::Withdrawal { id, revision } => {
                 // A late insertion may have made another withdrawal necessary.
                 let is_latest = self.find(id)?.is_some_and(|stored| stored.revision == revision);

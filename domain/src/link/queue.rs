@@ -10,8 +10,8 @@ use super::machine::Link;
 use super::memory::Asked;
 use super::store::{Result, Store};
 use super::stored_command::StoredCommand;
+use crate::command_end::Cancellation;
 use crate::features::Features;
-use crate::lifecycle::Cancellation;
 use crate::wire::ToAgent;
 
 /// How many commands one permission check covers at most.
@@ -33,11 +33,13 @@ impl<S: Store> Link<S> {
             let Some((generation, features)) = self.backhaul() else { return Ok(()) };
             let due = self.store.due_waiting(self.scene.now, CHECKED_TOGETHER)?;
             let room = self.settings.window.saturating_sub(self.store.count_open()?);
-            let due: Vec<_> = due.into_iter().take(usize::try_from(room).unwrap_or(usize::MAX)).collect();
+            let due: Vec<_> =
+                due.into_iter().take(usize::try_from(room).unwrap_or(usize::MAX)).collect();
             let is_allowed = |stored: &&StoredCommand| allowed.contains(&stored.command.id);
             let ready = due.iter().take_while(is_allowed).count();
             if ready == 0 {
-                let unchecked: Vec<_> = due.into_iter().take_while(|stored| !is_allowed(&stored)).collect();
+                let unchecked: Vec<_> =
+                    due.into_iter().take_while(|stored| !is_allowed(&stored)).collect();
                 if !unchecked.is_empty() {
                     // If no answer comes, the alarm repeats the check.
                     self.plan.hand_out = Some(self.scene.now);
@@ -54,7 +56,11 @@ impl<S: Store> Link<S> {
     }
 
     /// Takes D1's answer to a permission check.
-    pub(super) fn checked(&mut self, commands: &[StoredCommand], answer: Answered<FromD1, String>) -> Result<()> {
+    pub(super) fn checked(
+        &mut self,
+        commands: &[StoredCommand],
+        answer: Answered<FromD1, String>,
+    ) -> Result<()> {
         let verdicts = match answer {
             Ok(FromD1::Rights(Some(verdicts))) => verdicts,
             // A deleted workspace's objects are suspended soon. Until then nothing is delivered.
@@ -80,7 +86,12 @@ impl<S: Store> Link<S> {
 
     /// Delivers a command to the agent, or ends it if that is impossible. It need not be stored as
     /// accepted yet.
-    pub(super) fn hand_over(&mut self, generation: u64, features: Features, mut stored: StoredCommand) -> Result<()> {
+    pub(super) fn hand_over(
+        &mut self,
+        generation: u64,
+        features: Features,
+        mut stored: StoredCommand,
+    ) -> Result<()> {
         let id = stored.command.id;
         let inputs = match self.open_inputs(&stored) {
             Ok(inputs) => inputs,
@@ -113,7 +124,11 @@ impl<S: Store> Link<S> {
     }
 
     /// A message did not leave: the connection is gone, and a command in it was not delivered.
-    pub(super) fn not_sent(&mut self, generation: u64, before: Option<Box<StoredCommand>>) -> Result<()> {
+    pub(super) fn not_sent(
+        &mut self,
+        generation: u64,
+        before: Option<Box<StoredCommand>>,
+    ) -> Result<()> {
         if let Some(before) = before
             && let Some(stored) = self.find(before.command.id)?
         {

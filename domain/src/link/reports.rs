@@ -19,7 +19,13 @@ const START_IS_TOLD_WITHIN: i64 = 60;
 
 impl<S: Store> Link<S> {
     /// Takes a report of the server's own agent.
-    pub(super) fn report(&mut self, ticket: Ticket, known: &Known, source: Source, report: Report) -> Result<()> {
+    pub(super) fn report(
+        &mut self,
+        ticket: Ticket,
+        known: &Known,
+        source: Source,
+        report: Report,
+    ) -> Result<()> {
         self.seen();
         let now = self.scene.now;
         let answer = match report {
@@ -33,10 +39,13 @@ impl<S: Store> Link<S> {
                 self.started()?;
                 Answer::NOTHING
             }
-            Report::Ack { command } => self.report_on(known, command, source, |stored| stored.life.ack(now))?,
+            Report::Ack { command } => {
+                self.report_on(known, command, source, |stored| stored.life.ack(now))?
+            }
             Report::Chunk { command, chunk } => self.take_chunk(known, command, &chunk)?,
             Report::Fin { command, fin } => {
-                let answer = self.report_on(known, command, source, |stored| stored.finish(fin, now))?;
+                let answer =
+                    self.report_on(known, command, source, |stored| stored.finish(fin, now))?;
                 // The agent may have room for another command now.
                 self.hand_out_soon()?;
                 answer
@@ -112,8 +121,9 @@ impl<S: Store> Link<S> {
     fn started(&mut self) -> Result<()> {
         let now = self.scene.now;
         let facts = &self.state().facts;
-        let opened =
-            facts.connected_at.filter(|since| facts.is_connected && since.plus_seconds(START_IS_TOLD_WITHIN) > now);
+        let opened = facts
+            .connected_at
+            .filter(|since| facts.is_connected && since.plus_seconds(START_IS_TOLD_WITHIN) > now);
         self.state().agent_started_at = opened.map(|_| now);
         self.doubt(opened.unwrap_or(now), Lifecycle::agent_restarted)
     }

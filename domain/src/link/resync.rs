@@ -70,7 +70,12 @@ impl<S: Store> Link<S> {
     }
 
     /// Takes D1's answer to the restoring of commands.
-    pub(super) fn restored(&mut self, resync: Resync, commands: &[StoredCommand], answer: FromD1Result) -> Result<()> {
+    pub(super) fn restored(
+        &mut self,
+        resync: Resync,
+        commands: &[StoredCommand],
+        answer: FromD1Result,
+    ) -> Result<()> {
         let now = self.scene.now;
         if let Err(error) = answer {
             self.trouble("d1_not_told", json!({}), &error);

@@ -108,14 +108,21 @@ pub trait Store {
     /// Accepted commands whose ids come after `after`, in order.
     fn accepted_after(&self, after: &str, limit: u32) -> Result<Vec<StoredCommand>>;
     /// Deletes commands that had ended by `until` and whose latest revision D1 has, with their
-    /// output. Returns the ids of those that are deleted entirely, and whether no more is to be deleted.
-    /// `at_once` limits one call, in rows and in pages of 4 KiB.
-    fn forget(&mut self, ids: &[Uuid], until: Timestamp, at_once: u64) -> Result<(Vec<Uuid>, bool)>;
+    /// output. Returns the ids of those that are deleted entirely, and whether no more is to be
+    /// deleted. `at_once` limits one call, in rows and in pages of 4 KiB.
+    fn forget(&mut self, ids: &[Uuid], until: Timestamp, at_once: u64)
+    -> Result<(Vec<Uuid>, bool)>;
 
     /// The answer to an Idempotency-Key that has not expired.
     fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<StoredAnswer>>;
     /// Notes that a key is used for a command. The answer follows.
-    fn insert_answer(&mut self, key: &str, body: &str, command: Uuid, expires_at: Timestamp) -> Result<()>;
+    fn insert_answer(
+        &mut self,
+        key: &str,
+        body: &str,
+        command: Uuid,
+        expires_at: Timestamp,
+    ) -> Result<()>;
     /// Stores the answer to a key.
     fn set_answer(&mut self, key: &str, answer: &str) -> Result<()>;
 

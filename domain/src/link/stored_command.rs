@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::audit::Event;
 use crate::command::{Command, Origin};
-use crate::lifecycle::{self, Lifecycle, Outcome, State};
+use crate::command_end::Outcome;
+use crate::lifecycle::{self, Lifecycle, State};
 use crate::output;
 use crate::time::Timestamp;
 use crate::wire::Fin;
@@ -123,7 +124,13 @@ pub struct PendingEvent {
 
 impl StoredCommand {
     /// A new command, which is to be recorded.
-    pub fn new(workspace_id: i64, command: Command, origin: Origin, inputs: Option<String>, life: Lifecycle) -> Self {
+    pub fn new(
+        workspace_id: i64,
+        command: Command,
+        origin: Origin,
+        inputs: Option<String>,
+        life: Lifecycle,
+    ) -> Self {
         Self {
             workspace_id,
             command,
@@ -180,8 +187,9 @@ impl StoredCommand {
     /// From when on no more output is waited for; `None` while it may run.
     ///
     /// An agent's reports can overtake each other: its fin may come before its last chunks
-    /// (agent-protocol 4.1). The output is complete if the agent reported the number of chunks, or if
-    /// the chunks are as long as its result. Otherwise chunks that come shortly after still count.
+    /// (agent-protocol 4.1). The output is complete if the agent reported the number of chunks, or
+    /// if the chunks are as long as its result. Otherwise chunks that come shortly after still
+    /// count.
     pub fn settles_at(&self) -> Option<Timestamp> {
         let handled_at = self.life.handled_at?;
         let ended = self.output_at.unwrap_or(handled_at).max(handled_at);
@@ -201,7 +209,9 @@ impl StoredCommand {
             (None, _) => self.life.handled_at.is_some() && self.life.delivered_at.is_none(),
             (Some(_), Some(total)) => self.chunks.count >= total,
             // An agent that reports no result may still send what it would have been.
-            (Some(_), None) => !self.has_gap() && self.result.is_some() && self.chunks.bytes == self.result_bytes,
+            (Some(_), None) => {
+                !self.has_gap() && self.result.is_some() && self.chunks.bytes == self.result_bytes
+            }
         }
     }
 
@@ -217,7 +227,10 @@ impl StoredCommand {
         match self.chunk_total {
             Some(total) => self.chunks.count < total,
             // A result that the agent cut says nothing about how much there was.
-            None => self.has_gap() || (self.result_bytes >= AGENT_CUT && self.chunks.bytes != self.result_bytes),
+            None => {
+                self.has_gap()
+                    || (self.result_bytes >= AGENT_CUT && self.chunks.bytes != self.result_bytes)
+            }
         }
     }
 
@@ -251,7 +264,10 @@ impl StoredCommand {
 
     /// When the alarm is to look at it; `None`: never.
     pub fn due_at(&self, now: Timestamp) -> Option<Timestamp> {
-        self.life.deadline(now).or_else(|| self.hash_due_at()).filter(|_| self.phase == Phase::Accepted)
+        self.life
+            .deadline(now)
+            .or_else(|| self.hash_due_at())
+            .filter(|_| self.phase == Phase::Accepted)
     }
 
     /// Ends it by its agent's report. Returns false for a repeated report, which changes nothing.
@@ -260,7 +276,10 @@ impl StoredCommand {
         let outcome = Outcome {
             success: fin.success,
             exit_code: fin.exit_code.filter(safe),
-            elapsed_time: fin.elapsed_time.filter(|seconds| *seconds >= 0.0).map(lifecycle::in_micros),
+            elapsed_time: fin
+                .elapsed_time
+                .filter(|seconds| *seconds >= 0.0)
+                .map(lifecycle::in_micros),
             reason: fin.reason.as_deref().filter(|_| !fin.success).and_then(Outcome::reason),
         };
         let changed = self.life.finish(now, outcome);
@@ -322,7 +341,8 @@ mod tests {
             server_name: "web-1".into(),
             requested_by: None,
         };
-        let origin = Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: true };
+        let origin =
+            Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: true };
         let life = Lifecycle::new(at(0), None, None, 60);
         let new = StoredCommand::new(1, command, origin, Some("sealed".into()), life);
         StoredCommand { phase: Phase::Accepted, ..new }
@@ -336,14 +356,21 @@ mod tests {
     }
 
     fn fin(result: Option<&str>, chunks: Option<u32>) -> Fin {
-        Fin { success: true, result: result.map(str::to_owned), chunks, exit_code: Some(0), ..Fin::default() }
+        Fin {
+            success: true,
+            result: result.map(str::to_owned),
+            chunks,
+            exit_code: Some(0),
+            ..Fin::default()
+        }
     }
 
     /// One that ended at 10 s, with so many chunks of four bytes from the first on.
     fn ended(result: Option<&str>, total: Option<u32>, count: u64) -> StoredCommand {
         let mut stored = delivered();
         assert!(stored.finish(fin(result, total), at(10)));
-        stored.chunks = ChunkSums { rows: 1, bytes: 4 * count, count, top: count, kept_bytes: 4 * count };
+        stored.chunks =
+            ChunkSums { rows: 1, bytes: 4 * count, count, top: count, kept_bytes: 4 * count };
         stored
     }
 
@@ -353,10 +380,16 @@ mod tests {
         stored.inputs = None;
         (stored.result_cut, stored.cut_at, stored.lacks_hash) = (true, Some(1), true);
         (stored.origin.api_token, stored.origin.session) = (Some(Uuid::max()), Some(Uuid::nil()));
-        stored.note(Event::new(Uuid::nil(), at(1), crate::audit::Source::default(), "command.finish"));
+        stored.note(Event::new(
+            Uuid::nil(),
+            at(1),
+            crate::audit::Source::default(),
+            "command.finish",
+        ));
         let read: StoredCommand = serde_json::from_str(&stored.document().unwrap()).unwrap();
         let StoredCommand { phase, revision, is_flushed, chunks, ref result, .. } = stored;
-        let columns = StoredCommand { phase, revision, is_flushed, chunks, result: result.clone(), ..read };
+        let columns =
+            StoredCommand { phase, revision, is_flushed, chunks, result: result.clone(), ..read };
         assert_eq!(columns, stored);
     }
 
@@ -369,15 +402,19 @@ mod tests {
     #[test]
     fn inputs_are_stored_only_while_it_waits() {
         let inputs = |stored: &StoredCommand| {
-            let document: serde_json::Value = serde_json::from_str(&stored.document().unwrap()).unwrap();
+            let document: serde_json::Value =
+                serde_json::from_str(&stored.document().unwrap()).unwrap();
             document["inputs"].clone()
         };
         assert_eq!(inputs(&accepted()), json!("sealed"));
         // In memory they stay: a message that does not leave is taken back.
         let delivered = delivered();
-        assert_eq!((inputs(&delivered), delivered.inputs.as_deref()), (json!(null), Some("sealed")));
+        assert_eq!(
+            (inputs(&delivered), delivered.inputs.as_deref()),
+            (json!(null), Some("sealed"))
+        );
         let mut cancelled = accepted();
-        assert!(cancelled.life.cancel(at(1), crate::lifecycle::Cancellation::By("boss".into())));
+        assert!(cancelled.life.cancel(at(1), crate::command_end::Cancellation::By("boss".into())));
         assert_eq!(inputs(&cancelled), json!(null));
     }
 
@@ -402,7 +439,11 @@ mod tests {
     #[test]
     fn a_report_of_the_end_counts_once() {
         let mut stored = delivered();
-        let report = Fin { output_bytes: Some(1 << 60), reason: Some("timeout".into()), ..fin(Some("four"), Some(2)) };
+        let report = Fin {
+            output_bytes: Some(1 << 60),
+            reason: Some("timeout".into()),
+            ..fin(Some("four"), Some(2))
+        };
         assert!(stored.finish(report.clone(), at(10)));
         assert_eq!((stored.chunk_total, stored.output_at), (Some(2), Some(at(10))));
         // A number that JSON does not count to exactly is not believed.
@@ -423,7 +464,7 @@ mod tests {
     fn output_settles_when_nothing_more_is_waited_for() {
         // Nothing runs any more, and no agent ever had it.
         let mut cancelled = accepted();
-        cancelled.life.cancel(at(5), crate::lifecycle::Cancellation::By("boss".into()));
+        cancelled.life.cancel(at(5), crate::command_end::Cancellation::By("boss".into()));
         assert_eq!(cancelled.settles_at(), Some(at(5)));
         assert_eq!(delivered().settles_at(), None);
         for (stored, seconds, awaits, lacks) in [
@@ -436,13 +477,20 @@ mod tests {
             (ended(None, None, 2), 12, false, false),
         ] {
             assert_eq!(stored.settles_at(), Some(at(seconds)), "{stored:?}");
-            assert_eq!((stored.awaits_output(), stored.lacks_output()), (awaits, lacks), "{stored:?}");
+            assert_eq!(
+                (stored.awaits_output(), stored.lacks_output()),
+                (awaits, lacks),
+                "{stored:?}"
+            );
         }
         // A gap, and output that came after the end.
         let mut gap = ended(None, None, 2);
         gap.chunks.top = 3;
         gap.output_at = Some(at(15));
-        assert_eq!((gap.settles_at(), gap.awaits_output(), gap.lacks_output()), (Some(at(25)), true, true));
+        assert_eq!(
+            (gap.settles_at(), gap.awaits_output(), gap.lacks_output()),
+            (Some(at(25)), true, true)
+        );
         // More than is kept.
         let cut = StoredCommand { cut_at: Some(1), ..ended(None, Some(2), 2) };
         assert_eq!((cut.kept_end(), cut.lacks_output()), (1, true));
@@ -465,13 +513,16 @@ mod tests {
         assert!(known.takes_chunk(2, at(11)) && !known.takes_chunk(3, at(11)));
         let unknown = ended(None, None, 2);
         assert!(unknown.takes_chunk(257, at(11)) && !unknown.takes_chunk(258, at(11)));
-        assert!(unknown.takes_chunk(2, at(10 + 86_399)) && !unknown.takes_chunk(2, at(10 + 86_400)));
+        assert!(
+            unknown.takes_chunk(2, at(10 + 86_399)) && !unknown.takes_chunk(2, at(10 + 86_400))
+        );
     }
 
     #[test]
     fn events_belong_to_the_next_revision() {
         let mut stored = accepted();
-        let event = Event::new(Uuid::nil(), at(1), crate::audit::Source::default(), "command.finish");
+        let event =
+            Event::new(Uuid::nil(), at(1), crate::audit::Source::default(), "command.finish");
         stored.note(event.clone());
         assert_eq!(stored.events, [PendingEvent { revision: 2, event }]);
     }

@@ -41,7 +41,8 @@ impl<S: Store> Link<S> {
 
     /// Whether a call is recording a command.
     pub(super) fn is_recording(&self, id: Uuid) -> bool {
-        let is_of = |wait: &Wait| matches!(&wait.what, What::Recording(recording) if recording.id == id);
+        let is_of =
+            |wait: &Wait| matches!(&wait.what, What::Recording(recording) if recording.id == id);
         self.waits.values().any(is_of)
     }
 
@@ -72,8 +73,12 @@ impl<S: Store> Link<S> {
                 wait.command().is_some_and(|id| commands.contains(&id))
                     || wait.wants().is_some_and(|key| keys.contains(key))
             };
-            let tickets: Vec<Ticket> =
-                self.waits.iter().filter(|(_, wait)| concerns(wait)).map(|(ticket, _)| *ticket).collect();
+            let tickets: Vec<Ticket> = self
+                .waits
+                .iter()
+                .filter(|(_, wait)| concerns(wait))
+                .map(|(ticket, _)| *ticket)
+                .collect();
             for ticket in tickets {
                 self.look(ticket, false)?;
             }
@@ -91,12 +96,15 @@ impl<S: Store> Link<S> {
         }
         let is_over = wait.until.is_some_and(|until| until <= self.scene.now);
         match wait.what {
-            What::Recorded(live) if is_over || !self.is_recording(live.id) => self.show(ticket, live),
+            What::Recorded(live) if is_over || !self.is_recording(live.id) => {
+                self.show(ticket, live)
+            }
             What::Sent(recording, stored) => self.sent(ticket, recording, stored),
             What::Twin(key, create) => self.replay(ticket, key, create),
             What::End(id, then) => match self.find(id)? {
                 Some(stored) if !is_over && !stored.life.state().is_final() => {
-                    self.waits.insert(ticket, Wait { until: wait.until, what: What::End(id, then) });
+                    self.waits
+                        .insert(ticket, Wait { until: wait.until, what: What::End(id, then) });
                     Ok(())
                 }
                 _ => {
@@ -117,7 +125,9 @@ impl<S: Store> Link<S> {
                 self.await_d1_until(ticket, id, until, then)
             }
             What::Follow(asked, until) => self.follow_until(ticket, asked, until, false),
-            What::Pong(generation, identified) => self.older_answered(generation, *identified, !is_timer),
+            What::Pong(generation, identified) => {
+                self.older_answered(generation, *identified, !is_timer)
+            }
             what @ (What::Recording(_) | What::Recorded(_)) => {
                 self.waits.insert(ticket, Wait { until: wait.until, what });
                 Ok(())
@@ -140,7 +150,13 @@ impl<S: Store> Link<S> {
     }
 
     /// Waits for a command's end if that is asked for, and for what follows it.
-    pub(super) fn await_end(&mut self, ticket: Ticket, id: Uuid, seconds: Option<u32>, then: Then) -> Result<()> {
+    pub(super) fn await_end(
+        &mut self,
+        ticket: Ticket,
+        id: Uuid,
+        seconds: Option<u32>,
+        then: Then,
+    ) -> Result<()> {
         if let Some(seconds) = seconds.filter(|seconds| *seconds > 0)
             && self.find(id)?.is_some_and(|stored| !stored.life.state().is_final())
         {
@@ -152,7 +168,13 @@ impl<S: Store> Link<S> {
         self.await_d1(ticket, id, then)
     }
 
-    fn await_output(&mut self, ticket: Ticket, id: Uuid, until: Timestamp, then: Then) -> Result<()> {
+    fn await_output(
+        &mut self,
+        ticket: Ticket,
+        id: Uuid,
+        until: Timestamp,
+        then: Then,
+    ) -> Result<()> {
         if until > self.scene.now && self.find(id)?.is_some_and(|stored| stored.awaits_output()) {
             self.wait(ticket, Some(until), What::Output(id, then));
             return Ok(());
@@ -166,7 +188,13 @@ impl<S: Store> Link<S> {
         self.await_d1_until(ticket, id, self.scene.now.plus_millis(D1_HAS_END_WITHIN), then)
     }
 
-    fn await_d1_until(&mut self, ticket: Ticket, id: Uuid, until: Timestamp, then: Then) -> Result<()> {
+    fn await_d1_until(
+        &mut self,
+        ticket: Ticket,
+        id: Uuid,
+        until: Timestamp,
+        then: Then,
+    ) -> Result<()> {
         let lacks = |stored: StoredCommand| match stored.phase {
             Phase::Withdrawing => true,
             _ => stored.life.state().is_final() && !stored.is_flushed,

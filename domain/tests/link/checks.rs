@@ -50,9 +50,14 @@ impl World {
     pub fn check_may_send(&self, kind: Kind, generation: u64) -> Check {
         let state = self.store().state.as_ref().ok_or("a message is sent by an unused object")?;
         ensure!(!state.is_gone && !state.is_suspended, "a message is sent after the end");
-        let is_known = |socket: &&super::world::Socket| socket.generation == generation && socket.kind == kind;
-        let socket = self.sockets.iter().rev().find(is_known).ok_or("a message is sent to no connection")?;
-        ensure!(!self.history.revoked.contains(&socket.key), "a message is sent to an agent with a revoked key");
+        let is_known =
+            |socket: &&super::world::Socket| socket.generation == generation && socket.kind == kind;
+        let socket =
+            self.sockets.iter().rev().find(is_known).ok_or("a message is sent to no connection")?;
+        ensure!(
+            !self.history.revoked.contains(&socket.key),
+            "a message is sent to an agent with a revoked key"
+        );
         Ok(())
     }
 
@@ -63,13 +68,18 @@ impl World {
         ensure!(life.delivered_at.is_some(), "a command is sent before that is stored");
         ensure!(row.command.phase == Phase::Accepted, "a command is sent that is not accepted");
         ensure!(life.state() == State::Sent, "a command is sent that is {:?}", life.state());
-        ensure!(life.scheduled_at <= now && now < life.expires_at, "a command is sent at a wrong time");
+        ensure!(
+            life.scheduled_at <= now && now < life.expires_at,
+            "a command is sent at a wrong time"
+        );
         let is_checked = match &self.answered {
             Some((_, request, _)) if matches!(&**request, ToD1::Insert { create, .. } if create.command.id == id) => {
                 life.is_immediate()
             }
             Some((sent_at, request, FromD1::Rights(Some(verdicts)))) => {
-                let ToD1::FindRights(commands) = &**request else { return Err("another answer".to_owned()) };
+                let ToD1::FindRights(commands) = &**request else {
+                    return Err("another answer".to_owned());
+                };
                 let place = commands.iter().position(|stored| stored.command.id == id);
                 place.is_some_and(|place| verdicts[place].is_ok()) && *sent_at >= life.scheduled_at
             }
@@ -87,14 +97,17 @@ impl World {
         if !self.history.given_back.is_empty() {
             return Ok(());
         }
-        let key = |id: &Uuid| self.store().rows.get(id).map(|row| (row.command.life.scheduled_at, *id));
+        let key =
+            |id: &Uuid| self.store().rows.get(id).map(|row| (row.command.life.scheduled_at, *id));
         let keys: Vec<_> = sent.iter().filter_map(key).collect();
         ensure!(keys.is_sorted(), "commands are sent in a wrong order");
         let Some(last) = keys.last() else { return Ok(()) };
-        let waits =
-            |row: &&super::store::Row| row.command.stage() == Some(Stage::Waiting) && row.command.life.is_due(self.now);
+        let waits = |row: &&super::store::Row| {
+            row.command.stage() == Some(Stage::Waiting) && row.command.life.is_due(self.now)
+        };
         let mut waiting = self.store().rows.values().filter(waits);
-        let is_first = waiting.all(|row| (row.command.life.scheduled_at, row.command.command.id) > *last);
+        let is_first =
+            waiting.all(|row| (row.command.life.scheduled_at, row.command.command.id) > *last);
         ensure!(is_first, "a command is sent before another one whose turn it is");
         Ok(())
     }
@@ -102,9 +115,11 @@ impl World {
     /// D1 is asked one thing of a kind after the other.
     pub fn check_ask(&self, request: &ToD1, others: &[(RequestId, Box<ToD1>)]) -> Check {
         let Some(kind) = single(request) else { return Ok(()) };
-        let under_way = self.flights.iter().filter(|flight| flight.is_awaited()).map(|flight| &*flight.request);
-        let is_alone =
-            under_way.chain(others.iter().map(|(_, request)| &**request)).all(|other| single(other) != Some(kind));
+        let under_way =
+            self.flights.iter().filter(|flight| flight.is_awaited()).map(|flight| &*flight.request);
+        let is_alone = under_way
+            .chain(others.iter().map(|(_, request)| &**request))
+            .all(|other| single(other) != Some(kind));
         ensure!(is_alone, "D1 is asked for two of {kind} at a time");
         Ok(())
     }
@@ -116,18 +131,23 @@ impl World {
             What::Create { id, key } => self.check_created(Some(*id), key.as_ref(), told)?,
             What::Replay { key } => self.check_created(None, Some(key), told)?,
             What::Agent { key } => {
-                ensure!(!self.history.revoked.contains(key), "a report with a revoked key is accepted");
+                ensure!(
+                    !self.history.revoked.contains(key),
+                    "a report with a revoked key is accepted"
+                );
             }
             What::Rotate { key } => self.revoke_other_keys(key)?,
             What::Resync => {
-                let ticket = self.calls.iter().filter(|(_, call)| matches!(call.what, What::Resync));
+                let ticket =
+                    self.calls.iter().filter(|(_, call)| matches!(call.what, What::Resync));
                 let is_later = ticket
                     .filter(|(_, call)| call.answer.is_some())
                     .any(|(ticket, _)| *ticket > self.history.taken_back_at);
                 self.history.needs_resync &= !is_later;
             }
             What::Forget { .. } => {
-                let forgotten: Forgotten = serde_json::from_value(told.clone()).map_err(|error| error.to_string())?;
+                let forgotten: Forgotten =
+                    serde_json::from_value(told.clone()).map_err(|error| error.to_string())?;
                 for id in forgotten.ids {
                     ensure!(!self.store().rows.contains_key(&id), "a forgotten command is there");
                     // Retention deletes it from D1.
@@ -135,22 +155,37 @@ impl World {
                     self.history.forgotten.insert(id);
                 }
             }
-            What::Connect { .. } => return Err("a connection is answered, and not accepted".to_owned()),
+            What::Connect { .. } => {
+                return Err("a connection is answered, and not accepted".to_owned());
+            }
             What::Sever | What::Other => {}
         }
         Ok(())
     }
 
-    fn check_created(&mut self, own: Option<Uuid>, key: Option<&(String, String)>, told: &serde_json::Value) -> Check {
-        let created: Created = serde_json::from_value(told.clone()).map_err(|error| error.to_string())?;
+    fn check_created(
+        &mut self,
+        own: Option<Uuid>,
+        key: Option<&(String, String)>,
+        told: &serde_json::Value,
+    ) -> Check {
+        let created: Created =
+            serde_json::from_value(told.clone()).map_err(|error| error.to_string())?;
         let id = created.id().map_err(|error| error.detail.to_string())?;
         ensure!(created.replayed || own == Some(id), "another command is answered");
-        let is_exempt = self.history.was_taken_back || self.history.forgotten.contains(&id) || self.history.was_severed;
-        ensure!(is_exempt || self.d1.commands.contains_key(&id), "a command is answered that D1 does not have");
+        let is_exempt = self.history.was_taken_back
+            || self.history.forgotten.contains(&id)
+            || self.history.was_severed;
+        ensure!(
+            is_exempt || self.d1.commands.contains_key(&id),
+            "a command is answered that D1 does not have"
+        );
         if let Some(key) = key {
             // A call can be answered long after its key was stored.
             let added_at = created.command.get("added_at").and_then(|text| text.as_str());
-            let added_at = added_at.and_then(|text| Timestamp::parse(text).ok()).ok_or("a command without a time")?;
+            let added_at = added_at
+                .and_then(|text| Timestamp::parse(text).ok())
+                .ok_or("a command without a time")?;
             let (made, at) = *self.history.made.entry(key.clone()).or_insert((id, added_at));
             let is_forgotten = self.history.forgotten.contains(&made) || self.history.was_severed;
             let is_over = at.plus_seconds(23 * 60 * 60) <= self.now || is_forgotten;
@@ -163,20 +198,25 @@ impl World {
     fn revoke_other_keys(&mut self, key: &str) -> Check {
         let is_waiting = |hash: &str| {
             let is_of = |what: &What| matches!(what, What::Rotate { key } if key == hash);
-            self.calls.values().any(|call| is_of(&call.what) && call.answer.is_none() && !call.is_dead)
+            self.calls
+                .values()
+                .any(|call| is_of(&call.what) && call.answer.is_none() && !call.is_dead)
         };
         let is_under_way = |hash: &str| {
-            let is_of =
-                |change: &ServerChange| matches!(change, ServerChange::Key { key_hash, .. } if key_hash == hash);
-            self.flights.iter().any(|flight| matches!(&*flight.request, ToD1::Change(_, change) if is_of(change)))
+            let is_of = |change: &ServerChange| matches!(change, ServerChange::Key { key_hash, .. } if key_hash == hash);
+            self.flights
+                .iter()
+                .any(|flight| matches!(&*flight.request, ToD1::Change(_, change) if is_of(change)))
         };
         let is_late = |hash: &str| self.history.late_keys.contains(hash);
         let is_coming = |hash: &str| is_waiting(hash) || is_under_way(hash) || is_late(hash);
         let others = (0..=self.keys).map(|number| format!("key-{number}"));
         let revoked: Vec<_> = others.filter(|other| other != key && !is_coming(other)).collect();
         self.history.revoked.extend(revoked);
-        let is_cut_off =
-            self.sockets.iter().all(|socket| !socket.is_there || !self.history.revoked.contains(&socket.key));
+        let is_cut_off = self
+            .sockets
+            .iter()
+            .all(|socket| !socket.is_there || !self.history.revoked.contains(&socket.key));
         ensure!(is_cut_off, "an agent with a revoked key is connected");
         Ok(())
     }
@@ -187,7 +227,8 @@ impl World {
         let open = store.count_open().map_err(|error| error.0)?;
         ensure!(open <= WINDOW, "{open} commands are open");
         for (id, row) in &store.rows {
-            let entry = self.history.lives.entry(*id).or_insert_with(|| (0, row.command.life.clone()));
+            let entry =
+                self.history.lives.entry(*id).or_insert_with(|| (0, row.command.life.clone()));
             if entry.0 != row.command.revision {
                 let mut before = entry.1.clone();
                 if self.history.given_back.contains(id) {
@@ -202,7 +243,8 @@ impl World {
             ensure!(told <= row.command.revision, "D1 has a revision that there is not");
         }
         for id in &self.history.given_back {
-            let is_back = store.rows.get(id).is_none_or(|row| row.command.life.delivered_at.is_none());
+            let is_back =
+                store.rows.get(id).is_none_or(|row| row.command.life.delivered_at.is_none());
             ensure!(is_back, "a command that was not sent is lost");
         }
         for (key, (answer, _)) in &store.answers {
@@ -221,16 +263,23 @@ impl World {
         };
         let timers = &state.timers;
         let lacks_facts = state.known.is_some() && state.facts.revision > state.facts.flushed;
-        let is_unflushed = lacks_facts || store.next_unflushed().map_err(|error| error.0)?.is_some();
-        ensure!(timers.look.is_some() || state.unsure.is_none(), "what is not sure is not looked at");
+        let is_unflushed =
+            lacks_facts || store.next_unflushed().map_err(|error| error.0)?.is_some();
+        ensure!(
+            timers.look.is_some() || state.unsure.is_none(),
+            "what is not sure is not looked at"
+        );
         ensure!(timers.resync.is_some() || state.resync.is_none(), "the resync does not go on");
-        let is_there = |open: u64| self.sockets.iter().any(|socket| socket.is_there && socket.generation == open);
+        let is_there = |open: u64| {
+            self.sockets.iter().any(|socket| socket.is_there && socket.generation == open)
+        };
         let mut is_queue_due = false;
         if state.backhaul.open.is_some_and(is_there) {
             ensure!(timers.ping.is_some(), "the agent is not pinged");
             // One whose time comes now has a time of its own.
             let waits = |row: &super::store::Row| {
-                let is_waiting = row.command.stage() == Some(Stage::Waiting) && row.command.life.is_due(self.now);
+                let is_waiting = row.command.stage() == Some(Stage::Waiting)
+                    && row.command.life.is_due(self.now);
                 is_waiting && row.due_at.is_none_or(|at| at > self.now)
             };
             let is_waiting = store.rows.values().any(waits);
@@ -239,16 +288,16 @@ impl World {
         }
         // A machine that is not loaded plans it when its alarm goes off, which was set before.
         let longest = self.now.plus_seconds(SLOWEST_RETRY);
-        let plan = self
-            .link
-            .plan()
-            .unwrap_or(Plan { tell: is_unflushed.then_some(longest), hand_out: is_queue_due.then_some(longest) });
+        let plan = self.link.plan().unwrap_or(Plan {
+            tell: is_unflushed.then_some(longest),
+            hand_out: is_queue_due.then_some(longest),
+        });
         ensure!(plan.tell.is_some() || !is_unflushed, "D1 is not told");
         ensure!(plan.hand_out.is_some() || !is_queue_due, "the queue is not looked at");
         let asked = |kind: &str| {
-            self.flights
-                .iter()
-                .any(|flight| flight.is_awaited() && single(&flight.request).is_some_and(|of| of == kind))
+            self.flights.iter().any(|flight| {
+                flight.is_awaited() && single(&flight.request).is_some_and(|of| of == kind)
+            })
         };
         let later = self.now.plus_seconds(D1_WITHIN);
         let unless = |at: Option<Timestamp>, kinds: &[&str]| {
@@ -267,7 +316,11 @@ impl World {
         if let Some(due) = due.into_iter().flatten().min()
             && !self.is_alarm_lost
         {
-            ensure!(self.alarm.is_some_and(|at| at <= due), "the alarm is not set: {:?}, {timers:?}", self.alarm);
+            ensure!(
+                self.alarm.is_some_and(|at| at <= due),
+                "the alarm is not set: {:?}, {timers:?}",
+                self.alarm
+            );
         }
         Ok(())
     }

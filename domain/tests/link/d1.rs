@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use farhand_domain::lifecycle::{Denial, Lifecycle};
+use farhand_domain::command_end::Denial;
+use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::call::{Create, Refusal};
 use farhand_domain::link::event::{Found, FromD1, Lacking, ServerChange, ToD1};
 use farhand_domain::link::server_facts::ServerFacts;
@@ -78,7 +79,9 @@ impl D1 {
     /// Does what it is asked, as one transaction.
     pub fn apply(&mut self, request: &ToD1) -> FromD1 {
         match request {
-            ToD1::Find { .. } => FromD1::Server(self.found().filter(|_| !self.is_workspace_deleted)),
+            ToD1::Find { .. } => {
+                FromD1::Server(self.found().filter(|_| !self.is_workspace_deleted))
+            }
             ToD1::Change(_, change) => {
                 self.change(change);
                 FromD1::Server(self.found())
@@ -95,7 +98,8 @@ impl D1 {
             }
             ToD1::Unrestore(commands) => {
                 for stored in commands {
-                    let is_restored = |row: &CommandRow| row.revision == 0 && row.life.handled_at.is_none();
+                    let is_restored =
+                        |row: &CommandRow| row.revision == 0 && row.life.handled_at.is_none();
                     if self.commands.get(&stored.command.id).is_some_and(is_restored) {
                         self.commands.remove(&stored.command.id);
                     }
@@ -107,7 +111,9 @@ impl D1 {
 
     /// The same for a part of what it is told: the rest fails.
     pub fn apply_in_part(&mut self, request: &ToD1, parts: u64) -> FromD1 {
-        let ToD1::Tell { lacking, is_one_by_one: true } = request else { return self.apply(request) };
+        let ToD1::Tell { lacking, is_one_by_one: true } = request else {
+            return self.apply(request);
+        };
         let tell = |(place, lacking): (usize, &Lacking)| {
             if parts >> (place % 64) & 1 == 1 {
                 return Err("refused".to_owned());
@@ -122,7 +128,8 @@ impl D1 {
         let is_forbidden = self.forbids_changes;
         match change {
             ServerChange::Nothing => {}
-            ServerChange::Key { .. } | ServerChange::Delete { by: Some(_), .. } if is_forbidden => {}
+            ServerChange::Key { .. } | ServerChange::Delete { by: Some(_), .. } if is_forbidden => {
+            }
             ServerChange::Key { key_hash, event, .. } => {
                 if let Some(server) = &mut self.server {
                     server.key_hash.clone_from(key_hash);
@@ -130,7 +137,11 @@ impl D1 {
                 }
             }
             ServerChange::Delete { only_pending, event, .. } => {
-                if self.server.as_ref().is_some_and(|server| !only_pending || !server.facts.commissioned) {
+                if self
+                    .server
+                    .as_ref()
+                    .is_some_and(|server| !only_pending || !server.facts.commissioned)
+                {
                     self.server = None;
                     self.write_event(event.id);
                 }
@@ -163,7 +174,12 @@ impl D1 {
             if self.denied.contains(&stored.command.id) {
                 return Err(Denial::Requester);
             }
-            Ok(Rights { username: stored.command.username.clone(), is_staff: true, any_account: true, acl: None })
+            Ok(Rights {
+                username: stored.command.username.clone(),
+                is_staff: true,
+                any_account: true,
+                acl: None,
+            })
         };
         Some(commands.iter().map(rights).collect())
     }

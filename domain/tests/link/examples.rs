@@ -41,7 +41,9 @@ impl World {
     }
 
     fn command_of(&self, ticket: Ticket) -> (Uuid, bool) {
-        let Some(Answer::Done(told)) = self.replied(ticket) else { panic!("{:?}", self.replied(ticket)) };
+        let Some(Answer::Done(told)) = self.replied(ticket) else {
+            panic!("{:?}", self.replied(ticket))
+        };
         let created: Created = serde_json::from_value(told.clone()).unwrap();
         (created.id().unwrap(), created.replayed)
     }
@@ -52,7 +54,9 @@ impl World {
     }
 
     fn followed(&self, ticket: Ticket) -> Followed {
-        let Some(Answer::Done(told)) = self.replied(ticket) else { panic!("{:?}", self.replied(ticket)) };
+        let Some(Answer::Done(told)) = self.replied(ticket) else {
+            panic!("{:?}", self.replied(ticket))
+        };
         serde_json::from_value(told.clone()).unwrap()
     }
 
@@ -198,7 +202,10 @@ fn a_follower_waits_for_what_fills_a_gap() {
     assert!(world.replied(ticket).is_none());
     world.run(&Op::TimeUp(0)).unwrap();
     let followed = world.followed(ticket);
-    assert!(followed.chunks.is_empty() && followed.has_more && followed.end.is_none(), "3 may still come");
+    assert!(
+        followed.chunks.is_empty() && followed.has_more && followed.end.is_none(),
+        "3 may still come"
+    );
     world.run(&Op::Pass(10_000)).unwrap();
     let ticket = world.follow(id, 3, false);
     world.settle().unwrap();

@@ -1,5 +1,6 @@
 //! Property tests of the server's object as a state machine (`farhand_domain::link`): any order of
-//! calls, reports, connections, alarms and answers of D1, time, and crashes between any two effects.
+//! calls, reports, connections, alarms and answers of D1, time, and crashes between any two
+//! effects.
 //!
 //! `FARHAND_LINK_SEQUENCES` says how many sequences are tried.
 
@@ -38,7 +39,8 @@ pub fn play(ops: &[Op]) -> Check {
 fn sequences(test: u32, prefix: &[Op]) {
     let asked = std::env::var("FARHAND_LINK_SEQUENCES").ok().and_then(|text| text.parse().ok());
     let cases = asked.unwrap_or(SEQUENCES).div_ceil(TESTS);
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
+    let config =
+        Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
     let op = any::<u64>().prop_map(Op::decode);
     let mut runner = TestRunner::new(config);
     let done = runner.run(&prop::collection::vec(op, 1..40), |ops| {
@@ -51,9 +53,13 @@ fn sequences(test: u32, prefix: &[Op]) {
 }
 
 const ADOPT: [Op; 2] = [Op::Adopt, Op::Answer { place: 0, refused: 0 }];
-const CONNECT: [Op; 3] =
-    [Op::Connect { is_control: false, can_kill: true, age: 0 }, Op::Answer { place: 0, refused: 0 }, Op::Alarm(0)];
-const CREATE: [Op; 2] = [Op::Create { how: 0, key: None, wait: 0 }, Op::Answer { place: 0, refused: 0 }];
+const CONNECT: [Op; 3] = [
+    Op::Connect { is_control: false, can_kill: true, age: 0 },
+    Op::Answer { place: 0, refused: 0 },
+    Op::Alarm(0),
+];
+const CREATE: [Op; 2] =
+    [Op::Create { how: 0, key: None, wait: 0 }, Op::Answer { place: 0, refused: 0 }];
 
 #[test]
 fn from_nothing() {

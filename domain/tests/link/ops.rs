@@ -5,8 +5,8 @@ use farhand_domain::command::{Command, Inputs, OnOffline, Origin, Shell};
 use farhand_domain::features::Features;
 use farhand_domain::id;
 use farhand_domain::link::call::{
-    AgentCall, Ask, ByUser, Chunks, Create, Follow, Forget, Identity, Key, Live, OfServer, Remove, Rename, Report,
-    RevokedSessions, Rotate,
+    AgentCall, Ask, ByUser, Chunks, Create, Follow, Forget, Identity, Key, Live, OfServer, Remove,
+    Rename, Report, RevokedSessions, Rotate,
 };
 use farhand_domain::link::event::{Event, Kind};
 use farhand_domain::time::Timestamp;
@@ -120,8 +120,10 @@ impl Op {
         let (near, age) = (a % 4, if b % 8 == 0 { 1 } else { 0 });
         match kind {
             0..18 => Self::Pass(
-                [1, 20, 300, 800, 1_000, 2_000, 5_000, 10_000, 30_000, 61_000, 200_000, 3_600_000, 86_350_000]
-                    [usize::from(a) % 13],
+                [
+                    1, 20, 300, 800, 1_000, 2_000, 5_000, 10_000, 30_000, 61_000, 200_000,
+                    3_600_000, 86_350_000,
+                ][usize::from(a) % 13],
             ),
             18..48 => Self::Create {
                 how: u16::from(a) | u16::from(c) << 8,
@@ -205,7 +207,8 @@ impl World {
     }
 
     fn key(&self, age: u8) -> String {
-        let current = self.d1.server.as_ref().map_or("key-0".to_owned(), |server| server.key_hash.clone());
+        let current =
+            self.d1.server.as_ref().map_or("key-0".to_owned(), |server| server.key_hash.clone());
         if age == 0 { current } else { format!("key-{}", self.keys.saturating_sub(u32::from(age))) }
     }
 
@@ -224,7 +227,8 @@ impl World {
         let has_inputs = how >> 6 & 7 == 1;
         let scheduled_at = (later > 0).then(|| self.now.plus_seconds(later));
         let expires_at = (lasts > 0).then(|| self.now.plus_seconds(later + lasts));
-        let inputs = has_inputs.then(|| Inputs { cwd: Some("/tmp".to_owned()), ..Inputs::default() });
+        let inputs =
+            has_inputs.then(|| Inputs { cwd: Some("/tmp".to_owned()), ..Inputs::default() });
         let key = key.map(|key| (format!("idempotency-{}", key % 2), format!("body-{}", key / 2)));
         let create = Create {
             workspace_id: WORKSPACE,
@@ -259,7 +263,11 @@ impl World {
     }
 
     fn by_user(&self, id: Uuid, action: &str) -> ByUser {
-        ByUser { id, username: "bob".to_owned(), event: event(self.now, self.last_ticket + 1, action) }
+        ByUser {
+            id,
+            username: "bob".to_owned(),
+            event: event(self.now, self.last_ticket + 1, action),
+        }
     }
 
     /// An agent's report.
@@ -276,7 +284,12 @@ impl World {
     pub fn connect(&mut self, key: &str, kind: Kind, can_kill: bool) -> Check {
         let features = Features { kill: can_kill, cwd: can_kill, ..Features::default() };
         let ticket = self.ticket(What::Connect { kind, key: key.to_owned(), features });
-        self.step(Event::Connect { ticket, identity: identity(key, features), kind, request_id: None })
+        self.step(Event::Connect {
+            ticket,
+            identity: identity(key, features),
+            kind,
+            request_id: None,
+        })
     }
 
     /// The server gets another key.
@@ -285,13 +298,26 @@ impl World {
         let key_hash = format!("key-{}", self.keys);
         let event = event(self.now, self.last_ticket + 1, "server.rotate");
         let what = What::Rotate { key: key_hash.clone() };
-        let rotate = Rotate { of: of_server(), by: 1, key_hash, fingerprint: String::new(), at: self.now, event };
+        let rotate = Rotate {
+            of: of_server(),
+            by: 1,
+            key_hash,
+            fingerprint: String::new(),
+            at: self.now,
+            event,
+        };
         self.call(what, Ask::Rotate(rotate)).map(drop)
     }
 
     fn fin(chunks: Option<u8>) -> Fin {
         let result = if chunks.is_none() { Some("abab".to_owned()) } else { None };
-        Fin { success: true, result, chunks: chunks.map(u32::from), exit_code: Some(0), ..Fin::default() }
+        Fin {
+            success: true,
+            result,
+            chunks: chunks.map(u32::from),
+            exit_code: Some(0),
+            ..Fin::default()
+        }
     }
 
     /// D1 is taken back to the snapshot. What it was asked is cut off.
@@ -335,7 +361,8 @@ impl World {
                 self.call(What::Replay { key }, ask)?;
             }
             Op::Live { command, wait } => {
-                let live = Live { id: self.command(command), wait: (wait > 0).then_some(wait.into()) };
+                let live =
+                    Live { id: self.command(command), wait: (wait > 0).then_some(wait.into()) };
                 self.call(What::Other, Ask::Live(live))?;
             }
             Op::Cancel(command) => {
@@ -343,7 +370,10 @@ impl World {
                 self.call(What::Other, Ask::Cancel(by))?;
             }
             Op::CancelOf => {
-                self.call(What::Other, Ask::CancelOf(RevokedSessions { sessions: vec![Uuid::nil()] }))?;
+                self.call(
+                    What::Other,
+                    Ask::CancelOf(RevokedSessions { sessions: vec![Uuid::nil()] }),
+                )?;
             }
             Op::Kill(command) => {
                 let by = self.by_user(self.command(command), "command.kill");
@@ -419,7 +449,8 @@ impl World {
                 self.connect(&self.key(age), kind, can_kill)?;
             }
             Op::Close(back) => {
-                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_there) {
+                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_there)
+                {
                     self.sockets[place].is_there = false;
                     self.step(Event::Closed(self.sockets[place].generation))?;
                 }
@@ -441,7 +472,8 @@ impl World {
                 }
             }
             Op::Pong(back) => {
-                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_there) {
+                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_there)
+                {
                     self.step(Event::Pong(self.sockets[place].generation))?;
                 }
             }

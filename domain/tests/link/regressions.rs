@@ -17,18 +17,41 @@ fn the_alarm_stays_set_while_d1_is_told() {
 
 #[test]
 fn the_alarm_goes_off_while_rights_are_checked() {
-    play(&[CONNECT, create(0), Op::Answer { place: 1, refused: 0 }, ANSWER, create(0), ANSWER, Op::Alarm(5)]).unwrap();
+    play(&[
+        CONNECT,
+        create(0),
+        Op::Answer { place: 1, refused: 0 },
+        ANSWER,
+        create(0),
+        ANSWER,
+        Op::Alarm(5),
+    ])
+    .unwrap();
 }
 
 #[test]
 fn a_command_becomes_due_while_it_is_recorded() {
     // It is scheduled for the next second.
-    play(&[CONNECT, ANSWER, create(5), Op::Pass(2_000), Op::Answer { place: 1, refused: 0 }, ANSWER]).unwrap();
+    play(&[
+        CONNECT,
+        ANSWER,
+        create(5),
+        Op::Pass(2_000),
+        Op::Answer { place: 1, refused: 0 },
+        ANSWER,
+    ])
+    .unwrap();
 }
 
 #[test]
 fn a_resync_is_cut_off_before_d1_is_told() {
-    let ops = [Op::Snapshot, create(0), Op::TakeBack, Op::Create { how: 0, key: Some(0), wait: 20 }, Op::Alarm(70_000)];
+    let ops = [
+        Op::Snapshot,
+        create(0),
+        Op::TakeBack,
+        Op::Create { how: 0, key: Some(0), wait: 20 },
+        Op::Alarm(70_000),
+    ];
     play(&ops).unwrap();
 }
 
@@ -55,13 +78,25 @@ fn the_object_is_wiped_while_d1_is_asked() {
 #[test]
 fn a_key_is_changed_late_while_d1_is_asked_for_it() {
     let ops = [Op::Ack { command: 0, age: 0 }, Op::Rotate, create(0), ANSWER, Op::TimeOut(0)];
-    play(&[&ops[..], &[Op::Ack { command: 1, age: 0 }, Op::Alarm(70_000), Op::Apply(3)]].concat()).unwrap();
+    play(&[&ops[..], &[Op::Ack { command: 1, age: 0 }, Op::Alarm(70_000), Op::Apply(3)]].concat())
+        .unwrap();
 }
 
 #[test]
 fn a_message_does_not_leave_while_another_agent_waits() {
-    let ops =
-        [CONNECT, ANSWER, Op::Alarm(0), create(0), ANSWER, create(0), ANSWER, create(0), ANSWER, create(0), ANSWER];
+    let ops = [
+        CONNECT,
+        ANSWER,
+        Op::Alarm(0),
+        create(0),
+        ANSWER,
+        create(0),
+        ANSWER,
+        create(0),
+        ANSWER,
+        create(0),
+        ANSWER,
+    ];
     let others = [CONNECT, Op::Alarm(70_000), CONNECT, CONNECT, CONNECT, CONNECT, Op::Break(0)];
     play(&[&ops[..], &others].concat()).unwrap();
 }

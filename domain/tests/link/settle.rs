@@ -30,18 +30,28 @@ impl World {
         if self.calls.values().any(|call| call.is_dead && matches!(call.what, What::Sever)) {
             self.call(What::Sever, Ask::Sever)?;
         }
-        let is_dead = |what: &What| if let What::Forget { ids } = what { ids.clone() } else { vec![] };
+        let is_dead =
+            |what: &What| if let What::Forget { ids } = what { ids.clone() } else { vec![] };
+        let ids: Vec<Uuid> = self
+            .calls
+            .values()
+            .filter(|call| call.is_dead)
+            .flat_map(|call| is_dead(&call.what))
+            .collect();
         let ids: Vec<Uuid> =
-            self.calls.values().filter(|call| call.is_dead).flat_map(|call| is_dead(&call.what)).collect();
-        let ids: Vec<Uuid> = ids.into_iter().filter(|id| !self.store().rows.contains_key(id)).collect();
+            ids.into_iter().filter(|id| !self.store().rows.contains_key(id)).collect();
         if !ids.is_empty() {
-            self.call(What::Forget { ids: ids.clone() }, Ask::Forget(Forget { ids, until: self.now }))?;
+            self.call(
+                What::Forget { ids: ids.clone() },
+                Ask::Forget(Forget { ids, until: self.now }),
+            )?;
         }
         for _ in 0..STEPS {
             self.drain()?;
             let end = self.now.plus_seconds(QUIET);
             let later = self.laters.values().copied().min();
-            let Some(at) = [later, self.alarm].into_iter().flatten().min().filter(|at| *at <= end) else {
+            let Some(at) = [later, self.alarm].into_iter().flatten().min().filter(|at| *at <= end)
+            else {
                 return self.check_quiet();
             };
             self.now = self.now.max(at).plus_millis(1);
@@ -51,7 +61,8 @@ impl World {
     }
 
     fn time_is_up_first(&mut self) -> Check {
-        let first = self.laters.values().enumerate().min_by_key(|(_, at)| **at).map(|(place, _)| place);
+        let first =
+            self.laters.values().enumerate().min_by_key(|(_, at)| **at).map(|(place, _)| place);
         first.map_or(Ok(()), |place| self.time_is_up(place))
     }
 
@@ -74,22 +85,36 @@ impl World {
 
     fn check_quiet(&mut self) -> Check {
         for (ticket, call) in &self.calls {
-            ensure!(call.is_dead || call.answer.is_some(), "call {ticket} is not answered: {:?}", call.what);
+            ensure!(
+                call.is_dead || call.answer.is_some(),
+                "call {ticket} is not answered: {:?}",
+                call.what
+            );
         }
         let store = self.link.store();
         for row in store.rows.values() {
             let id = row.command.command.id;
-            ensure!(row.command.phase == Phase::Accepted, "command {id} is {:?}", row.command.phase);
+            ensure!(
+                row.command.phase == Phase::Accepted,
+                "command {id} is {:?}",
+                row.command.phase
+            );
             ensure!(row.is_flushed(), "D1 does not have the latest of {id}");
             let told = self.d1.commands.get(&id).ok_or(format!("D1 does not have {id}"))?;
-            ensure!(told.life == row.command.life, "D1 has another life: {:?}, {:?}", told.life, row.command.life);
+            ensure!(
+                told.life == row.command.life,
+                "D1 has another life: {:?}, {:?}",
+                told.life,
+                row.command.life
+            );
         }
         // D1 may have been taken back to when it had a command that was withdrawn after that.
         for id in self.d1.commands.keys().filter(|_| !self.history.was_taken_back) {
             ensure!(store.rows.contains_key(id), "D1 has {id}, which was refused");
         }
         for call in self.calls.values() {
-            if let (What::Create { id, .. }, Some(Answer::Refused(_) | Answer::Failed(_))) = (&call.what, &call.answer)
+            if let (What::Create { id, .. }, Some(Answer::Refused(_) | Answer::Failed(_))) =
+                (&call.what, &call.answer)
             {
                 ensure!(!store.rows.contains_key(id), "a refused command is there");
             }
@@ -120,7 +145,8 @@ impl World {
         let row = self.d1.server.as_ref().ok_or("D1 has no such server")?;
         ensure!(row.key_hash == known.key_hash, "D1 has another key");
         ensure!(row.revision == state.facts.revision, "D1 does not know the latest of the server");
-        let facts = [&row.facts, &state.facts].map(|facts| (facts.is_connected, facts.agent_version.clone()));
+        let facts = [&row.facts, &state.facts]
+            .map(|facts| (facts.is_connected, facts.agent_version.clone()));
         // An object that was wiped does not know what D1 was told before it was taken back.
         ensure!(facts[0] == facts[1] || self.history.was_taken_back, "D1 has other facts");
         Ok(())

@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
+use farhand_domain::command_end::End;
 use farhand_domain::command_object::Output;
-use farhand_domain::lifecycle::{End, State};
+use farhand_domain::lifecycle::State;
 use farhand_domain::link::state::ServerState;
 use farhand_domain::link::store::{Failed, Most, Result, Store, StoredAnswer, Unflushed};
 use farhand_domain::link::stored_command::{ChunkSums, Phase, Stage, StoredCommand};
@@ -96,7 +97,8 @@ impl Store for MemoryStore {
 
     fn insert(&mut self, new: &StoredCommand, due_at: Timestamp) -> Result<()> {
         assert!(self.state.is_some(), "there are tables");
-        let row = Row { command: new.clone(), flushed: 1, due_at: Some(due_at), chunks: BTreeMap::new() };
+        let row =
+            Row { command: new.clone(), flushed: 1, due_at: Some(due_at), chunks: BTreeMap::new() };
         assert!(self.rows.insert(new.command.id, row).is_none(), "an id is used once");
         Ok(())
     }
@@ -140,7 +142,9 @@ impl Store for MemoryStore {
     }
 
     fn due_waiting(&self, now: Timestamp, limit: u64) -> Result<Vec<StoredCommand>> {
-        let mut due = self.select(|row| row.command.stage() == Some(Stage::Waiting) && row.command.life.is_due(now));
+        let mut due = self.select(|row| {
+            row.command.stage() == Some(Stage::Waiting) && row.command.life.is_due(now)
+        });
         due.sort_by_key(|stored| (stored.life.scheduled_at, stored.command.id));
         due.truncate(limit as usize);
         Ok(due)
@@ -203,12 +207,19 @@ impl Store for MemoryStore {
     }
 
     fn accepted_after(&self, after: &str, limit: u32) -> Result<Vec<StoredCommand>> {
-        let is_wanted =
-            |row: &Row| row.command.phase == Phase::Accepted && row.command.command.id.to_string().as_str() > after;
+        let is_wanted = |row: &Row| {
+            row.command.phase == Phase::Accepted
+                && row.command.command.id.to_string().as_str() > after
+        };
         Ok(self.select(is_wanted).into_iter().take(limit as usize).collect())
     }
 
-    fn forget(&mut self, ids: &[Uuid], until: Timestamp, at_once: u64) -> Result<(Vec<Uuid>, bool)> {
+    fn forget(
+        &mut self,
+        ids: &[Uuid],
+        until: Timestamp,
+        at_once: u64,
+    ) -> Result<(Vec<Uuid>, bool)> {
         let (mut forgotten, mut left) = (Vec::new(), at_once);
         for id in ids {
             if let Some(row) = self.rows.get(id) {
@@ -232,7 +243,13 @@ impl Store for MemoryStore {
         Ok(self.answers.get(key).map(|(answer, _)| answer.clone()))
     }
 
-    fn insert_answer(&mut self, key: &str, body: &str, command: Uuid, expires_at: Timestamp) -> Result<()> {
+    fn insert_answer(
+        &mut self,
+        key: &str,
+        body: &str,
+        command: Uuid,
+        expires_at: Timestamp,
+    ) -> Result<()> {
         let answer = StoredAnswer { body: body.to_owned(), command, answer: None };
         self.answers.insert(key.to_owned(), (answer, expires_at));
         Ok(())
@@ -271,7 +288,10 @@ impl Store for MemoryStore {
         let mut bytes = 0;
         for (seq, content) in self.chunks_from(stored, from) {
             let is_after_gap = chunks.last().is_some_and(|last| last.seq + 1 != *seq);
-            if chunks.len() as u64 >= most.chunks || bytes > most.bytes || (most.until_gap && is_after_gap) {
+            if chunks.len() as u64 >= most.chunks
+                || bytes > most.bytes
+                || (most.until_gap && is_after_gap)
+            {
                 break;
             }
             bytes += content.len();
@@ -297,13 +317,18 @@ impl Store for MemoryStore {
             return Ok(None);
         }
         let is_empty = stored.chunks.count == 0;
-        let text = if is_empty { stored.result.clone().unwrap_or_default() } else { self.content(stored) };
+        let text =
+            if is_empty { stored.result.clone().unwrap_or_default() } else { self.content(stored) };
         Ok(Some(output::sha256(&text)))
     }
 }
 
 impl MemoryStore {
-    fn chunks_from(&self, stored: &StoredCommand, from: u64) -> impl Iterator<Item = (&u32, &String)> {
+    fn chunks_from(
+        &self,
+        stored: &StoredCommand,
+        from: u64,
+    ) -> impl Iterator<Item = (&u32, &String)> {
         let chunks = self.rows.get(&stored.command.id).map(|row| row.chunks.iter());
         chunks.into_iter().flatten().filter(move |(seq, _)| u64::from(**seq) >= from)
     }

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use farhand_domain::features::Features;
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::call::{Answer, Ask};
-use farhand_domain::link::event::{Effect, Event, FromD1, Kind, RequestId, Scene, ServerChange, Ticket, ToD1};
+use farhand_domain::link::event::{
+    Effect, Event, FromD1, Kind, RequestId, Scene, ServerChange, Ticket, ToD1,
+};
 use farhand_domain::link::machine::{Link, Random, Settings};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
@@ -156,7 +158,9 @@ fn random(seed: u64) -> Random {
     let mut state = seed;
     Box::new(move |bytes| {
         for byte in bytes {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             *byte = (state >> 56) as u8;
         }
         Ok(())
@@ -237,7 +241,8 @@ impl World {
 
     fn scene(&self) -> Scene {
         let newest = |kind| {
-            let there = self.sockets.iter().filter(move |socket| socket.is_there && socket.kind == kind);
+            let there =
+                self.sockets.iter().filter(move |socket| socket.is_there && socket.kind == kind);
             there.max_by_key(|socket| socket.generation)
         };
         Scene {
@@ -325,7 +330,10 @@ impl World {
         match effect {
             Effect::Send { kind, generation, message, before } => {
                 self.check_may_send(kind, generation)?;
-                let socket = self.sockets.iter_mut().find(|socket| socket.generation == generation && socket.is_there);
+                let socket = self
+                    .sockets
+                    .iter_mut()
+                    .find(|socket| socket.generation == generation && socket.is_there);
                 let leaves = socket.as_ref().is_some_and(|socket| !socket.is_broken);
                 if let Some(socket) = socket.filter(|socket| socket.is_broken) {
                     socket.is_there = generation % 2 == 0;
@@ -342,11 +350,15 @@ impl World {
                 }
             }
             Effect::Close { kind, .. } => {
-                for socket in self.sockets.iter_mut().filter(|socket| socket.kind == kind && socket.is_there) {
+                for socket in
+                    self.sockets.iter_mut().filter(|socket| socket.kind == kind && socket.is_there)
+                {
                     (socket.is_there, socket.closes) = (false, true);
                 }
             }
-            Effect::Accept { ticket, kind, generation, features } => self.accept(ticket, kind, generation, features)?,
+            Effect::Accept { ticket, kind, generation, features } => {
+                self.accept(ticket, kind, generation, features)?
+            }
             Effect::Reply(ticket, answer) => rest.replies.push((ticket, answer)),
             Effect::Alarm(at) => rest.alarm = Some(at),
             Effect::Later(ticket, at) if at <= self.now => return Ok(Some(Event::TimeUp(ticket))),
@@ -357,7 +369,10 @@ impl World {
             }
             Effect::Seal(_) => {}
             Effect::Log { event, error, .. } => {
-                ensure!(event != "step_failed" || self.store().is_broken.get(), "a step failed: {error}");
+                ensure!(
+                    event != "step_failed" || self.store().is_broken.get(),
+                    "a step failed: {error}"
+                );
             }
         }
         Ok(None)
@@ -373,16 +388,31 @@ impl World {
         ensure!(asked == kind && announced == features, "another connection is accepted");
         ensure!(!self.history.revoked.contains(&key), "an agent with a revoked key is accepted");
         self.laters.remove(&ticket);
-        let is_new = self.sockets.iter().all(|socket| socket.generation < generation || self.store().wipes > 0);
+        let is_new = self
+            .sockets
+            .iter()
+            .all(|socket| socket.generation < generation || self.store().wipes > 0);
         ensure!(is_new, "a connection has an old number");
-        let socket = Socket { kind, generation, features, key, is_there: true, is_broken: false, closes: false };
+        let socket = Socket {
+            kind,
+            generation,
+            features,
+            key,
+            is_there: true,
+            is_broken: false,
+            closes: false,
+        };
         self.sockets.push(socket);
         Ok(())
     }
 
     fn reply(&mut self, ticket: Ticket, answer: Answer) -> Check {
         let call = self.calls.get_mut(&ticket).ok_or("an unknown call is answered")?;
-        ensure!(call.answer.is_none(), "call {ticket} is answered twice: {:?}, {answer:?}", call.answer);
+        ensure!(
+            call.answer.is_none(),
+            "call {ticket} is answered twice: {:?}, {answer:?}",
+            call.answer
+        );
         ensure!(!call.is_dead, "a call of before the crash is answered");
         call.answer = Some(answer.clone());
         let what = call.what.clone();
@@ -407,7 +437,9 @@ impl World {
             self.alarm = Some(self.now);
         }
         if loss & 16 != 0 {
-            self.sockets.iter_mut().for_each(|socket| (socket.is_there, socket.closes) = (false, false));
+            self.sockets
+                .iter_mut()
+                .for_each(|socket| (socket.is_there, socket.closes) = (false, false));
         }
         for call in self.calls.values_mut().filter(|call| call.answer.is_none()) {
             call.is_dead = true;
@@ -480,20 +512,24 @@ impl World {
 
     /// A request takes too long. It may still be done, and answered late.
     pub fn time_out(&mut self, place: usize) -> Check {
-        let Some(flight) = self.flights.get_mut(place).filter(|flight| !flight.is_given_up) else { return Ok(()) };
+        let Some(flight) = self.flights.get_mut(place).filter(|flight| !flight.is_given_up) else {
+            return Ok(());
+        };
         self.now = self.now.max(flight.sent_at.plus_seconds(30));
         flight.is_given_up = true;
         if let ToD1::Change(_, ServerChange::Key { key_hash, .. }) = &*flight.request {
             self.history.late_keys.insert(key_hash.clone());
         }
         let is_of_alarm = std::mem::take(&mut flight.is_of_alarm);
-        let event = Event::Answered { id: flight.id, answer: Err("D1 did not answer in time".to_owned()) };
+        let event =
+            Event::Answered { id: flight.id, answer: Err("D1 did not answer in time".to_owned()) };
         self.step_of(event, is_of_alarm)
     }
 
     /// A timer of a call runs out.
     pub fn time_is_up(&mut self, place: usize) -> Check {
-        let Some((ticket, at)) = self.laters.iter().map(|(ticket, at)| (*ticket, *at)).nth(place) else {
+        let Some((ticket, at)) = self.laters.iter().map(|(ticket, at)| (*ticket, *at)).nth(place)
+        else {
             return Ok(());
         };
         self.now = self.now.max(at);

@@ -33,5 +33,6 @@ pub const REACHED: &str = "some AS MATERIALIZED (
 )";
 
 /// The condition that a caller without full access can read a row of `commands c`.
-pub const IS_READABLE: &str = "c.server_id IN (SELECT id FROM reached) AND (c.requested_by = (SELECT user_id FROM me)
+pub const IS_READABLE: &str =
+    "c.server_id IN (SELECT id FROM reached) AND (c.requested_by = (SELECT user_id FROM me)
     OR c.server_id NOT IN (SELECT id FROM reached WHERE NOT is_whole))";

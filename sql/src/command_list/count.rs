@@ -29,8 +29,9 @@ fn all_but(others: &str) -> String {
 /// SQL for the number of commands of a kind whose key fulfils a condition. `keys` are tables that
 /// stand before `command_counts n`.
 fn counter_of(kind: &str, keys: &str, key: &str, condition: &str) -> String {
-    let counters =
-        format!("{keys} command_counts n WHERE n.workspace_id = me.workspace_id AND n.kind = '{kind}' AND {key}");
+    let counters = format!(
+        "{keys} command_counts n WHERE n.workspace_id = me.workspace_id AND n.kind = '{kind}' AND {key}"
+    );
     counter(&counters, condition)
 }
 
@@ -55,7 +56,10 @@ impl Parts<'_> {
             return total;
         }
         let who = if callers == Callers::All { "true" } else { HAS_FULL_ACCESS };
-        format!("iif({IS_RARE} AND {who}, (SELECT count(*) FROM {}), {total})", self.rare_rows(callers))
+        format!(
+            "iif({IS_RARE} AND {who}, (SELECT count(*) FROM {}), {total})",
+            self.rare_rows(callers)
+        )
     }
 
     fn total_with_full_access(&self) -> String {
@@ -73,19 +77,29 @@ impl Parts<'_> {
         Some(match self.list {
             _ if self.filter_count > 1 => return None,
             _ if self.filter_count == 0 => all_but("0"),
-            CommandList { server: Some(_), .. } => counter_of("server", "", "n.key = :server", &self.filters),
-            CommandList { requested_by: Some(_), .. } => counter_of("requester", "", user, &self.filters),
+            CommandList { server: Some(_), .. } => {
+                counter_of("server", "", "n.key = :server", &self.filters)
+            }
+            CommandList { requested_by: Some(_), .. } => {
+                counter_of("requester", "", user, &self.filters)
+            }
             // Those that do not match are few.
-            CommandList { requested_by_isnull: Some(false), .. } => all_but(&counted(NOBODY, BY_REQUESTER, OF_NOBODY)),
+            CommandList { requested_by_isnull: Some(false), .. } => {
+                all_but(&counted(NOBODY, BY_REQUESTER, OF_NOBODY))
+            }
             CommandList { is_scheduled: Some(false), .. } => {
                 all_but(&counted("", BY_SCHEDULE, "c.scheduled_at > :now"))
             }
-            CommandList { shell: Some(Shell::System), .. } => all_but(&counted("", INTERNAL, "c.shell = 'internal'")),
+            CommandList { shell: Some(Shell::System), .. } => {
+                all_but(&counted("", INTERNAL, "c.shell = 'internal'"))
+            }
             CommandList { success: Some(true), .. } => {
                 let open = counted("", OPEN, "c.handled_at IS NULL");
                 all_but(&format!("({} + {open})", counted("", UNSUCCESSFUL, "c.success = 0")))
             }
-            _ if self.has_found && search::is_exact(&self.list.words) => "(SELECT count(*) FROM found)".to_owned(),
+            _ if self.has_found && search::is_exact(&self.list.words) => {
+                "(SELECT count(*) FROM found)".to_owned()
+            }
             _ => return None,
         })
     }
@@ -96,11 +110,24 @@ impl Parts<'_> {
         }
         let of_server = self.of_server();
         if self.filter_count > 0 {
-            return counted("reached key CROSS JOIN", BY_SERVER, &format!("{of_server} AND {}", self.filters));
+            return counted(
+                "reached key CROSS JOIN",
+                BY_SERVER,
+                &format!("{of_server} AND {}", self.filters),
+            );
         }
         let is_whole = "c.server_id IN (SELECT id FROM reached WHERE is_whole)";
-        let whole = counter_of("server", "reached key CROSS JOIN", "n.key = key.id AND key.is_whole", is_whole);
-        let own = counted("reached key CROSS JOIN", BY_SERVER, &format!("NOT key.is_whole AND {of_server}"));
+        let whole = counter_of(
+            "server",
+            "reached key CROSS JOIN",
+            "n.key = key.id AND key.is_whole",
+            is_whole,
+        );
+        let own = counted(
+            "reached key CROSS JOIN",
+            BY_SERVER,
+            &format!("NOT key.is_whole AND {of_server}"),
+        );
         format!("({whole} + {own})")
     }
 }

@@ -7,14 +7,17 @@ use crate::statement::{Parameters, Value};
 
 /// SQL for the deleted users of the workspace whose ids are still on commands. These commands have
 /// no requester any more.
-pub const DEPARTED: &str = "SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id";
+pub const DEPARTED: &str =
+    "SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id";
 
 /// The states of a command that has not ended.
 const OPEN_STATES: [&str; 4] = ["scheduled", "queued", "sent", "acked"];
 
 /// Whether the list shows only commands that have not ended.
 pub fn is_open(list: &CommandList) -> bool {
-    list.states.as_ref().is_some_and(|states| states.iter().all(|state| OPEN_STATES.contains(state)))
+    list.states
+        .as_ref()
+        .is_some_and(|states| states.iter().all(|state| OPEN_STATES.contains(state)))
 }
 
 /// The conditions of the filters that the client sent, one for each, without words.
@@ -37,7 +40,9 @@ pub fn conditions(list: &CommandList, parameters: &mut Parameters) -> Vec<String
         false => format!("c.requested_by IS NOT NULL AND c.requested_by NOT IN ({DEPARTED})"),
     }));
     all.extend(list.shell.map(|shell| format!("c.shell = '{}'", shell.as_str())));
-    all.extend(list.is_scheduled.map(|is| format!("c.scheduled_at {} :now", if is { ">" } else { "<=" })));
+    all.extend(
+        list.is_scheduled.map(|is| format!("c.scheduled_at {} :now", if is { ">" } else { "<=" })),
+    );
     if let Some(states) = &list.states {
         let is_open = if is_open(list) { "c.handled_at IS NULL AND " } else { "" };
         all.push(format!("{is_open}{} IN ('{}')", state_sql(":now"), states.join("', '")));

@@ -78,11 +78,21 @@ impl<'a> Parts<'a> {
         let has_found = by_index && search::has_query(&list.words);
         let filter_count = conditions.len() + usize::from(!list.words.is_empty());
         conditions.push("true".to_owned());
-        conditions.extend(search::condition(&list.words, has_found, &mut parameters).map(str::to_owned));
+        conditions
+            .extend(search::condition(&list.words, has_found, &mut parameters).map(str::to_owned));
         let filters_of_found = conditions.join(" AND ");
         let is_found = if has_found { " AND c.seq IN (SELECT seq FROM found)" } else { "" };
         let filters = format!("{filters_of_found}{is_found}");
-        Self { list, offset, object, filters, filters_of_found, has_found, filter_count, parameters }
+        Self {
+            list,
+            offset,
+            object,
+            filters,
+            filters_of_found,
+            has_found,
+            filter_count,
+            parameters,
+        }
     }
 
     /// The common tables for some callers.

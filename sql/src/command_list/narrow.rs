@@ -47,7 +47,8 @@ pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &Within
             WHERE coalesce(n.spent, 0) < {most_cost} AND {is_within}),
          total AS (SELECT count(*) AS total FROM allowed)"
     );
-    let items = parts.sorted("me CROSS JOIN allowed a CROSS JOIN commands c ON c.seq = a.seq WHERE true");
+    let items =
+        parts.sorted("me CROSS JOIN allowed a CROSS JOIN commands c ON c.seq = a.seq WHERE true");
     ListSql { tables, items, full_access: None, parameters: parts.parameters }
 }
 
@@ -62,8 +63,10 @@ fn newest(list: &CommandList) -> String {
 /// The first [`NARROW_WINDOW`] commands on one `side` of the present, by `scheduled_at` in that
 /// direction.
 fn nearest(list: &CommandList, side: &str, direction: &str) -> String {
-    let order = format!("ORDER BY c.scheduled_at {direction}, c.id {direction} LIMIT {NARROW_WINDOW}");
-    let of_requester = if list.requested_by.is_some() { "AND c.requested_by = :requested_by" } else { "" };
+    let order =
+        format!("ORDER BY c.scheduled_at {direction}, c.id {direction} LIMIT {NARROW_WINDOW}");
+    let of_requester =
+        if list.requested_by.is_some() { "AND c.requested_by = :requested_by" } else { "" };
     let of_server = if list.server.is_some() { "AND c.server_id = :server" } else { "" };
     let by = |index: &str, who: &str, more: &str| {
         format!(

@@ -8,7 +8,10 @@ use super::filters::is_open;
 /// SQL for the order. Ties are broken by id, in the direction of the first key. NULL sorts lowest.
 pub fn order_by(list: &CommandList) -> String {
     let direction = |descending| if descending { "DESC" } else { "ASC" };
-    let keys = list.order.iter().map(|key| format!("c.{} {}", key.moment.as_str(), direction(key.descending)));
+    let keys = list
+        .order
+        .iter()
+        .map(|key| format!("c.{} {}", key.moment.as_str(), direction(key.descending)));
     let first = list.order.first().is_none_or(|key| key.descending);
     keys.chain([format!("c.id {}", direction(first))]).collect::<Vec<_>>().join(", ")
 }

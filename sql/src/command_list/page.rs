@@ -27,7 +27,10 @@ impl Parts<'_> {
         if self.has_found {
             ways.push(self.items_of_rare_words(callers));
         }
-        ways.iter().map(|way| format!("SELECT body FROM ({way})")).collect::<Vec<_>>().join(" UNION ALL ")
+        ways.iter()
+            .map(|way| format!("SELECT body FROM ({way})"))
+            .collect::<Vec<_>>()
+            .join(" UNION ALL ")
     }
 
     fn items_with_full_access(&self) -> String {
@@ -75,7 +78,9 @@ impl Parts<'_> {
         let (object, filters, order) = (self.object, &self.filters, order_by(self.list));
         // For callers to whom this does not apply the workspace is NULL, which no index entry has.
         let workspace = format!("(SELECT me.workspace_id FROM me WHERE {})", self.applies(who));
-        let rows = format!("commands c INDEXED BY {index} WHERE c.workspace_id = {workspace} AND {filters} AND {more}");
+        let rows = format!(
+            "commands c INDEXED BY {index} WHERE c.workspace_id = {workspace} AND {filters} AND {more}"
+        );
         if is_index_order(self.list) {
             return format!(
                 "SELECT {object} AS body FROM {rows} ORDER BY {order} LIMIT :page_size + 0 OFFSET :page_offset"
@@ -87,12 +92,14 @@ impl Parts<'_> {
     /// Merges the first commands of each of the `keys`, which an index has in the list's order.
     fn merged(&self, keys: &str, index: &str, of_key: &str, who: &str) -> String {
         let (filters, order, applies) = (&self.filters, order_by(self.list), self.applies(who));
-        let rows =
-            format!("commands c INDEXED BY {index} WHERE c.workspace_id = me.workspace_id AND {of_key} AND {filters}");
+        let rows = format!(
+            "commands c INDEXED BY {index} WHERE c.workspace_id = me.workspace_id AND {of_key} AND {filters}"
+        );
         if self.offset >= DEEP {
             return self.sorted(&format!("me CROSS JOIN {keys} {rows} AND {applies}"));
         }
-        let first = format!("SELECT c.seq FROM {rows} ORDER BY {order} LIMIT :page_size + :page_offset");
+        let first =
+            format!("SELECT c.seq FROM {rows} ORDER BY {order} LIMIT :page_size + :page_offset");
         self.sorted(&format!(
             "me CROSS JOIN {keys} json_each((SELECT json_group_array(seq) FROM ({first}))) first
              CROSS JOIN commands c ON c.seq = first.value WHERE {applies}"
@@ -102,7 +109,8 @@ impl Parts<'_> {
     /// The condition that a way applies: to the caller `who`, and to as many commands as a search
     /// finds.
     fn applies(&self, who: &str) -> String {
-        let is_frequent = if self.has_found { format!(" AND NOT {IS_RARE}") } else { String::new() };
+        let is_frequent =
+            if self.has_found { format!(" AND NOT {IS_RARE}") } else { String::new() };
         format!("{who}{is_frequent}")
     }
 

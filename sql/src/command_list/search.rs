@@ -20,7 +20,11 @@ pub fn has_query(words: &[Word]) -> bool {
 
 /// The condition that a row of `commands c` has all words. None is needed if `found` has exactly
 /// these commands.
-pub fn condition(words: &[Word], has_found: bool, parameters: &mut Parameters) -> Option<&'static str> {
+pub fn condition(
+    words: &[Word],
+    has_found: bool,
+    parameters: &mut Parameters,
+) -> Option<&'static str> {
     if words.is_empty() {
         return None;
     }
@@ -70,7 +74,8 @@ fn any_of(base: u32, number: &str) -> String {
 /// Of these long lines only the newest are read, so that the time is bounded.
 pub fn found(words: &[Word]) -> String {
     let (servers, requesters) = (any_of(0xF4000, "named.number"), any_of(0xF8000, "u.id"));
-    let (characters, is_of) = (read_characters(words), is_of("t.rowid", "(SELECT workspace_id FROM me)"));
+    let (characters, is_of) =
+        (read_characters(words), is_of("t.rowid", "(SELECT workspace_id FROM me)"));
     format!(
         "asked AS MATERIALIZED (SELECT group_concat(format('(%s OR server:(%s) OR requester:(%s))', w.value ->> 'query',
                 (SELECT {servers} FROM (

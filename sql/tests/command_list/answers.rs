@@ -19,7 +19,17 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
     add(dice.once_in(4), "requested_by", command.requested_by.unwrap_or(77).to_string());
     add(dice.once_in(4), "requested_by_isnull", (*dice.pick(&["true", "false"])).to_owned());
     add(dice.once_in(4), "is_scheduled", (*dice.pick(&["true", "false"])).to_owned());
-    let states = ["scheduled", "queued", "sent", "acked", "success", "failed", "cancelled", "expired", "stuck"];
+    let states = [
+        "scheduled",
+        "queued",
+        "sent",
+        "acked",
+        "success",
+        "failed",
+        "cancelled",
+        "expired",
+        "stuck",
+    ];
     // Often only states of commands that have not ended.
     let states = if dice.once_in(2) { &states[..4] } else { &states };
     let some: Vec<&str> = (0..1 + dice.roll(4)).map(|_| *dice.pick(states)).collect();
@@ -65,11 +75,21 @@ fn every_list_is_that_of_a_naive_model() {
         let what = format!("round {round}, {}: {query:?}, {size} from {offset}", caller.name);
         let list = list_of(&query);
         let expected: Vec<String> = all.iter().skip(offset).take(size).cloned().collect();
-        let found = run(&database, statement(&list, Some(&caller.me), Variant::ForAll, size as u64, offset as u64));
+        let found = run(
+            &database,
+            statement(&list, Some(&caller.me), Variant::ForAll, size as u64, offset as u64),
+        );
         assert_eq!((found.total, &found.ids), (Some(all.len() as i64), &expected), "{what}");
-        let found = run(&database, statement(&list, Some(&caller.me), Variant::FullAccess, size as u64, offset as u64));
+        let found = run(
+            &database,
+            statement(&list, Some(&caller.me), Variant::FullAccess, size as u64, offset as u64),
+        );
         if caller.me.has_full_access() {
-            assert_eq!((found.total, &found.ids), (Some(all.len() as i64), &expected), "full access, {what}");
+            assert_eq!(
+                (found.total, &found.ids),
+                (Some(all.len() as i64), &expected),
+                "full access, {what}"
+            );
             of_full_access += 1;
         } else {
             assert_eq!((found.total, found.ids), (None, vec![]), "full access, {what}");
@@ -81,7 +101,8 @@ fn every_list_is_that_of_a_naive_model() {
         filled += usize::from(!expected.is_empty());
         if round % 50 == 0 {
             for variant in [Variant::ForAll, Variant::FullAccess] {
-                let nobody = run(&database, statement(&list, None, variant, size as u64, offset as u64));
+                let nobody =
+                    run(&database, statement(&list, None, variant, size as u64, offset as u64));
                 assert_eq!((nobody.total, nobody.ids), (None, vec![]), "{what}");
             }
         }
@@ -89,7 +110,8 @@ fn every_list_is_that_of_a_naive_model() {
     assert!(filled > 400 && of_full_access > 250, "{filled}, {of_full_access}");
 }
 
-/// Commands come, are counted and go in any order; a key may be used again if its command was not counted.
+/// Commands come, are counted and go in any order; a key may be used again if its command was not
+/// counted.
 #[test]
 fn the_number_of_commands_is_exact_at_any_time() {
     let database = database();
@@ -101,7 +123,11 @@ fn the_number_of_commands_is_exact_at_any_time() {
             0 => count(&database, 1),
             1..4 => {
                 // Often the last one.
-                let at = if dice.once_in(2) { model.commands.len() - 1 } else { dice.roll(model.commands.len()) };
+                let at = if dice.once_in(2) {
+                    model.commands.len() - 1
+                } else {
+                    dice.roll(model.commands.len())
+                };
                 delete(&database, 1, &model.commands.remove(at).id);
             }
             _ => {
@@ -109,7 +135,8 @@ fn the_number_of_commands_is_exact_at_any_time() {
                 model.add(&database, 1, again, &format!("{step:08x}"));
             }
         }
-        let uncounted = |sql: &str| database.query_row(sql, [1], |row| row.get::<_, i64>(0)).unwrap();
+        let uncounted =
+            |sql: &str| database.query_row(sql, [1], |row| row.get::<_, i64>(0)).unwrap();
         let behind = uncounted(&format!("SELECT count(*) FROM commands c WHERE {}", behind("?1")));
         assert!(uncounted(&format!("SELECT {}", distance("?1"))) >= behind, "{step}");
         let command = dice.pick(&model.commands).clone();
@@ -117,7 +144,8 @@ fn the_number_of_commands_is_exact_at_any_time() {
         for query in [vec![], vec![("server", command.server)], vec![("requested_by", requester)]] {
             let list = list_of(&query);
             for caller in &model.callers {
-                let found = run(&database, statement(&list, Some(&caller.me), Variant::ForAll, 1, 0));
+                let found =
+                    run(&database, statement(&list, Some(&caller.me), Variant::ForAll, 1, 0));
                 assert_eq!(
                     found.total,
                     Some(model.answer(&query, caller).len() as i64),

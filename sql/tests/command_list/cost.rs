@@ -1,4 +1,5 @@
-//! What lists read: steps of SQLite's virtual machine, with few and with many commands side by side in one database.
+//! What lists read: steps of SQLite's virtual machine, with few and with many commands side by side
+//! in one database.
 
 use std::time::Instant;
 
@@ -10,11 +11,13 @@ const SERVERS: i64 = 20;
 /// The user who owns three servers.
 const OWNER: i64 = 2;
 
-/// Fills a workspace: twenty servers, of which [`OWNER`] has three. Of the commands, one in fifty is internal, one in ten
-/// failed, and five wait for a later time.
+/// Fills a workspace: twenty servers, of which [`OWNER`] has three. Of the commands, one in fifty
+/// is internal, one in ten failed, and five wait for a later time.
 fn fill(database: &Connection, workspace: i64, commands: i64) {
     let numbers = |most: i64| {
-        format!("(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {most}) SELECT i FROM n)")
+        format!(
+            "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {most}) SELECT i FROM n)"
+        )
     };
     let (users, servers, commands) = (numbers(12), numbers(SERVERS), (commands, numbers(commands)));
     let (number, rows) = commands;
@@ -43,7 +46,10 @@ fn fill(database: &Connection, workspace: i64, commands: i64) {
 }
 
 fn query(text: &str) -> Vec<(&str, String)> {
-    text.split('&').filter_map(|pair| pair.split_once('=')).map(|(name, value)| (name, value.to_owned())).collect()
+    text.split('&')
+        .filter_map(|pair| pair.split_once('='))
+        .map(|(name, value)| (name, value.to_owned()))
+        .collect()
 }
 
 /// The lists that are bounded for callers with full access, with their number of all items.
@@ -62,7 +68,8 @@ const BOUNDED: [&str; 9] = [
 /// The steps for the first page in a small and in a large workspace, by both statements.
 fn steps(database: &Connection, text: &str, me: impl Fn(i64) -> Me) -> [[i32; 2]; 2] {
     SIZES.map(|(workspace, _)| {
-        let list = list_of(&query(&text.replace("server=00000000", &format!("server={workspace:08}"))));
+        let list =
+            list_of(&query(&text.replace("server=00000000", &format!("server={workspace:08}"))));
         let me = me(workspace);
         [Variant::ForAll, Variant::FullAccess]
             .map(|variant| run(database, statement(&list, Some(&me), variant, 15, 0)).steps)
@@ -90,12 +97,14 @@ fn lists_that_are_promised_to_be_bounded_read_the_same_at_any_size() {
     }
     // The default order of a caller who can access three servers.
     for text in ["", "ordering=scheduled_at"] {
-        let [[few, _], [many, _]] = steps(&database, text, |workspace| Me::ordinary(workspace, OWNER));
+        let [[few, _], [many, _]] =
+            steps(&database, text, |workspace| Me::ordinary(workspace, OWNER));
         assert!(many < few + few / 5 + 50, "{text}: {few} steps, then {many}");
     }
 }
 
-/// The items of these are bounded; the number of all items is counted from the entries of an index for the few.
+/// The items of these are bounded; the number of all items is counted from the entries of an index
+/// for the few.
 #[test]
 fn lists_with_a_majority_count_the_entries_of_one_index() {
     let database = filled();
@@ -108,13 +117,15 @@ fn lists_with_a_majority_count_the_entries_of_one_index() {
     }
 }
 
-/// `cargo test -p farhand-sql --test command_list -- --ignored --nocapture million`: the time of lists of 1,000,000 commands.
+/// `cargo test -p farhand-sql --test command_list -- --ignored --nocapture million`: the time of
+/// lists of 1,000,000 commands.
 #[test]
 #[ignore = "takes minutes"]
 fn times_at_a_million() {
     let database = database();
     fill(&database, 1, 1_000_000);
-    let callers = [("full access", Me::superuser(1)), ("three servers of 20", Me::ordinary(1, OWNER))];
+    let callers =
+        [("full access", Me::superuser(1)), ("three servers of 20", Me::ordinary(1, OWNER))];
     for text in BOUNDED.into_iter().chain([
         "shell=system",
         "shell=internal",
@@ -159,14 +170,15 @@ fn times_at_a_million() {
     }
 }
 
-/// `cargo test -p farhand-sql --test command_list -- --ignored --nocapture sizes`: the bytes of 100,000 commands and their audit
-/// events, for each table and index.
+/// `cargo test -p farhand-sql --test command_list -- --ignored --nocapture sizes`: the bytes of
+/// 100,000 commands and their audit events, for each table and index.
 #[test]
 #[ignore = "takes a minute"]
 fn sizes() {
     let database = database();
     let commands = 100_000;
-    // Another workspace comes first, so that all rows go into the middle of their tables and indexes.
+    // Another workspace comes first, so that all rows go into the middle of their tables and
+    // indexes.
     fill(&database, 2, 1_000);
     // Each has a line of 56 characters, 200 of output, and two events, sealed 200 at a time.
     let (numbers, id) = (
@@ -185,8 +197,10 @@ fn sizes() {
                 '192.0.2.100', {id}, format('%.*c', {details}, 'x') FROM ({numbers});"
         )
     };
-    let (user, agent) =
-        ("'user', '17', 'anna', 'api_token'", format!("'agent', {server}, 'web-' || i % 20, 'agent_key'"));
+    let (user, agent) = (
+        "'user', '17', 'anna', 'api_token'",
+        format!("'agent', {server}, 'web-' || i % 20, 'agent_key'"),
+    );
     database
         .execute_batch(&format!(
             "CREATE TEMP TABLE generated AS

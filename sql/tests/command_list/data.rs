@@ -29,7 +29,11 @@ pub fn delete(database: &Connection, workspace: i64, id: &str) {
     execute(database, command_counts::delete("c.id = :id"), bind);
 }
 
-fn execute<const N: usize>(database: &Connection, texts: [String; N], bind: impl Fn(Statement) -> Statement) {
+fn execute<const N: usize>(
+    database: &Connection,
+    texts: [String; N],
+    bind: impl Fn(Statement) -> Statement,
+) {
     for text in texts {
         let built = bind(Statement::new(text)).build().unwrap();
         database.execute(&built.sql, params_from_iter(stored(built.parameters))).unwrap();
@@ -82,7 +86,9 @@ impl Me {
 
     fn table(&self) -> String {
         let Self { workspace, user, is_staff, is_superuser, named } = self;
-        let named = named.as_ref().map_or("NULL".to_owned(), |servers| format!("'{}'", serde_json::json!(servers)));
+        let named = named
+            .as_ref()
+            .map_or("NULL".to_owned(), |servers| format!("'{}'", serde_json::json!(servers)));
         format!(
             "me AS MATERIALIZED (SELECT {workspace} AS workspace_id, {user} AS user_id, {is_staff} AS is_staff,
                 {is_superuser} AS is_superuser, {named} AS acl_servers, NULL AS acl, 0 AS reads_narrowly)"
@@ -92,7 +98,8 @@ impl Me {
 
 /// Reads a query as the Worker does.
 pub fn list_of(query: &[(&str, String)]) -> CommandList {
-    let query: Vec<_> = query.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    let query: Vec<_> =
+        query.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     CommandList::of(&query).unwrap()
 }
 
@@ -104,13 +111,21 @@ pub enum Variant {
 }
 
 /// The statement of a page. `me` is empty if there is no caller.
-pub fn statement(list: &CommandList, me: Option<&Me>, variant: Variant, limit: u64, offset: u64) -> Built {
-    let ListSql { tables, items, full_access, parameters } = sql(list, offset, "json_object('id', c.id, 'now', :now)");
+pub fn statement(
+    list: &CommandList,
+    me: Option<&Me>,
+    variant: Variant,
+    limit: u64,
+    offset: u64,
+) -> Built {
+    let ListSql { tables, items, full_access, parameters } =
+        sql(list, offset, "json_object('id', c.id, 'now', :now)");
     let (tables, items) = match variant {
         Variant::ForAll => (tables, items),
         Variant::FullAccess => full_access.unwrap(),
     };
-    let table = me.map_or_else(|| Me::superuser(1).table().replace(')', " WHERE false)"), Me::table);
+    let table =
+        me.map_or_else(|| Me::superuser(1).table().replace(')', " WHERE false)"), Me::table);
     let text = format!(
         "WITH {table}{tables} SELECT (SELECT total FROM total) AS total, NULL AS body UNION ALL SELECT NULL, body FROM ({items})"
     );
@@ -138,7 +153,9 @@ pub fn stored(values: Vec<Value>) -> Vec<Stored> {
 }
 
 pub fn run(database: &Connection, built: Built) -> Page {
-    let mut prepared = database.prepare_cached(&built.sql).unwrap_or_else(|error| panic!("{error}: {}", built.sql));
+    let mut prepared = database
+        .prepare_cached(&built.sql)
+        .unwrap_or_else(|error| panic!("{error}: {}", built.sql));
     let mut page = Page { total: None, ids: vec![], steps: 0 };
     let mut rows = prepared.query(params_from_iter(stored(built.parameters))).unwrap();
     while let Some(row) = rows.next().unwrap() {

@@ -8,8 +8,10 @@ use rusqlite::{Connection, params};
 
 use crate::data::{Dice, Me, NOW, count, delete};
 
-pub const MOMENTS: [&str; 5] = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
-const STATES: [&str; 8] = ["waiting", "sent", "acked", "stuck", "success", "failed", "cancelled", "expired"];
+pub const MOMENTS: [&str; 5] =
+    ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
+const STATES: [&str; 8] =
+    ["waiting", "sent", "acked", "stuck", "success", "failed", "cancelled", "expired"];
 const USERNAMES: [&str; 3] = ["root", "deploy", "Deploy"];
 const LINES: [&str; 22] = [
     "uptime",
@@ -191,12 +193,20 @@ const EVE: i64 = 5;
 impl Model {
     /// Fills a workspace with a few hundred commands.
     pub fn fill(database: &Connection, workspace: i64, dice: &mut Dice) -> Self {
-        let users =
-            HashMap::from([(SUPERUSER, "boss"), (ANNA, "anna"), (CAROL, "carol"), (STAFF, "bob"), (EVE, "eve")]);
+        let users = HashMap::from([
+            (SUPERUSER, "boss"),
+            (ANNA, "anna"),
+            (CAROL, "carol"),
+            (STAFF, "bob"),
+            (EVE, "eve"),
+        ]);
         let sql = |sql: &str, values: &[&dyn rusqlite::ToSql]| {
             database.prepare_cached(sql).unwrap().execute(values).unwrap();
         };
-        sql("INSERT INTO workspaces (id, slug, name, added_at) VALUES (?1, ?1, '', '')", &[&workspace]);
+        sql(
+            "INSERT INTO workspaces (id, slug, name, added_at) VALUES (?1, ?1, '', '')",
+            &[&workspace],
+        );
         for (id, name) in &users {
             sql(
                 "INSERT INTO users (workspace_id, id, username, email, password, date_joined) VALUES (?, ?, ?3, ?3, '', '')",
@@ -204,8 +214,14 @@ impl Model {
             );
         }
         // The names when the commands are created, and later. An empty one: the server was deleted.
-        let names =
-            [("web-1", "web-1"), ("web-10", "web-10"), ("old-2", "new-2"), ("db-2", ""), ("Üb-3", "x"), ("old-9", "")];
+        let names = [
+            ("web-1", "web-1"),
+            ("web-10", "web-10"),
+            ("old-2", "new-2"),
+            ("db-2", ""),
+            ("Üb-3", "x"),
+            ("old-9", ""),
+        ];
         let servers: Vec<String> =
             (0..names.len()).map(|n| format!("{workspace:08x}-0000-7000-8000-{n:012x}")).collect();
         for (n, server) in servers.iter().enumerate() {
@@ -216,8 +232,12 @@ impl Model {
                 &[&server, &workspace, &names[n].0, &owner],
             );
         }
-        let requesters: Vec<Option<i64>> =
-            users.keys().copied().map(Some).chain([None, None, Some(9_000_001), Some(9_000_002)]).collect();
+        let requesters: Vec<Option<i64>> = users
+            .keys()
+            .copied()
+            .map(Some)
+            .chain([None, None, Some(9_000_001), Some(9_000_002)])
+            .collect();
         let long_lines = long_lines();
         let mut commands = Vec::new();
         for number in 0..400 {
@@ -230,11 +250,14 @@ impl Model {
                 1 => moment("2026-01-02", dice),
                 _ => added.clone(),
             };
-            let delivered = (state != "waiting" && !dice.once_in(4)).then(|| moment("2026-01-03", dice));
-            let acked = delivered.clone().filter(|_| state != "sent").map(|_| moment("2026-01-03", dice));
+            let delivered =
+                (state != "waiting" && !dice.once_in(4)).then(|| moment("2026-01-03", dice));
+            let acked =
+                delivered.clone().filter(|_| state != "sent").map(|_| moment("2026-01-03", dice));
             let handled = is_over.then(|| moment("2026-01-03", dice));
             let success = is_over.then_some(state == "success");
-            // A server that was renamed had another name for some commands; some were created under the later one.
+            // A server that was renamed had another name for some commands; some were created under
+            // the later one.
             let later = !names[server].1.is_empty() && dice.once_in(4);
             let command = Command {
                 id: format!("{:08x}-0000-7000-8000-{number:012x}", dice.roll(1 << 32)),
@@ -242,12 +265,19 @@ impl Model {
                 server_name: if later { names[server].1 } else { names[server].0 }.to_owned(),
                 requested_by: *dice.pick(&requesters),
                 shell: if dice.once_in(5) { "internal" } else { "system" },
-                line: if dice.once_in(4) { dice.pick(&long_lines).clone() } else { (*dice.pick(&LINES)).to_owned() },
+                line: if dice.once_in(4) {
+                    dice.pick(&long_lines).clone()
+                } else {
+                    (*dice.pick(&LINES)).to_owned()
+                },
                 username: dice.pick::<&str>(&USERNAMES),
                 state,
                 success,
                 exit_code: success.filter(|_| !dice.once_in(3)).map(|_| dice.roll(4) as i64 - 1),
-                moments: MOMENTS.into_iter().zip([Some(added), Some(scheduled), delivered, acked, handled]).collect(),
+                moments: MOMENTS
+                    .into_iter()
+                    .zip([Some(added), Some(scheduled), delivered, acked, handled])
+                    .collect(),
             };
             command.store(database, workspace, number + 1);
             commands.push(command);
@@ -255,11 +285,14 @@ impl Model {
                 count(database, workspace);
             }
         }
-        // Retention deletes some, counted and not, the janitor takes a deleted user off others, and servers change.
+        // Retention deletes some, counted and not, the janitor takes a deleted user off others, and
+        // servers change.
         for command in commands.split_off(380).into_iter().chain(commands.drain(100..120)) {
             delete(database, workspace, &command.id);
         }
-        for command in commands.iter_mut().filter(|command| command.requested_by == Some(9_000_002)).take(20) {
+        for command in
+            commands.iter_mut().filter(|command| command.requested_by == Some(9_000_002)).take(20)
+        {
             sql(
                 "UPDATE commands SET requested_by = NULL WHERE workspace_id = ? AND id = ?",
                 &[&workspace, &command.id],
@@ -269,7 +302,10 @@ impl Model {
         for (server, (_, later)) in servers.iter().zip(names) {
             if later.is_empty() {
                 sql("DELETE FROM servers WHERE id = ?", &[&server]);
-                sql("INSERT INTO gone_servers (workspace_id, id) VALUES (?, ?)", &[&workspace, &server]);
+                sql(
+                    "INSERT INTO gone_servers (workspace_id, id) VALUES (?, ?)",
+                    &[&workspace, &server],
+                );
             } else {
                 sql("UPDATE servers SET name = ? WHERE id = ?", &[&later, &server]);
             }
@@ -290,7 +326,9 @@ impl Model {
                 );
             }
         }
-        let these = |numbers: &[usize]| Some(numbers.iter().map(|n| servers[*n].clone()).collect::<Vec<_>>());
+        let these = |numbers: &[usize]| {
+            Some(numbers.iter().map(|n| servers[*n].clone()).collect::<Vec<_>>())
+        };
         let superuser = Me::superuser(workspace);
         let staff = Me { user: STAFF, is_staff: true, is_superuser: false, ..superuser.clone() };
         let (anna, carol) = (Me::ordinary(workspace, ANNA), Me::ordinary(workspace, CAROL));
@@ -315,7 +353,10 @@ impl Model {
                 .filter(|(_, name)| !name.is_empty())
                 .collect(),
             users,
-            callers: callers.into_iter().map(|(name, me, servers)| Caller { name, me, servers }).collect(),
+            callers: callers
+                .into_iter()
+                .map(|(name, me, servers)| Caller { name, me, servers })
+                .collect(),
         }
     }
 
@@ -328,7 +369,8 @@ impl Model {
         self.commands.push(command);
     }
 
-    /// All who access a server can read its commands. If it was deleted, staff and the requester can.
+    /// All who access a server can read its commands. If it was deleted, staff and the requester
+    /// can.
     fn can_read(&self, caller: &Caller, command: &Command) -> bool {
         let is_there = self.servers.contains_key(&command.server);
         let can_access = |servers: &Vec<String>| match is_there {
@@ -339,18 +381,24 @@ impl Model {
             && caller.me.named.as_ref().is_none_or(|servers| servers.contains(&command.server))
     }
 
-    /// Whether each word is in the server's name, the line or the requester's name, as they are shown.
+    /// Whether each word is in the server's name, the line or the requester's name, as they are
+    /// shown.
     fn matches(&self, command: &Command, search: &str) -> bool {
-        let server = self.servers.get(&command.server).map_or(command.server_name.as_str(), |name| name);
-        let requester = command.requested_by.and_then(|id| self.users.get(&id)).map_or("", |name| name);
+        let server =
+            self.servers.get(&command.server).map_or(command.server_name.as_str(), |name| name);
+        let requester =
+            command.requested_by.and_then(|id| self.users.get(&id)).map_or("", |name| name);
         let texts = [folded(server), folded(&command.line), folded(requester)];
         search.split_whitespace().all(|word| texts.iter().any(|text| text.contains(&folded(word))))
     }
 
     /// The ids of all commands that a query asks for, in order.
     pub fn answer(&self, query: &[(&str, String)], caller: &Caller) -> Vec<String> {
-        let of = |name: &str| query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
-        let requester = |command: &Command| command.requested_by.filter(|id| self.users.contains_key(id));
+        let of = |name: &str| {
+            query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str())
+        };
+        let requester =
+            |command: &Command| command.requested_by.filter(|id| self.users.contains_key(id));
         let mut found: Vec<&Command> = self
             .commands
             .iter()
@@ -359,12 +407,22 @@ impl Model {
                 self.can_read(caller, command)
                     && of("server").is_none_or(|id| command.server == id)
                     && of("shell").is_none_or(|shell| command.shell == shell)
-                    && of("requested_by").is_none_or(|id| requester(command).is_some_and(|own| own.to_string() == id))
-                    && of("requested_by_isnull").is_none_or(|is| requester(command).is_none() == (is == "true"))
-                    && of("is_scheduled").is_none_or(|is| (moment("scheduled_at") > Some(NOW)) == (is == "true"))
-                    && of("state").is_none_or(|states| states.split(',').any(|state| state == command.shown_state()))
-                    && of("success").is_none_or(|success| command.success.is_some_and(|is| is.to_string() == success))
-                    && of("exit_code").is_none_or(|code| command.exit_code.is_some_and(|is| is.to_string() == code))
+                    && of("requested_by").is_none_or(|id| {
+                        requester(command).is_some_and(|own| own.to_string() == id)
+                    })
+                    && of("requested_by_isnull")
+                        .is_none_or(|is| requester(command).is_none() == (is == "true"))
+                    && of("is_scheduled")
+                        .is_none_or(|is| (moment("scheduled_at") > Some(NOW)) == (is == "true"))
+                    && of("state").is_none_or(|states| {
+                        states.split(',').any(|state| state == command.shown_state())
+                    })
+                    && of("success").is_none_or(|success| {
+                        command.success.is_some_and(|is| is.to_string() == success)
+                    })
+                    && of("exit_code").is_none_or(|code| {
+                        command.exit_code.is_some_and(|is| is.to_string() == code)
+                    })
                     && of("username").is_none_or(|name| command.username == name)
                     && of("added_at__gte").is_none_or(|at| moment("added_at") >= Some(at))
                     && of("added_at__lt").is_none_or(|at| moment("added_at") < Some(at))
@@ -380,7 +438,9 @@ impl Model {
         found.sort_by(|a, b| {
             let by_keys = keys
                 .iter()
-                .map(|(name, descending)| turned(a.moments[name].cmp(&b.moments[name]), *descending))
+                .map(|(name, descending)| {
+                    turned(a.moments[name].cmp(&b.moments[name]), *descending)
+                })
                 .find(|order| order.is_ne());
             by_keys.unwrap_or_else(|| turned(a.id.cmp(&b.id), keys[0].1))
         });

@@ -1,15 +1,18 @@
-//! The Durable Object that puts a workspace's audit events into a chain of hashes, and looks along it (`docs/audit.md`). Each
-//! workspace has one, under its id; the region cell's own events have that of 0.
+//! The Durable Object that puts a workspace's audit events into a chain of hashes, and looks along
+//! it (`docs/audit.md`). Each workspace has one, under its id; the region cell's own events have
+//! that of 0.
 //!
-//! Events are written by whoever makes a change, in its transaction, and not linked then: D1 has no hash function, and writers
-//! would race for the last hash. The object alone makes hashes, in the order in which the rows were written:
+//! Events are written by whoever makes a change, in its transaction, and not linked then: D1 has no
+//! hash function, and writers would race for the last hash. The object alone makes hashes, in the
+//! order in which the rows were written:
 //!
 //! 1. It reads the next rows behind the end of the chain.
 //! 2. It stores the new end of the chain, and the seals of these rows, in its own storage.
 //! 3. It writes the seals to D1, and then deletes its copy of them.
 //!
-//! If it is cut off in between, the next alarm writes the stored seals; D1 keeps a seal that it has. So the end of the chain and
-//! some of its hashes are stored outside of D1, and an attacker who rewrites all of D1 is detected.
+//! If it is cut off in between, the next alarm writes the stored seals; D1 keeps a seal that it
+//! has. So the end of the chain and some of its hashes are stored outside of D1, and an attacker
+//! who rewrites all of D1 is detected.
 
 mod retention;
 mod verify;
@@ -34,11 +37,13 @@ use crate::store::audit_chain::{self, Unsealed};
 
 /// How often an isolate tells the object of a workspace that there are events.
 const TELL_EVERY: Duration = Duration::from_secs(1);
-/// How long the object waits after it was told, in milliseconds: longer, so that what comes untold meanwhile is there.
+/// How long the object waits after it was told, in milliseconds: longer, so that what comes untold
+/// meanwhile is there.
 const SEAL_AFTER: i64 = 2_000;
 /// How many rows are sealed in one go.
 const AT_ONCE: u64 = 200;
-/// How many commands are added to the counters of lists at a time, at least. A list counts those that are not added yet.
+/// How many commands are added to the counters of lists at a time, at least. A list counts those
+/// that are not added yet.
 const COUNTED_AT_ONCE: u64 = 200;
 /// How many goes an alarm takes before it makes room for another one.
 const GOES: u32 = 10;
@@ -59,8 +64,8 @@ thread_local! {
 enum Ask {
     /// Seal what there is, soon.
     Seal(i64),
-    /// Look along the workspace's chain, from a link on. Answers with [`Verification`], or nothing where old links went all the
-    /// while.
+    /// Look along the workspace's chain, from a link on. Answers with [`Verification`], or nothing
+    /// where old links went all the while.
     Verify(i64, i64),
     /// Forget everything: the workspace is gone.
     Wipe,
@@ -94,15 +99,16 @@ pub async fn tell(env: &Env, workspace: i64) {
     if !TOLD.with(|told| told.is_new(workspace, now)) {
         return;
     }
-    let asked: Result<Option<Verification>, Error> = ask(env, workspace, &Ask::Seal(workspace)).await;
+    let asked: Result<Option<Verification>, Error> =
+        ask(env, workspace, &Ask::Seal(workspace)).await;
     if let Err(error) = asked {
         TOLD.with(|told| told.forget(&workspace));
         log::trouble("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
     }
 }
 
-/// The next workspaces after one that have events to be sealed or deleted: those whose objects were never told, and those whose
-/// events grew old.
+/// The next workspaces after one that have events to be sealed or deleted: those whose objects were
+/// never told, and those whose events grew old.
 ///
 /// # Errors
 /// D1 did not answer.
@@ -121,7 +127,9 @@ pub async fn to_be_told(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, E
 /// D1 or the object did not answer; 409 where old links went all the while.
 pub async fn verify(env: &Env, workspace: i64, first: i64) -> Result<Verification, Error> {
     let found: Option<Verification> = ask(env, workspace, &Ask::Verify(workspace, first)).await?;
-    found.ok_or_else(|| Error::new(Kind::Conflict, "Old events are being deleted at the same time. Try again."))
+    found.ok_or_else(|| {
+        Error::new(Kind::Conflict, "Old events are being deleted at the same time. Try again.")
+    })
 }
 
 /// Has the object of a workspace that is gone forget everything.
@@ -137,8 +145,9 @@ async fn ask(env: &Env, workspace: i64, ask: &Ask) -> Result<Option<Verification
 }
 
 const SCHEMA: [&str; 2] = [
-    // The one row: of which workspace it is, where its chain ends, and the seals that D1 may not have yet; the last link of
-    // those that were deleted, and whether D1 may still have to delete them; the link up to which anonymous events may be expired.
+    // The one row: of which workspace it is, where its chain ends, and the seals that D1 may not
+    // have yet; the last link of those that were deleted, and whether D1 may still have to delete
+    // them; the link up to which anonymous events may be expired.
     "CREATE TABLE IF NOT EXISTS chains (
         workspace INTEGER PRIMARY KEY, head TEXT NOT NULL, pending TEXT NOT NULL, base TEXT NOT NULL, is_deleting INTEGER NOT NULL,
         expired INTEGER NOT NULL DEFAULT 0
@@ -175,7 +184,9 @@ impl DurableObject for Sealer {
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
         let answer = objects::answer(&mut request, async |ask| match ask {
             Ask::Seal(workspace) => self.begin(workspace).await.map(|()| None).map_err(internal),
-            Ask::Verify(workspace, first) => tried(async || self.verify(workspace, first).await).await,
+            Ask::Verify(workspace, first) => {
+                tried(async || self.verify(workspace, first).await).await
+            }
             Ask::Wipe => self.wipe().await.map(|()| None).map_err(internal),
         });
         objects::costed(answer).await
@@ -197,7 +208,11 @@ impl DurableObject for Sealer {
             // What came shortly after it was last told of is told of with that.
             Ok(false) => self.told_at.get().and_then(|told| waits_until(told, now)),
             Err(error) => {
-                log::trouble("sealer_failed", json!({"workspace_id": self.state.id().name()}), &error.detail);
+                log::trouble(
+                    "sealer_failed",
+                    json!({"workspace_id": self.state.id().name()}),
+                    &error.detail,
+                );
                 Some(now.plus_seconds(RETRY))
             }
         };
@@ -208,12 +223,14 @@ impl DurableObject for Sealer {
     }
 }
 
-/// Until when what was told at a time is still waited for. Nothing is told later than now, but by a clock that went wrong.
+/// Until when what was told at a time is still waited for. Nothing is told later than now, but by a
+/// clock that went wrong.
 fn waits_until(told: Timestamp, now: Timestamp) -> Option<Timestamp> {
     Some(told.plus_millis(SEAL_AFTER)).filter(|until| told <= now && now < *until)
 }
 
-/// Does something that others may get in the way of, until it is done, or was tried [`TRIES`] times.
+/// Does something that others may get in the way of, until it is done, or was tried [`TRIES`]
+/// times.
 async fn tried<T>(work: impl AsyncFn() -> Result<Option<T>, Error>) -> Result<Option<T>, Error> {
     for _ in 0..TRIES {
         if let Some(done) = work().await? {
@@ -233,8 +250,7 @@ impl Sealer {
         for statement in SCHEMA {
             self.sql().exec(statement, None)?;
         }
-        let sql =
-            "INSERT OR IGNORE INTO chains (workspace, head, pending, base, is_deleting) VALUES (?1, ?2, 'null', ?2, 0)";
+        let sql = "INSERT OR IGNORE INTO chains (workspace, head, pending, base, is_deleting) VALUES (?1, ?2, 'null', ?2, 0)";
         let beginning = serde_json::to_string(&Head::default())?;
         self.sql().exec(sql, vec![workspace.into(), beginning.into()])?;
         let now = platform::now();
@@ -259,11 +275,15 @@ impl Sealer {
             is_deleting: f64,
             expired: f64,
         }
-        let tables = self.sql().exec("SELECT name FROM sqlite_master WHERE name = 'chains'", None)?;
+        let tables =
+            self.sql().exec("SELECT name FROM sqlite_master WHERE name = 'chains'", None)?;
         if tables.to_array::<serde_json::Value>()?.is_empty() {
             return Ok(None);
         }
-        let rows = self.sql().exec("SELECT workspace, head, pending, base, is_deleting, expired FROM chains", None)?;
+        let rows = self.sql().exec(
+            "SELECT workspace, head, pending, base, is_deleting, expired FROM chains",
+            None,
+        )?;
         let Some(stored) = rows.to_array::<Stored>()?.into_iter().next() else { return Ok(None) };
         Ok(Some(Chain {
             workspace: stored.workspace as i64,
@@ -280,10 +300,12 @@ impl Sealer {
         if let Some(seals) = pending {
             for link in (seals.first..=seals.last).filter(|link| link % ANCHOR_EVERY == 0) {
                 let values = vec![link.into(), seals.hash(link).unwrap_or_default().into()];
-                self.sql().exec("INSERT OR IGNORE INTO anchors (link, hash) VALUES (?, ?)", values)?;
+                self.sql()
+                    .exec("INSERT OR IGNORE INTO anchors (link, hash) VALUES (?, ?)", values)?;
             }
         }
-        let values = vec![serde_json::to_string(head)?.into(), serde_json::to_string(&pending)?.into()];
+        let values =
+            vec![serde_json::to_string(head)?.into(), serde_json::to_string(&pending)?.into()];
         self.sql().exec("UPDATE chains SET head = ?, pending = ?", values)?;
         Ok(())
     }
@@ -313,7 +335,8 @@ impl Sealer {
         if let Some(pending) = pending {
             self.tell_d1(workspace, &head, &pending).await?;
         }
-        let Unsealed { rows, uncounted } = audit_chain::unsealed(&self.env, workspace, head.link, AT_ONCE).await?;
+        let Unsealed { rows, uncounted } =
+            audit_chain::unsealed(&self.env, workspace, head.link, AT_ONCE).await?;
         if uncounted >= COUNTED_AT_ONCE {
             audit_chain::count_commands(&self.env, workspace).await?;
         }

@@ -1,4 +1,5 @@
-//! The deletion of audit events that are old enough. Of a chain's deleted beginning, some hashes are kept for good.
+//! The deletion of audit events that are old enough. Of a chain's deleted beginning, some hashes
+//! are kept for good.
 
 use farhand_domain::audit;
 use farhand_domain::audit_chain::{Head, Verifier};
@@ -22,11 +23,15 @@ pub(super) fn kept_until(env: &Env, workspace: i64, setting: &str) -> Option<Tim
 }
 
 impl Sealer {
-    /// Deletes the next events that are older than they are kept, from the first on. True: there may be more.
+    /// Deletes the next events that are older than they are kept, from the first on. True: there
+    /// may be more.
     ///
-    /// Whatever is to go is looked at before: a break stays where it is, with all that comes after it.
+    /// Whatever is to go is looked at before: a break stays where it is, with all that comes after
+    /// it.
     pub(super) async fn delete_old(&self) -> Result<bool, Error> {
-        let Some(Chain { workspace, head, base, is_deleting, expired, .. }) = self.chain()? else { return Ok(false) };
+        let Some(Chain { workspace, head, base, is_deleting, expired, .. }) = self.chain()? else {
+            return Ok(false);
+        };
         if is_deleting {
             self.delete_up_to(workspace, &base).await?;
         }
@@ -60,23 +65,32 @@ impl Sealer {
         self.sql().exec("UPDATE chains SET base = ?, is_deleting = 1", values)?;
         self.sql().exec("DELETE FROM anchors WHERE link < ?", vec![gone.link.into()])?;
         self.delete_up_to(workspace, &gone).await?;
-        log::event("audit_retention", json!({"workspace_id": workspace, "deleted": gone.link - base.link}));
+        log::event(
+            "audit_retention",
+            json!({"workspace_id": workspace, "deleted": gone.link - base.link}),
+        );
         Ok(gone.link == last)
     }
 
-    /// Deletes the next anonymous events that are older than they are kept, from the first on. True: there may be more.
+    /// Deletes the next anonymous events that are older than they are kept, from the first on.
+    /// True: there may be more.
     ///
-    /// First the object notes up to which link it does so. A verification accepts that an anonymous event is gone up to there only.
+    /// First the object notes up to which link it does so. A verification accepts that an anonymous
+    /// event is gone up to there only.
     pub(super) async fn expire_old(&self) -> Result<bool, Error> {
         let Some(Chain { workspace, expired, .. }) = self.chain()? else { return Ok(false) };
-        let Some(until) = kept_until(&self.env, workspace, platform::ANONYMOUS_AUDIT_RETENTION) else {
+        let Some(until) = kept_until(&self.env, workspace, platform::ANONYMOUS_AUDIT_RETENTION)
+        else {
             return Ok(false);
         };
-        let mut rows = audit_chain::first_anonymous_links(&self.env, workspace, until, AT_ONCE).await?;
-        let old = rows.iter().take_while(|row| row.occurred_at().is_some_and(|at| at < until)).count();
+        let mut rows =
+            audit_chain::first_anonymous_links(&self.env, workspace, until, AT_ONCE).await?;
+        let old =
+            rows.iter().take_while(|row| row.occurred_at().is_some_and(|at| at < until)).count();
         rows.truncate(old);
         // Meanwhile it may have been wiped.
-        let Some(last) = rows.last().filter(|_| self.chain().is_ok_and(|chain| chain.is_some())) else {
+        let Some(last) = rows.last().filter(|_| self.chain().is_ok_and(|chain| chain.is_some()))
+        else {
             return Ok(false);
         };
         let values = vec![last.link.max(expired).into()];

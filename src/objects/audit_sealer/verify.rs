@@ -16,7 +16,12 @@ const LOOKED_AT: i64 = 20_000;
 
 impl Sealer {
     /// The hashes that are known of the links from the `first` to the `last`.
-    pub(super) fn anchors(&self, head: &Head, first: i64, last: i64) -> Result<HashMap<i64, String>, Error> {
+    pub(super) fn anchors(
+        &self,
+        head: &Head,
+        first: i64,
+        last: i64,
+    ) -> Result<HashMap<i64, String>, Error> {
         #[derive(Deserialize)]
         struct Anchor {
             link: f64,
@@ -25,14 +30,19 @@ impl Sealer {
         let sql = "SELECT link, hash FROM anchors WHERE link BETWEEN ? AND ?";
         let rows = self.sql().exec(sql, vec![first.into(), last.into()])?;
         let rows = rows.to_array::<Anchor>()?;
-        let mut anchors: HashMap<_, _> = rows.into_iter().map(|row| (row.link as i64, row.hash)).collect();
+        let mut anchors: HashMap<_, _> =
+            rows.into_iter().map(|row| (row.link as i64, row.hash)).collect();
         anchors.insert(head.link, head.hash.clone());
         Ok(anchors)
     }
 
-    /// Looks along the chain from a link on, as far as one answer goes; `None` where old events went meanwhile, and what was read may
-    /// lack them.
-    pub(super) async fn verify(&self, workspace: i64, first: i64) -> Result<Option<Verification>, Error> {
+    /// Looks along the chain from a link on, as far as one answer goes; `None` where old events
+    /// went meanwhile, and what was read may lack them.
+    pub(super) async fn verify(
+        &self,
+        workspace: i64,
+        first: i64,
+    ) -> Result<Option<Verification>, Error> {
         let chain = self.chain()?;
         let ends = |chain: &Chain| (chain.base.clone(), chain.head.clone());
         let (base, head) = chain.as_ref().map(ends).unwrap_or_default();
@@ -44,8 +54,14 @@ impl Sealer {
                 self.delete_up_to(workspace, &base).await?;
             }
         }
-        let mut found =
-            Verification { valid: true, links: 0, unsealed: 0, expired: 0, first_broken: None, next_link: None };
+        let mut found = Verification {
+            valid: true,
+            links: 0,
+            unsealed: 0,
+            expired: 0,
+            first_broken: None,
+            next_link: None,
+        };
         let mut next = first.max(base.link + 1).min(head.link + 1);
         loop {
             let last = head.link.min(next + PAGE - 1);
@@ -79,16 +95,24 @@ impl Sealer {
         links: &audit_chain::Links,
         found: &mut Verification,
     ) -> Result<Result<(), Broken>, Error> {
-        let foreign =
-            |row: &Row| Broken { link: row.link, event: row.id().map(str::to_owned), problem: Problem::Foreign };
+        let foreign = |row: &Row| Broken {
+            link: row.link,
+            event: row.id().map(str::to_owned),
+            problem: Problem::Foreign,
+        };
         let mut verifier = match links.before.as_slice() {
             [] if first == base.link + 1 => Verifier::after(workspace, base.clone()),
             [row, ..] if first == base.link + 1 => return Ok(Err(foreign(row))),
-            [row, twin] if twin.link == row.link && row.link == first - 1 => return Ok(Err(foreign(row))),
-            [row, ..] if row.link == first - 1 => {
-                Verifier::after(workspace, Head { link: row.link, hash: row.hash.clone().unwrap_or_default() })
+            [row, twin] if twin.link == row.link && row.link == first - 1 => {
+                return Ok(Err(foreign(row)));
             }
-            _ => return Ok(Err(Broken { link: first - 1, event: None, problem: Problem::Missing })),
+            [row, ..] if row.link == first - 1 => Verifier::after(
+                workspace,
+                Head { link: row.link, hash: row.hash.clone().unwrap_or_default() },
+            ),
+            _ => {
+                return Ok(Err(Broken { link: first - 1, event: None, problem: Problem::Missing }));
+            }
         };
         // As it is now: what expired while this looked is noted there before D1 has it.
         let (end, expired) = self.chain()?.map_or((0, 0), |chain| (chain.head.link, chain.expired));

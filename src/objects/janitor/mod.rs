@@ -3,16 +3,18 @@
 //! requested, deletes commands that ended long ago, and notifies sealers of audit events that they
 //! did not hear of.
 //!
-//! What is to be purged is told by D1 alone: the row of a deleted workspace stays, marked, until nothing else is left of
-//! it. The alarm is set before the mark, so whatever is cut off in between, the object looks again, finds the row and
-//! goes on. Each alarm does one bounded step of each kind of work, for one workspace after the other.
+//! What is to be purged is told by D1 alone: the row of a deleted workspace stays, marked, until
+//! nothing else is left of it. The alarm is set before the mark, so whatever is cut off in between,
+//! the object looks again, finds the row and goes on. Each alarm does one bounded step of each kind
+//! of work, for one workspace after the other.
 //!
-//! A deleted workspace is purged after its grace period. Until then the objects of its servers are suspended: they keep what
-//! they have, and take no agent.
+//! A deleted workspace is purged after its grace period. Until then the objects of its servers are
+//! suspended: they keep what they have, and take no agent.
 //!
-//! Old commands are looked for in passes, which the clock begins (wrangler.toml, triggers): through each workspace in turn, in
-//! the order of their ids. First the server's object forgets them, then D1; so one that was cut off in between
-//! is found again. A pass goes by each command once: one whose object does not answer is for the next pass.
+//! Old commands are looked for in passes, which the clock begins (wrangler.toml, triggers): through
+//! each workspace in turn, in the order of their ids. First the server's object forgets them, then
+//! D1; so one that was cut off in between is found again. A pass goes by each command once: one
+//! whose object does not answer is for the next pass.
 
 mod old_commands;
 mod purge;
@@ -43,8 +45,8 @@ use crate::store::{servers, sessions};
 
 /// How many servers are cut off side by side.
 const SERVERS: u64 = 50;
-/// How many servers are cut off before a deletion is answered; what is beyond that follows within seconds, and is refused
-/// by the name of the workspace, which is gone.
+/// How many servers are cut off before a deletion is answered; what is beyond that follows within
+/// seconds, and is refused by the name of the workspace, which is gone.
 const SERVERS_AT_ONCE: u64 = 500;
 /// How many sealers are notified concurrently.
 const SEALERS: u64 = 50;
@@ -56,7 +58,8 @@ const STEP: Duration = Duration::from_millis(10);
 const RETRY: Duration = Duration::from_secs(5);
 /// The storage key of the pass over old commands that is under way.
 const PASS: &str = "pass";
-/// How long an object may take to begin a resync or a suspension, to cancel commands of revoked sessions, or to delete a server, in seconds.
+/// How long an object may take to begin a resync or a suspension, to cancel commands of revoked
+/// sessions, or to delete a server, in seconds.
 const BEGINS_WITHIN: u64 = 20;
 /// The storage key of the last workspace whose sealer was notified, while there are more.
 const SEALED: &str = "sealed";
@@ -66,10 +69,11 @@ const UNAPPROVED: &str = "unapproved";
 /// What the object can be asked.
 #[derive(Serialize, Deserialize)]
 enum Ask {
-    /// Delete the workspace with that slug, to be purged from then on, which may be now, and write the audit event. Answers whether
-    /// there was one.
+    /// Delete the workspace with that slug, to be purged from then on, which may be now, and write
+    /// the audit event. Answers whether there was one.
     DeleteWorkspace(String, (Timestamp, bool), Box<Event>),
-    /// Undelete the workspace with that slug, and write the audit event. Answers whether there was one to undelete.
+    /// Undelete the workspace with that slug, and write the audit event. Answers whether there was
+    /// one to undelete.
     UndeleteWorkspace(String, Box<Event>),
     /// Look for what is to be done.
     Look,
@@ -77,7 +81,8 @@ enum Ask {
     CancelRevoked,
     /// Begin the hourly pass: old commands, and sealers to be notified.
     BeginPass,
-    /// Have the objects of the workspace with that slug tell D1 everything again. Answers whether there is one.
+    /// Have the objects of the workspace with that slug tell D1 everything again. Answers whether
+    /// there is one.
     Resync(String),
 }
 
@@ -103,8 +108,8 @@ struct Pass {
     failures: u32,
     /// How many commands it deleted.
     deleted: u64,
-    /// Until when commands must have been over, from its beginning on: what comes of age meanwhile is for the next one, or
-    /// this one might never be through with a busy workspace.
+    /// Until when commands must have been over, from its beginning on: what comes of age meanwhile
+    /// is for the next one, or this one might never be through with a busy workspace.
     #[serde(default)]
     until: Option<Timestamp>,
     /// The servers whose objects did not answer in time. They are left alone until the next pass.
@@ -112,12 +117,17 @@ struct Pass {
     silent: BTreeSet<String>,
 }
 
-/// Deletes a workspace. Everything in it is refused when this returns, and its data is purged from the given time on, or, if the
-/// flag is set, now. False: there is none.
+/// Deletes a workspace. Everything in it is refused when this returns, and its data is purged from
+/// the given time on, or, if the flag is set, now. False: there is none.
 ///
 /// # Errors
 /// The object could not be reached, or D1 not be told. The workspace may be deleted all the same.
-pub async fn delete_workspace(env: &Env, slug: &str, purge: (Timestamp, bool), event: Event) -> Result<bool, Error> {
+pub async fn delete_workspace(
+    env: &Env,
+    slug: &str,
+    purge: (Timestamp, bool),
+    event: Event,
+) -> Result<bool, Error> {
     ask(env, &Ask::DeleteWorkspace(slug.to_owned(), purge, Box::new(event))).await
 }
 
@@ -137,8 +147,8 @@ pub async fn wake(env: &Env) -> Result<(), Error> {
     ask(env, &Ask::Look).await.map(drop)
 }
 
-/// Has the waiting commands of revoked login sessions cancelled. D1 knows which sessions those are; the look that each hour
-/// brings finds what this call did not reach.
+/// Has the waiting commands of revoked login sessions cancelled. D1 knows which sessions those are;
+/// the look that each hour brings finds what this call did not reach.
 ///
 /// # Errors
 /// The object could not be reached.
@@ -146,7 +156,8 @@ pub async fn cancel_revoked(env: &Env) -> Result<(), Error> {
     ask(env, &Ask::CancelRevoked).await.map(drop)
 }
 
-/// Has old commands deleted, and events sealed of which no sealer knows. If the object is at it already, it goes on.
+/// Has old commands deleted, and events sealed of which no sealer knows. If the object is at it
+/// already, it goes on.
 ///
 /// # Errors
 /// The object could not be reached.
@@ -154,7 +165,8 @@ pub async fn begin_pass(env: &Env) -> Result<(), Error> {
     ask(env, &Ask::BeginPass).await.map(drop)
 }
 
-/// Has the objects of a workspace's servers tell D1 everything again, in the background. False: there is no such workspace.
+/// Has the objects of a workspace's servers tell D1 everything again, in the background. False:
+/// there is no such workspace.
 ///
 /// # Errors
 /// The object could not be reached, or D1 not be asked.
@@ -167,7 +179,10 @@ async fn ask(env: &Env, ask: &Ask) -> Result<bool, Error> {
 }
 
 /// Awaits an answer for so many seconds at most.
-async fn in_time<T>(seconds: u64, answer: impl Future<Output = Result<T, Error>>) -> Result<T, String> {
+async fn in_time<T>(
+    seconds: u64,
+    answer: impl Future<Output = Result<T, Error>>,
+) -> Result<T, String> {
     let limit = Delay::from(Duration::from_secs(seconds));
     match future::select(pin!(answer), pin!(limit)).await {
         Either::Left((answer, _)) => answer.map_err(|error| error.detail.into_owned()),
@@ -246,16 +261,23 @@ impl DurableObject for Janitor {
 }
 
 impl Janitor {
-    /// Sets the alarm, also if it goes off earlier: what a request is about to change must be there.
+    /// Sets the alarm, also if it goes off earlier: what a request is about to change must be
+    /// there.
     async fn set_alarm(&self, delay: Duration) -> worker::Result<()> {
         let at = platform::now().plus_millis(delay.as_millis() as i64);
         self.alarm.set(&self.state.storage(), at).await
     }
 
     /// Marks a workspace as deleted and disconnects its agents.
-    async fn delete(&self, slug: String, purge: (Timestamp, bool), event: &Event) -> Result<bool, Error> {
+    async fn delete(
+        &self,
+        slug: String,
+        purge: (Timestamp, bool),
+        event: &Event,
+    ) -> Result<bool, Error> {
         self.begin_suspension(&slug).await?;
-        let marked = workspaces::mark_deleted(&self.env, &slug, purge, event, platform::now()).await?;
+        let marked =
+            workspaces::mark_deleted(&self.env, &slug, purge, event, platform::now()).await?;
         let Some(id) = marked else { return Ok(false) };
         if workspaces::standing(&self.env, &slug).await?.is_some_and(|standing| standing.id == id) {
             self.suspend_first(&slug).await?;
@@ -297,7 +319,9 @@ impl Janitor {
         };
         // Stored first: a sealer that does not answer is for the next hour, and holds up no other.
         storage.put(SEALED, last).await?;
-        let told = future::join_all(workspaces.iter().map(|workspace| audit_sealer::tell(&self.env, *workspace)));
+        let told = future::join_all(
+            workspaces.iter().map(|workspace| audit_sealer::tell(&self.env, *workspace)),
+        );
         if let Err(cause) = in_time(BEGINS_WITHIN, async { Ok(told.await) }).await {
             log::trouble("sealer_not_told", json!({"after": after}), &cause);
         }
@@ -317,7 +341,12 @@ impl Janitor {
     }
 
     /// Asks a server's object something, which it must answer in time.
-    async fn within<T: DeserializeOwned>(&self, seconds: u64, object: Uuid, ask: calls::Ask) -> Result<T, String> {
+    async fn within<T: DeserializeOwned>(
+        &self,
+        seconds: u64,
+        object: Uuid,
+        ask: calls::Ask,
+    ) -> Result<T, String> {
         in_time(seconds, calls::ask::<T>(&self.env, object, &ask)).await
     }
 }

@@ -78,8 +78,9 @@ impl Janitor {
         Ok(())
     }
 
-    /// Has objects forget commands, but for the `silent` ones, to which those are added that do not answer in time. Returns the
-    /// commands of which they have nothing any more, and whether that is all that can be done now.
+    /// Has objects forget commands, but for the `silent` ones, to which those are added that do not
+    /// answer in time. Returns the commands of which they have nothing any more, and whether that
+    /// is all that can be done now.
     async fn forget<'a>(
         &self,
         due: &'a [Due],
@@ -90,9 +91,9 @@ impl Janitor {
         for command in due.iter().filter(|due| !silent.contains(&due.server_id)) {
             by_server.entry(&command.server_id).or_default().push(command);
         }
-        let asked = by_server
-            .into_iter()
-            .map(async |(server, commands)| (server, self.forget_of(server, commands, until).await));
+        let asked = by_server.into_iter().map(async |(server, commands)| {
+            (server, self.forget_of(server, commands, until).await)
+        });
         let mut forgotten = Vec::new();
         let mut is_all = true;
         for (server, of_server) in future::join_all(asked).await {
@@ -122,7 +123,8 @@ impl Janitor {
         let ids = commands.iter().filter_map(|due| Uuid::try_parse(&due.id).ok()).collect();
         let ask = calls::Ask::Forget(Forget { ids, until });
         let Forgotten { ids, is_all } = self.within(FORGETS_WITHIN, object, ask).await?;
-        let is_forgotten = |due: &&Due| Uuid::try_parse(&due.id).map_or(true, |id| ids.contains(&id));
+        let is_forgotten =
+            |due: &&Due| Uuid::try_parse(&due.id).map_or(true, |id| ids.contains(&id));
         Ok((commands.into_iter().filter(is_forgotten).collect(), is_all))
     }
 }

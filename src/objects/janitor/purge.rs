@@ -24,7 +24,8 @@ const LAST: &str = "last";
 const COMMANDS: u64 = 200;
 
 impl Janitor {
-    /// Wipes the objects of servers, which cuts their agents off. Returns the servers whose objects failed.
+    /// Wipes the objects of servers, which cuts their agents off. Returns the servers whose objects
+    /// failed.
     pub(super) async fn sever(&self, servers: &[String]) -> Vec<String> {
         self.failing(servers, |_| calls::Ask::Sever).await
     }
@@ -34,14 +35,19 @@ impl Janitor {
         users::depart_some(&self.env, COMMANDS).await
     }
 
-    /// Cancels the waiting commands that a user's revoked sessions created. False: no session is left.
+    /// Cancels the waiting commands that a user's revoked sessions created. False: no session is
+    /// left.
     pub(super) async fn cancel_some(&self) -> Result<bool, Error> {
         let storage = self.state.storage();
         let after: (i64, i64) = storage.get(REVOKED).await?.unwrap_or_default();
-        // The next user, and not the same again: one whose server's object fails must not hold up the others.
-        let Some(revoked) = sessions::next_revoked(&self.env, after).await? else { return Ok(false) };
+        // The next user, and not the same again: one whose server's object fails must not hold up
+        // the others.
+        let Some(revoked) = sessions::next_revoked(&self.env, after).await? else {
+            return Ok(false);
+        };
         storage.put(REVOKED, (revoked.workspace_id, revoked.user_id)).await?;
-        let objects: Vec<Uuid> = revoked.servers.iter().filter_map(|id| Uuid::try_parse(id).ok()).collect();
+        let objects: Vec<Uuid> =
+            revoked.servers.iter().filter_map(|id| Uuid::try_parse(id).ok()).collect();
         for some in objects.chunks(SERVERS as usize) {
             let cancelled = some.iter().map(|object| {
                 let ask = RevokedSessions { sessions: revoked.sessions.clone() };
@@ -67,13 +73,19 @@ impl Janitor {
         storage.put(UNAPPROVED, &last.id).await?;
         for server in due {
             let Ok(object) = Uuid::try_parse(&server.id) else { continue };
-            let event = of_service("server.delete")?.on(Some(server.id.clone()), Some(&server.name));
+            let event =
+                of_service("server.delete")?.on(Some(server.id.clone()), Some(&server.name));
             let event = event.details(json!({"reason": "not approved in time"}));
-            let of = OfServer { workspace: server.workspace, workspace_id: server.workspace_id, server: object };
+            let of = OfServer {
+                workspace: server.workspace,
+                workspace_id: server.workspace_id,
+                server: object,
+            };
             let remove = Remove { of, by: None, only_pending: true, event };
             // A refusal: it was approved just now.
             let ask = calls::Ask::Remove(remove);
-            let removed = in_time(BEGINS_WITHIN, calls::try_ask::<Value>(&self.env, object, &ask)).await;
+            let removed =
+                in_time(BEGINS_WITHIN, calls::try_ask::<Value>(&self.env, object, &ask)).await;
             if let Err(cause) = removed {
                 log::trouble("object_not_told", json!({"server": server.id}), &cause);
             }
@@ -86,7 +98,9 @@ impl Janitor {
         let storage = self.state.storage();
         let last: i64 = storage.get(LAST).await?.unwrap_or(0);
         // The next one, and not the same again: one that fails must not hold the others up.
-        let Some(deleted) = workspaces::next_deleted(&self.env, last).await? else { return Ok(false) };
+        let Some(deleted) = workspaces::next_deleted(&self.env, last).await? else {
+            return Ok(false);
+        };
         storage.put(LAST, deleted.id).await?;
         self.purge_some(&deleted).await?;
         Ok(true)
@@ -102,7 +116,11 @@ impl Janitor {
             let failed = self.sever(&ids).await;
             ids.retain(|id| !failed.contains(id));
             servers::delete(&self.env, deleted.id, &ids).await?;
-            return if failed.is_empty() { Ok(()) } else { Err(Error::internal("objects were not wiped")) };
+            return if failed.is_empty() {
+                Ok(())
+            } else {
+                Err(Error::internal("objects were not wiped"))
+            };
         }
         if deleted.slug_is_used {
             // The entries of the workspace that was made since begin alike, and stay.

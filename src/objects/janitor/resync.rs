@@ -36,14 +36,17 @@ impl Janitor {
     }
 
     pub(super) async fn begin_resync(&self, slug: String) -> Result<bool, Error> {
-        let Some(id) = workspaces::id_of(&self.env, &slug, platform::now()).await? else { return Ok(false) };
+        let Some(id) = workspaces::id_of(&self.env, &slug, platform::now()).await? else {
+            return Ok(false);
+        };
         let mut resyncs = self.resyncs().await?;
         resyncs.insert(id, Resync { slug, ..Resync::default() });
         self.state.storage().put(RESYNCS, resyncs).await?;
         Ok(true)
     }
 
-    /// Tells the next objects of a workspace to tell D1 everything again. False: none are to be told.
+    /// Tells the next objects of a workspace to tell D1 everything again. False: none are to be
+    /// told.
     pub(super) async fn resync_some(&self) -> Result<bool, Error> {
         let Some((id, resync)) = self.resyncs().await?.pop_first() else { return Ok(false) };
         let servers = match resync.are_gone {
@@ -51,10 +54,12 @@ impl Janitor {
             true => servers::gone_ids_after(&self.env, id, &resync.after, SERVERS).await?,
         };
         let of = |server| OfServer { workspace: resync.slug.clone(), workspace_id: id, server };
-        let failed = self.failing(&servers, |server| calls::Ask::Resync(of(server))).await.len() as u64;
+        let failed =
+            self.failing(&servers, |server| calls::Ask::Resync(of(server))).await.len() as u64;
         // Meanwhile it may have been asked for anew.
         let mut resyncs = self.resyncs().await?;
-        let Some(current) = resyncs.get_mut(&id).filter(|current| current.after == resync.after) else {
+        let Some(current) = resyncs.get_mut(&id).filter(|current| current.after == resync.after)
+        else {
             return Ok(true);
         };
         current.told += servers.len() as u64 - failed;
@@ -63,7 +68,8 @@ impl Janitor {
             Some(last) => current.after.clone_from(last),
             None if !current.are_gone => (current.are_gone, current.after) = (true, String::new()),
             None => {
-                let fields = json!({"workspace_id": id, "servers": current.told, "failed": current.failed});
+                let fields =
+                    json!({"workspace_id": id, "servers": current.told, "failed": current.failed});
                 log::event("resync_over", fields);
                 resyncs.remove(&id);
             }

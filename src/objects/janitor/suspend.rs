@@ -1,5 +1,5 @@
-//! Suspensions: the objects of a deleted workspace's servers are told to take no agents, and those of
-//! an undeleted one to take them again.
+//! Suspensions: the objects of a deleted workspace's servers are told to take no agents, and those
+//! of an undeleted one to take them again.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -38,21 +38,23 @@ struct Suspension {
 }
 
 impl Janitor {
-    /// The workspaces, by slug, whose servers' objects are to be suspended or resumed, as D1 has the workspace then. Stored before
-    /// D1 is changed, so that a cut between the two is repaired by the alarm.
+    /// The workspaces, by slug, whose servers' objects are to be suspended or resumed, as D1 has
+    /// the workspace then. Stored before D1 is changed, so that a cut between the two is repaired
+    /// by the alarm.
     async fn suspensions(&self) -> Result<BTreeMap<String, Suspension>, Error> {
         Ok(self.state.storage().get(SUSPENSIONS).await?.unwrap_or_default())
     }
 
     pub(super) async fn begin_suspension(&self, slug: &str) -> Result<(), Error> {
-        let suspension = Suspension { run: platform::new_id(platform::now())?, ..Suspension::default() };
+        let suspension =
+            Suspension { run: platform::new_id(platform::now())?, ..Suspension::default() };
         let mut suspensions = self.suspensions().await?;
         suspensions.insert(slug.to_owned(), suspension);
         self.state.storage().put(SUSPENSIONS, suspensions).await.map_err(internal)
     }
 
-    /// Suspends or resumes the first servers of a workspace before its operator is answered. The alarm does the rest, and what
-    /// failed.
+    /// Suspends or resumes the first servers of a workspace before its operator is answered. The
+    /// alarm does the rest, and what failed.
     pub(super) async fn suspend_first(&self, slug: &str) -> Result<(), Error> {
         // The alarm may have gone by before D1 was changed.
         self.begin_suspension(slug).await?;
@@ -70,14 +72,17 @@ impl Janitor {
         Ok(())
     }
 
-    /// Does one step for the next workspace whose servers are to be suspended or resumed, and not the same again: one that fails
-    /// must not hold up the others.
+    /// Does one step for the next workspace whose servers are to be suspended or resumed, and not
+    /// the same again: one that fails must not hold up the others.
     pub(super) async fn suspend_next(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
         let last: String = storage.get(LAST_SUSPENSION).await?.unwrap_or_default();
         let (suspensions, now) = (self.suspensions().await?, platform::now());
-        let is_due = |(_, suspension): &(&String, &Suspension)| suspension.retry_at.is_none_or(|at| at <= now);
-        let mut after = suspensions.range::<str, _>((Bound::Excluded(last.as_str()), Bound::Unbounded));
+        let is_due = |(_, suspension): &(&String, &Suspension)| {
+            suspension.retry_at.is_none_or(|at| at <= now)
+        };
+        let mut after =
+            suspensions.range::<str, _>((Bound::Excluded(last.as_str()), Bound::Unbounded));
         let Some((slug, _)) = after.find(is_due).or_else(|| suspensions.iter().find(is_due)) else {
             return Ok(if suspensions.is_empty() { Progress::Done } else { Progress::Retry });
         };
@@ -88,7 +93,9 @@ impl Janitor {
 
     /// Suspends or resumes the next servers of a workspace, as D1 has the workspace.
     async fn suspend_some(&self, slug: &str) -> Result<Progress, Error> {
-        let Some(mut suspension) = self.suspensions().await?.remove(slug) else { return Ok(Progress::Done) };
+        let Some(mut suspension) = self.suspensions().await?.remove(slug) else {
+            return Ok(Progress::Done);
+        };
         let before = suspension.clone();
         let standing = workspaces::standing(&self.env, slug).await?;
         let is_suspended = standing.is_some_and(|standing| standing.is_deleted);
@@ -105,7 +112,8 @@ impl Janitor {
         };
         let is_retry = ids.is_empty();
         if is_retry {
-            ids = suspension.failed.drain(..suspension.failed.len().min(SERVERS as usize)).collect();
+            ids =
+                suspension.failed.drain(..suspension.failed.len().min(SERVERS as usize)).collect();
         } else if let Some(last) = ids.last() {
             suspension.after.clone_from(last);
         }
@@ -117,8 +125,8 @@ impl Janitor {
             (false, false) => Progress::More,
         };
         suspension.failed.extend(failed);
-        suspension.retry_at =
-            (progress == Progress::Retry).then(|| platform::now().plus_seconds(RETRY.as_secs() as i64));
+        suspension.retry_at = (progress == Progress::Retry)
+            .then(|| platform::now().plus_seconds(RETRY.as_secs() as i64));
         // Another request may have begun again in between; then these servers come again.
         let mut suspensions = self.suspensions().await?;
         if suspensions.get(slug) != Some(&before) {

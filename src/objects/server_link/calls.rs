@@ -20,7 +20,11 @@ pub const REQUEST_ID_HEADER: &str = "X-Request-Id";
 ///
 /// # Errors
 /// The object was not reached, or failed.
-pub async fn try_ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) -> Result<Result<T, Refusal>, Error> {
+pub async fn try_ask<T: DeserializeOwned>(
+    env: &Env,
+    server: Uuid,
+    ask: &Ask,
+) -> Result<Result<T, Refusal>, Error> {
     let answer: Answer = objects::ask(env, platform::SERVER_LINK, &server.to_string(), ask).await?;
     match answer {
         Answer::Done(value) => serde_json::from_value(value).map(Ok).map_err(internal),

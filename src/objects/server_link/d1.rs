@@ -5,9 +5,10 @@
 
 use farhand_domain::acl::Acl;
 use farhand_domain::command::{self, Command, Origin};
+use farhand_domain::command_end::Denial;
 use farhand_domain::command_object::{Output, split_result};
 use farhand_domain::error::Error;
-use farhand_domain::lifecycle::{Denial, Lifecycle};
+use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::event::{FromD1, Lacking, ToD1};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::rights::Rights;
@@ -32,11 +33,19 @@ use crate::store::servers;
 /// D1 did not answer. It is unknown whether it carried the request out.
 pub async fn ask(env: &Env, request: &ToD1) -> Result<FromD1, Error> {
     Ok(match request {
-        ToD1::Find { workspace, server } => FromD1::Server(d1_server::find_server(env, workspace, *server).await?),
-        ToD1::Change(of, change) => FromD1::Server(d1_server::change_server(env, of, change).await?),
+        ToD1::Find { workspace, server } => {
+            FromD1::Server(d1_server::find_server(env, workspace, *server).await?)
+        }
+        ToD1::Change(of, change) => {
+            FromD1::Server(d1_server::change_server(env, of, change).await?)
+        }
         ToD1::Insert { create, life } => FromD1::Inserted(insert_command(env, create, life).await?),
-        ToD1::FindRights(commands) => FromD1::Rights(find_rights(env, commands, platform::now()).await?),
-        ToD1::Tell { lacking, is_one_by_one } => FromD1::Told(tell(env, lacking, *is_one_by_one).await),
+        ToD1::FindRights(commands) => {
+            FromD1::Rights(find_rights(env, commands, platform::now()).await?)
+        }
+        ToD1::Tell { lacking, is_one_by_one } => {
+            FromD1::Told(tell(env, lacking, *is_one_by_one).await)
+        }
         ToD1::Restore(commands) => {
             send(env, commands.iter().map(restore_command).collect()).await?;
             FromD1::Restored
@@ -69,7 +78,9 @@ fn update(lacking: &Lacking) -> Result<Vec<Statement>, Error> {
     match lacking {
         Lacking::Command(stored, output) => update_command(stored, output),
         Lacking::Withdrawal { workspace_id, id } => delete_command(*workspace_id, *id),
-        Lacking::Server { workspace_id, server, facts } => d1_server::update_server(*workspace_id, *server, facts),
+        Lacking::Server { workspace_id, server, facts } => {
+            d1_server::update_server(*workspace_id, *server, facts)
+        }
     }
 }
 
@@ -86,7 +97,12 @@ const COMMAND_VALUES: &str =
     :status_message, :delivered_at, :argv, :has_inputs";
 
 /// The parameters of a statement that inserts a command.
-fn command_row(workspace_id: i64, command: &Command, origin: &Origin, life: &Lifecycle) -> Parameters {
+fn command_row(
+    workspace_id: i64,
+    command: &Command,
+    origin: &Origin,
+    life: &Lifecycle,
+) -> Parameters {
     params! {
         workspace_id,
         id: command.id,
@@ -137,7 +153,9 @@ fn unrestore_command(stored: &StoredCommand) -> Vec<Statement> {
 
 /// The statements that delete a command for which a condition holds.
 fn deletion(workspace_id: i64, id: Uuid, which: &str) -> Vec<Statement> {
-    command_counts::delete(which).map(|sql| Statement::new(sql).bind_all(params! { workspace_id, id })).to_vec()
+    command_counts::delete(which)
+        .map(|sql| Statement::new(sql).bind_all(params! { workspace_id, id }))
+        .to_vec()
 }
 
 /// SQL for the condition that a new command is within the quotas of waiting commands of its
@@ -156,7 +174,11 @@ fn has_bytes_left() -> String {
 }
 
 /// Inserts a new command, or returns why not: then nothing is written.
-async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<Option<Refusal>, Error> {
+async fn insert_command(
+    env: &Env,
+    create: &Create,
+    life: &Lifecycle,
+) -> Result<Option<Refusal>, Error> {
     let Create { workspace_id, command, origin, key, event, .. } = create;
     let (workspace_id, key, quotas) = (*workspace_id, key.as_ref(), Config::of(env).quotas);
     let bytes = command.stored_bytes(create.inputs.as_ref());
@@ -170,15 +192,17 @@ async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<
         next_key("w.id"),
         has_bytes_left()
     );
-    let insert = Statement::new(sql).bind_all(command_row(workspace_id, command, origin, life)).bind_all(params! {
-        key: key.map(|key| key.hash.as_str()),
-        body: key.map(|key| key.body.as_str()),
-        waiting_of_user: quotas.waiting_of_user,
-        waiting_of_workspace: quotas.waiting_of_workspace,
-        bytes,
-        day: &day,
-        bytes_of_day: quotas.bytes_of_day,
-    });
+    let insert = Statement::new(sql)
+        .bind_all(command_row(workspace_id, command, origin, life))
+        .bind_all(params! {
+            key: key.map(|key| key.hash.as_str()),
+            body: key.map(|key| key.body.as_str()),
+            waiting_of_user: quotas.waiting_of_user,
+            waiting_of_workspace: quotas.waiting_of_workspace,
+            bytes,
+            day: &day,
+            bytes_of_day: quotas.bytes_of_day,
+        });
     // An expired key is free again.
     let release = key.map(|key| {
         let sql = "UPDATE commands SET idempotency_key = NULL, idempotency_body = NULL
@@ -197,14 +221,17 @@ async fn insert_command(env: &Env, create: &Create, life: &Lifecycle) -> Result<
     match db::batch(env, statements).await {
         Ok(results) => {
             // Only the insertion returns something.
-            let returned = results.iter().map(db::column::<String>).collect::<Result<Vec<_>, _>>()?;
+            let returned =
+                results.iter().map(db::column::<String>).collect::<Result<Vec<_>, _>>()?;
             if returned.iter().any(|ids| !ids.is_empty()) {
                 return Ok(None);
             }
             let of = (workspace_id, command.server);
             why_not(env, of, (bytes, &day), quotas.bytes_of_day).await.map(Some)
         }
-        Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => Ok(Some(Refusal::KeyTaken)),
+        Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => {
+            Ok(Some(Refusal::KeyTaken))
+        }
         Err(failure) => Err(failure.into()),
     }
 }
@@ -222,7 +249,8 @@ async fn why_not(
          WHERE w.id = :workspace_id AND w.deleted_at IS NULL",
         has_bytes_left()
     );
-    let statement = Statement::new(sql).bind_all(params! { workspace_id, server_id, bytes, day, bytes_of_day });
+    let statement =
+        Statement::new(sql).bind_all(params! { workspace_id, server_id, bytes, day, bytes_of_day });
     let found = db::first_value::<String>(&db::run(env, statement).await?)?;
     Ok(match found.as_deref() {
         Some("waiting") => Refusal::TooManyWaiting,
@@ -295,7 +323,9 @@ async fn find_rights(
     }
     let verdict = |row: &String| {
         let row: Row = serde_json::from_str(row)?;
-        let Some(username) = row.username.filter(|_| row.is_active) else { return Ok(Err(Denial::Requester)) };
+        let Some(username) = row.username.filter(|_| row.is_active) else {
+            return Ok(Err(Denial::Requester));
+        };
         if !row.has_token {
             return Ok(Err(Denial::Token));
         }
@@ -304,7 +334,9 @@ async fn find_rights(
         }
         let Some(any_account) = row.any_account else { return Ok(Err(Denial::Server)) };
         // A list that this version cannot read allows nothing, and holds up no other commands.
-        let Ok(acl) = row.acl.map(serde_json::from_value::<Acl>).transpose() else { return Ok(Err(Denial::Acl)) };
+        let Ok(acl) = row.acl.map(serde_json::from_value::<Acl>).transpose() else {
+            return Ok(Err(Denial::Acl));
+        };
         Ok(Ok(Rights { username, is_staff: row.is_staff, any_account, acl }))
     };
     rows.iter().map(verdict).collect::<Result<_, Error>>().map(Some)
@@ -339,8 +371,12 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
         head,
         whole,
     });
-    let mut statements =
-        audit::pending(("commands", "revision"), stored.workspace_id, stored.command.id, &stored.events)?;
+    let mut statements = audit::pending(
+        ("commands", "revision"),
+        stored.workspace_id,
+        stored.command.id,
+        &stored.events,
+    )?;
     statements.push(update);
     Ok(statements)
 }

@@ -18,8 +18,8 @@ pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Opt
     change_server_of(env, workspace, server, vec![], "w.deleted_at IS NULL").await
 }
 
-/// SQL for the condition that the user `:by` may still change a row of `servers s` (contract 5.7): an
-/// active user who is staff or its owner. A change waits for its turn, and the user may lose the
+/// SQL for the condition that the user `:by` may still change a row of `servers s` (contract 5.7):
+/// an active user who is staff or its owner. A change waits for its turn, and the user may lose the
 /// permission until then.
 const PERMITTED: &str =
     "EXISTS (SELECT 1 FROM users u WHERE u.id = :by AND u.workspace_id = s.workspace_id AND u.is_active = 1
@@ -69,7 +69,11 @@ fn change(of: &OfServer, change: &ServerChange) -> Result<Vec<Statement>, Error>
 ///
 /// # Errors
 /// D1 did not answer. It is unknown whether it made the change.
-pub async fn change_server(env: &Env, of: &OfServer, what: &ServerChange) -> Result<Option<Found>, Error> {
+pub async fn change_server(
+    env: &Env,
+    of: &OfServer,
+    what: &ServerChange,
+) -> Result<Option<Found>, Error> {
     change_server_of(env, &of.workspace, of.server, change(of, what)?, "w.is_purging = 0").await
 }
 
@@ -109,7 +113,11 @@ async fn change_server_of(
 
 /// The statements that write a server's facts, and before them its audit events. What the agent did
 /// not report stays as it was.
-pub fn update_server(workspace_id: i64, id: Uuid, facts: &ServerFacts) -> Result<Vec<Statement>, Error> {
+pub fn update_server(
+    workspace_id: i64,
+    id: Uuid,
+    facts: &ServerFacts,
+) -> Result<Vec<Statement>, Error> {
     let sql = "UPDATE servers SET commissioned = :commissioned, is_connected = :is_connected,
             connected_at = :connected_at, last_seen_at = :last_seen_at, remote_ip = :remote_ip,
             agent_version = coalesce(:version, agent_version), platform = coalesce(:platform, platform),
@@ -142,7 +150,8 @@ pub fn update_server(workspace_id: i64, id: Uuid, facts: &ServerFacts) -> Result
         identity_conflict_at: facts.identity_conflict_at,
         username: facts.reported_username.as_deref(),
     });
-    let mut statements = audit::pending(("servers", "link_revision"), workspace_id, id, &facts.events)?;
+    let mut statements =
+        audit::pending(("servers", "link_revision"), workspace_id, id, &facts.events)?;
     statements.push(update);
     Ok(statements)
 }

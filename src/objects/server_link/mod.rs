@@ -31,7 +31,8 @@ use futures_channel::oneshot;
 use futures_util::future::{self, Either};
 use serde_json::json;
 use worker::{
-    Delay, DurableObject, Env, Request, Response, State, WebSocket, WebSocketIncomingMessage, durable_object,
+    Delay, DurableObject, Env, Request, Response, State, WebSocket, WebSocketIncomingMessage,
+    durable_object,
 };
 
 use self::calls::{Answer, Ask, IDENTITY_HEADER, Identity, REQUEST_ID_HEADER, Refusal};
@@ -121,16 +122,27 @@ impl DurableObject for ServerLink {
         Response::empty()
     }
 
-    async fn websocket_message(&self, socket: WebSocket, message: WebSocketIncomingMessage) -> worker::Result<()> {
+    async fn websocket_message(
+        &self,
+        socket: WebSocket,
+        message: WebSocketIncomingMessage,
+    ) -> worker::Result<()> {
         let WebSocketIncomingMessage::String(text) = message else { return Ok(()) };
-        let is_pong = serde_json::from_str(&text).is_ok_and(|message: FromAgent| message == FromAgent::Pong);
+        let is_pong =
+            serde_json::from_str(&text).is_ok_and(|message: FromAgent| message == FromAgent::Pong);
         if let Some(generation) = sockets::generation(&socket).filter(|_| is_pong) {
             self.shell.clone().run(Event::Pong(generation)).await;
         }
         Ok(())
     }
 
-    async fn websocket_close(&self, socket: WebSocket, _: usize, _: String, _: bool) -> worker::Result<()> {
+    async fn websocket_close(
+        &self,
+        socket: WebSocket,
+        _: usize,
+        _: String,
+        _: bool,
+    ) -> worker::Result<()> {
         self.closed(&socket).await;
         Ok(())
     }
@@ -152,7 +164,9 @@ impl ServerLink {
             let connects = |ticket| Event::Connect { ticket, identity, kind, request_id };
             return match self.call(connects).await {
                 Outcome::Socket(client) => Response::from_websocket(client),
-                Outcome::Answer(Answer::Refused(Refusal::InvalidAgent)) => Ok(Response::empty()?.with_status(403)),
+                Outcome::Answer(Answer::Refused(Refusal::InvalidAgent)) => {
+                    Ok(Response::empty()?.with_status(403))
+                }
                 Outcome::Answer(Answer::Failed(cause)) => Err(worker::Error::RustError(cause)),
                 Outcome::Answer(_) => Ok(Response::empty()?.with_status(503)),
             };
@@ -160,7 +174,9 @@ impl ServerLink {
         let ask: Box<Ask> = serde_json::from_slice(&request.bytes().await?)?;
         match self.call(|ticket| Event::Call { ticket, ask }).await {
             Outcome::Answer(answer) => Response::from_json(&answer),
-            Outcome::Socket(_) => Err(worker::Error::RustError("a call got a connection".to_owned())),
+            Outcome::Socket(_) => {
+                Err(worker::Error::RustError("a call got a connection".to_owned()))
+            }
         }
     }
 
@@ -197,7 +213,11 @@ impl Shell {
             if let Some(at) = alarm {
                 let set = self.alarm.set_by(&self.state.storage(), at, platform::now()).await;
                 if let Err(error) = set {
-                    log::trouble("alarm_not_set", json!({"server": self.state.id().name()}), &error);
+                    log::trouble(
+                        "alarm_not_set",
+                        json!({"server": self.state.id().name()}),
+                        &error,
+                    );
                 }
             }
             // Answers follow the alarm: what is answered must go on after a crash.
@@ -282,7 +302,9 @@ impl Shell {
                 rest.outcomes.push((ticket, Outcome::Answer(answer)));
             }
             Effect::Alarm(at) => rest.alarm = Some(at),
-            Effect::Later(ticket, at) if at <= platform::now() => return Some(Event::TimeUp(ticket)),
+            Effect::Later(ticket, at) if at <= platform::now() => {
+                return Some(Event::TimeUp(ticket));
+            }
             Effect::Later(ticket, at) => self.set_timer(ticket, at),
             Effect::Ask(id, request) => rest.requests.push((id, request)),
             Effect::Seal(workspace) => {

@@ -1,8 +1,8 @@
 //! The output of commands, in the tables of a server's object.
 
 use farhand_domain::chunk_row::ChunkRow;
+use farhand_domain::command_end::End;
 use farhand_domain::command_object::Output;
-use farhand_domain::lifecycle::End;
 use farhand_domain::link::store::{Most, Result};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::output::{self, OutputHash};
@@ -27,14 +27,18 @@ struct ChunkPiece {
 }
 
 /// Puts the pieces of rows together.
-fn whole_rows(pieces: impl Iterator<Item = Result<ChunkPiece>>) -> impl Iterator<Item = Result<ChunkRow>> {
+fn whole_rows(
+    pieces: impl Iterator<Item = Result<ChunkPiece>>,
+) -> impl Iterator<Item = Result<ChunkRow>> {
     let mut pieces = pieces.peekable();
     std::iter::from_fn(move || {
         let ChunkPiece { first, lengths, mut content } = match pieces.next()? {
             Ok(piece) => piece,
             Err(error) => return Some(Err(error)),
         };
-        while let Some(Ok(more)) = pieces.next_if(|next| next.as_ref().is_ok_and(|next| next.first == first)) {
+        while let Some(Ok(more)) =
+            pieces.next_if(|next| next.as_ref().is_ok_and(|next| next.first == first))
+        {
             content.push_str(&more.content);
         }
         Some(Ok(ChunkRow::stored(first as u64, &lengths, content)))
@@ -45,7 +49,8 @@ impl Tables {
     /// Deletes the first chunks of a command, and returns the number of deleted rows: at most so
     /// many, except for the pieces of the last one.
     pub(super) fn delete_chunks(&self, id: Uuid, most: u64) -> Result<u64> {
-        let sql = "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ? + 0)";
+        let sql =
+            "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ? + 0)";
         let number = self.count(sql, vec![text(id), integer(most)])?;
         let sql = "DELETE FROM chunks WHERE command = ?1
             AND first <= (SELECT max(first) FROM (SELECT first FROM chunks WHERE command = ?1 ORDER BY first LIMIT ?2 + 0))";
@@ -61,13 +66,19 @@ impl Tables {
     /// Stores a chunk of output once. The beginning of the output is kept: if a chunk comes late,
     /// the last kept ones give way to it. Of other chunks only the length is counted. Returns
     /// whether the chunk is new.
-    pub fn add_output(&self, stored: &StoredCommand, chunk: &Chunk, now: Timestamp) -> Result<bool> {
+    pub fn add_output(
+        &self,
+        stored: &StoredCommand,
+        chunk: &Chunk,
+        now: Timestamp,
+    ) -> Result<bool> {
         let (id, seq) = (stored.command.id, u64::from(chunk.seq));
         let before = self.chunk_row(id, "first <= ?2 ORDER BY first DESC", seq)?;
         if before.as_ref().is_some_and(|row| seq < row.end()) {
             return Ok(false);
         }
-        let new = ChunkRow::new(seq, &chunk.content, stored.cut_at.is_none_or(|cut_at| seq < cut_at));
+        let new =
+            ChunkRow::new(seq, &chunk.content, stored.cut_at.is_none_or(|cut_at| seq < cut_at));
         let mut kept_bytes = stored.chunks.kept_bytes + new.content.len() as u64;
         let mut row = match before {
             Some(mut row) if row.has_room_for(&new) => {
@@ -78,16 +89,25 @@ impl Tables {
             _ => new,
         };
         // It may fill a gap.
-        let after = if row.end() < stored.chunks.top { self.chunk_row(id, "first = ?2", row.end())? } else { None };
+        let after = if row.end() < stored.chunks.top {
+            self.chunk_row(id, "first = ?2", row.end())?
+        } else {
+            None
+        };
         if let Some(after) = after.filter(|after| row.has_room_for(after)) {
-            self.exec("DELETE FROM chunks WHERE command = ? AND first = ?", vec![text(id), integer(after.first)])?;
+            self.exec(
+                "DELETE FROM chunks WHERE command = ? AND first = ?",
+                vec![text(id), integer(after.first)],
+            )?;
             row.append(&after);
         }
         self.store_chunks(id, &row)?;
         let mut cut_at = stored.cut_at;
         while kept_bytes > output::MAX_KEPT {
             let end = cut_at.unwrap_or(1 << 32);
-            let Some(mut last) = self.chunk_row(id, "first < ?2 ORDER BY first DESC", end)? else { break };
+            let Some(mut last) = self.chunk_row(id, "first < ?2 ORDER BY first DESC", end)? else {
+                break;
+            };
             while kept_bytes > output::MAX_KEPT
                 && let Some((seq, bytes)) = last.drop_last(cut_at.unwrap_or(1 << 32))
             {
@@ -131,7 +151,8 @@ impl Tables {
                 text(row.lengths()),
                 text(this),
             ];
-            let sql = "INSERT INTO chunks (command, first, piece, next, bytes, kept, lengths, content)
+            let sql =
+                "INSERT INTO chunks (command, first, piece, next, bytes, kept, lengths, content)
                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (command, first, piece)
                 DO UPDATE SET next = ?4, bytes = ?5, kept = ?6, lengths = ?7, content = ?8";
             self.exec(sql, parameters)?;
@@ -158,8 +179,12 @@ impl Tables {
         }
         let end = stored.kept_end();
         let sql = "SELECT first, next FROM chunks WHERE command = ?1 AND piece = 0 AND next > ?2 AND first < ?3 ORDER BY first";
-        let rows: Vec<Row> = self.rows(sql, vec![text(stored.command.id), integer(from), integer(end)])?;
-        Ok(rows.iter().map(|row| ((row.first as u64).max(from), (row.next as u64).min(end))).collect())
+        let rows: Vec<Row> =
+            self.rows(sql, vec![text(stored.command.id), integer(from), integer(end)])?;
+        Ok(rows
+            .iter()
+            .map(|row| ((row.first as u64).max(from), (row.next as u64).min(end)))
+            .collect())
     }
 
     /// How many chunks of a command are kept, from a `seq` on.
@@ -171,7 +196,12 @@ impl Tables {
     }
 
     /// The `seq` of the chunk that is so many after the first one that is kept from a `seq` on.
-    pub fn find_output(&self, stored: &StoredCommand, from: u64, offset: u64) -> Result<Option<u64>> {
+    pub fn find_output(
+        &self,
+        stored: &StoredCommand,
+        from: u64,
+        offset: u64,
+    ) -> Result<Option<u64>> {
         if !stored.has_gap() {
             return Ok(Some(from.saturating_add(offset)).filter(|seq| *seq < stored.kept_end()));
         }
@@ -194,7 +224,8 @@ impl Tables {
         let parameters = vec![text(stored.command.id), integer(from), integer(stored.kept_end())];
         for row in whole_rows(self.each::<ChunkPiece>(sql, parameters)?) {
             for chunk in row?.chunks(from, stored.kept_end()) {
-                let is_after_gap = chunks.last().is_some_and(|last| last.seq.checked_add(1) != Some(chunk.seq));
+                let is_after_gap =
+                    chunks.last().is_some_and(|last| last.seq.checked_add(1) != Some(chunk.seq));
                 let is_full = chunks.len() as u64 >= most.chunks || bytes > most.bytes;
                 if is_full || (most.until_gap && is_after_gap) {
                     return Ok(chunks);
@@ -213,7 +244,9 @@ impl Tables {
         struct Row {
             content: String,
         }
-        let sql = format!("SELECT content FROM chunks WHERE command = ? ORDER BY first {order}, piece {order}");
+        let sql = format!(
+            "SELECT content FROM chunks WHERE command = ? ORDER BY first {order}, piece {order}"
+        );
         let (mut contents, mut length) = (Vec::new(), 0);
         for row in self.each::<Row>(&sql, vec![text(stored.command.id)])? {
             if length > output::MAX_RESULT {
@@ -268,7 +301,9 @@ impl Tables {
         }
         let larger_than_kept = bytes > output::MAX_RESULT as u64;
         let (result, cut) = match &stored.result {
-            Some(result) if !result.is_empty() || stored.chunks.bytes == 0 => (result.clone(), stored.result_cut),
+            Some(result) if !result.is_empty() || stored.chunks.bytes == 0 => {
+                (result.clone(), stored.result_cut)
+            }
             _ => self.result_of_chunks(stored)?,
         };
         Ok(Output { result: Some(result), truncated: cut || larger_than_kept, bytes })

@@ -51,7 +51,8 @@ pub fn accept(state: &State, kind: Kind, generation: u64, features: Features) ->
 pub fn send(state: &State, kind: Kind, to: u64, message: &ToAgent) -> Result<()> {
     let sockets = state.get_websockets_with_tag(kind.as_str());
     let socket = sockets.iter().find(|socket| generation(socket) == Some(to));
-    let socket = socket.ok_or_else(|| worker::Error::RustError("the connection is gone".to_owned()))?;
+    let socket =
+        socket.ok_or_else(|| worker::Error::RustError("the connection is gone".to_owned()))?;
     socket.send_with_str(serde_json::to_string(message)?)
 }
 

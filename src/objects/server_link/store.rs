@@ -13,7 +13,8 @@ use worker::SqlStorageValue;
 use super::tables::{Tables, failed, integer, nullable, text};
 
 /// SQL for the last report on a command under way: its acknowledgement, or else its delivery.
-const LAST_REPORT: &str = "coalesce(document ->> '$.life.acked_at', document ->> '$.life.delivered_at')";
+const LAST_REPORT: &str =
+    "coalesce(document ->> '$.life.acked_at', document ->> '$.life.delivered_at')";
 
 #[derive(Deserialize)]
 struct CommandRow {
@@ -46,8 +47,13 @@ const COMMAND: &str = "SELECT document, result, phase, revision, flushed >= revi
      FROM chunks c WHERE c.command = commands.id AND c.piece = 0) AS chunks FROM commands";
 
 impl Tables {
-    fn commands(&self, condition: &str, parameters: Vec<SqlStorageValue>) -> Result<Vec<StoredCommand>> {
-        let rows: Vec<CommandRow> = self.rows(&format!("{COMMAND} WHERE {condition}"), parameters)?;
+    fn commands(
+        &self,
+        condition: &str,
+        parameters: Vec<SqlStorageValue>,
+    ) -> Result<Vec<StoredCommand>> {
+        let rows: Vec<CommandRow> =
+            self.rows(&format!("{COMMAND} WHERE {condition}"), parameters)?;
         rows.into_iter().map(StoredCommand::try_from).collect()
     }
 
@@ -57,13 +63,20 @@ impl Tables {
             self.activate(stored.command.id)?;
         }
         let document = stored.document().map_err(failed)?;
-        let parameters = vec![text(stored.command.id), text(document), integer(u64::from(is_change))];
-        self.exec("UPDATE commands SET document = ?2, revision = revision + ?3 WHERE id = ?1", parameters)
+        let parameters =
+            vec![text(stored.command.id), text(document), integer(u64::from(is_change))];
+        self.exec(
+            "UPDATE commands SET document = ?2, revision = revision + ?3 WHERE id = ?1",
+            parameters,
+        )
     }
 
     /// To be called before something is to be done for a command.
     fn activate(&self, id: Uuid) -> Result<()> {
-        self.exec("UPDATE commands SET is_active = 1 WHERE id = ? AND is_active = 0", vec![text(id)])
+        self.exec(
+            "UPDATE commands SET is_active = 1 WHERE id = ? AND is_active = 0",
+            vec![text(id)],
+        )
     }
 }
 
@@ -102,7 +115,10 @@ impl Store for Tables {
             nullable(accepted.due_at(now)),
         ];
         // It waits in the queue.
-        self.exec("UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4, is_active = 0 WHERE id = ?1", parameters)
+        self.exec(
+            "UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4, is_active = 0 WHERE id = ?1",
+            parameters,
+        )
     }
 
     fn due_waiting(&self, now: Timestamp, limit: u64) -> Result<Vec<StoredCommand>> {
@@ -122,11 +138,15 @@ impl Store for Tables {
     }
 
     fn has_commands(&self) -> Result<bool> {
-        Ok(self.count("SELECT count(*) AS number FROM (SELECT 1 FROM commands LIMIT 1)", vec![])? > 0)
+        Ok(self.count("SELECT count(*) AS number FROM (SELECT 1 FROM commands LIMIT 1)", vec![])?
+            > 0)
     }
 
     fn count_open(&self) -> Result<u64> {
-        self.count("SELECT count(*) AS number FROM commands WHERE is_active = 1 AND stage = 'open'", vec![])
+        self.count(
+            "SELECT count(*) AS number FROM commands WHERE is_active = 1 AND stage = 'open'",
+            vec![],
+        )
     }
 
     fn command(&self, id: Uuid) -> Result<Option<StoredCommand>> {
@@ -142,8 +162,9 @@ impl Store for Tables {
     }
 
     fn unflushed(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<StoredCommand>> {
-        let condition =
-            format!("is_active = 1 AND flushed < revision AND (stage IS NOT 'open' OR {LAST_REPORT} <= ?) LIMIT ? + 0");
+        let condition = format!(
+            "is_active = 1 AND flushed < revision AND (stage IS NOT 'open' OR {LAST_REPORT} <= ?) LIMIT ? + 0"
+        );
         self.commands(&condition, vec![text(reported_by), SqlStorageValue::Integer(limit.into())])
     }
 
@@ -166,7 +187,8 @@ impl Store for Tables {
 
     fn save(&mut self, changed: &StoredCommand, now: Timestamp) -> Result<()> {
         self.activate(changed.command.id)?;
-        let sql = "UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4, revision = revision + 1,
+        let sql =
+            "UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4, revision = revision + 1,
             document = ?5, result = ?6 WHERE id = ?1";
         let parameters = vec![
             text(changed.command.id),
@@ -184,7 +206,11 @@ impl Store for Tables {
     }
 
     fn accepted_after(&self, after: &str, limit: u32) -> Result<Vec<StoredCommand>> {
-        let parameters = vec![text(Phase::Accepted.as_str()), text(after), SqlStorageValue::Integer(limit.into())];
+        let parameters = vec![
+            text(Phase::Accepted.as_str()),
+            text(after),
+            SqlStorageValue::Integer(limit.into()),
+        ];
         self.commands("phase = ? AND id > ? ORDER BY id LIMIT ? + 0", parameters)
     }
 
@@ -211,7 +237,12 @@ impl Store for Tables {
         self.exec("DELETE FROM commands WHERE id = ?", vec![text(id)])
     }
 
-    fn forget(&mut self, ids: &[Uuid], until: Timestamp, at_once: u64) -> Result<(Vec<Uuid>, bool)> {
+    fn forget(
+        &mut self,
+        ids: &[Uuid],
+        until: Timestamp,
+        at_once: u64,
+    ) -> Result<(Vec<Uuid>, bool)> {
         #[derive(Deserialize)]
         struct Row {
             id: Uuid,
@@ -221,7 +252,8 @@ impl Store for Tables {
         let sql = "SELECT id, (SELECT coalesce(sum(kept), 0) FROM chunks c WHERE c.command = commands.id) AS kept_bytes, phase = 'accepted' AND flushed >= revision
                 AND coalesce(document ->> '$.life.handled_at' <= ?2, 0) AS is_due
             FROM commands WHERE id IN (SELECT value FROM json_each(?1))";
-        let rows: Vec<Row> = self.rows(sql, vec![text(serde_json::to_string(ids).map_err(failed)?), text(until)])?;
+        let rows: Vec<Row> =
+            self.rows(sql, vec![text(serde_json::to_string(ids).map_err(failed)?), text(until)])?;
         let (mut forgotten, mut left) = (Vec::new(), at_once);
         for id in ids {
             if let Some(row) = rows.iter().find(|row| row.id == *id) {
@@ -261,8 +293,15 @@ impl Store for Tables {
         Ok(self.rows(sql, vec![text(key)])?.into_iter().next())
     }
 
-    fn insert_answer(&mut self, key: &str, body: &str, command: Uuid, expires_at: Timestamp) -> Result<()> {
-        let sql = "INSERT OR REPLACE INTO answers (key, body, command, expires_at) VALUES (?, ?, ?, ?)";
+    fn insert_answer(
+        &mut self,
+        key: &str,
+        body: &str,
+        command: Uuid,
+        expires_at: Timestamp,
+    ) -> Result<()> {
+        let sql =
+            "INSERT OR REPLACE INTO answers (key, body, command, expires_at) VALUES (?, ?, ?, ?)";
         self.exec(sql, vec![text(key), text(body), text(command), text(expires_at)])
     }
 

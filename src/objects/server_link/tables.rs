@@ -116,7 +116,11 @@ impl Tables {
 
     /// As in D1, no parameter stands alone after a LIMIT
     /// (`farhand_sql::statement::Mistake::BareLimit`).
-    pub(super) fn rows<T: DeserializeOwned>(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<Vec<T>> {
+    pub(super) fn rows<T: DeserializeOwned>(
+        &self,
+        sql: &str,
+        parameters: Vec<SqlStorageValue>,
+    ) -> Result<Vec<T>> {
         self.sql.exec(sql, parameters).and_then(|cursor| cursor.to_array()).map_err(failed)
     }
 

@@ -11,7 +11,8 @@ const NEW: &str = "an entirely other one";
 async fn ends_every_session_and_keeps_api_tokens() {
     let workspace = Workspace::new().await;
     let other = workspace.anonymous.logged_in("boss", PASSWORD).await;
-    let reply = workspace.session().post(PATH, &json!({"password": PASSWORD, "new_password": NEW})).await;
+    let reply =
+        workspace.session().post(PATH, &json!({"password": PASSWORD, "new_password": NEW})).await;
     assert_eq!((reply.status, reply.text.as_str()), (200, "null"));
     for dead in [&workspace.session(), &other] {
         dead.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
@@ -21,7 +22,8 @@ async fn ends_every_session_and_keeps_api_tokens() {
     workspace.anonymous.log_in("boss", PASSWORD).await.expect_fields(403, &["non_field_errors"]);
     workspace.anonymous.log_in("boss", NEW).await.expect(200);
     // An API token may change its owner's password, too: the current one is asked for all the same.
-    let reply = workspace.admin.post(PATH, &json!({"password": NEW, "new_password": PASSWORD})).await;
+    let reply =
+        workspace.admin.post(PATH, &json!({"password": NEW, "new_password": PASSWORD})).await;
     reply.expect(200);
     workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
 }
@@ -40,14 +42,18 @@ async fn only_the_callers_own() {
 async fn all_that_is_wrong_is_told_together_and_nothing_changes() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
-    let check = async |body: Value, wrong: &[&str]| session.post(PATH, &body).await.expect_fields(400, wrong);
+    let check = async |body: Value, wrong: &[&str]| {
+        session.post(PATH, &body).await.expect_fields(400, wrong)
+    };
     check(json!({}), &["new_password", "password"]).await;
     check(json!({"password": PASSWORD}), &["new_password"]).await;
     check(json!({"new_password": NEW}), &["password"]).await;
     check(json!({"password": "wrong", "new_password": NEW}), &["password"]).await;
     check(json!({"password": "", "new_password": ""}), &["new_password", "password"]).await;
     check(json!({"password": 7, "new_password": null}), &["new_password", "password"]).await;
-    let both = check(json!({"password": "wrong", "new_password": "12345"}), &["new_password", "password"]).await;
+    let both =
+        check(json!({"password": "wrong", "new_password": "12345"}), &["new_password", "password"])
+            .await;
     let messages = both["new_password"].as_array().unwrap();
     let words = ["too short", "too common", "entirely numeric"];
     assert_eq!(messages.len(), words.len(), "{both}");
@@ -62,7 +68,8 @@ async fn all_that_is_wrong_is_told_together_and_nothing_changes() {
         (&"x1y".repeat(43), "too long"),
         ("Short1!", "too short"),
     ] {
-        let body = check(json!({"password": PASSWORD, "new_password": bad}), &["new_password"]).await;
+        let body =
+            check(json!({"password": PASSWORD, "new_password": bad}), &["new_password"]).await;
         assert!(body["new_password"].to_string().contains(word), "{bad}: {body}");
     }
     session.get("/api/status/").await.expect(200);
@@ -79,7 +86,10 @@ async fn a_password_like_the_username_is_refused() {
             body.expect(200);
         } else {
             let body = body.expect_fields(400, &["new_password"]);
-            assert!(body["new_password"].to_string().contains("too similar to the username"), "{bad}: {body}");
+            assert!(
+                body["new_password"].to_string().contains("too similar to the username"),
+                "{bad}: {body}"
+            );
         }
         if bad == "wemolohtrab-x" {
             return;
@@ -103,10 +113,10 @@ async fn of_two_at_once_one_wins() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.admin.clone(), workspace.admin.clone());
     let (first, second) = ("the first of the two", "the second of the two");
-    let (a, b) =
-        tokio::join!(async { one.post(PATH, &json!({"password": PASSWORD, "new_password": first})).await }, async {
-            two.post(PATH, &json!({"password": PASSWORD, "new_password": second})).await
-        },);
+    let (a, b) = tokio::join!(
+        async { one.post(PATH, &json!({"password": PASSWORD, "new_password": first})).await },
+        async { two.post(PATH, &json!({"password": PASSWORD, "new_password": second})).await },
+    );
     let winner = match (a.status, b.status) {
         (200, 400) => first,
         (400, 200) => second,

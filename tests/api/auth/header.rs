@@ -30,7 +30,11 @@ async fn another_form_is_403_and_says_what_the_form_is() {
     ] {
         let reply = workspace.anonymous.with(&bad).get("/api/status/").await;
         reply.expect_detail(403, Some("INVALID_AUTHORIZATION"));
-        assert!(reply.json()["detail"].as_str().unwrap().contains("token=\"<API_TOKEN>\""), "{}", reply.text);
+        assert!(
+            reply.json()["detail"].as_str().unwrap().contains("token=\"<API_TOKEN>\""),
+            "{}",
+            reply.text
+        );
         assert!(!reply.text.contains(token));
     }
     workspace.session().get("/api/status/").await.expect(200);

@@ -32,7 +32,9 @@ async fn takes_json_and_both_kinds_of_form() {
         let request = match form {
             "json" => request.json(&json!({"username": "boss", "password": PASSWORD})),
             "urlencoded" => request.form(&fields),
-            _ => request.multipart(fields.into_iter().fold(Form::new(), |form, (name, value)| form.text(name, value))),
+            _ => request.multipart(
+                fields.into_iter().fold(Form::new(), |form, (name, value)| form.text(name, value)),
+            ),
         };
         let body = api.send(request).await.expect(200);
         check(&workspace, &body).await;
@@ -42,7 +44,8 @@ async fn takes_json_and_both_kinds_of_form() {
     tokens.dedup();
     assert_eq!(tokens.len(), 3, "each login has a token of its own");
     // Names of accounts do not depend on case.
-    let upper = api.post(PATH, &json!({"username": "BOSS", "password": PASSWORD})).await.expect(200);
+    let upper =
+        api.post(PATH, &json!({"username": "BOSS", "password": PASSWORD})).await.expect(200);
     check(&workspace, &upper).await;
 }
 
@@ -56,16 +59,17 @@ async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
     let name = entries[0]["name"].as_str().unwrap();
     let hash = name.split('/').nth(1).unwrap();
     assert!(hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit()), "{name}");
-    let rows =
-        instance.d1(&format!("SELECT expires_at, user_agent, remote_ip FROM sessions WHERE token_hash = '{hash}'"));
+    let rows = instance.d1(&format!(
+        "SELECT expires_at, user_agent, remote_ip FROM sessions WHERE token_hash = '{hash}'"
+    ));
     let expires_at = Timestamp::parse(rows[0]["expires_at"].as_str().unwrap()).unwrap();
     assert_eq!(rows[0]["remote_ip"], "127.0.0.1");
     // 14 days and some slack: KV's own expiry only clears away.
     let slack = entries[0]["expiration"].as_f64().unwrap() - expires_at.as_millis() as f64 / 1000.0;
     assert!((60.0..=24.0 * 3600.0).contains(&slack), "{slack}");
 
-    // KV does not decide: without its entry the token is as good. An isolate that did not see the entry within ten minutes
-    // writes it again.
+    // KV does not decide: without its entry the token is as good. An isolate that did not see the
+    // entry within ten minutes writes it again.
     instance.kv_delete(name);
     assert!(instance.kv_entries(&workspace.slug).is_empty());
     session.get("/api/status/").await.expect(200);
@@ -73,13 +77,18 @@ async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
     instance.stop().await;
     let instance = Instance::restart_at(port, state.path(), &[]).await;
     session.get("/api/status/").await.expect(200);
-    eventually("the entry's repair", || async { (instance.kv_entries(&workspace.slug) == entries).then_some(()) })
-        .await;
+    eventually("the entry's repair", || async {
+        (instance.kv_entries(&workspace.slug) == entries).then_some(())
+    })
+    .await;
 
     session.call("POST", "/api/auth/logout/").await.expect(200);
     let left = instance.d1(&format!("SELECT id FROM sessions WHERE token_hash = '{hash}'"));
     assert_eq!(left, json!([]));
-    eventually("the entry's end", || async { instance.kv_entries(&workspace.slug).is_empty().then_some(()) }).await;
+    eventually("the entry's end", || async {
+        instance.kv_entries(&workspace.slug).is_empty().then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -90,7 +99,10 @@ async fn kv_is_read_once_by_an_isolate_and_its_memory_neither_grants_nor_refuses
         Workspace::made_by(&instance.operator(), "other").await,
     );
     let body = json!({"username": "boss", "password": PASSWORD});
-    let token = workspace.anonymous.post(PATH, &body).await.expect(200)["token"].as_str().unwrap().to_owned();
+    let token = workspace.anonymous.post(PATH, &body).await.expect(200)["token"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let session = workspace.anonymous.with_token(&token);
     let reads = async |api: &Api, status: u16| {
         let id = unique("kv");
@@ -109,12 +121,21 @@ async fn kv_is_read_once_by_an_isolate_and_its_memory_neither_grants_nor_refuses
     instance.d1("UPDATE sessions SET expires_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', expires_at, '+1 seconds')");
     assert_eq!(reads(&session, 200).await, 0);
     assert_eq!(reads(&session, 200).await, 1);
-    eventually("the entry's repair", || async { (instance.kv_entries(&workspace.slug) != entries).then_some(()) })
-        .await;
-    eventually("the repaired entry's memory", || async { (reads(&session, 200).await == 0).then_some(()) }).await;
+    eventually("the entry's repair", || async {
+        (instance.kv_entries(&workspace.slug) != entries).then_some(())
+    })
+    .await;
+    eventually("the repaired entry's memory", || async {
+        (reads(&session, 200).await == 0).then_some(())
+    })
+    .await;
     // An entry that is lost comes back when the expiry moves.
     let [entry] = <[Value; 1]>::try_from(
-        instance.kv_entries(&workspace.slug).into_iter().filter(|entry| !entries.contains(entry)).collect::<Vec<_>>(),
+        instance
+            .kv_entries(&workspace.slug)
+            .into_iter()
+            .filter(|entry| !entries.contains(entry))
+            .collect::<Vec<_>>(),
     )
     .unwrap();
     instance.kv_delete(entry["name"].as_str().unwrap());
@@ -123,13 +144,19 @@ async fn kv_is_read_once_by_an_isolate_and_its_memory_neither_grants_nor_refuses
         .d1("UPDATE sessions SET refreshed_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', refreshed_at, '-601 seconds')");
     assert_eq!(reads(&session, 200).await, 0);
     let count = entries.len();
-    eventually("the entry", || async { (instance.kv_entries(&workspace.slug).len() == count).then_some(()) }).await;
+    eventually("the entry", || async {
+        (instance.kv_entries(&workspace.slug).len() == count).then_some(())
+    })
+    .await;
     eventually("its memory", || async { (reads(&session, 200).await == 0).then_some(()) }).await;
-    // D1 alone decides: with the entry remembered and in KV, the session's end refuses the next request.
+    // D1 alone decides: with the entry remembered and in KV, the session's end refuses the next
+    // request.
     instance.d1("DELETE FROM sessions");
     assert_eq!(reads(&session, 403).await, 0);
-    eventually("the entry's end", || async { (instance.kv_entries(&workspace.slug).len() < count).then_some(()) })
-        .await;
+    eventually("the entry's end", || async {
+        (instance.kv_entries(&workspace.slug).len() < count).then_some(())
+    })
+    .await;
     assert_eq!(reads(&session, 403).await, 1);
 }
 
@@ -140,11 +167,19 @@ async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
     let session = workspace.session();
     // Ages the stored session: its last refresh and its expiry, by whole seconds.
     let age = async |seconds: u32| {
-        let aged =
-            |column: &str| format!("{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')");
-        instance.d1(&format!("UPDATE sessions SET {}, {}", aged("expires_at"), aged("refreshed_at")));
+        let aged = |column: &str| {
+            format!(
+                "{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')"
+            )
+        };
+        instance.d1(&format!(
+            "UPDATE sessions SET {}, {}",
+            aged("expires_at"),
+            aged("refreshed_at")
+        ));
     };
-    let expires_at = async || instance.d1("SELECT expires_at FROM sessions")[0]["expires_at"].clone();
+    let expires_at =
+        async || instance.d1("SELECT expires_at FROM sessions")[0]["expires_at"].clone();
     let before = expires_at().await;
     session.get("/api/status/").await.expect(200);
     assert_eq!(expires_at().await, before, "moved at most every ten minutes");
@@ -152,19 +187,27 @@ async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
     let aged = expires_at().await;
     assert_ne!(aged, before);
     session.get("/api/status/").await.expect(200);
-    eventually("the expiry to move", || async { (expires_at().await.as_str() > aged.as_str()).then_some(()) }).await;
+    eventually("the expiry to move", || async {
+        (expires_at().await.as_str() > aged.as_str()).then_some(())
+    })
+    .await;
     // The same in KV.
-    let expiry = Timestamp::parse(expires_at().await.as_str().unwrap()).unwrap().as_millis() as f64 / 1000.0;
+    let expiry =
+        Timestamp::parse(expires_at().await.as_str().unwrap()).unwrap().as_millis() as f64 / 1000.0;
     eventually("KV to follow", || async {
         let kept = instance.kv_entries(&workspace.slug)[0]["expiration"].as_f64().unwrap();
         (kept > expiry).then_some(())
     })
     .await;
-    // Used just before its end, it is good; 14 days and ten minutes after its last use it is not. The rule itself is tested
-    // to the microsecond in farhand_domain::session; here the stored values are aged, which takes some seconds.
+    // Used just before its end, it is good; 14 days and ten minutes after its last use it is not.
+    // The rule itself is tested to the microsecond in farhand_domain::session; here the stored
+    // values are aged, which takes some seconds.
     age(14 * 24 * 3600 + 60).await;
     session.get("/api/status/").await.expect(200);
-    eventually("the expiry to move", || async { (expires_at().await.as_str() > aged.as_str()).then_some(()) }).await;
+    eventually("the expiry to move", || async {
+        (expires_at().await.as_str() > aged.as_str()).then_some(())
+    })
+    .await;
     age(14 * 24 * 3600 + 600).await;
     session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
     session.get("/api/iam/users/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
@@ -179,7 +222,9 @@ async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
 async fn a_raised_count_makes_the_hash_again_at_the_next_login() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let stored = async |instance: &Instance| instance.d1("SELECT password FROM users")[0]["password"].clone();
+    let stored = async |instance: &Instance| {
+        instance.d1("SELECT password FROM users")[0]["password"].clone()
+    };
     let before = stored(&instance).await;
     assert!(before.as_str().unwrap().starts_with("$pbkdf2-sha256$i=100000,l=32$"), "{before}");
     workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
@@ -211,10 +256,16 @@ async fn an_old_header_does_not_matter() {
 async fn wrong_credentials_are_403_in_the_same_words() {
     let workspace = Workspace::new().await;
     let mut texts = Vec::new();
-    for (username, password) in
-        [("boss", "wrong"), ("nobody-here", PASSWORD), ("boss", "correct horse batterY"), ("boss' --", PASSWORD)]
-    {
-        let reply = workspace.anonymous.post(PATH, &json!({"username": username, "password": password})).await;
+    for (username, password) in [
+        ("boss", "wrong"),
+        ("nobody-here", PASSWORD),
+        ("boss", "correct horse batterY"),
+        ("boss' --", PASSWORD),
+    ] {
+        let reply = workspace
+            .anonymous
+            .post(PATH, &json!({"username": username, "password": password}))
+            .await;
         reply.expect_fields(403, &["non_field_errors"]);
         texts.push(reply.text);
     }
@@ -245,11 +296,15 @@ async fn bodies_that_cannot_be_read() {
     let api = Workspace::new().await.anonymous;
     let send = |media_type: &'static str, body: &'static str| {
         let api = api.clone();
-        async move { api.send(api.request("POST", PATH).header("Content-Type", media_type).body(body)).await }
+        async move {
+            api.send(api.request("POST", PATH).header("Content-Type", media_type).body(body)).await
+        }
     };
     send("application/json", "{").await.expect_fields(400, &["non_field_errors"]);
     send("application/json", "[]").await.expect_fields(400, &["non_field_errors"]);
-    send("multipart/form-data; boundary=x", "nonsense").await.expect_fields(400, &["non_field_errors"]);
+    send("multipart/form-data; boundary=x", "nonsense")
+        .await
+        .expect_fields(400, &["non_field_errors"]);
     send("multipart/form-data", "nonsense").await.expect_fields(400, &["non_field_errors"]);
     send("text/plain", "username=boss").await.expect_detail(415, None);
     let large = api

@@ -10,8 +10,10 @@ const PATH: &str = "/api/auth/logout/";
 async fn ends_the_session_by_get_and_by_post() {
     let workspace = Workspace::new().await;
     for method in ["GET", "POST"] {
-        let login =
-            workspace.anonymous.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD})).await;
+        let login = workspace
+            .anonymous
+            .post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
+            .await;
         let session = workspace.anonymous.with_token(login.expect(200)["token"].as_str().unwrap());
         session.get("/api/status/").await.expect(200);
         let reply = session.call(method, PATH).await;
@@ -46,6 +48,9 @@ async fn an_api_token_cannot_log_out_and_stays() {
 async fn an_empty_body_may_call_itself_anything() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
-    let request = session.request("POST", PATH).header("Content-Type", "text/plain").header("Content-Length", "0");
+    let request = session
+        .request("POST", PATH)
+        .header("Content-Type", "text/plain")
+        .header("Content-Length", "0");
     session.send(request).await.expect(200);
 }

@@ -42,8 +42,12 @@ async fn link_for(workspace: &Workspace, username: &str) -> String {
 fn path_of_link(workspace: &Workspace, link: &str) -> String {
     let port = workspace.anonymous.url.rsplit(':').next().unwrap();
     let base = format!("http://{}.local.localhost:{port}", workspace.slug);
-    let path = link.strip_prefix(&base).unwrap_or_else(|| panic!("{link} is not on {base}")).to_owned();
-    let key = path.strip_prefix(&format!("{PATH}confirm/")).and_then(|key| key.strip_suffix('/')).unwrap();
+    let path =
+        link.strip_prefix(&base).unwrap_or_else(|| panic!("{link} is not on {base}")).to_owned();
+    let key = path
+        .strip_prefix(&format!("{PATH}confirm/"))
+        .and_then(|key| key.strip_suffix('/'))
+        .unwrap();
     assert!(key.len() >= 64 && key.bytes().all(|b| b.is_ascii_alphanumeric()), "{key}");
     path
 }
@@ -66,7 +70,10 @@ async fn a_link_sets_the_password_once() {
 
     // The link leads to the page, which is not told anything but the key.
     let opened = workspace.anonymous.get(&path).await;
-    let base = workspace.anonymous.url.replace("127.0.0.1", &format!("{}.local.localhost", workspace.slug));
+    let base = workspace
+        .anonymous
+        .url
+        .replace("127.0.0.1", &format!("{}.local.localhost", workspace.slug));
     assert_eq!((opened.status, opened.text.as_str()), (302, ""));
     assert_eq!(opened.header("Location"), format!("{base}/reset-password/?key={}", key_of(&path)));
     assert_eq!(opened.header("Referrer-Policy"), "no-referrer");
@@ -97,9 +104,14 @@ async fn a_bad_password_is_told_and_uses_nothing_up() {
     misspelt.expect_fields(400, &["new_password", "password"]);
     let all = confirm(&workspace, &path, "12345").await.expect_fields(400, &["new_password"]);
     assert_eq!(all["new_password"].as_array().unwrap().len(), 3, "{all}");
-    let similar = confirm(&workspace, &path, "alice!!x").await.expect_fields(400, &["new_password"]);
+    let similar =
+        confirm(&workspace, &path, "alice!!x").await.expect_fields(400, &["new_password"]);
     assert!(similar.to_string().contains("too similar"), "{similar}");
-    let malformed = workspace.anonymous.request("POST", &path).header("Content-Type", "application/json").body("{");
+    let malformed = workspace
+        .anonymous
+        .request("POST", &path)
+        .header("Content-Type", "application/json")
+        .body("{");
     workspace.anonymous.send(malformed).await.expect_fields(400, &["non_field_errors"]);
     let form = workspace.anonymous.request("POST", &path).form(&[("new_password", NEW)]);
     workspace.anonymous.send(form).await.expect_detail(415, None);
@@ -112,16 +124,23 @@ async fn bad_keys_are_404_before_the_input_is_looked_at() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     let path = link_for(&workspace, "alice").await;
     let key = key_of(&path);
-    let flipped = format!("{}{}", &key[..key.len() - 1], if key.ends_with('0') { '1' } else { '0' });
+    let flipped =
+        format!("{}{}", &key[..key.len() - 1], if key.ends_with('0') { '1' } else { '0' });
     let cut = &key[..key.len() - 1];
-    for bad in [&flipped, cut, "x", "%00", "-", &key.to_uppercase(), &"0".repeat(96), &"9".repeat(5000)] {
+    for bad in
+        [&flipped, cut, "x", "%00", "-", &key.to_uppercase(), &"0".repeat(96), &"9".repeat(5000)]
+    {
         let path = format!("{PATH}confirm/{bad}/");
         for body in [json!({"new_password": NEW}), json!({})] {
             workspace.anonymous.post(&path, &body).await.expect_detail(404, None);
         }
         let opened = workspace.anonymous.get(&path).await;
         assert_eq!(opened.status, 302, "{bad}");
-        assert!(opened.header("Location").ends_with("/reset-password/?error=invalid"), "{}", opened.header("Location"));
+        assert!(
+            opened.header("Location").ends_with("/reset-password/?error=invalid"),
+            "{}",
+            opened.header("Location")
+        );
     }
     // Another workspace knows nothing of it.
     confirm(&elsewhere, &path, NEW).await.expect_detail(404, None);
@@ -138,7 +157,9 @@ async fn of_two_confirms_at_once_one_wins() {
         .map(|number| {
             let (api, path) = (workspace.anonymous.clone(), path.clone());
             let password = format!("an entirely other one {number}");
-            tokio::spawn(async move { (api.post(&path, &json!({"new_password": password})).await.status, password) })
+            tokio::spawn(async move {
+                (api.post(&path, &json!({"new_password": password})).await.status, password)
+            })
         })
         .collect();
     let (mut winners, mut others) = (Vec::new(), Vec::new());
@@ -164,7 +185,8 @@ async fn a_change_of_the_user_voids_what_is_pending() {
             (mails.len() == 2).then_some(mails)
         })
         .await;
-        let paths: Vec<String> = mails.iter().map(|mail| path_of_link(&workspace, mail.link())).collect();
+        let paths: Vec<String> =
+            mails.iter().map(|mail| path_of_link(&workspace, mail.link())).collect();
         assert_ne!(paths[0], paths[1]);
         let (admin, by_name) = (&workspace.admin, format!("/api/users/users/{username}/"));
         let by_id = format!("/api/iam/users/{}/", admin.get(&by_name).await.expect(200)["id"]);
@@ -176,7 +198,9 @@ async fn a_change_of_the_user_voids_what_is_pending() {
                 session.post("/api/auth/change-password/", &body).await.expect(200);
             }
             "superuser" => drop(admin.put(&by_name, &json!({"password": NEW})).await.expect(200)),
-            "email" => drop(admin.patch(&by_id, &json!({"email": "other@example.com"})).await.expect(200)),
+            "email" => {
+                drop(admin.patch(&by_id, &json!({"email": "other@example.com"})).await.expect(200))
+            }
             "deactivate" => {
                 admin.patch(&by_id, &json!({"is_active": false})).await.expect(200);
                 admin.patch(&by_id, &json!({"is_active": true})).await.expect(200);
@@ -185,7 +209,10 @@ async fn a_change_of_the_user_voids_what_is_pending() {
         }
         for path in &paths {
             confirm(&workspace, path, "yet another of those").await.expect_detail(404, None);
-            assert!(workspace.anonymous.get(path).await.header("Location").ends_with("?error=invalid"), "{how}");
+            assert!(
+                workspace.anonymous.get(path).await.header("Location").ends_with("?error=invalid"),
+                "{how}"
+            );
         }
     }
     // A login and a change of names void nothing.
@@ -201,12 +228,25 @@ async fn every_address_is_answered_alike() {
     let known = user(&workspace, "alice").await;
     let inactive = user(&workspace, "gone").await;
     let id = workspace.admin.get("/api/users/users/gone/").await.expect(200)["id"].clone();
-    workspace.admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_active": false})).await.expect(200);
+    workspace
+        .admin
+        .patch(&format!("/api/iam/users/{id}/"), &json!({"is_active": false}))
+        .await
+        .expect(200);
     let stranger = format!("{}@example.com", unique("stranger"));
-    // Five of each may be pending; however it is spelled, the sixth is refused, and nothing tells who is registered.
-    for (email, client) in [(&known, "192.0.2.1"), (&stranger, "192.0.2.2"), (&inactive, "192.0.2.3")] {
+    // Five of each may be pending; however it is spelled, the sixth is refused, and nothing tells
+    // who is registered.
+    for (email, client) in
+        [(&known, "192.0.2.1"), (&stranger, "192.0.2.2"), (&inactive, "192.0.2.3")]
+    {
         let api = workspace.anonymous.from_address(client);
-        for spelling in [email.clone(), email.to_uppercase(), format!(" {email}\t"), email.clone(), email.clone()] {
+        for spelling in [
+            email.clone(),
+            email.to_uppercase(),
+            format!(" {email}\t"),
+            email.clone(),
+            email.clone(),
+        ] {
             ask(&api, &spelling, 200).await;
         }
         for spelling in [email.clone(), email.to_uppercase()] {
@@ -263,7 +303,11 @@ async fn twenty_requests_an_hour_for_an_address() {
     let workspace = Workspace::new().await;
     let api = workspace.anonymous.from_address("192.0.2.77");
     for number in 0..20 {
-        let body = if number % 2 == 0 { json!({}) } else { json!({"email": format!("u{number}@example.com")}) };
+        let body = if number % 2 == 0 {
+            json!({})
+        } else {
+            json!({"email": format!("u{number}@example.com")})
+        };
         says_nothing(&api.post(PATH, &body).await, 200);
     }
     let reply = api.post(PATH, &json!({"email": "boss@example.com"})).await;
@@ -286,8 +330,11 @@ async fn a_request_is_good_for_24_hours() {
     ask(&workspace.anonymous, "boss@example.com", 403).await;
     let path = path_of_link(&workspace, mail_to(&log, "boss@example.com").await.link());
     let age = async |seconds: u32| {
-        let aged =
-            |column: &str| format!("{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')");
+        let aged = |column: &str| {
+            format!(
+                "{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')"
+            )
+        };
         instance.d1(&format!("UPDATE reset_requests SET {}", aged("expires_at")));
     };
     age(23 * 3600).await;
@@ -307,31 +354,41 @@ async fn a_request_is_good_for_24_hours() {
 
 #[tokio::test]
 async fn the_link_is_made_of_the_configuration() {
-    let variables =
-        [("BASE_URL", "https://{workspace}.eu7.farhand.example"), ("WEB_CLIENT_URL", "https://console.example/app/")];
+    let variables = [
+        ("BASE_URL", "https://{workspace}.eu7.farhand.example"),
+        ("WEB_CLIENT_URL", "https://console.example/app/"),
+    ];
     let (instance, _state) = Instance::new_with(&variables).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     // Whatever name the request came under.
     let api = workspace.anonymous.under("acme.local.localhost:1234");
     says_nothing(&api.post(PATH, &json!({"email": "boss@example.com"})).await, 200);
     let mail = mail_to(&instance.state.join("worker.log"), "boss@example.com").await;
-    let path =
-        mail.link().strip_prefix("https://acme.eu7.farhand.example").unwrap_or_else(|| panic!("{}", mail.link()));
+    let path = mail
+        .link()
+        .strip_prefix("https://acme.eu7.farhand.example")
+        .unwrap_or_else(|| panic!("{}", mail.link()));
     assert!(mail.text.contains("boss") && mail.text.contains("acme"), "{}", mail.text);
     let opened = workspace.anonymous.get(path).await;
-    assert_eq!(opened.header("Location"), format!("https://console.example/app/reset-password/?key={}", key_of(path)));
+    assert_eq!(
+        opened.header("Location"),
+        format!("https://console.example/app/reset-password/?key={}", key_of(path))
+    );
     let bad = workspace.anonymous.get(&format!("{PATH}confirm/x/")).await;
     assert_eq!(bad.header("Location"), "https://console.example/app/reset-password/?error=invalid");
-    let left: Value = instance.d1("SELECT count(*) AS n FROM reset_requests WHERE user_id IS NOT NULL");
+    let left: Value =
+        instance.d1("SELECT count(*) AS n FROM reset_requests WHERE user_id IS NOT NULL");
     assert_eq!(left[0]["n"], 1);
 }
 
 #[tokio::test]
 async fn requests_of_a_network_and_of_a_workspace_have_ceilings() {
-    let (instance, _state) = Instance::new_with(&[("RESETS_PER_SITE", "3"), ("RESETS_PER_WORKSPACE", "5")]).await;
+    let (instance, _state) =
+        Instance::new_with(&[("RESETS_PER_SITE", "3"), ("RESETS_PER_WORKSPACE", "5")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let from = async |address: &str, email: &str, status: u16| {
-        let reply = workspace.anonymous.from_address(address).post(PATH, &json!({"email": email})).await;
+        let reply =
+            workspace.anonymous.from_address(address).post(PATH, &json!({"email": email})).await;
         says_nothing(&reply, status);
         assert_eq!(status == 429, !reply.header("Retry-After").is_empty());
     };

@@ -17,7 +17,9 @@ fn ids(list: &Value) -> Vec<&str> {
 async fn log_in_as(api: &Api, user_agent: &str, address: &str) -> Api {
     let body = json!({"username": "boss", "password": PASSWORD});
     let api = api.from_address(address);
-    let login = api.send(api.request("POST", "/api/auth/login/").header("User-Agent", user_agent).json(&body)).await;
+    let login = api
+        .send(api.request("POST", "/api/auth/login/").header("User-Agent", user_agent).json(&body))
+        .await;
     api.with_token(login.expect(200)["token"].as_str().unwrap())
 }
 
@@ -30,7 +32,10 @@ async fn lists_the_callers_own_newest_first() {
     let workspace = Workspace::new().await;
     let second = log_in_as(&workspace.anonymous, "curl/8 (ä)", "2001:db8::7").await;
     let list = second.get(PATH).await.expect(200);
-    assert_eq!((&list["count"], &list["next"], &list["previous"]), (&json!(2), &Value::Null, &Value::Null));
+    assert_eq!(
+        (&list["count"], &list["next"], &list["previous"]),
+        (&json!(2), &Value::Null, &Value::Null)
+    );
     let [newest, oldest] = list["results"].as_array().unwrap().as_slice() else { panic!("{list}") };
     let mut keys: Vec<&String> = newest.as_object().unwrap().keys().collect();
     keys.sort();
@@ -41,14 +46,23 @@ async fn lists_the_callers_own_newest_first() {
     assert_eq!(oldest["remote_ip"], "127.0.0.1");
     let moment = |name: &str| Timestamp::parse(newest[name].as_str().unwrap()).unwrap();
     assert_eq!(moment("expires_at").seconds_since(moment("added_at")), 14.0 * 24.0 * 3600.0);
-    assert_eq!(farhand_domain::id::parse(newest["id"].as_str().unwrap()).unwrap().get_version_num(), 7);
+    assert_eq!(
+        farhand_domain::id::parse(newest["id"].as_str().unwrap()).unwrap().get_version_num(),
+        7
+    );
 
     // The other one sees itself as the current one; an API token has no session, and sees both.
     let other = workspace.session().get(PATH).await.expect(200);
     assert_eq!(ids(&other), ids(&list));
-    assert_eq!((&other["results"][0]["current"], &other["results"][1]["current"]), (&json!(false), &json!(true)));
+    assert_eq!(
+        (&other["results"][0]["current"], &other["results"][1]["current"]),
+        (&json!(false), &json!(true))
+    );
     let by_token = workspace.admin.get(PATH).await.expect(200);
-    assert!(by_token["results"].as_array().unwrap().iter().all(|session| session["current"] == false), "{by_token}");
+    assert!(
+        by_token["results"].as_array().unwrap().iter().all(|session| session["current"] == false),
+        "{by_token}"
+    );
 
     assert_eq!(second.get(&path_of(newest)).await.expect(200), *newest);
     let page = second.get(&format!("{PATH}?page=2&page_size=1")).await.expect(200);
@@ -64,7 +78,10 @@ async fn a_deleted_session_is_refused_at_the_next_request() {
     let reply = workspace.session().delete(&path).await;
     assert_eq!((reply.status, reply.text.as_str()), (204, ""));
     other.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
-    other.post("/api/servers/", &json!({"name": "web-1"})).await.expect_detail(403, Some("INVALID_TOKEN"));
+    other
+        .post("/api/servers/", &json!({"name": "web-1"}))
+        .await
+        .expect_detail(403, Some("INVALID_TOKEN"));
     assert_eq!(workspace.admin.get("/api/servers/").await.expect(200)["count"], 0);
     for method in ["GET", "DELETE"] {
         workspace.session().call(method, &path).await.expect_detail(404, None);
@@ -90,7 +107,9 @@ async fn sessions_of_others_and_of_nobody_are_404() {
         for method in ["GET", "DELETE"] {
             other.call(method, &theirs).await.expect_detail(404, None);
         }
-        assert!(!ids(&other.get(PATH).await.expect(200)).contains(&theirs.rsplit('/').nth(1).unwrap()));
+        assert!(
+            !ids(&other.get(PATH).await.expect(200)).contains(&theirs.rsplit('/').nth(1).unwrap())
+        );
     }
     for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-", "1"] {
         user.delete(&format!("{PATH}{missing}/")).await.expect_detail(404, None);
@@ -126,8 +145,14 @@ async fn every_end_of_a_session_holds_while_its_refresh_is_under_way() {
         let session = alice().await;
         let path = path_of(&session.get(PATH).await.expect(200)["results"][0]);
         // Every request of an aged session moves its expiry, in D1 and in KV.
-        let aged = |column: &str| format!("{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-1 hours')");
-        instance.d1(&format!("UPDATE sessions SET {}, {}", aged("expires_at"), aged("refreshed_at")));
+        let aged = |column: &str| {
+            format!("{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-1 hours')")
+        };
+        instance.d1(&format!(
+            "UPDATE sessions SET {}, {}",
+            aged("expires_at"),
+            aged("refreshed_at")
+        ));
         let requests: Vec<_> = (0..12)
             .map(|_| {
                 let session = session.clone();
@@ -147,7 +172,9 @@ async fn every_end_of_a_session_holds_while_its_refresh_is_under_way() {
             "reset" => workspace.anonymous.post(&reset, &json!({"new_password": OTHER})).await,
             "deactivation" => {
                 let id = admin.get(user).await.expect(200)["id"].to_string();
-                let reply = admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_active": false})).await;
+                let reply = admin
+                    .patch(&format!("/api/iam/users/{id}/"), &json!({"is_active": false}))
+                    .await;
                 reply.expect(200);
                 admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_active": true})).await
             }
@@ -178,7 +205,10 @@ async fn every_end_of_a_session_holds_while_its_refresh_is_under_way() {
 async fn expired_sessions_are_not_listed_and_go_at_the_next_login() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let id = workspace.session().get(PATH).await.expect(200)["results"][0]["id"].as_str().unwrap().to_owned();
+    let id = workspace.session().get(PATH).await.expect(200)["results"][0]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let old = "strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now', '-601 seconds')";
     instance.d1(&format!("UPDATE sessions SET expires_at = {old}"));
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 0);

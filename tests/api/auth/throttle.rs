@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use farhand_tests::client::PASSWORD;
-use farhand_tests::{Api, Instance, Reply, Workspace, eventually, eventually_within, setting_of_instance};
+use farhand_tests::{
+    Api, Instance, Reply, Workspace, eventually, eventually_within, setting_of_instance,
+};
 use futures_util::future::{join, join_all};
 use serde_json::{Value, json};
 
@@ -43,9 +45,16 @@ async fn ten_failures_of_a_name_from_an_address() {
     workspace.anonymous.from_address("192.0.2.2").log_in("boss", PASSWORD).await.expect(200);
     workspace.session().from_address("192.0.2.1").get("/api/status/").await.expect(200);
     workspace.admin.from_address("192.0.2.1").get("/api/status/").await.expect(200);
-    // Other names from that address, and the same name in another workspace, are none of its business.
+    // Other names from that address, and the same name in another workspace, are none of its
+    // business.
     fail(&api, "somebody-else", 1).await;
-    Workspace::new().await.anonymous.from_address("192.0.2.1").log_in("boss", PASSWORD).await.expect(200);
+    Workspace::new()
+        .await
+        .anonymous
+        .from_address("192.0.2.1")
+        .log_in("boss", PASSWORD)
+        .await
+        .expect(200);
 }
 
 #[tokio::test]
@@ -155,7 +164,8 @@ async fn guesses_at_once_are_counted_one_by_one() {
     };
     // Those who know the password are not kept from it by each other.
     assert_eq!(at_once("boss", PASSWORD, 12).await, [200; 12]);
-    // Of another one: a success clears the pair when its object hears of it, which is after the answer.
+    // Of another one: a success clears the pair when its object hears of it, which is after the
+    // answer.
     let statuses = at_once("alice", WRONG, 30).await;
     assert_eq!(statuses, [[403; 10].as_slice(), &[429; 20]].concat());
 }
@@ -172,7 +182,11 @@ async fn wrong_current_passwords_count_too() {
     }
     let right = json!({"password": PASSWORD, "new_password": "an entirely other one"});
     throttled(&alice.post("/api/auth/change-password/", &right).await);
-    throttled(&alice.patch("/api/iam/users/-/", &json!({"password": PASSWORD, "email": "new@example.com"})).await);
+    throttled(
+        &alice
+            .patch("/api/iam/users/-/", &json!({"password": PASSWORD, "email": "new@example.com"}))
+            .await,
+    );
     throttled(&workspace.anonymous.log_in("alice", PASSWORD).await);
     // The session lives on, and from elsewhere the password can be changed.
     assert_eq!(alice.get("/api/iam/users/-/").await.expect(200)["email"], "alice@example.com");
@@ -184,9 +198,15 @@ async fn what_is_no_guess_does_not_count() {
     let workspace = Workspace::new().await;
     for _ in 0..12 {
         let api = &workspace.anonymous;
-        api.post("/api/auth/login/", &json!({"username": "boss"})).await.expect_fields(403, &["password"]);
+        api.post("/api/auth/login/", &json!({"username": "boss"}))
+            .await
+            .expect_fields(403, &["password"]);
         let change = json!({"password": PASSWORD, "new_password": "12345"});
-        workspace.admin.post("/api/auth/change-password/", &change).await.expect_fields(400, &["new_password"]);
+        workspace
+            .admin
+            .post("/api/auth/change-password/", &change)
+            .await
+            .expect_fields(400, &["new_password"]);
         workspace
             .admin
             .post("/api/auth/change-password/", &json!({}))
@@ -204,14 +224,17 @@ async fn who_may_not_log_in_takes_the_same_work() {
     // The Worker writes to its log how many rounds of hashing each check took.
     let rounds = async |username: &str, password: &str, status: u16| {
         let id = farhand_tests::client::unique("work");
-        let request = workspace.anonymous.request("POST", "/api/auth/login/").header("X-Request-Id", &id);
+        let request =
+            workspace.anonymous.request("POST", "/api/auth/login/").header("X-Request-Id", &id);
         let request = request.json(&json!({"username": username, "password": password}));
         assert_eq!(workspace.anonymous.send(request).await.status, status, "{username}");
         eventually("the log's line", || async {
             let text = std::fs::read_to_string(&log).unwrap();
             let is_check = |line: &&str| line.contains(&id) && line.contains("password_checked");
             let lines: Vec<&str> = text.lines().filter(is_check).collect();
-            let counted = lines.iter().filter_map(|line| serde_json::from_str::<Value>(&line[line.find('{')?..]).ok());
+            let counted = lines
+                .iter()
+                .filter_map(|line| serde_json::from_str::<Value>(&line[line.find('{')?..]).ok());
             let counted: Vec<Value> = counted.map(|line| line["hash_rounds"].clone()).collect();
             (!counted.is_empty()).then_some(counted)
         })
@@ -251,7 +274,12 @@ async fn ceilings_of_a_network_and_of_a_workspace() {
     from("192.0.2.1").log_in("boss", PASSWORD).await.expect(200);
     // Nor are callers with a credential: they prove their current password from any address.
     let change = json!({"password": PASSWORD, "new_password": "an entirely other one"});
-    workspace.admin.from_address("198.51.100.9").post("/api/auth/change-password/", &change).await.expect(200);
+    workspace
+        .admin
+        .from_address("198.51.100.9")
+        .post("/api/auth/change-password/", &change)
+        .await
+        .expect(200);
     let other = Workspace::made_by(&instance.operator(), "other").await;
     fail(&other.anonymous.from_address("198.51.100.9"), "boss", 1).await;
 }
@@ -273,7 +301,11 @@ async fn logins_that_wait_for_their_hashing_hold_up_no_other_request() {
             let reply = api.log_in(username, WRONG).await;
             if reply.status == 429 {
                 throttled(&reply);
-                bodies.borrow_mut().entry(reply.text.clone()).or_default().push(username.to_owned());
+                bodies
+                    .borrow_mut()
+                    .entry(reply.text.clone())
+                    .or_default()
+                    .push(username.to_owned());
                 refused.set(refused.get() + 1);
             } else {
                 reply.expect_fields(403, &["non_field_errors"]);
@@ -285,7 +317,8 @@ async fn logins_that_wait_for_their_hashing_hold_up_no_other_request() {
         eventually("a full queue", || async { (refused.get() > 0).then_some(()) }).await;
         workspace.admin.get("/api/events/commands/").await.expect(200);
         assert!(ended.get() < 2, "a read waited for {} hashings", ended.get());
-        // The user's own login, from an address that they logged in from before, waits for the one that runs alone.
+        // The user's own login, from an address that they logged in from before, waits for the one
+        // that runs alone.
         home.log_in("boss", PASSWORD).await.expect(200);
         assert!(ended.get() < 6, "a known address waited for {} hashings", ended.get());
     };
@@ -295,7 +328,10 @@ async fn logins_that_wait_for_their_hashing_hold_up_no_other_request() {
     let bodies = bodies.into_inner();
     assert_eq!(bodies.len(), 1, "{bodies:?}");
     let names = bodies.into_values().next().unwrap();
-    assert!(["boss", "nobody-here"].iter().all(|name| names.iter().any(|other| other == name)), "{names:?}");
+    assert!(
+        ["boss", "nobody-here"].iter().all(|name| names.iter().any(|other| other == name)),
+        "{names:?}"
+    );
 }
 
 #[tokio::test]
@@ -304,7 +340,8 @@ async fn a_login_that_was_cut_off_leaves_its_place() {
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let refused = Arc::new(AtomicBool::new(false));
     let logins = (0..14).map(|number| {
-        let (api, refused) = (workspace.anonymous.from_address(&format!("2001:db8:{number:x}::1")), refused.clone());
+        let (api, refused) =
+            (workspace.anonymous.from_address(&format!("2001:db8:{number:x}::1")), refused.clone());
         tokio::spawn(async move {
             if api.log_in("boss", WRONG).await.status == 429 {
                 refused.store(true, Ordering::Relaxed);
@@ -315,6 +352,8 @@ async fn a_login_that_was_cut_off_leaves_its_place() {
     let stranger = workspace.anonymous.from_address("198.51.100.1");
     eventually("a full queue", || async { refused.load(Ordering::Relaxed).then_some(()) }).await;
     logins.iter().for_each(tokio::task::JoinHandle::abort);
-    eventually("a free place", || async { (stranger.log_in("boss", PASSWORD).await.status == 200).then_some(()) })
-        .await;
+    eventually("a free place", || async {
+        (stranger.log_in("boss", PASSWORD).await.status == 200).then_some(())
+    })
+    .await;
 }

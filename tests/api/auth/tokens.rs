@@ -17,13 +17,23 @@ async fn a_new_token_shows_its_key_once() {
         .expect(201);
     let key = made["key"].as_str().unwrap();
     assert!(key.len() == 128 && key.bytes().all(|b| b.is_ascii_alphanumeric()));
-    assert_eq!((&made["name"], &made["enabled"], &made["acl"]), (&json!("deploy ä"), &json!(true), &json!(null)));
+    assert_eq!(
+        (&made["name"], &made["enabled"], &made["acl"]),
+        (&json!("deploy ä"), &json!(true), &json!(null))
+    );
     assert_eq!(made["expires_at"], "2999-01-01T00:00:00.000000+00:00");
     assert!(Timestamp::parse(made["updated_at"].as_str().unwrap()).is_ok());
-    assert_eq!(farhand_domain::id::parse(made["id"].as_str().unwrap()).unwrap().get_version_num(), 7);
+    assert_eq!(
+        farhand_domain::id::parse(made["id"].as_str().unwrap()).unwrap().get_version_num(),
+        7
+    );
 
     let list = workspace.session().get(PATH).await.expect(200);
-    assert_eq!((&list["count"], &list["results"][0]["id"]), (&json!(2), &made["id"]), "newest first");
+    assert_eq!(
+        (&list["count"], &list["results"][0]["id"]),
+        (&json!(2), &made["id"]),
+        "newest first"
+    );
     assert!(list["results"].as_array().unwrap().iter().all(|token| token.get("key").is_none()));
     let mut shown = made.clone();
     shown.as_object_mut().unwrap().remove("key");
@@ -50,10 +60,22 @@ async fn bad_fields_change_nothing() {
         (json!({"name": "x", "expires_at": "tomorrow"}), &["expires_at"]),
         (json!({"name": "x", "expires_at": "9999-12-31T23:59:60Z"}), &["expires_at"]),
         // 16,000 bytes, and six times as many in JSON.
-        (json!({"name": "x", "expires_at": null, "acl": {"commands": ["\u{1}".repeat(16_000)]}}), &["acl"]),
-        (json!({"name": "x", "expires_at": null, "acl": {"commands": vec!["x".repeat(8_000); 5]}}), &["acl"]),
-        (json!({"name": "x", "expires_at": null, "acl": {"commands": ["*a*b*c*d*e*f*g*h*"]}}), &["acl"]),
-        (json!({"name": "x", "expires_at": null, "acl": {"argv": vec![vec!["x"; 256]; 4]}}), &["acl"]),
+        (
+            json!({"name": "x", "expires_at": null, "acl": {"commands": ["\u{1}".repeat(16_000)]}}),
+            &["acl"],
+        ),
+        (
+            json!({"name": "x", "expires_at": null, "acl": {"commands": vec!["x".repeat(8_000); 5]}}),
+            &["acl"],
+        ),
+        (
+            json!({"name": "x", "expires_at": null, "acl": {"commands": ["*a*b*c*d*e*f*g*h*"]}}),
+            &["acl"],
+        ),
+        (
+            json!({"name": "x", "expires_at": null, "acl": {"argv": vec![vec!["x"; 256]; 4]}}),
+            &["acl"],
+        ),
         (json!({"name": "x", "expires_at": 4102444800_i64}), &["expires_at"]),
         (json!({"name": "x", "expires_at": null, "acl": {"read_only": "yes"}}), &["acl"]),
     ] {
@@ -68,7 +90,8 @@ async fn one_is_read_changed_and_replaced() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     let acl = json!({"commands": ["ls *"], "read_only": false});
-    let body = json!({"name": "x", "expires_at": "2999-01-01T00:00:00Z", "acl": acl, "enabled": true});
+    let body =
+        json!({"name": "x", "expires_at": "2999-01-01T00:00:00Z", "acl": acl, "enabled": true});
     let mut token = session.post(PATH, &body).await.expect(201);
     assert_eq!((&token["enabled"], &token["acl"]), (&json!(true), &acl), "a new token is enabled");
     let key = workspace.anonymous.with_token(token["key"].as_str().unwrap());
@@ -97,7 +120,12 @@ async fn one_is_read_changed_and_replaced() {
     key.get("/api/status/").await.expect(200);
     change("PATCH", json!({"expires_at": null}), json!({"expires_at": null})).await;
     let time = json!("2998-01-01T00:00:00.000000+00:00");
-    change("PATCH", json!({"expires_at": "2998-01-01T01:00:00+01:00"}), json!({"expires_at": time})).await;
+    change(
+        "PATCH",
+        json!({"expires_at": "2998-01-01T01:00:00+01:00"}),
+        json!({"expires_at": time}),
+    )
+    .await;
     change("PATCH", json!({"acl": null}), json!({"acl": null})).await;
     change("PATCH", json!({"acl": {"read_only": true}}), json!({"acl": {"read_only": true}})).await;
     let all = json!({"name": "z", "enabled": false, "expires_at": null, "acl": {"usernames": ["deploy"]}});
@@ -126,7 +154,10 @@ async fn bad_changes_change_nothing() {
         (json!({"expires_at": "2999-01-01T00:00:00"}), &["expires_at"]),
         (json!({"acl": []}), &["acl"]),
         (json!({"acl": {"command": ["ls"]}}), &["acl"]),
-        (json!({"name": 7, "enabled": 7, "expires_at": 7, "acl": 7}), &["acl", "enabled", "expires_at", "name"]),
+        (
+            json!({"name": 7, "enabled": 7, "expires_at": 7, "acl": 7}),
+            &["acl", "enabled", "expires_at", "name"],
+        ),
     ] {
         session.patch(&path, &body).await.expect_fields(400, wrong);
     }
@@ -153,8 +184,12 @@ async fn a_page_may_be_larger_than_what_the_database_takes_in_one_text() {
     let reply = session.get(&format!("{PATH}?page_size=100")).await;
     assert!(reply.text.len() > 2_000_000, "{}", reply.text.len());
     let list = reply.expect(200);
-    let names: Vec<&str> =
-        list["results"].as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = list["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["name"].as_str().unwrap())
+        .collect();
     let numbers = (0..70).rev().map(|number| number.to_string());
     assert!(numbers.chain(["test".to_owned()]).eq(names), "in order all the same");
 }
@@ -166,8 +201,12 @@ async fn filters() {
     for name in ["a", "b", "a", "%"] {
         session.post(PATH, &json!({"name": name, "expires_at": null})).await.expect(201);
     }
-    let newest = session.get(&format!("{PATH}?name=a")).await.expect(200)["results"][0]["id"].clone();
-    session.patch(&format!("{PATH}{}/", newest.as_str().unwrap()), &json!({"enabled": false})).await.expect(200);
+    let newest =
+        session.get(&format!("{PATH}?name=a")).await.expect(200)["results"][0]["id"].clone();
+    session
+        .patch(&format!("{PATH}{}/", newest.as_str().unwrap()), &json!({"enabled": false}))
+        .await
+        .expect(200);
     let count = async |query: &str| {
         let list = session.get(&format!("{PATH}?{query}")).await.expect(200);
         assert_eq!(list["count"], list["results"].as_array().unwrap().len());
@@ -193,21 +232,28 @@ async fn bad_input_of_a_bad_credential_is_403() {
     let nobody = workspace.anonymous.with_token("unknown");
     nobody.post(PATH, &json!({})).await.expect_detail(403, Some("INVALID_TOKEN"));
     nobody.get(&format!("{PATH}?page=0")).await.expect_detail(403, Some("INVALID_TOKEN"));
-    nobody.call("DELETE", &format!("{PATH}nonsense/")).await.expect_detail(403, Some("INVALID_TOKEN"));
+    nobody
+        .call("DELETE", &format!("{PATH}nonsense/"))
+        .await
+        .expect_detail(403, Some("INVALID_TOKEN"));
     workspace.anonymous.post(PATH, &json!({})).await.expect_detail(401, None);
 }
 
 #[tokio::test]
 async fn a_deleted_token_is_refused_at_the_next_request() {
     let workspace = Workspace::new().await;
-    let made = workspace.session().post(PATH, &json!({"name": "x", "expires_at": null})).await.expect(201);
+    let made =
+        workspace.session().post(PATH, &json!({"name": "x", "expires_at": null})).await.expect(201);
     let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());
     token.get("/api/status/").await.expect(200);
     let path = format!("{PATH}{}/", made["id"].as_str().unwrap());
     let deleted = workspace.session().call("DELETE", &path).await;
     assert_eq!((deleted.status, deleted.text.as_str()), (204, ""));
     token.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
-    token.post("/api/servers/", &json!({"name": "web-1"})).await.expect_detail(403, Some("INVALID_TOKEN"));
+    token
+        .post("/api/servers/", &json!({"name": "web-1"}))
+        .await
+        .expect_detail(403, Some("INVALID_TOKEN"));
     workspace.session().call("DELETE", &path).await.expect_detail(404, None);
     assert_eq!(workspace.session().get(PATH).await.expect(200)["count"], 1);
     assert_eq!(workspace.session().get("/api/servers/").await.expect(200)["count"], 0);
@@ -217,13 +263,21 @@ async fn a_deleted_token_is_refused_at_the_next_request() {
 async fn an_expired_token_is_refused() {
     let workspace = Workspace::new().await;
     let soon = |seconds: i64| {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+        let now =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
         Timestamp::from_millis(now.try_into().unwrap()).plus_seconds(seconds).to_string()
     };
-    let made = workspace.session().post(PATH, &json!({"name": "x", "expires_at": soon(10)})).await.expect(201);
+    let made = workspace
+        .session()
+        .post(PATH, &json!({"name": "x", "expires_at": soon(10)}))
+        .await
+        .expect(201);
     let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());
     token.get("/api/status/").await.expect(200);
-    eventually("the token's end", || async { (token.get("/api/status/").await.status != 200).then_some(()) }).await;
+    eventually("the token's end", || async {
+        (token.get("/api/status/").await.status != 200).then_some(())
+    })
+    .await;
     token.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
 }
 
@@ -236,11 +290,25 @@ async fn ids_of_others_and_of_nothing_are_404() {
     for method in ["GET", "PUT", "PATCH", "DELETE"] {
         for other in [&two.admin, &user] {
             // Whether there is such a one is told before what is wrong with the input.
-            for body in [json!({}), json!({"name": "mine", "enabled": false, "expires_at": null}), json!({"name": 7})] {
-                other.send_json(method, &format!("{PATH}{id}/"), &body).await.expect_detail(404, None);
+            for body in [
+                json!({}),
+                json!({"name": "mine", "enabled": false, "expires_at": null}),
+                json!({"name": 7}),
+            ] {
+                other
+                    .send_json(method, &format!("{PATH}{id}/"), &body)
+                    .await
+                    .expect_detail(404, None);
             }
         }
-        for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-", "1", &id.replace('-', ""), "%00"] {
+        for missing in [
+            "01936d3e-7a00-7000-8000-000000000000",
+            "nonsense",
+            "-",
+            "1",
+            &id.replace('-', ""),
+            "%00",
+        ] {
             one.admin.call(method, &format!("{PATH}{missing}/")).await.expect_detail(404, None);
         }
     }
@@ -250,9 +318,15 @@ async fn ids_of_others_and_of_nothing_are_404() {
 #[tokio::test]
 async fn a_tokens_use_is_noted() {
     let workspace = Workspace::new().await;
-    let made = workspace.session().post(PATH, &json!({"name": "x", "expires_at": null})).await.expect(201);
+    let made =
+        workspace.session().post(PATH, &json!({"name": "x", "expires_at": null})).await.expect(201);
     assert_eq!(made["last_used_at"], json!(null));
-    workspace.anonymous.with_token(made["key"].as_str().unwrap()).get("/api/status/").await.expect(200);
+    workspace
+        .anonymous
+        .with_token(made["key"].as_str().unwrap())
+        .get("/api/status/")
+        .await
+        .expect(200);
     eventually("the token's use", || async {
         let list = workspace.session().get(PATH).await.expect(200);
         list["results"][0]["last_used_at"].is_string().then_some(())
@@ -278,29 +352,47 @@ async fn a_token_that_expires_makes_none_that_outlives_it() {
     let tokens = async || session.get(PATH).await.expect(200);
     let before = tokens().await;
     for end in [&Value::Null, &later] {
-        api.post(PATH, &json!({"name": "new", "expires_at": end})).await.expect_fields(400, &["expires_at"]);
+        api.post(PATH, &json!({"name": "new", "expires_at": end}))
+            .await
+            .expect_fields(400, &["expires_at"]);
         for token in [&own, &endless, &short] {
             let path = at(PATH, token);
             api.patch(&path, &json!({"expires_at": end})).await.expect_fields(400, &["expires_at"]);
-            api.patch(&path, &json!({"expires_at": end, "enabled": false})).await.expect_fields(400, &["expires_at"]);
-            api.put(&path, &json!({"name": "new", "expires_at": end})).await.expect_fields(400, &["expires_at"]);
+            api.patch(&path, &json!({"expires_at": end, "enabled": false}))
+                .await
+                .expect_fields(400, &["expires_at"]);
+            api.put(&path, &json!({"name": "new", "expires_at": end}))
+                .await
+                .expect_fields(400, &["expires_at"]);
         }
     }
-    api.patch(&at(PATH, &endless), &json!({"enabled": true})).await.expect_fields(400, &["enabled"]);
-    api.patch(&at(PATH, &endless), &json!({"enabled": true, "name": "x"})).await.expect_fields(400, &["enabled"]);
+    api.patch(&at(PATH, &endless), &json!({"enabled": true}))
+        .await
+        .expect_fields(400, &["enabled"]);
+    api.patch(&at(PATH, &endless), &json!({"enabled": true, "name": "x"}))
+        .await
+        .expect_fields(400, &["enabled"]);
     let after = tokens().await;
     assert_eq!(column(&before, "expires_at"), column(&after, "expires_at"));
     assert_eq!(column(&before, "enabled"), column(&after, "enabled"));
     assert_eq!(column(&before, "updated_at"), column(&after, "updated_at"));
-    let events = workspace.admin.get("/api/audit/events/?action=api_token.update&page_size=50").await.expect(200);
+    let events = workspace
+        .admin
+        .get("/api/audit/events/?action=api_token.update&page_size=50")
+        .await
+        .expect(200);
     assert_eq!(events["count"], 2, "a refusal leaves no event: {events}");
-    api.patch(&format!("{PATH}01936d3e-7a00-7000-8000-000000000000/"), &json!({"enabled": true})).await.expect(404);
+    api.patch(&format!("{PATH}01936d3e-7a00-7000-8000-000000000000/"), &json!({"enabled": true}))
+        .await
+        .expect(404);
     // What ends as early as itself is fine, and so is what changes no end.
     let same = api.post(PATH, &json!({"name": "same", "expires_at": limit})).await.expect(201);
     api.patch(&at(PATH, &same), &json!({"expires_at": sooner})).await.expect(200);
     api.patch(&at(PATH, &same), &json!({"expires_at": limit, "enabled": true})).await.expect(200);
     api.patch(&at(PATH, &short), &json!({"enabled": true})).await.expect(200);
-    api.put(&at(PATH, &endless), &json!({"name": "endless", "expires_at": sooner})).await.expect(200);
+    api.put(&at(PATH, &endless), &json!({"name": "endless", "expires_at": sooner}))
+        .await
+        .expect(200);
     api.patch(&at(PATH, &own), &json!({"name": "renamed", "enabled": true})).await.expect(200);
     let test = column(&tokens().await, "name").iter().position(|name| name == "test").unwrap();
     let test = tokens().await["results"][test].clone();

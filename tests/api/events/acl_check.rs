@@ -22,7 +22,10 @@ fn is(verdict: &Value, expected: Option<&str>) {
         None => assert_eq!(*verdict, json!({"allowed": true, "reason": null})),
         Some(part) => {
             let reason = verdict["reason"].as_str().unwrap_or_default();
-            assert!(verdict["allowed"] == false && reason.contains(part) && reason.ends_with('.'), "{part}: {verdict}");
+            assert!(
+                verdict["allowed"] == false && reason.contains(part) && reason.ends_with('.'),
+                "{part}: {verdict}"
+            );
         }
     }
 }
@@ -72,13 +75,16 @@ async fn without_an_account_the_check_is_of_the_one_that_would_run() {
     workspace.enroll(&workspace.group("ops", &[&server]).await, &person, "member").await;
     let acl = json!({"usernames": ["deploy"]});
     let limited = workspace.limited(&acl).await;
-    for (default, of_admin, of_member) in
-        [(json!(null), "boss", "mia"), (json!("deploy"), "deploy", "mia"), (json!("root"), "root", "mia")]
-    {
+    for (default, of_admin, of_member) in [
+        (json!(null), "boss", "mia"),
+        (json!("deploy"), "deploy", "mia"),
+        (json!("root"), "root", "mia"),
+    ] {
         workspace.admin.patch(&path, &json!({"default_username": default})).await.expect(200);
         for (api, runs_as) in [(&workspace.admin, of_admin), (&person.api, of_member)] {
             for username in ["deploy", "boss", "mia", "root"] {
-                let fields = json!({"acl": {"usernames": [username]}, "line": "id", "username": null});
+                let fields =
+                    json!({"acl": {"usernames": [username]}, "line": "id", "username": null});
                 is(&ask(api, &fields).await, (username != runs_as).then_some("usernames"));
             }
             let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
@@ -86,7 +92,8 @@ async fn without_an_account_the_check_is_of_the_one_that_would_run() {
         }
         // The token that asks is decided about as it is when it creates the command.
         let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
-        let verdict = limited.post(CHECK, &json!({"server": "web-1", "line": "id"})).await.expect(200);
+        let verdict =
+            limited.post(CHECK, &json!({"server": "web-1", "line": "id"})).await.expect(200);
         let made = limited.post(COMMANDS, &body).await;
         assert_eq!(made.status == 201, verdict["allowed"] == true, "{default}: {}", made.text);
         assert_eq!(made.status == 201, of_admin == "deploy", "{default}: {}", made.text);
@@ -100,7 +107,8 @@ async fn tokens_of_ones_own() {
     workspace.server("web-1").await;
     let new = json!({"name": "ci", "expires_at": null, "acl": {"commands": ["ls *"]}});
     let token = admin.post(TOKENS, &new).await.expect(201);
-    let of_token = async |api: &Api, line: &str| ask(api, &json!({"token": token["id"], "line": line})).await;
+    let of_token =
+        async |api: &Api, line: &str| ask(api, &json!({"token": token["id"], "line": line})).await;
     is(&of_token(&admin, "ls -l").await, None);
     is(&of_token(&admin, "id").await, Some("commands"));
     // The token about itself, in each way, as creating a command decides.
@@ -109,10 +117,14 @@ async fn tokens_of_ones_own() {
         let verdict = ask(&limited, &json!({"line": line})).await;
         assert_eq!(verdict, of_token(&limited, line).await);
         assert_eq!(verdict, ask(&limited, &json!({"line": line, "acl": new["acl"]})).await);
-        let body = json!({"server": "web-1", "username": "deploy", "line": line, "on_offline": "queue"});
+        let body =
+            json!({"server": "web-1", "username": "deploy", "line": line, "on_offline": "queue"});
         let made = limited.post(COMMANDS, &body).await;
         assert_eq!(made.status == 201, verdict["allowed"] == true, "{line}: {}", made.text);
-        assert!(made.status == 201 || made.json()["detail"].as_str().unwrap().contains("no pattern in commands"));
+        assert!(
+            made.status == 201
+                || made.json()["detail"].as_str().unwrap().contains("no pattern in commands")
+        );
     }
     // Not about others.
     let other = admin.post(TOKENS, &json!({"name": "b", "expires_at": null})).await.expect(201);
@@ -127,11 +139,17 @@ async fn tokens_of_ones_own() {
     is(&ask(&admin, &json!({"token": other["id"], "line": "id; ls"})).await, None);
     let person = Person::new(&workspace, "mia").await;
     person.api.post(CHECK, &with("token", &token["id"])).await.expect_fields(400, &["token"]);
-    admin.patch(&format!("{TOKENS}{}/", token["id"].as_str().unwrap()), &json!({"enabled": false})).await.expect(200);
+    admin
+        .patch(&format!("{TOKENS}{}/", token["id"].as_str().unwrap()), &json!({"enabled": false}))
+        .await
+        .expect(200);
     is(&of_token(&admin, "ls").await, Some("disabled"));
     // Input.
     admin.post(CHECK, &base).await.expect_fields(400, &["acl"]);
-    admin.post(CHECK, &with("acl", &json!({"commands": ["'*'"]}))).await.expect_fields(400, &["acl"]);
+    admin
+        .post(CHECK, &with("acl", &json!({"commands": ["'*'"]})))
+        .await
+        .expect_fields(400, &["acl"]);
     admin.post(CHECK, &with("token", &json!("x"))).await.expect_fields(400, &["token"]);
     admin.post(CHECK, &json!({"acl": {}})).await.expect_fields(400, &["line", "server"]);
 }

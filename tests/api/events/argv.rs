@@ -34,13 +34,21 @@ async fn words_input_and_directory_reach_the_agent() {
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::announcing(&workspace, &server, ALL).await;
     let words = json!(["printf", "a b", "", "it's", "$(id)", "x\ny", "--é=*"]);
-    let body = with(&json!({"argv": words, "stdin": "in\u{0}put\n", "cwd": "/srv/a b", "env": {"A": "b"}}));
+    let body = with(
+        &json!({"argv": words, "stdin": "in\u{0}put\n", "cwd": "/srv/a b", "env": {"A": "b"}}),
+    );
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     assert_eq!(made["line"], "printf 'a b' '' 'it'\\''s' '$(id)' 'x\ny' '--é=*'");
     let order = agent.next_command().await;
-    assert_eq!((&order["id"], &order["argv"], &order["allow_sh"]), (&made["id"], &words, &json!(false)));
+    assert_eq!(
+        (&order["id"], &order["argv"], &order["allow_sh"]),
+        (&made["id"], &words, &json!(false))
+    );
     assert_eq!((&order["stdin"], &order["cwd"]), (&json!("in\u{0}put\n"), &json!("/srv/a b")));
-    assert_eq!((&order["line"], &order["shell"]), (&json!("printf a b  it's $(id) x\ny --é=*"), &json!("system")));
+    assert_eq!(
+        (&order["line"], &order["shell"]),
+        (&json!("printf a b  it's $(id) x\ny --é=*"), &json!("system"))
+    );
     agent.fin(id_of(&made), 0, "ok").await;
     // Nothing of what it was given is shown anywhere.
     let one = workspace.admin.get(&path_of(&made)).await.expect(200);
@@ -51,14 +59,19 @@ async fn words_input_and_directory_reach_the_agent() {
     // A line has none of it.
     let made = workspace.admin.post(PATH, &with(&json!({"line": "echo $HOME"}))).await.expect(201);
     let order = agent.next_command().await;
-    assert_eq!((&order["id"], &order["line"], &order["allow_sh"]), (&made["id"], &json!("echo $HOME"), &json!(true)));
+    assert_eq!(
+        (&order["id"], &order["line"], &order["allow_sh"]),
+        (&made["id"], &json!("echo $HOME"), &json!(true))
+    );
     for field in ["argv", "stdin", "cwd"] {
         assert!(order.get(field).is_none(), "{field}: {order}");
     }
     // What waits keeps all of it until it is delivered.
     agent.hang_up().await;
-    farhand_tests::agents::wait_until_connected(&workspace, server["id"].as_str().unwrap(), false).await;
-    let body = with(&json!({"argv": ["cat", "a b"], "stdin": "later", "cwd": "/", "on_offline": "queue"}));
+    farhand_tests::agents::wait_until_connected(&workspace, server["id"].as_str().unwrap(), false)
+        .await;
+    let body =
+        with(&json!({"argv": ["cat", "a b"], "stdin": "later", "cwd": "/", "on_offline": "queue"}));
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     has_status(&made, "Queued", "warning", true);
     let mut agent = ScriptedAgent::announcing(&workspace, &server, ALL).await;
@@ -95,13 +108,20 @@ async fn an_agent_without_the_features() {
     }
     assert_eq!(admin.get(PATH).await.expect(200)["count"], 0, "nothing of it is stored");
     // Words that a line can carry are split again by such an agent, and no shell is started.
-    let made = admin.post(PATH, &with(&json!({"argv": ["env", "A=b", "ls", "/srv/x-1"]}))).await.expect(201);
+    let made = admin
+        .post(PATH, &with(&json!({"argv": ["env", "A=b", "ls", "/srv/x-1"]})))
+        .await
+        .expect(201);
     assert_eq!(made["line"], "env 'A=b' ls /srv/x-1");
     let order = agent.next_command().await;
-    assert_eq!((&order["line"], &order["allow_sh"]), (&json!("env A=b ls /srv/x-1"), &json!(false)));
+    assert_eq!(
+        (&order["line"], &order["allow_sh"]),
+        (&json!("env A=b ls /srv/x-1"), &json!(false))
+    );
     assert!(order.get("argv").is_none(), "{order}");
     agent.hang_up().await;
-    farhand_tests::agents::wait_until_connected(&workspace, server["id"].as_str().unwrap(), false).await;
+    farhand_tests::agents::wait_until_connected(&workspace, server["id"].as_str().unwrap(), false)
+        .await;
     // Nobody is connected: it waits, and fails when an agent comes that cannot run it.
     let mut waiting = Vec::new();
     for fields in &needing {
@@ -109,17 +129,24 @@ async fn an_agent_without_the_features() {
         body["on_offline"] = json!("queue");
         waiting.push(admin.post(PATH, &body).await.expect(201));
     }
-    let last = admin.post(PATH, &with(&json!({"line": "id", "on_offline": "queue"}))).await.expect(201);
+    let last =
+        admin.post(PATH, &with(&json!({"line": "id", "on_offline": "queue"}))).await.expect(201);
     let mut agent = ScriptedAgent::that_kills(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], last["id"], "only what it can run is delivered");
     for command in &waiting {
         let path = path_of(command);
         let ended = ended(admin, id_of(command)).await;
         has_status(&ended, "Failed", "danger", false);
-        assert!(ended["status"]["message"].as_str().unwrap().contains("its agent cannot "), "{ended}");
+        assert!(
+            ended["status"]["message"].as_str().unwrap().contains("its agent cannot "),
+            "{ended}"
+        );
         assert_eq!((&ended["success"], &ended["delivered_at"]), (&json!(false), &json!(null)));
         admin.delete(&path).await.expect_detail(409, Some("COMMAND_ALREADY_HANDLED"));
-        admin.call("POST", &format!("{path}kill/")).await.expect_detail(409, Some("COMMAND_ALREADY_HANDLED"));
+        admin
+            .call("POST", &format!("{path}kill/"))
+            .await
+            .expect_detail(409, Some("COMMAND_ALREADY_HANDLED"));
     }
     assert!(agent.stays_silent().await);
 }
@@ -166,7 +193,10 @@ async fn lists_of_words() {
     ] {
         let made = run(&token, &json!({"argv": words})).await.expect(201);
         let order = agent.next_command().await;
-        assert_eq!((&order["id"], &order["argv"], &order["allow_sh"]), (&made["id"], &words, &json!(false)));
+        assert_eq!(
+            (&order["id"], &order["argv"], &order["allow_sh"]),
+            (&made["id"], &words, &json!(false))
+        );
     }
     // Patterns of lines say nothing about words.
     let lines = workspace.limited(&json!({"commands": ["ls *", "*"]})).await;
@@ -175,7 +205,9 @@ async fn lists_of_words() {
     assert_eq!(agent.next_command().await["line"], "ls");
     // Accounts alone allow both, with all that belongs to it.
     let accounts = workspace.limited(&json!({"usernames": ["deploy"]})).await;
-    run(&accounts, &json!({"argv": ["id"], "stdin": "x", "cwd": "/", "env": {"A": "b"}})).await.expect(201);
+    run(&accounts, &json!({"argv": ["id"], "stdin": "x", "cwd": "/", "env": {"A": "b"}}))
+        .await
+        .expect(201);
     assert_eq!(agent.next_command().await["argv"], json!(["id"]));
     assert!(agent.stays_silent().await);
 }
@@ -190,16 +222,26 @@ async fn a_real_process_gets_the_words_the_input_and_the_directory() {
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         let request = workspace.admin.request("POST", PATH).header("Prefer", "wait=30").json(&body);
         let done = workspace.admin.send(request).await.expect(201);
-        assert_eq!((&done["exit_code"], done["handled_at"].is_string()), (&json!(0), true), "{done}");
+        assert_eq!(
+            (&done["exit_code"], done["handled_at"].is_string()),
+            (&json!(0), true),
+            "{done}"
+        );
         done["result"].as_str().unwrap().to_owned()
     };
-    let odd = ["a b", "", "it's", "\"", "$(id)", "`id`", "$HOME", "x\ny", "\t", "*", "~", "#", "; id", "\\", "é 名"];
+    let odd = [
+        "a b", "", "it's", "\"", "$(id)", "`id`", "$HOME", "x\ny", "\t", "*", "~", "#", "; id",
+        "\\", "é 名",
+    ];
     let mut words = vec!["printf", "<%s>"];
     words.extend(odd);
     let expected: String = odd.iter().map(|word| format!("<{word}>")).collect();
     assert_eq!(run(json!({"argv": words})).await, expected);
     assert_eq!(run(json!({"argv": ["cat"], "stdin": "one\ntwo é"})).await, "one\ntwo é");
     assert_eq!(run(json!({"line": "cat; echo end", "stdin": "in "})).await, "in end\n");
-    assert_eq!(run(json!({"argv": ["pwd"], "cwd": "/usr/bin/.."})).await.trim_end_matches('\n'), "/usr");
+    assert_eq!(
+        run(json!({"argv": ["pwd"], "cwd": "/usr/bin/.."})).await.trim_end_matches('\n'),
+        "/usr"
+    );
     assert_eq!(run(json!({"line": "pwd", "cwd": "/"})).await, "/\n");
 }

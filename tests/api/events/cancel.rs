@@ -11,7 +11,9 @@ const ALREADY_HANDLED: Option<&str> = Some("COMMAND_ALREADY_HANDLED");
 const CANNOT_KILL: Option<&str> = Some("AGENT_CANNOT_KILL");
 
 async fn queue(api: &Api, line: &str) -> Value {
-    api.post(PATH, &json!({"server": "web-1", "line": line, "on_offline": "queue"})).await.expect(201)
+    api.post(PATH, &json!({"server": "web-1", "line": line, "on_offline": "queue"}))
+        .await
+        .expect(201)
 }
 
 fn action(command: &Value, name: &str) -> String {
@@ -29,16 +31,28 @@ async fn what_waits_is_taken_back() {
         let cancelled = workspace.admin.call("POST", &action(command, "cancel")).await.expect(200);
         has_status(&cancelled, "Cancelled", "secondary", false);
         assert_eq!(cancelled["success"], false);
-        for field in ["delivered_at", "acked_at", "result", "exit_code", "elapsed_time", "response_delay"] {
+        for field in
+            ["delivered_at", "acked_at", "result", "exit_code", "elapsed_time", "response_delay"]
+        {
             assert_eq!(cancelled[field], json!(null), "{field}");
         }
         assert!(moment(&cancelled, "handled_at") >= moment(&cancelled, "added_at"));
-        assert!(cancelled["status"]["message"].as_str().unwrap().starts_with("Cancelled by boss at "), "{cancelled}");
+        assert!(
+            cancelled["status"]["message"].as_str().unwrap().starts_with("Cancelled by boss at "),
+            "{cancelled}"
+        );
         assert_eq!(read(&workspace, command).await, cancelled);
         // Once more is as good, and changes nothing.
-        assert_eq!(workspace.admin.call("POST", &action(command, "cancel")).await.expect(200), cancelled);
+        assert_eq!(
+            workspace.admin.call("POST", &action(command, "cancel")).await.expect(200),
+            cancelled
+        );
         assert_eq!(workspace.admin.delete(&path_of(command)).await.expect(204), json!(null));
-        workspace.admin.call("POST", &action(command, "kill")).await.expect_detail(409, ALREADY_HANDLED);
+        workspace
+            .admin
+            .call("POST", &action(command, "kill"))
+            .await
+            .expect_detail(409, ALREADY_HANDLED);
         assert_eq!(read(&workspace, command).await, cancelled);
     }
     let deleted = queue(&workspace.admin, "deleted").await;
@@ -57,10 +71,15 @@ async fn what_waits_is_taken_back() {
 #[tokio::test]
 async fn what_was_delivered_is_not_taken_back() {
     let (workspace, _, agent) = workspace_with_agent().await;
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     let refused = async || {
         let before = read(&workspace, &made).await;
-        workspace.admin.call("POST", &action(&made, "cancel")).await.expect_detail(409, ALREADY_SENT);
+        workspace
+            .admin
+            .call("POST", &action(&made, "cancel"))
+            .await
+            .expect_detail(409, ALREADY_SENT);
         workspace.admin.delete(&path_of(&made)).await.expect_detail(409, ALREADY_SENT);
         assert_eq!(read(&workspace, &made).await, before);
     };
@@ -86,9 +105,14 @@ async fn requesters_and_staff_take_back_and_others_do_not() {
     let of_owner = queue(&owner, "owner").await;
     let also_of_owner = queue(&owner, "owner").await;
     for name in ["cancel", "kill"] {
-        owner.call("POST", &action(&of_boss, name)).await.expect_detail(403, Some("PERMISSION_DENIED"));
+        owner
+            .call("POST", &action(&of_boss, name))
+            .await
+            .expect_detail(403, Some("PERMISSION_DENIED"));
         for api in [&outsider, &elsewhere.admin] {
-            api.call("POST", &action(&of_boss, name)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+            api.call("POST", &action(&of_boss, name))
+                .await
+                .expect_detail(404, Some("COMMAND_NOT_FOUND"));
         }
         for id in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-"] {
             let path = format!("{PATH}{id}/{name}/");
@@ -112,7 +136,8 @@ async fn a_command_is_delivered_or_cancelled_and_never_both() {
         let made = queue(&workspace.admin, "id").await;
         let path = action(&made, "cancel");
         let connect = ScriptedAgent::connect(&workspace, &server);
-        let (mut agent, cancelled) = futures_util::future::join(connect, workspace.admin.call("POST", &path)).await;
+        let (mut agent, cancelled) =
+            futures_util::future::join(connect, workspace.admin.call("POST", &path)).await;
         match cancelled.status {
             200 => {
                 has_status(&cancelled.json(), "Cancelled", "secondary", false);
@@ -129,7 +154,8 @@ async fn a_command_is_delivered_or_cancelled_and_never_both() {
 #[tokio::test]
 async fn an_agent_that_cannot_kill_is_not_asked_to() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     agent.next_command().await;
     let before = read(&workspace, &made).await;
     workspace.admin.call("POST", &action(&made, "kill")).await.expect_detail(409, CANNOT_KILL);
@@ -142,13 +168,20 @@ async fn a_killed_command_ends_with_its_agents_report() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::that_kills(&workspace, &server).await;
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "sleep 600"})).await.expect(201);
+    let made = workspace
+        .admin
+        .post(PATH, &json!({"server": "web-1", "line": "sleep 600"}))
+        .await
+        .expect(201);
     agent.next_command().await;
     agent.ack(id_of(&made)).await;
     let kill = json!({"query": "kill", "id": made["id"]});
     let asked = workspace.admin.call("POST", &action(&made, "kill")).await.expect(202);
     has_status(&asked, "Acked", "warning", false);
-    assert!(asked["status"]["message"].as_str().unwrap().contains("boss asked to kill it"), "{asked}");
+    assert!(
+        asked["status"]["message"].as_str().unwrap().contains("boss asked to kill it"),
+        "{asked}"
+    );
     assert_eq!(agent.next().await, Ok(kill.clone()));
     assert_eq!(read(&workspace, &made).await, asked, "it has not ended yet");
     // Asked for twice, it is sent twice; the first who asked is told of.
@@ -168,11 +201,17 @@ async fn a_killed_command_ends_with_its_agents_report() {
     assert!(done["status"]["message"].as_str().unwrap().ends_with("; killed by boss."), "{done}");
     workspace.admin.call("POST", &action(&made, "kill")).await.expect_detail(409, ALREADY_HANDLED);
     // With nobody there, nobody can be asked.
-    let other = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "sleep 600"})).await.expect(201);
+    let other = workspace
+        .admin
+        .post(PATH, &json!({"server": "web-1", "line": "sleep 600"}))
+        .await
+        .expect(201);
     agent.next_command().await;
     agent.hang_up().await;
     eventually("the connection's end", || async {
-        (workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["is_connected"] == false).then_some(())
+        (workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["is_connected"]
+            == false)
+            .then_some(())
     })
     .await;
     workspace.admin.call("POST", &action(&other, "kill")).await.expect_detail(409, CANNOT_KILL);
@@ -185,12 +224,18 @@ async fn the_real_agent_kills_the_whole_process_group() {
     let _agent = RealAgent::start(&workspace, &server).await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("pids");
-    let line = format!("sleep 600 & echo $$ $! > {0}.new; mv {0}.new {0}; sleep 600", file.display());
+    let line =
+        format!("sleep 600 & echo $$ $! > {0}.new; mv {0}.new {0}; sleep 600", file.display());
     let body = json!({"server": "web-1", "line": line, "username": own_account()});
     let made = workspace.admin.post(PATH, &body).await.expect(201);
-    let pids = eventually("the command's processes", || async { std::fs::read_to_string(&file).ok() }).await;
-    // One that has ended and was not waited for, as nobody may do here, has no command line any more.
-    let runs = |pid: &str| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
+    let pids =
+        eventually("the command's processes", || async { std::fs::read_to_string(&file).ok() })
+            .await;
+    // One that has ended and was not waited for, as nobody may do here, has no command line any
+    // more.
+    let runs = |pid: &str| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+    };
     let pids: Vec<&str> = pids.split_whitespace().collect();
     assert!(pids.len() == 2 && pids.iter().all(|pid| runs(pid)), "{pids:?}");
     workspace.admin.call("POST", &action(&made, "kill")).await.expect(202);

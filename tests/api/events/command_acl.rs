@@ -1,5 +1,6 @@
-//! Attempts to run, end or see commands past the access control list of an API token (contract 4.12; contract 7.7).
-//! Beside what is refused stands what is allowed, so that a service that refuses everything does not pass.
+//! Attempts to run, end or see commands past the access control list of an API token (contract
+//! 4.12; contract 7.7). Beside what is refused stands what is allowed, so that a service that
+//! refuses everything does not pass.
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::{Api, Reply, Workspace, eventually, far_ahead, now};
@@ -30,7 +31,8 @@ impl Stage {
         Self { workspace, servers, agents, accepted: 0 }
     }
 
-    /// Posts what is allowed: it is the next thing that its agent gets, so nothing that was refused went out before it.
+    /// Posts what is allowed: it is the next thing that its agent gets, so nothing that was refused
+    /// went out before it.
     async fn allowed(&mut self, api: &Api, body: &Value) -> Value {
         let made = api.post(PATH, body).await;
         assert_eq!(made.status, 201, "{body} should be allowed: {}", made.text);
@@ -62,7 +64,12 @@ fn with(changes: &Value) -> Value {
 #[track_caller]
 fn refused(reply: &Reply, what: &Value) {
     let code = reply.json()["code"].as_str().map(ToOwned::to_owned);
-    assert_eq!((reply.status, code.as_deref()), (403, REFUSED), "{what} should be refused: {}", reply.text);
+    assert_eq!(
+        (reply.status, code.as_deref()),
+        (403, REFUSED),
+        "{what} should be refused: {}",
+        reply.text
+    );
 }
 
 fn path_of(command: &Value) -> String {
@@ -106,7 +113,8 @@ async fn lines_past_the_patterns() {
                 "ls ",
                 "ls -l /tmp",
                 "ls a b *.rs %y !z [a-c]? a=b",
-                // Look-alikes are characters like any other to a shell, and the agent gets them as they are.
+                // Look-alikes are characters like any other to a shell, and the agent gets them as
+                // they are.
                 "ls \u{ff1b}\u{ff06}\u{37e}\u{200b}e\u{301} id",
                 "df -h",
                 "systemctl restart nginx.service",
@@ -214,7 +222,14 @@ async fn lines_past_the_patterns() {
         (
             // What is no `*` stands for itself, operators too.
             json!({"commands": ["echo a; echo b", "ps | grep *", "cat ?[x].conf", "echo %_", "x $*"]}),
-            lines(&["echo a; echo b", "ps | grep x", "ps | grep", "cat ?[x].conf", "echo %_", "x $y"]),
+            lines(&[
+                "echo a; echo b",
+                "ps | grep x",
+                "ps | grep",
+                "cat ?[x].conf",
+                "echo %_",
+                "x $y",
+            ]),
             lines(&[
                 "echo a\u{37e} echo b",
                 "echo a\u{ff1b} echo b",
@@ -238,7 +253,11 @@ async fn lines_past_the_patterns() {
             lines(&["id", "ls -l"]),
             lines(&["id; ls", "$x", "a\nb", "(id)", "id &", "a\u{2028}b"]),
         ),
-        (json!({"commands": ["é*"]}), lines(&["é", "éa"]), lines(&["e\u{301}", "e\u{301}a", "É", "e"])),
+        (
+            json!({"commands": ["é*"]}),
+            lines(&["é", "éa"]),
+            lines(&["e\u{301}", "e\u{301}a", "É", "e"]),
+        ),
         (json!({"commands": [" *"]}), lines(&[" ls"]), lines(&["ls", "\u{a0}ls", "\u{2003}ls"])),
         (json!({"commands": []}), vec![], lines(&["ls", "*"])),
         (json!({"commands": null}), lines(&["ls; id"]), vec![]),
@@ -312,9 +331,17 @@ async fn fields_past_the_lists() {
         (
             json!({"usernames": ["boss"]}),
             vec![json!({"username": null}), json!({"username": "boss"})],
-            vec![json!({"username": "Boss"}), json!({"username": null, "groupname": "wheel"}), json!({})],
+            vec![
+                json!({"username": "Boss"}),
+                json!({"username": null, "groupname": "wheel"}),
+                json!({}),
+            ],
         ),
-        (json!({"usernames": []}), vec![], vec![json!({}), json!({"username": null}), json!({"username": "boss"})]),
+        (
+            json!({"usernames": []}),
+            vec![],
+            vec![json!({}), json!({"username": null}), json!({"username": "boss"})],
+        ),
         (
             json!({"servers": [elsewhere]}),
             vec![],
@@ -327,8 +354,16 @@ async fn fields_past_the_lists() {
                 json!({"server": "*"}),
             ],
         ),
-        (json!({"servers": []}), vec![], vec![json!({}), json!({"server": "web-2"}), json!({"server": "nowhere"})]),
-        (json!({"read_only": true}), vec![], vec![json!({}), json!({"shell": "internal"}), json!({"server": "web-2"})]),
+        (
+            json!({"servers": []}),
+            vec![],
+            vec![json!({}), json!({"server": "web-2"}), json!({"server": "nowhere"})],
+        ),
+        (
+            json!({"read_only": true}),
+            vec![],
+            vec![json!({}), json!({"shell": "internal"}), json!({"server": "web-2"})],
+        ),
         (json!({"networks": []}), vec![], vec![json!({})]),
         // One list does not make up for another.
         (
@@ -337,7 +372,11 @@ async fn fields_past_the_lists() {
             vec![json!({"line": "id"}), json!({"username": "root"}), json!({"line": "ls -l"})],
         ),
         (json!({"commands": ["*"], "read_only": true}), vec![], vec![json!({})]),
-        (json!({}), vec![json!({"line": "id; ls", "env": {}, "username": "root", "groupname": "root"})], vec![]),
+        (
+            json!({}),
+            vec![json!({"line": "id; ls", "env": {}, "username": "root", "groupname": "root"})],
+            vec![],
+        ),
     ];
     check(&groups, 45).await;
 }
@@ -347,7 +386,9 @@ async fn servers_by_name_and_by_id() {
     let mut stage = Stage::new().await;
     let [one, two] = stage.servers.clone().map(|server| server["id"].as_str().unwrap().to_owned());
     let token = stage.workspace.limited(&json!({"servers": [two.to_uppercase()]})).await;
-    for server in [&one, &one.to_uppercase(), "web-1", &format!("{{{two}}}"), &two.replace('-', ""), "web-2 "] {
+    for server in
+        [&one, &one.to_uppercase(), "web-1", &format!("{{{two}}}"), &two.replace('-', ""), "web-2 "]
+    {
         let body = with(&json!({"server": server}));
         refused(&token.post(PATH, &body).await, &body);
     }
@@ -360,10 +401,14 @@ async fn servers_by_name_and_by_id() {
 #[tokio::test]
 async fn bodies_that_say_two_things() {
     let mut stage = Stage::new().await;
-    let token = stage.workspace.limited(&json!({"commands": ["ls *"], "usernames": ["deploy"]})).await;
+    let token =
+        stage.workspace.limited(&json!({"commands": ["ls *"], "usernames": ["deploy"]})).await;
     let post = |body: &'static str, headers: &'static [(&'static str, &'static str)]| {
-        let request = token.request("POST", PATH).header("Content-Type", "application/json").body(body);
-        token.send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)))
+        let request =
+            token.request("POST", PATH).header("Content-Type", "application/json").body(body);
+        token.send(
+            headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)),
+        )
     };
     for body in [
         // Of a field that is there twice the last counts, for the check and for the agent.
@@ -405,7 +450,10 @@ async fn bodies_that_say_two_things() {
     let made = post(allowed, &[("Prefer", "wait=0")]).await.expect(201);
     stage.accepted += 1;
     let order = stage.agents[0].next_command().await;
-    assert_eq!((&order["id"], &order["line"], &order["user"]), (&made["id"], &json!("ls -l"), &json!("deploy")));
+    assert_eq!(
+        (&order["id"], &order["line"], &order["user"]),
+        (&made["id"], &json!("ls -l"), &json!("deploy"))
+    );
     stage.is_untouched().await;
 }
 
@@ -414,7 +462,12 @@ async fn addresses_past_the_networks() {
     let mut stage = Stage::new().await;
     let acl = json!({"networks": ["10.1.0.0/16", "2001:db8::/32", "192.0.2.7/32", "::ffff:198.51.100.0/120"]});
     let token = stage.workspace.limited(&acl).await;
-    let other = stage.workspace.admin.post(PATH, &with(&json!({"scheduled_at": far_ahead()}))).await.expect(201);
+    let other = stage
+        .workspace
+        .admin
+        .post(PATH, &with(&json!({"scheduled_at": far_ahead()})))
+        .await
+        .expect(201);
     stage.accepted += 1;
     for outside in [
         "10.2.0.1",
@@ -444,10 +497,16 @@ async fn addresses_past_the_networks() {
         let from = token.from_address(outside);
         refused(&from.post(PATH, &with(&json!({}))).await, &json!(outside));
         let spoof = from.request("POST", PATH).json(&with(&json!({})));
-        let spoof =
-            ["CF-Connecting-IP", "Farhand-Peer", "X-Real-IP", "True-Client-IP", "Forwarded", "CF-Connecting-IPv6"]
-                .iter()
-                .fold(spoof, |request, name| request.header(*name, "10.1.0.1"));
+        let spoof = [
+            "CF-Connecting-IP",
+            "Farhand-Peer",
+            "X-Real-IP",
+            "True-Client-IP",
+            "Forwarded",
+            "CF-Connecting-IPv6",
+        ]
+        .iter()
+        .fold(spoof, |request, name| request.header(*name, "10.1.0.1"));
         refused(&from.send(spoof).await, &json!(outside));
         for path in [PATH.to_owned(), path_of(&other), format!("{}chunks/", path_of(&other))] {
             refused(&from.get(&path).await, &json!([outside, path]));
@@ -482,12 +541,17 @@ async fn a_token_that_only_reads_ends_nothing_and_reads_all() {
     let token = stage.workspace.limited(&json!({"read_only": true})).await;
     for command in [&running, &waiting] {
         let path = path_of(command);
-        for (method, path) in
-            [("POST", format!("{path}cancel/")), ("POST", format!("{path}kill/")), ("DELETE", path.clone())]
-        {
+        for (method, path) in [
+            ("POST", format!("{path}cancel/")),
+            ("POST", format!("{path}kill/")),
+            ("DELETE", path.clone()),
+        ] {
             refused(&token.call(method, &path).await, &json!([method, path]));
         }
-        assert_eq!(token.get(&path).await.expect(200)["status"], admin.get(&path).await.expect(200)["status"]);
+        assert_eq!(
+            token.get(&path).await.expect(200)["status"],
+            admin.get(&path).await.expect(200)["status"]
+        );
         token.get(&format!("{path}?wait=0")).await.expect(200);
         token.get(&format!("{path}chunks/")).await.expect(200);
     }
@@ -506,9 +570,12 @@ async fn commands_of_other_servers_are_not_there() {
     let mut stage = Stage::new().await;
     let admin = stage.workspace.admin.clone();
     let hidden = stage.allowed(&admin, &with(&json!({"server": "web-2"}))).await;
-    let hidden_later =
-        admin.post(PATH, &with(&json!({"server": "web-2", "scheduled_at": far_ahead()}))).await.expect(201);
-    let shown_later = admin.post(PATH, &with(&json!({"scheduled_at": far_ahead()}))).await.expect(201);
+    let hidden_later = admin
+        .post(PATH, &with(&json!({"server": "web-2", "scheduled_at": far_ahead()})))
+        .await
+        .expect(201);
+    let shown_later =
+        admin.post(PATH, &with(&json!({"scheduled_at": far_ahead()}))).await.expect(201);
     stage.accepted += 2;
     let token = stage.workspace.limited(&json!({"servers": [stage.servers[0]["id"]]})).await;
     let shown = stage.allowed(&token, &with(&json!({}))).await;
@@ -529,7 +596,8 @@ async fn commands_of_other_servers_are_not_there() {
         assert_eq!(admin.get(&get).await.expect(200)["status"]["text"], expected);
     }
     let list = token.get(PATH).await.expect(200);
-    let listed: Vec<&Value> = list["results"].as_array().unwrap().iter().map(|item| &item["id"]).collect();
+    let listed: Vec<&Value> =
+        list["results"].as_array().unwrap().iter().map(|item| &item["id"]).collect();
     assert_eq!((listed, &list["count"]), (vec![&shown_later["id"], &shown["id"]], &json!(2)));
     stage.agents[0].chunk(shown["id"].as_str().unwrap(), 0, "x").await;
     stage.agents[0].fin(shown["id"].as_str().unwrap(), 0, "x").await;
@@ -571,10 +639,13 @@ async fn a_token_ends_only_what_it_could_have_made() {
         let running = stage.allowed(&admin, &with(&changes)).await;
         for command in [&waiting, &running] {
             let path = path_of(command);
-            for (method, path) in
-                [("POST", format!("{path}cancel/")), ("POST", format!("{path}kill/")), ("DELETE", path.clone())]
-            {
-                // What the token does not read is not there; what it reads and could not have made stays.
+            for (method, path) in [
+                ("POST", format!("{path}cancel/")),
+                ("POST", format!("{path}kill/")),
+                ("DELETE", path.clone()),
+            ] {
+                // What the token does not read is not there; what it reads and could not have made
+                // stays.
                 token.call(method, &path).await.expect_detail(404, NOT_FOUND);
                 refused(&reader.call(method, &path).await, &json!([changes, method, path]));
             }
@@ -672,7 +743,10 @@ async fn waiting_commands_are_refused_like_others() {
     let queued = token.post(PATH, &with(&json!({"on_offline": "queue"}))).await.expect(201);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], queued["id"]);
-    eventually("the time of what was refused to be past", || async { (now() > soon).then_some(()) }).await;
+    eventually("the time of what was refused to be past", || async {
+        (now() > soon).then_some(())
+    })
+    .await;
     assert!(agent.stays_silent().await);
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 1);
 }

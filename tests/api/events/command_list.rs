@@ -1,6 +1,6 @@
-//! `GET /api/events/commands/`: filters, search, ordering, pages and counts (contract 7.10), and what
-//! they cost (`docs/performance.md`, What lists cost). Commands are put into the database of an instance of the test's own:
-//! by the hundred thousand, and with moments of any kind.
+//! `GET /api/events/commands/`: filters, search, ordering, pages and counts (contract 7.10), and
+//! what they cost (`docs/performance.md`, What lists cost). Commands are put into the database of
+//! an instance of the test's own: by the hundred thousand, and with moments of any kind.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
@@ -19,7 +19,8 @@ fn server_id(workspace: i64, number: &str) -> String {
     format!("printf('%08x-0000-7000-8000-%012x', {workspace}, {number})")
 }
 
-/// SQL for a moment, some seconds from the beginning of 2026. No test runs in that year's first week.
+/// SQL for a moment, some seconds from the beginning of 2026. No test runs in that year's first
+/// week.
 fn moment(seconds: &str) -> String {
     format!("strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2026-01-01', ({seconds}) || ' seconds')")
 }
@@ -36,7 +37,8 @@ async fn user_id(api: &Api) -> i64 {
 /// Sends a query; returns the answer, and how many rows were read for it.
 async fn cost(instance: &Instance, api: &Api, query: &str) -> (Reply, u64) {
     let id = unique("cost");
-    let reply = api.send(api.request("GET", &format!("{PATH}?{query}")).header("X-Request-Id", &id)).await;
+    let reply =
+        api.send(api.request("GET", &format!("{PATH}?{query}")).header("X-Request-Id", &id)).await;
     let line = instance.logged(&id).await;
     (reply, line["rows_read"].as_u64().unwrap())
 }
@@ -68,8 +70,7 @@ async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
     ] {
         get(&format!("{name}={value}")).await.expect_fields(400, &[name]);
     }
-    let all =
-        "server=x&shell=x&requested_by=x&requested_by_isnull=x&is_scheduled=x&search=%00&ordering=x&page=x&page_size=x";
+    let all = "server=x&shell=x&requested_by=x&requested_by_isnull=x&is_scheduled=x&search=%00&ordering=x&page=x&page_size=x";
     let names = [
         "is_scheduled",
         "ordering",
@@ -113,7 +114,11 @@ async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
         &long,
         &many,
     ] {
-        assert_eq!(get(&encoded(&[("search", text.to_owned())])).await.expect(200), empty, "{text}");
+        assert_eq!(
+            get(&encoded(&[("search", text.to_owned())])).await.expect(200),
+            empty,
+            "{text}"
+        );
     }
     get("search=%FF%C3").await.expect(200);
 }
@@ -150,7 +155,8 @@ impl Known {
     }
 }
 
-const STATES: [&str; 8] = ["waiting", "sent", "acked", "stuck", "success", "failed", "cancelled", "expired"];
+const STATES: [&str; 8] =
+    ["waiting", "sent", "acked", "stuck", "success", "failed", "cancelled", "expired"];
 const USERNAMES: [&str; 3] = ["root", "deploy", "Deploy"];
 
 const MOMENTS: [&str; 5] = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
@@ -253,18 +259,23 @@ struct Model {
 }
 
 impl Model {
-    /// Whether each word is in the name of the server that is shown, the line, or the name of the requester that is shown.
+    /// Whether each word is in the name of the server that is shown, the line, or the name of the
+    /// requester that is shown.
     fn matches(&self, command: &Known, search: &str) -> bool {
         let server = self.servers.get(&command.server).unwrap_or(&command.server_name);
-        let requester = command.requested_by.and_then(|id| self.users.get(&id)).map_or("", String::as_str);
+        let requester =
+            command.requested_by.and_then(|id| self.users.get(&id)).map_or("", String::as_str);
         let texts = [folded(server), folded(command.line), folded(requester)];
         search.split_whitespace().all(|word| texts.iter().any(|text| text.contains(&folded(word))))
     }
 
     /// The ids of all that a query asks for, in order.
     fn answer(&self, query: &[(&str, String)], caller: &Caller) -> Vec<String> {
-        let of = |name: &str| query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
-        let requester = |command: &Known| command.requested_by.filter(|id| self.users.contains_key(id));
+        let of = |name: &str| {
+            query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str())
+        };
+        let requester =
+            |command: &Known| command.requested_by.filter(|id| self.users.contains_key(id));
         let mut found: Vec<&Known> = self
             .commands
             .iter()
@@ -272,16 +283,29 @@ impl Model {
                 caller.sees(command, self.servers.contains_key(&command.server))
                     && of("server").is_none_or(|id| command.server == id)
                     && of("shell").is_none_or(|shell| command.shell == shell)
-                    && of("requested_by").is_none_or(|id| requester(command).is_some_and(|own| own.to_string() == id))
-                    && of("requested_by_isnull").is_none_or(|is| requester(command).is_none() == (is == "true"))
-                    && of("is_scheduled")
-                        .is_none_or(|is| (command.moments["scheduled_at"].as_deref() > Some("2900")) == (is == "true"))
-                    && of("state").is_none_or(|states| states.split(',').any(|state| state == command.shown_state()))
-                    && of("success").is_none_or(|success| command.success.is_some_and(|is| is.to_string() == success))
-                    && of("exit_code").is_none_or(|code| command.exit_code.is_some_and(|is| is.to_string() == code))
+                    && of("requested_by").is_none_or(|id| {
+                        requester(command).is_some_and(|own| own.to_string() == id)
+                    })
+                    && of("requested_by_isnull")
+                        .is_none_or(|is| requester(command).is_none() == (is == "true"))
+                    && of("is_scheduled").is_none_or(|is| {
+                        (command.moments["scheduled_at"].as_deref() > Some("2900"))
+                            == (is == "true")
+                    })
+                    && of("state").is_none_or(|states| {
+                        states.split(',').any(|state| state == command.shown_state())
+                    })
+                    && of("success").is_none_or(|success| {
+                        command.success.is_some_and(|is| is.to_string() == success)
+                    })
+                    && of("exit_code").is_none_or(|code| {
+                        command.exit_code.is_some_and(|is| is.to_string() == code)
+                    })
                     && of("username").is_none_or(|name| command.username == name)
-                    && of("added_at__gte").is_none_or(|at| command.moments["added_at"].as_deref() >= Some(at))
-                    && of("added_at__lt").is_none_or(|at| command.moments["added_at"].as_deref() < Some(at))
+                    && of("added_at__gte")
+                        .is_none_or(|at| command.moments["added_at"].as_deref() >= Some(at))
+                    && of("added_at__lt")
+                        .is_none_or(|at| command.moments["added_at"].as_deref() < Some(at))
                     && of("search").is_none_or(|search| self.matches(command, search))
             })
             .collect();
@@ -294,7 +318,9 @@ impl Model {
         found.sort_by(|a, b| {
             let by_keys = keys
                 .iter()
-                .map(|(name, descending)| turned(a.moments[name].cmp(&b.moments[name]), *descending))
+                .map(|(name, descending)| {
+                    turned(a.moments[name].cmp(&b.moments[name]), *descending)
+                })
                 .find(|order| order.is_ne());
             by_keys.unwrap_or_else(|| turned(a.id.cmp(&b.id), keys[0].1))
         });
@@ -313,10 +339,15 @@ struct Caller {
 }
 
 impl Caller {
-    /// Of a server that is there, all who reach it see a command; of one that is gone, staff and its requester.
+    /// Of a server that is there, all who reach it see a command; of one that is gone, staff and
+    /// its requester.
     fn sees(&self, command: &Known, is_there: bool) -> bool {
         let reaches = |(servers, own): &(Vec<String>, i64)| {
-            if is_there { servers.contains(&command.server) } else { command.requested_by == Some(*own) }
+            if is_there {
+                servers.contains(&command.server)
+            } else {
+                command.requested_by == Some(*own)
+            }
         };
         self.reached.as_ref().is_none_or(reaches)
             && self.named.as_ref().is_none_or(|servers| servers.contains(&command.server))
@@ -331,7 +362,11 @@ async fn named(user: &Api, servers: &[String]) -> Api {
 }
 
 /// Commands of all kinds, in a workspace beside another with the same.
-async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice: &mut Dice) -> (Model, Vec<Caller>) {
+async fn some_hundred_commands(
+    instance: &Instance,
+    workspace: &Workspace,
+    dice: &mut Dice,
+) -> (Model, Vec<Caller>) {
     let id = workspace_id(instance, workspace).await;
     let anna = workspace.user("anna").await;
     let carol = workspace.user("carol").await;
@@ -344,9 +379,16 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
         (user_id(&staff).await, "bob".to_owned()),
     ]);
     // The names when the commands are made, and later; an empty one: it is gone.
-    let names =
-        [("web-1", "web-1"), ("web-10", "web-10"), ("old-2", "new-2"), ("db-2", ""), ("Üb-3", "x"), ("old-9", "")];
-    let servers: Vec<String> = (0..names.len()).map(|n| format!("{id:08x}-0000-7000-8000-{n:012x}")).collect();
+    let names = [
+        ("web-1", "web-1"),
+        ("web-10", "web-10"),
+        ("old-2", "new-2"),
+        ("db-2", ""),
+        ("Üb-3", "x"),
+        ("old-9", ""),
+    ];
+    let servers: Vec<String> =
+        (0..names.len()).map(|n| format!("{id:08x}-0000-7000-8000-{n:012x}")).collect();
     let mut sql = String::new();
     for (n, server) in servers.iter().enumerate() {
         let owner = if n % 2 == 0 { user_id(&anna).await } else { user_id(&workspace.admin).await };
@@ -356,8 +398,12 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
             names[n].0
         );
     }
-    let requesters: Vec<Option<i64>> =
-        users.keys().copied().map(Some).chain([None, None, Some(9_000_001), Some(9_000_002)]).collect();
+    let requesters: Vec<Option<i64>> = users
+        .keys()
+        .copied()
+        .map(Some)
+        .chain([None, None, Some(9_000_001), Some(9_000_002)])
+        .collect();
     let mut commands = Vec::new();
     for number in 0..400 {
         let server = dice.roll(names.len());
@@ -373,7 +419,8 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
                 _ => !dice.once_in(3),
             };
             let second = dice.roll(12);
-            moments.insert(name, known.then(|| format!("2026-01-01T00:00:{second:02}.000000+00:00")));
+            moments
+                .insert(name, known.then(|| format!("2026-01-01T00:00:{second:02}.000000+00:00")));
         }
         if is_planned {
             moments.insert("scheduled_at", Some(LATER.to_owned()));
@@ -381,15 +428,24 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
             moments.insert("scheduled_at", moments["added_at"].clone());
         }
         let success = is_over.then_some(state == "success");
-        // A server that was renamed had another name for some commands before; some were made under the later one.
-        let name = if dice.once_in(4) && !names[server].1.is_empty() { names[server].1 } else { names[server].0 };
+        // A server that was renamed had another name for some commands before; some were made under
+        // the later one.
+        let name = if dice.once_in(4) && !names[server].1.is_empty() {
+            names[server].1
+        } else {
+            names[server].0
+        };
         let command = Known {
             id: format!("{:08x}-0000-7000-8000-{number:012x}", dice.roll(1 << 32)),
             server: servers[server].clone(),
             server_name: name.to_owned(),
             requested_by: *dice.pick(&requesters),
             shell: if dice.once_in(5) { "internal" } else { "system" },
-            line: if dice.once_in(4) { dice.pick::<String>(&*LONG_LINES) } else { LINES[dice.roll(LINES.len())] },
+            line: if dice.once_in(4) {
+                dice.pick::<String>(&*LONG_LINES)
+            } else {
+                LINES[dice.roll(LINES.len())]
+            },
             username: dice.pick::<&str>(&USERNAMES),
             state,
             success,
@@ -423,11 +479,16 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
     }
     // Retention takes some, the janitor takes a name off others, and servers change.
     for command in commands.split_off(380) {
-        sql += &format!("DELETE FROM commands WHERE workspace_id = {id} AND id = '{}';\n", command.id);
-    }
-    for command in commands.iter_mut().filter(|command| command.requested_by == Some(9_000_002)).take(20) {
         sql +=
-            &format!("UPDATE commands SET requested_by = NULL WHERE workspace_id = {id} AND id = '{}';\n", command.id);
+            &format!("DELETE FROM commands WHERE workspace_id = {id} AND id = '{}';\n", command.id);
+    }
+    for command in
+        commands.iter_mut().filter(|command| command.requested_by == Some(9_000_002)).take(20)
+    {
+        sql += &format!(
+            "UPDATE commands SET requested_by = NULL WHERE workspace_id = {id} AND id = '{}';\n",
+            command.id
+        );
         command.requested_by = None;
     }
     for (server, (_, later)) in servers.iter().zip(names) {
@@ -441,9 +502,15 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
     }
     instance.tamper_with_d1(&sql);
     // Two groups with carol in them; what both have, and what is gone, counts once or not at all.
-    for (name, members, of) in [("one", [carol_id, anna_id], [0, 1]), ("two", [carol_id, carol_id], [1, 4])] {
+    for (name, members, of) in
+        [("one", [carol_id, anna_id], [0, 1]), ("two", [carol_id, carol_id], [1, 4])]
+    {
         let of = of.map(|n| &servers[n]);
-        let group = workspace.admin.post("/api/iam/groups/", &json!({"name": name, "servers": of})).await.expect(201);
+        let group = workspace
+            .admin
+            .post("/api/iam/groups/", &json!({"name": name, "servers": of}))
+            .await
+            .expect(201);
         for user in members.iter().collect::<HashSet<_>>() {
             let body = json!({"group": group["id"], "user": user});
             workspace.admin.post("/api/iam/memberships/", &body).await.expect(201);
@@ -455,8 +522,11 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
         servers: there.map(|(server, (_, later))| (server.clone(), later.to_owned())).collect(),
         users,
     };
-    let these = |numbers: &[usize]| -> Vec<String> { numbers.iter().map(|n| servers[*n].clone()).collect() };
-    let (annas, carols) = (Some((these(&[0, 1, 2, 4]), anna_id)), Some((these(&[0, 1, 4]), carol_id)));
+    let these = |numbers: &[usize]| -> Vec<String> {
+        numbers.iter().map(|n| servers[*n].clone()).collect()
+    };
+    let (annas, carols) =
+        (Some((these(&[0, 1, 2, 4]), anna_id)), Some((these(&[0, 1, 4]), carol_id)));
     let eve = workspace.user("eve").await;
     let eves = Some((vec![], user_id(&eve).await));
     let (for_boss, for_anna) = (these(&[1, 3]), these(&[0, 3, 5]));
@@ -468,8 +538,18 @@ async fn some_hundred_commands(instance: &Instance, workspace: &Workspace, dice:
         Caller { name: "owner", api: anna, reached: annas.clone(), named: None },
         Caller { name: "member", api: carol, reached: carols, named: None },
         Caller { name: "outsider", api: eve, reached: eves, named: None },
-        Caller { name: "superuser's limited token", api: limited, reached: None, named: Some(for_boss) },
-        Caller { name: "owner's limited token", api: annas_limited, reached: annas, named: Some(for_anna) },
+        Caller {
+            name: "superuser's limited token",
+            api: limited,
+            reached: None,
+            named: Some(for_boss),
+        },
+        Caller {
+            name: "owner's limited token",
+            api: annas_limited,
+            reached: annas,
+            named: Some(for_anna),
+        },
     ];
     (model, callers)
 }
@@ -494,7 +574,17 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
         query.push(("is_scheduled", dice.pick(&["true", "false"]).to_string()));
     }
     if dice.once_in(4) {
-        let states = ["scheduled", "queued", "sent", "acked", "success", "failed", "cancelled", "expired", "stuck"];
+        let states = [
+            "scheduled",
+            "queued",
+            "sent",
+            "acked",
+            "success",
+            "failed",
+            "cancelled",
+            "expired",
+            "stuck",
+        ];
         let some: Vec<&str> = (0..1 + dice.roll(4)).map(|_| *dice.pick(&states)).collect();
         query.push(("state", some.join(",")));
     }
@@ -557,8 +647,12 @@ async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
         }
         assert_eq!(reply.status, 200, "{what}: {}", reply.text);
         let found = reply.json();
-        let ids: Vec<&str> =
-            found["results"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap()).collect();
+        let ids: Vec<&str> = found["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| item["id"].as_str().unwrap())
+            .collect();
         let expected: Vec<&String> = all.iter().skip((page - 1) * size).take(size).collect();
         assert_eq!(ids, expected, "{what}");
         assert_eq!(found["count"], all.len(), "{what}");
@@ -619,9 +713,12 @@ async fn a_list_costs_what_it_shows_however_many_commands_there_are() {
         fill(&instance, id, user_id(&owner).await, commands).await;
         // An event has the sealer look, and it counts the commands.
         workspace.server("another").await;
-        let counted = format!("SELECT CAST(total AS TEXT) FROM counted_commands WHERE workspace_id = {id}");
-        eventually("the counters", || async { (instance.read_d1(&counted) == [commands.to_string()]).then_some(()) })
-            .await;
+        let counted =
+            format!("SELECT CAST(total AS TEXT) FROM counted_commands WHERE workspace_id = {id}");
+        eventually("the counters", || async {
+            (instance.read_d1(&counted) == [commands.to_string()]).then_some(())
+        })
+        .await;
         rows.push(costs(&instance, &workspace, &owner, id, u64::from(commands)).await);
     }
     // The small one is a hundredth, and the large one was not there yet; now it is.
@@ -632,12 +729,19 @@ async fn a_list_costs_what_it_shows_however_many_commands_there_are() {
         .logged_in("owner", farhand_tests::client::PASSWORD)
         .await;
     let (_, again) = cost(&instance, &small, "search=often").await;
-    // (The end of a range in an index is told by the entry after it, which may be another workspace's.)
+    // (The end of a range in an index is told by the entry after it, which may be another
+    // workspace's.)
     assert!(again <= rows[0] + 20, "{again} {rows:?}");
 }
 
 /// Asserts what lists of a workspace cost; returns the cost of one search.
-async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64, commands: u64) -> u64 {
+async fn costs(
+    instance: &Instance,
+    workspace: &Workspace,
+    owner: &Api,
+    id: i64,
+    commands: u64,
+) -> u64 {
     let server = format!("{id:08x}-0000-7000-8000-{:012x}", 2);
     let user = id * 1_000 + 2;
     let of = |is: &dyn Fn(u64) -> bool| (1..=commands).filter(|i| is(*i)).count() as u64;
@@ -652,8 +756,16 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
         ("requested_by_isnull=false".to_owned(), commands * 3 / 4, commands / 10),
         ("is_scheduled=true".to_owned(), commands / 5, commands / 20),
         ("is_scheduled=false".to_owned(), commands * 4 / 5, commands / 10),
-        ("success=false".to_owned(), of(&|i| i % 7 != 0 && i % 10 == 1), of_owner(&|i| i % 7 != 0 && i % 10 == 1)),
-        ("success=true".to_owned(), of(&|i| i % 7 != 0 && i % 10 != 1), of_owner(&|i| i % 7 != 0 && i % 10 != 1)),
+        (
+            "success=false".to_owned(),
+            of(&|i| i % 7 != 0 && i % 10 == 1),
+            of_owner(&|i| i % 7 != 0 && i % 10 == 1),
+        ),
+        (
+            "success=true".to_owned(),
+            of(&|i| i % 7 != 0 && i % 10 != 1),
+            of_owner(&|i| i % 7 != 0 && i % 10 != 1),
+        ),
         ("state=sent".to_owned(), of(&|i| i % 7 == 0), of_owner(&|i| i % 7 == 0)),
     ];
     for name in MOMENTS {
@@ -668,7 +780,11 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
             let (reply, rows) = cost(instance, &workspace.admin, &paged).await;
             let found = reply.expect(200);
             assert_eq!(found["count"], *of_all, "{paged}");
-            assert_eq!(found["results"].as_array().unwrap().len() as u64, (*of_all).min(size), "{paged}");
+            assert_eq!(
+                found["results"].as_array().unwrap().len() as u64,
+                (*of_all).min(size),
+                "{paged}"
+            );
             // What is not promised to be bounded reads what it matches, for `count` or to sort it.
             let more = match query.as_str() {
                 // Each command by an index, and its row.
@@ -676,7 +792,8 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
                 "is_scheduled=true" | "success=false" => *of_all,
                 // There are few open ones, as a server has at most 200.
                 "state=sent" => *of_all,
-                // Those of nobody: each by its index for `count`, and again with its row for the page.
+                // Those of nobody: each by its index for `count`, and again with its row for the
+                // page.
                 "requested_by_isnull=true" => 3 * of_all,
                 "is_scheduled=false" => commands - of_all,
                 "requested_by_isnull=false" => commands - of_all + 2 * size,
@@ -691,7 +808,8 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
                 dear.push(format!("{paged}: {rows} rows"));
             }
         }
-        // Of somebody who can access three servers of twenty: a look at all servers, and a page of each of the three.
+        // Of somebody who can access three servers of twenty: a look at all servers, and a page of
+        // each of the three.
         let (reply, rows) = cost(instance, owner, query).await;
         assert_eq!(reply.expect(200)["count"], *of_owner, "{query}");
         let is_bounded = query.is_empty() || query.ends_with("scheduled_at");
@@ -709,22 +827,34 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
     }
     // Whoever is nobody is refused, however far they ask.
     let nobody = workspace.admin.with_token("nobody");
-    for query in ["", "page=2", "page=5000", "ordering=handled_at&page=5000", "search=often", "search=often&page=5000"]
-    {
+    for query in [
+        "",
+        "page=2",
+        "page=5000",
+        "ordering=handled_at&page=5000",
+        "search=often",
+        "search=often&page=5000",
+    ] {
         assert_eq!(nobody.get(&format!("{PATH}?{query}")).await.status, 403, "{query}");
     }
     let (reply, rows) = cost(instance, &workspace.admin, &format!("page={}", commands + 1)).await;
     assert_eq!(reply.status, 404);
     assert!(rows <= commands + 40, "{rows} rows for a page past the end");
-    // Far on, the page is chosen in another way: nothing is left out or shown twice between the two.
-    for (query, moment) in [("ordering=scheduled_at", "scheduled_at"), ("ordering=handled_at", "handled_at")] {
+    // Far on, the page is chosen in another way: nothing is left out or shown twice between the
+    // two.
+    for (query, moment) in
+        [("ordering=scheduled_at", "scheduled_at"), ("ordering=handled_at", "handled_at")]
+    {
         let mut items = Vec::new();
         for page in [200, 201].into_iter().filter(|page| page * 50 <= commands * 3 / 20) {
-            let reply = owner.get(&format!("{PATH}?{query}&page_size=50&page={page}")).await.expect(200);
+            let reply =
+                owner.get(&format!("{PATH}?{query}&page_size=50&page={page}")).await.expect(200);
             items.extend(reply["results"].as_array().unwrap().clone());
         }
         assert_eq!(items.len(), if commands > 1_000 { 100 } else { 0 }, "{query}");
-        let key = |item: &Value| (item[moment].as_str().map(str::to_owned), item["id"].as_str().unwrap().to_owned());
+        let key = |item: &Value| {
+            (item[moment].as_str().map(str::to_owned), item["id"].as_str().unwrap().to_owned())
+        };
         assert!(items.is_sorted_by(|a, b| key(a) < key(b)), "{query}");
     }
     // A search reads a few rows for each that it finds, and the names.
@@ -741,9 +871,11 @@ async fn costs(instance: &Instance, workspace: &Workspace, owner: &Api, id: i64,
         ("é", 0),
     ] {
         let number = words.split(' ').count() as u64;
-        let (reply, rows) = cost(instance, &workspace.admin, &encoded(&[("search", words.to_owned())])).await;
+        let (reply, rows) =
+            cost(instance, &workspace.admin, &encoded(&[("search", words.to_owned())])).await;
         assert_eq!(reply.expect(200)["count"], found, "{words}");
-        // If there are very many, each is read in the search index alone, and looked up among those.
+        // If there are very many, each is read in the search index alone, and looked up among
+        // those.
         let most = if found >= 10_000 { 6 * found + 10_500 } else { (8 + 2 * number) * found + 60 };
         let words_read = number * names;
         assert!(rows <= most + words_read, "search {words} of {commands}: {rows} rows");
@@ -761,11 +893,18 @@ async fn far_pages(workspace: &Workspace, query: &str, count: u64) {
     let some = [1, pages / 2 - 1, pages / 2, pages / 2 + 1, pages / 2 + 2, pages - 1, pages];
     for page in some.into_iter().filter(|page| (1..=pages).contains(page)) {
         let mut found = Vec::new();
-        for (ordering, page) in [(moment.to_owned(), page), (format!("-{moment}"), pages + 1 - page)] {
+        for (ordering, page) in
+            [(moment.to_owned(), page), (format!("-{moment}"), pages + 1 - page)]
+        {
             let paged = format!("{filter}&ordering={ordering}&page={page}&page_size={size}");
             let reply = workspace.admin.get(&format!("{PATH}?{paged}")).await.expect(200);
             let items = reply["results"].as_array().unwrap();
-            found.push(items.iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>());
+            found.push(
+                items
+                    .iter()
+                    .map(|item| item["id"].as_str().unwrap().to_owned())
+                    .collect::<Vec<_>>(),
+            );
         }
         found[1].reverse();
         assert_eq!(found[0], found[1], "{query}, page {page} of {count}");
@@ -786,7 +925,10 @@ async fn words_of_any_length_and_number_are_found() {
         workspace.admin.post(PATH, &body).await.expect(201);
     }
     let found = async |words: &str| {
-        let list = workspace.admin.get(&format!("{PATH}?{}", encoded(&[("search", words.to_owned())]))).await;
+        let list = workspace
+            .admin
+            .get(&format!("{PATH}?{}", encoded(&[("search", words.to_owned())])))
+            .await;
         list.expect(200)["count"].clone()
     };
     for (words, count) in [
@@ -819,11 +961,13 @@ async fn long_lines_are_searched_within_bounds() {
     let id = workspace_id(&instance, &workspace).await;
     fill(&instance, id, user_id(&owner).await, 1_000).await;
     let search = async |words: &str| {
-        let (reply, rows) = cost(&instance, &workspace.admin, &encoded(&[("search", words.to_owned())])).await;
+        let (reply, rows) =
+            cost(&instance, &workspace.admin, &encoded(&[("search", words.to_owned())])).await;
         (reply.expect(200)["count"].as_u64().unwrap(), rows)
     };
     let before = search("nothing").await.1;
-    // 200 lines of 16,384 characters; the first and the last have a word of their own at their end, all have some others.
+    // 200 lines of 16,384 characters; the first and the last have a word of their own at their end,
+    // all have some others.
     instance.d1(&format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
              INSERT INTO commands (seq, workspace_id, id, server_id, server_name, shell, line, username, groupname, timeout,
@@ -838,24 +982,35 @@ async fn long_lines_are_searched_within_bounds() {
     ));
     let (found, rows) = search("nothing").await;
     assert_eq!(found, 0);
-    // For each: its length (thrice, as the sum goes by), itself, and whether its server or requester has the word.
+    // For each: its length (thrice, as the sum goes by), itself, and whether its server or
+    // requester has the word.
     assert!(rows <= before + 8 * 200 + 20, "{rows} after {before}");
-    for (words, found) in
-        [("earliest", 1), ("LATEST", 1), ("latest earliest", 0), ("mnop latest WEB-2", 1), ("hgfedcba", 0)]
-    {
+    for (words, found) in [
+        ("earliest", 1),
+        ("LATEST", 1),
+        ("latest earliest", 0),
+        ("mnop latest WEB-2", 1),
+        ("hgfedcba", 0),
+    ] {
         assert_eq!(search(words).await.0, found, "{words}");
     }
     // With as many words as these, only some of the newest are read.
-    let many: Vec<String> = (0..24).map(|at| "abcdefghijklmnopqrstuvwxyz"[at % 24..at % 24 + 2].to_owned()).collect();
-    let many =
-        many.into_iter().filter(|word| !["hi", "pq", "xy"].contains(&word.as_str())).collect::<Vec<_>>().join(" ");
+    let many: Vec<String> =
+        (0..24).map(|at| "abcdefghijklmnopqrstuvwxyz"[at % 24..at % 24 + 2].to_owned()).collect();
+    let many = many
+        .into_iter()
+        .filter(|word| !["hi", "pq", "xy"].contains(&word.as_str()))
+        .collect::<Vec<_>>()
+        .join(" ");
     assert_eq!(search(&format!("latest {many}")).await.0, 1);
     let (found, rows) = search(&format!("earliest {many}")).await;
     assert_eq!(found, 0);
     let read = 24_000_000 / 22 / 16_384;
     assert!(rows <= before + 3 * 200 + 22 * 200 + 6 * read, "{rows} after {before}");
     // Those who reach some servers, and other filters.
-    let of = async |api: &Api, query: &str| api.get(&format!("{PATH}?{query}")).await.expect(200)["count"].clone();
+    let of = async |api: &Api, query: &str| {
+        api.get(&format!("{PATH}?{query}")).await.expect(200)["count"].clone()
+    };
     for (api, query, found) in [
         (&owner, "search=latest", 1),
         (&workspace.user("eve").await, "search=latest", 0),
@@ -883,10 +1038,16 @@ async fn pages_of_the_longest_commands_are_answered() {
         workspace.admin.post(PATH, &body).await.expect(201);
     }
     instance.d1("UPDATE commands SET result = replace(hex(zeroblob(2048)), '0', char(1))");
-    for (query, expected) in [("", 15), ("?page_size=15", 15), ("?page_size=16", 16), ("?page_size=100", 16)] {
+    for (query, expected) in
+        [("", 15), ("?page_size=15", 15), ("?page_size=16", 16), ("?page_size=100", 16)]
+    {
         let list = workspace.admin.get(&format!("{PATH}{query}")).await.expect(200);
         let results = list["results"].as_array().unwrap();
         assert_eq!(results.len(), expected, "{query}");
-        assert!(results.iter().all(|one| one["line"] == line && one["result"].as_str().unwrap().len() == 4_096));
+        assert!(
+            results
+                .iter()
+                .all(|one| one["line"] == line && one["result"].as_str().unwrap().len() == 4_096)
+        );
     }
 }

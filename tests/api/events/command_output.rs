@@ -34,7 +34,8 @@ async fn deliver(workspace: &Workspace, agent: &mut ScriptedAgent) -> String {
 
 /// Makes a command that is delivered to the agent and will be stuck in a minute; returns its id.
 async fn deliver_unacknowledged(workspace: &Workspace, agent: &mut ScriptedAgent) -> String {
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     assert_eq!(agent.next_command().await["id"], made["id"]);
     made["id"].as_str().unwrap().to_owned()
 }
@@ -76,7 +77,8 @@ async fn finish(agent: &ScriptedAgent, id: &str, result: Option<&str>, chunks: O
 async fn all_chunks(api: &Api, id: &str) -> Vec<(u32, String)> {
     let (mut chunks, mut page) = (Vec::new(), 1);
     loop {
-        let reply = api.get(&format!("{}?page_size=100&page={page}", chunks_path(id))).await.expect(200);
+        let reply =
+            api.get(&format!("{}?page_size=100&page={page}", chunks_path(id))).await.expect(200);
         chunks.extend(reply["results"].as_array().unwrap().iter().map(|chunk| {
             assert_eq!(chunk.as_object().unwrap().len(), 2, "{chunk}");
             let seq = u32::try_from(chunk["seq"].as_u64().unwrap()).unwrap();
@@ -112,7 +114,8 @@ async fn is_end_of(api: &Api, end: &Value, lacks: bool) {
 
 // Order.
 
-/// Runs a command whose chunks come in some order, the first of them before the fin, with a follower from its beginning.
+/// Runs a command whose chunks come in some order, the first of them before the fin, with a
+/// follower from its beginning.
 async fn reports_in_order(
     workspace: &Workspace,
     agent: &ScriptedAgent,
@@ -141,7 +144,11 @@ async fn reports_in_order(
     }
     assert_eq!(chunks, numbered(0..6), "{case}");
     assert_eq!(all_chunks(&workspace.admin, id).await, numbered(0..6), "{case}");
-    assert_eq!((&end["output_truncated"], &end["output_bytes"]), (&json!(false), &json!(48)), "{case}");
+    assert_eq!(
+        (&end["output_truncated"], &end["output_bytes"]),
+        (&json!(false), &json!(48)),
+        "{case}"
+    );
     // Told once more from the beginning.
     let (chunks, again) = follow(&workspace.admin, id).await.rest().await;
     assert_eq!((chunks, again), (numbered(0..6), end), "{case}");
@@ -153,7 +160,8 @@ async fn output_is_in_the_order_of_its_numbers_however_it_came() {
     let result: String = text(&numbered(0..6));
     let result = result.as_str();
     let mut cases = Vec::new();
-    // Where the end is known by the number of chunks, by the length of the result, by both, and not at all.
+    // Where the end is known by the number of chunks, by the length of the result, by both, and not
+    // at all.
     for fin in [(None, Some(6)), (Some(result), None), (Some(result), Some(6)), (None, None)] {
         for order in [&[0, 1, 2, 3, 4, 5][..], &[5, 4, 3, 2, 1, 0], &[2, 2, 0, 5, 0, 1, 4, 3, 3]] {
             // Before the fin all of them, some, and none.
@@ -163,7 +171,10 @@ async fn output_is_in_the_order_of_its_numbers_however_it_came() {
         }
     }
     let runs = stream::iter(&cases);
-    runs.for_each_concurrent(9, |(id, order, fin)| reports_in_order(&workspace, &agent, id, *order, *fin)).await;
+    runs.for_each_concurrent(9, |(id, order, fin)| {
+        reports_in_order(&workspace, &agent, id, *order, *fin)
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -198,7 +209,8 @@ async fn what_never_came_is_told_as_missing() {
     let (two, three, four) = (text(&numbered(0..2)), text(&numbered(0..3)), text(&numbered(0..4)));
     let mut cases = Vec::new();
     for (seqs, result, total, lacks) in [
-        // In the middle; at the end, by the number of chunks and by the length of the result; at the beginning.
+        // In the middle; at the end, by the number of chunks and by the length of the result; at
+        // the beginning.
         (&[0, 2, 3][..], four.as_str(), Some(4), true),
         (&[0, 1], &three, Some(3), true),
         (&[0, 1], &three, None, true),
@@ -214,23 +226,31 @@ async fn what_never_came_is_told_as_missing() {
     ] {
         cases.push((deliver(&workspace, &mut agent).await, seqs, result, total, lacks));
     }
-    let run = async |(id, seqs, result, total, lacks): &(String, &[u32], &str, Option<u32>, bool)| {
-        let mut events = follow(&workspace.admin, id).await;
-        for seq in *seqs {
-            agent.chunk(id, *seq, &format!("chunk {seq}\n")).await;
-        }
-        finish(&agent, id, Some(result), *total).await;
-        let (chunks, end) = events.rest().await;
-        assert_eq!(chunks, numbered(seqs.iter().copied()), "{result}, {total:?}");
-        assert_eq!(end["result"].as_str().unwrap().is_empty(), result.is_empty() && seqs.is_empty());
-        is_end_of(&workspace.admin, &end, *lacks).await;
-    };
+    let run =
+        async |(id, seqs, result, total, lacks): &(String, &[u32], &str, Option<u32>, bool)| {
+            let mut events = follow(&workspace.admin, id).await;
+            for seq in *seqs {
+                agent.chunk(id, *seq, &format!("chunk {seq}\n")).await;
+            }
+            finish(&agent, id, Some(result), *total).await;
+            let (chunks, end) = events.rest().await;
+            assert_eq!(chunks, numbered(seqs.iter().copied()), "{result}, {total:?}");
+            assert_eq!(
+                end["result"].as_str().unwrap().is_empty(),
+                result.is_empty() && seqs.is_empty()
+            );
+            is_end_of(&workspace.admin, &end, *lacks).await;
+        };
     future::join_all(cases.iter().map(run)).await;
 }
 
 #[tokio::test]
 async fn what_takes_a_minute() {
-    future::join(a_gap_that_is_never_filled_does_not_hold_a_running_command_up(), a_command_that_gets_stuck()).await;
+    future::join(
+        a_gap_that_is_never_filled_does_not_hold_a_running_command_up(),
+        a_command_that_gets_stuck(),
+    )
+    .await;
 }
 
 async fn a_command_that_gets_stuck() {
@@ -248,7 +268,11 @@ async fn a_command_that_gets_stuck() {
     agent.chunk(&id, u32::MAX, "far\n").await;
     assert_eq!(seqs(&all_chunks(&workspace.admin, &id).await), [0]);
     agent.chunk(&running, 400, "running\n").await;
-    assert_eq!(seqs(&all_chunks(&workspace.admin, &running).await), [400], "while it runs, any is taken");
+    assert_eq!(
+        seqs(&all_chunks(&workspace.admin, &running).await),
+        [400],
+        "while it runs, any is taken"
+    );
     // A late end replaces that.
     agent.chunk(&id, 1, "chunk 1\n").await;
     finish(&agent, &id, None, Some(2)).await;
@@ -294,36 +318,73 @@ async fn chunks_come_in_pages() {
         agent.chunk(&id, seq, &format!("chunk {seq}\n")).await;
     }
     let results = |seqs: std::ops::Range<u32>| -> Value {
-        numbered(seqs).into_iter().map(|(seq, content)| json!({"seq": seq, "content": content})).collect()
+        numbered(seqs)
+            .into_iter()
+            .map(|(seq, content)| json!({"seq": seq, "content": content}))
+            .collect()
     };
     let url = |query: &str| format!("http://{}{path}?{query}", workspace.admin.host);
     let first = workspace.admin.get(&path).await.expect(200);
-    assert_eq!(first, json!({"count": 40, "next": url("page=2"), "previous": null, "results": results(0..15)}));
+    assert_eq!(
+        first,
+        json!({"count": 40, "next": url("page=2"), "previous": null, "results": results(0..15)})
+    );
     let last = workspace.admin.get(&format!("{path}?page=3")).await.expect(200);
-    assert_eq!(last, json!({"count": 40, "next": null, "previous": url("page=2"), "results": results(30..40)}));
-    let middle = workspace.admin.get(&format!("{path}?seq__gte=10&page_size=10&page=2&x=y")).await.expect(200);
-    let (next, previous) = (url("seq__gte=10&page_size=10&x=y&page=3"), url("seq__gte=10&page_size=10&x=y&page=1"));
-    assert_eq!(middle, json!({"count": 30, "next": next, "previous": previous, "results": results(20..30)}));
+    assert_eq!(
+        last,
+        json!({"count": 40, "next": null, "previous": url("page=2"), "results": results(30..40)})
+    );
+    let middle = workspace
+        .admin
+        .get(&format!("{path}?seq__gte=10&page_size=10&page=2&x=y"))
+        .await
+        .expect(200);
+    let (next, previous) =
+        (url("seq__gte=10&page_size=10&x=y&page=3"), url("seq__gte=10&page_size=10&x=y&page=1"));
+    assert_eq!(
+        middle,
+        json!({"count": 30, "next": next, "previous": previous, "results": results(20..30)})
+    );
     let all = workspace.admin.get(&format!("{path}?page_size=1000&seq__gte=0")).await.expect(200);
     assert_eq!((&all["count"], &all["results"]), (&json!(40), &results(0..40)));
     for past in ["40", "4294967295", "4294967296", "99999999999999999999999"] {
-        assert_eq!(workspace.admin.get(&format!("{path}?seq__gte={past}")).await.expect(200), empty, "{past}");
-        workspace.admin.get(&format!("{path}?seq__gte={past}&page=2")).await.expect_detail(404, None);
+        assert_eq!(
+            workspace.admin.get(&format!("{path}?seq__gte={past}")).await.expect(200),
+            empty,
+            "{past}"
+        );
+        workspace
+            .admin
+            .get(&format!("{path}?seq__gte={past}&page=2"))
+            .await
+            .expect_detail(404, None);
     }
     workspace.admin.get(&format!("{path}?page=4")).await.expect_detail(404, None);
-    workspace.admin.get(&format!("{path}?page=99999999999999999999")).await.expect_detail(404, None);
+    workspace
+        .admin
+        .get(&format!("{path}?page=99999999999999999999"))
+        .await
+        .expect_detail(404, None);
     for bad in ["", "-1", "+1", "1.5", "x", "0x1", "%201"] {
-        workspace.admin.get(&format!("{path}?seq__gte={bad}")).await.expect_fields(400, &["seq__gte"]);
+        workspace
+            .admin
+            .get(&format!("{path}?seq__gte={bad}"))
+            .await
+            .expect_fields(400, &["seq__gte"]);
     }
     let all_bad = workspace.admin.get(&format!("{path}?seq__gte=x&page=0&page_size=x")).await;
     all_bad.expect_fields(400, &["page", "page_size", "seq__gte"]);
     // With a gap the numbers of pages count what is there.
     agent.chunk(&id, 50, "chunk 50\n").await;
-    let last = workspace.admin.get(&format!("{path}?seq__gte=36&page_size=4&page=2")).await.expect(200);
+    let last =
+        workspace.admin.get(&format!("{path}?seq__gte=36&page_size=4&page=2")).await.expect(200);
     assert_eq!((&last["count"], &last["results"]), (&json!(5), &results(50..51)));
     agent.chunk(&id, 4_294_967_295, "chunk 4294967295\n").await;
     let highest = workspace.admin.get(&format!("{path}?seq__gte=51")).await.expect(200);
-    assert_eq!((&highest["count"], &highest["results"][0]["seq"]), (&json!(1), &json!(4_294_967_295_u32)));
+    assert_eq!(
+        (&highest["count"], &highest["results"][0]["seq"]),
+        (&json!(1), &json!(4_294_967_295_u32))
+    );
 }
 
 // Refusals.
@@ -344,7 +405,12 @@ async fn output_is_for_those_who_see_the_command() {
         outsider.get(&path).await.expect_detail(404, not_found);
         limited_elsewhere.get(&path).await.expect_detail(404, not_found);
         workspace.anonymous.get(&path).await.expect_detail(401, None);
-        workspace.anonymous.with_token("unknown").get(&path).await.expect_detail(403, Some("INVALID_TOKEN"));
+        workspace
+            .anonymous
+            .with_token("unknown")
+            .get(&path)
+            .await
+            .expect_detail(403, Some("INVALID_TOKEN"));
         workspace
             .anonymous
             .with(&credential(&server))
@@ -370,7 +436,12 @@ async fn output_is_for_those_who_see_the_command() {
     }
     // The credential comes before the input, and what is not there before that.
     let bad_page = format!("{}?page=0", chunks_path(&id));
-    workspace.anonymous.with_token("unknown").get(&bad_page).await.expect_detail(403, Some("INVALID_TOKEN"));
+    workspace
+        .anonymous
+        .with_token("unknown")
+        .get(&bad_page)
+        .await
+        .expect_detail(403, Some("INVALID_TOKEN"));
 }
 
 #[tokio::test]
@@ -398,11 +469,15 @@ async fn a_stream_is_resumed_after_an_event_of_its_own() {
     }
     let dead = workspace.anonymous.with_token("unknown");
     for bad in ["x", "-1", "+1", "1.0", "0x1", "4294967296", "1 2"] {
-        let refusal = Events::resume(&workspace.admin, &stream_path(&id), Some(bad)).await.err().unwrap();
+        let refusal =
+            Events::resume(&workspace.admin, &stream_path(&id), Some(bad)).await.err().unwrap();
         refusal.expect_fields(400, &["non_field_errors"]);
         let refusal = Events::resume(&dead, &stream_path(&id), Some(bad)).await.err().unwrap();
         refusal.expect_detail(403, Some("INVALID_TOKEN"));
-        let refusal = Events::resume(&workspace.admin, &stream_path("nonsense"), Some(bad)).await.err().unwrap();
+        let refusal = Events::resume(&workspace.admin, &stream_path("nonsense"), Some(bad))
+            .await
+            .err()
+            .unwrap();
         refusal.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     }
 }
@@ -475,7 +550,8 @@ async fn output_outlives_the_service_and_is_followed_on() {
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let (running, ended) = (deliver(&workspace, &mut agent).await, deliver(&workspace, &mut agent).await);
+    let (running, ended) =
+        (deliver(&workspace, &mut agent).await, deliver(&workspace, &mut agent).await);
     for id in [&running, &ended] {
         agent.chunk(id, 0, "chunk 0\n").await;
         agent.chunk(id, 1, "chunk 1\n").await;
@@ -569,17 +645,31 @@ async fn headers_and_head() {
     let id = deliver(&workspace, &mut agent).await;
     agent.chunk(&id, 0, "x").await;
     // While it runs: HEAD waits for nothing.
-    for (path, media_type) in [(chunks_path(&id), "application/json"), (stream_path(&id), "text/event-stream")] {
+    for (path, media_type) in
+        [(chunks_path(&id), "application/json"), (stream_path(&id), "text/event-stream")]
+    {
         let head = workspace.admin.call("HEAD", &path).await;
-        assert_eq!((head.status, head.text.as_str(), head.header("Content-Type")), (200, "", media_type));
-        assert_eq!((head.header("Cache-Control"), head.header("X-Content-Type-Options")), ("no-store", "nosniff"));
+        assert_eq!(
+            (head.status, head.text.as_str(), head.header("Content-Type")),
+            (200, "", media_type)
+        );
+        assert_eq!(
+            (head.header("Cache-Control"), head.header("X-Content-Type-Options")),
+            ("no-store", "nosniff")
+        );
         assert!(!head.header("X-Request-Id").is_empty());
     }
     let request = workspace.admin.request("GET", &stream_path(&id)).header("X-Request-Id", "mine");
     let response = request.send().await.unwrap();
     let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
-    assert_eq!((header("Content-Type").as_str(), header("Cache-Control").as_str()), ("text/event-stream", "no-store"));
-    assert_eq!((header("X-Content-Type-Options").as_str(), header("X-Request-Id").as_str()), ("nosniff", "mine"));
+    assert_eq!(
+        (header("Content-Type").as_str(), header("Cache-Control").as_str()),
+        ("text/event-stream", "no-store")
+    );
+    assert_eq!(
+        (header("X-Content-Type-Options").as_str(), header("X-Request-Id").as_str()),
+        ("nosniff", "mine")
+    );
     // The path without its slash leads here.
     let moved = workspace.admin.get(stream_path(&id).trim_end_matches('/')).await;
     assert_eq!((moved.status, moved.header("Location").ends_with("/stream/")), (308, true));
@@ -610,7 +700,10 @@ async fn any_text_comes_as_it_was() {
     }
     finish(&agent, &id, Some(&pieces.concat()), None).await;
     let (_, end) = events.rest().await;
-    assert_eq!((&end["result"], &end["output_bytes"]), (&json!(pieces.concat()), &json!(pieces.concat().len())));
+    assert_eq!(
+        (&end["result"], &end["output_bytes"]),
+        (&json!(pieces.concat()), &json!(pieces.concat().len()))
+    );
     is_end_of(&workspace.admin, &end, false).await;
     let chunks = all_chunks(&workspace.admin, &id).await;
     assert_eq!(chunks.iter().map(|(_, content)| content.as_str()).collect::<Vec<_>>(), pieces);
@@ -621,7 +714,8 @@ async fn large_chunks_come_whole() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
     // Several rows each, with a character at every place that a row could end at.
-    let pieces = ["é".repeat(1_000_000), format!("x{}", "é".repeat(1_000_000)), "🦀\u{0}\n".repeat(350_000)];
+    let pieces =
+        ["é".repeat(1_000_000), format!("x{}", "é".repeat(1_000_000)), "🦀\u{0}\n".repeat(350_000)];
     let mut events = follow(&workspace.admin, &id).await;
     for (seq, piece) in (0..).zip(&pieces) {
         agent.chunk(&id, seq, piece).await;
@@ -631,14 +725,18 @@ async fn large_chunks_come_whole() {
     finish(&agent, &id, None, Some(3)).await;
     let (_, end) = events.rest().await;
     is_end_of(&workspace.admin, &end, false).await;
-    assert_eq!((&end["output_bytes"], &end["result_truncated"]), (&json!(pieces.concat().len()), &json!(true)));
+    assert_eq!(
+        (&end["output_bytes"], &end["result_truncated"]),
+        (&json!(pieces.concat().len()), &json!(true))
+    );
     let chunks = all_chunks(&workspace.admin, &id).await;
     assert!(seqs(&chunks) == [0, 1, 2] && text(&chunks) == pieces.concat());
     let (chunks, _) = follow(&workspace.admin, &id).await.rest().await;
     assert!(text(&chunks) == pieces.concat());
 }
 
-/// Reads a stream to its end, and is cut off again and again: each time so many bytes of output came.
+/// Reads a stream to its end, and is cut off again and again: each time so many bytes of output
+/// came.
 async fn read_with_reconnects(api: &Api, id: &str, every: usize) -> (String, Value, u32) {
     let (mut output, mut next, mut reconnects) = (String::new(), 0, 0);
     loop {
@@ -676,7 +774,9 @@ async fn ten_mebibytes_survive_twenty_reconnects() {
     let number = (10 << 20) / 4096;
     let write = async {
         // As Alpamon does: four at once, which overtake each other.
-        stream::iter(0..number).for_each_concurrent(4, async |seq| agent.chunk(&id, seq, &piece(seq)).await).await;
+        stream::iter(0..number)
+            .for_each_concurrent(4, async |seq| agent.chunk(&id, seq, &piece(seq)).await)
+            .await;
         finish(&agent, &id, None, Some(number)).await;
     };
     let read = read_with_reconnects(&workspace.admin, &id, (10 << 20) / 21);
@@ -689,18 +789,19 @@ async fn ten_mebibytes_survive_twenty_reconnects() {
     assert!(text(&all_chunks(&workspace.admin, &id).await) == expected);
 }
 
-/// Runs a command of the real agent's, whose output it also writes to a file; returns what was read from the stream, the
-/// command object at its end, how often the reader reconnected, and what was written.
+/// Runs a command of the real agent's, whose output it also writes to a file; returns what was read
+/// from the stream, the command object at its end, how often the reader reconnected, and what was
+/// written.
 async fn run_for_real(source: &str, every: usize) -> (Workspace, String, Value, u32, Vec<u8>) {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
     let _agent = RealAgent::start(&workspace, &server).await;
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("copy");
-    let body =
-        json!({"server": "here", "line": format!("{source} | tee {}", copy.display()), "username": own_account()});
+    let body = json!({"server": "here", "line": format!("{source} | tee {}", copy.display()), "username": own_account()});
     let made = workspace.admin.post(PATH, &body).await.expect(201);
-    let (output, end, reconnects) = read_with_reconnects(&workspace.admin, made["id"].as_str().unwrap(), every).await;
+    let (output, end, reconnects) =
+        read_with_reconnects(&workspace.admin, made["id"].as_str().unwrap(), every).await;
     assert_eq!(end["status"]["text"], "Success", "{}", end["status"]);
     let written = std::fs::read(copy).unwrap();
     (workspace, output, end, reconnects, written)
@@ -731,8 +832,10 @@ async fn more_than_is_kept_of_a_real_command_is_cut_and_says_so() {
 #[tokio::test]
 async fn the_beginning_of_more_than_is_kept_is_kept_however_it_came() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    // 20 MiB in 10 chunks, of which 8 are kept. The last order has the whole end before the beginning.
-    let piece = |seq: u32| char::from(b'a' + u8::try_from(seq).unwrap()).to_string().repeat(2 << 20);
+    // 20 MiB in 10 chunks, of which 8 are kept. The last order has the whole end before the
+    // beginning.
+    let piece =
+        |seq: u32| char::from(b'a' + u8::try_from(seq).unwrap()).to_string().repeat(2 << 20);
     for order in [[0, 1, 2, 3, 4, 5, 6, 8, 7, 9], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]] {
         let id = deliver(&workspace, &mut agent).await;
         for seq in order {
@@ -764,7 +867,10 @@ async fn the_beginning_of_more_than_is_kept_is_kept_however_it_came() {
     let (chunks, end) = events.rest().await;
     assert_eq!((chunks.len(), &end["output_bytes"]), (0, &json!((16 << 20) + 1)));
     is_end_of(&workspace.admin, &end, true).await;
-    assert_eq!(workspace.admin.get(&format!("{}?page_size=1", chunks_path(&id))).await.expect(200)["count"], 9);
+    assert_eq!(
+        workspace.admin.get(&format!("{}?page_size=1", chunks_path(&id))).await.expect(200)["count"],
+        9
+    );
 }
 
 // Who may follow on.
@@ -795,7 +901,9 @@ async fn history_is_not_amended_after_the_end() {
     let counted = deliver(&workspace, &mut agent).await;
     agent.chunk(&counted, 0, "zero").await;
     finish(&agent, &counted, None, Some(3)).await;
-    for (seq, content) in [(2, "two"), (3, "three"), (4_000_000_000, ""), (1, "one"), (5, &"A".repeat(1 << 20))] {
+    for (seq, content) in
+        [(2, "two"), (3, "three"), (4_000_000_000, ""), (1, "one"), (5, &"A".repeat(1 << 20))]
+    {
         agent.chunk(&counted, seq, content).await;
     }
     let chunks = all_chunks(api, &counted).await;
@@ -826,7 +934,9 @@ async fn a_day_after_its_end_a_command_has_all_its_output() {
     api_has_end(&workspace.admin, &id).await;
     instance.stop_when_d1_knows().await;
     let yesterday = Timestamp::parse("2026-01-01T00:00:00Z").unwrap();
-    let sql = format!("UPDATE commands SET document = json_set(document, '$.life.handled_at', '{yesterday}')");
+    let sql = format!(
+        "UPDATE commands SET document = json_set(document, '$.life.handled_at', '{yesterday}')"
+    );
     assert_eq!(change_objects(state.path(), "ServerLink", &sql), 1);
     let instance = Instance::restart(state.path()).await;
     let late = json!({"seq": 0, "content": "zero"});
@@ -849,8 +959,9 @@ async fn small_chunks_share_rows_and_keep_their_bounds() {
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = deliver(&workspace, &mut agent).await;
     // Every third one is empty, and neighbours change places.
-    let content =
-        |seq: u32| if seq.is_multiple_of(3) { String::new() } else { format!("{seq}: {}\n", "x".repeat(200)) };
+    let content = |seq: u32| {
+        if seq.is_multiple_of(3) { String::new() } else { format!("{seq}: {}\n", "x".repeat(200)) }
+    };
     for pair in (0..MANY).collect::<Vec<_>>().chunks(2) {
         for seq in pair.iter().rev() {
             agent.chunk(&id, *seq, &content(*seq)).await;
@@ -862,8 +973,15 @@ async fn small_chunks_share_rows_and_keep_their_bounds() {
     assert_eq!(all_chunks(&workspace.admin, &id).await, expected);
     let (streamed, end) = follow(&workspace.admin, &id).await.rest().await;
     assert_eq!(streamed, expected);
-    assert_eq!((&end["output_truncated"], &end["output_bytes"]), (&json!(false), &json!(text(&expected).len())));
-    let from = workspace.admin.get(&format!("{}?seq__gte=400&page_size=2", chunks_path(&id))).await.expect(200);
+    assert_eq!(
+        (&end["output_truncated"], &end["output_bytes"]),
+        (&json!(false), &json!(text(&expected).len()))
+    );
+    let from = workspace
+        .admin
+        .get(&format!("{}?seq__gte=400&page_size=2", chunks_path(&id)))
+        .await
+        .expect(200);
     assert_eq!((&from["count"], &from["results"][1]["seq"]), (&json!(257), &json!(401)));
     let rows = instance.read_objects("ServerLink", "SELECT command FROM chunks").len();
     assert!(rows <= 4, "{rows} rows for about 93 kB");
@@ -890,13 +1008,17 @@ async fn an_answer_waits_for_output_that_the_end_has_overtaken() {
         };
         let (done, took) = tokio::join!(workspace.admin.send(request), reports);
         let done = done.expect(201);
-        // The answer waits for a second. Where the machine took longer than that, it is tried again.
+        // The answer waits for a second. Where the machine took longer than that, it is tried
+        // again.
         tries += 1;
         if took > Duration::from_millis(900) && tries < 20 {
             cases.push((result, chunks));
             continue;
         }
-        assert_eq!((&done["status"]["text"], &done["output_bytes"]), (&json!("Success"), &json!(long.len() + 8)));
+        assert_eq!(
+            (&done["status"]["text"], &done["output_bytes"]),
+            (&json!("Success"), &json!(long.len() + 8))
+        );
     }
 }
 
@@ -916,7 +1038,8 @@ async fn a_dead_credential_ends_its_stream_and_no_other() {
     let (deleted, deleted_path) = token("deleted", &admin, json!({})).await;
     let (disabled, disabled_path) = token("disabled", &admin, json!({})).await;
     let (narrowed, narrowed_path) = token("narrowed", &admin, json!({})).await;
-    let (moved, moved_path) = token("moved", &admin, json!({"acl": {"servers": [server["id"]]}})).await;
+    let (moved, moved_path) =
+        token("moved", &admin, json!({"acl": {"servers": [server["id"]]}})).await;
     let (elsewhere, elsewhere_path) = token("elsewhere", &admin, json!({})).await;
     let (kept, kept_path) = token("kept", &admin, json!({})).await;
     let logged_out = workspace.anonymous.logged_in("boss", PASSWORD).await;
@@ -980,14 +1103,25 @@ async fn a_dead_credential_ends_its_stream_and_no_other() {
     // Those that live heard that the stream is there, and go on.
     for events in [&mut alive, &mut alive_with_list] {
         assert_eq!(events.next().await, Some(Block::Retry(1000)));
-        let Some(Block::Comment(_)) = events.next().await else { panic!("a keep-alive comes every 15 seconds") };
+        let Some(Block::Comment(_)) = events.next().await else {
+            panic!("a keep-alive comes every 15 seconds")
+        };
     }
     agent.chunk(&id, 0, "chunk 0\n").await;
     for events in [&mut alive, &mut alive_with_list] {
         assert_eq!(events.next_chunk().await.0, 0);
     }
     // Who was cut off is refused when they come back.
-    for api in [&deleted, &disabled, &logged_out, &deactivated, &of_deactivated, &changed, &expired, &demoted] {
+    for api in [
+        &deleted,
+        &disabled,
+        &logged_out,
+        &deactivated,
+        &of_deactivated,
+        &changed,
+        &expired,
+        &demoted,
+    ] {
         let refusal = Events::resume(api, &stream_path(&id), Some("0")).await.err().unwrap();
         refusal.expect_detail(403, Some("INVALID_TOKEN"));
     }
@@ -1013,7 +1147,11 @@ async fn a_dead_credential_ends_a_stream_that_is_never_silent() {
     let mut alive = follow(&workspace.admin, &id).await;
     agent.chunk(&id, 0, "chunk 0\n").await;
     assert_eq!(events.next_chunk().await.0, 0);
-    workspace.admin.delete(&format!("/api/auth/tokens/{}/", token["id"].as_str().unwrap())).await.expect(204);
+    workspace
+        .admin
+        .delete(&format!("/api/auth/tokens/{}/", token["id"].as_str().unwrap()))
+        .await
+        .expect(204);
     let since = Instant::now();
     let write = async {
         for seq in 1.. {
@@ -1053,7 +1191,12 @@ async fn chunks_with_gaps_make_a_bounded_number_of_rows() {
     let agent = ScriptedAgent::over(&agent.api.on(&instance.url), "/ws/servers/backhaul/").await;
     let last = async |from: u32| {
         let page = api.get(&format!("{}?seq__gte={from}", chunks_path(&id))).await.expect(200);
-        page["results"].as_array().unwrap().iter().map(|chunk| chunk["seq"].as_u64().unwrap()).collect::<Vec<_>>()
+        page["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|chunk| chunk["seq"].as_u64().unwrap())
+            .collect::<Vec<_>>()
     };
     agent.chunk(&id, 40_000, "x").await;
     agent.chunk(&id, 50_000, "x").await;
@@ -1071,10 +1214,15 @@ async fn the_whole_output_is_plain_text() {
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let body = json!({"server": "web-1", "line": "id"});
-    let run = async || workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
+    let run = async || {
+        workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned()
+    };
     let output = async |id: &str| {
         let reply = workspace.admin.get(&format!("{}output/", path_of(id))).await;
-        assert_eq!((reply.status, reply.header("Content-Type")), (200, "text/plain; charset=utf-8"));
+        assert_eq!(
+            (reply.status, reply.header("Content-Type")),
+            (200, "text/plain; charset=utf-8")
+        );
         reply.text
     };
     let id = run().await;

@@ -24,12 +24,18 @@ pub fn id_of(command: &Value) -> &str {
     command["id"].as_str().unwrap()
 }
 
-/// Reads a command alone and in the list. What the list tells may be a second behind; the rest must be the same.
+/// Reads a command alone and in the list. What the list tells may be a second behind; the rest must
+/// be the same.
 pub async fn read(workspace: &Workspace, command: &Value) -> Value {
     let one = workspace.admin.get(&path_of(command)).await.expect(200);
     eventually("the list to show the same", || async {
         let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
-        let item = list["results"].as_array().unwrap().iter().find(|item| item["id"] == command["id"]).cloned();
+        let item = list["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|item| item["id"] == command["id"])
+            .cloned();
         (item.expect("in the list at once") == one).then_some(())
     })
     .await;
@@ -49,27 +55,41 @@ pub fn has_status(command: &Value, text: &str, color: &str, cancellable: bool) {
 
 #[track_caller]
 pub fn moment(command: &Value, field: &str) -> Timestamp {
-    Timestamp::parse(command[field].as_str().unwrap_or_else(|| panic!("{field}: {command}"))).unwrap()
+    Timestamp::parse(command[field].as_str().unwrap_or_else(|| panic!("{field}: {command}")))
+        .unwrap()
 }
 
 #[tokio::test]
 async fn a_command_runs_from_post_to_result() {
     let (workspace, server, mut agent) = workspace_with_agent().await;
     let me = workspace.admin.get("/api/iam/users/-/").await.expect(200);
-    let body =
-        json!({"server": server["id"], "line": "uname -a | tr a-z A-Z", "username": "deploy", "groupname": "www"});
+    let body = json!({"server": server["id"], "line": "uname -a | tr a-z A-Z", "username": "deploy", "groupname": "www"});
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     has_status(&made, "Sent", "warning", false);
-    assert_eq!((&made["line"], &made["shell"]), (&json!("uname -a | tr a-z A-Z"), &json!("system")));
+    assert_eq!(
+        (&made["line"], &made["shell"]),
+        (&json!("uname -a | tr a-z A-Z"), &json!("system"))
+    );
     assert_eq!((&made["server"], &made["server_name"]), (&server["id"], &json!("web-1")));
     assert_eq!(
         (&made["username"], &made["groupname"], &made["timeout"]),
         (&json!("deploy"), &json!("www"), &json!(1800))
     );
-    assert_eq!(made["requested_by"], json!({"id": me["id"], "username": "boss", "email": "boss@example.com"}));
+    assert_eq!(
+        made["requested_by"],
+        json!({"id": me["id"], "username": "boss", "email": "boss@example.com"})
+    );
     assert_eq!(made["added_at"], made["scheduled_at"]);
     assert_eq!(moment(&made, "expires_at").seconds_since(moment(&made, "scheduled_at")), 3600.0);
-    for unknown in ["success", "result", "exit_code", "elapsed_time", "response_delay", "acked_at", "handled_at"] {
+    for unknown in [
+        "success",
+        "result",
+        "exit_code",
+        "elapsed_time",
+        "response_delay",
+        "acked_at",
+        "handled_at",
+    ] {
         assert_eq!(made[unknown], json!(null), "{unknown}");
     }
     assert_eq!(read(&workspace, &made).await, made, "what POST answers is what GET shows");
@@ -92,13 +112,16 @@ async fn a_command_runs_from_post_to_result() {
     agent.fin(id_of(&made), 0, "LINUX\n").await;
     let done = read(&workspace, &made).await;
     has_status(&done, "Success", "success", false);
-    assert_eq!((&done["success"], &done["exit_code"], &done["elapsed_time"]), (&json!(true), &json!(0), &json!(0.25)));
+    assert_eq!(
+        (&done["success"], &done["exit_code"], &done["elapsed_time"]),
+        (&json!(true), &json!(0), &json!(0.25))
+    );
     assert_eq!(
         (&done["result"], &done["result_truncated"], &done["output_bytes"]),
         (&json!("LINUX\n"), &json!(false), &json!(6))
     );
-    let moments =
-        ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"].map(|field| moment(&done, field));
+    let moments = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"]
+        .map(|field| moment(&done, field));
     assert!(moments.is_sorted(), "{done}");
     let mut keys: Vec<&String> = done.as_object().unwrap().keys().collect();
     keys.sort();
@@ -136,12 +159,21 @@ async fn a_command_runs_from_post_to_result() {
 #[tokio::test]
 async fn the_server_may_be_named_and_the_line_called_command() {
     let (workspace, server, mut agent) = workspace_with_agent().await;
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "command": "id"})).await.expect(201);
-    assert_eq!((&made["server"], &made["line"], &made["username"]), (&server["id"], &json!("id"), &json!("boss")));
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "command": "id"})).await.expect(201);
+    assert_eq!(
+        (&made["server"], &made["line"], &made["username"]),
+        (&server["id"], &json!("id"), &json!("boss"))
+    );
     let order = agent.next_command().await;
-    assert_eq!((&order["user"], &order["group"]), (&json!("boss"), &json!("")), "the caller's own account, never root");
+    assert_eq!(
+        (&order["user"], &order["group"]),
+        (&json!("boss"), &json!("")),
+        "the caller's own account, never root"
+    );
     let upper = server["id"].as_str().unwrap().to_uppercase();
-    let both = json!({"server": upper, "command": "id", "line": "id", "shell": "internal", "timeout": 5});
+    let both =
+        json!({"server": upper, "command": "id", "line": "id", "shell": "internal", "timeout": 5});
     let made = workspace.admin.post(PATH, &both).await.expect(201);
     assert_eq!(made["timeout"], 5);
     let order = agent.next_command().await;
@@ -151,13 +183,17 @@ async fn the_server_may_be_named_and_the_line_called_command() {
 #[tokio::test]
 async fn a_failed_command() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "exit 3"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "exit 3"})).await.expect(201);
     agent.next_command().await;
     agent.ack(id_of(&made)).await;
     agent.fin(id_of(&made), 3, "").await;
     let done = read(&workspace, &made).await;
     has_status(&done, "Failed", "danger", false);
-    assert_eq!((&done["success"], &done["exit_code"], &done["result"]), (&json!(false), &json!(3), &json!("")));
+    assert_eq!(
+        (&done["success"], &done["exit_code"], &done["result"]),
+        (&json!(false), &json!(3), &json!(""))
+    );
 }
 
 #[tokio::test]
@@ -210,11 +246,16 @@ async fn bad_fields_change_nothing() {
         (with(json!({"scheduled_at": "2999-01-01T00:00:00"})), &["scheduled_at"]),
         (with(json!({"expires_at": "2020-01-01T00:00:00Z"})), &["expires_at"]),
         (
-            with(json!({"scheduled_at": "2999-01-01T00:00:00Z", "expires_at": "2998-01-01T00:00:00Z"})),
+            with(
+                json!({"scheduled_at": "2999-01-01T00:00:00Z", "expires_at": "2998-01-01T00:00:00Z"}),
+            ),
             &["expires_at", "scheduled_at"],
         ),
         (with(json!({"scheduled_at": now().plus_seconds(401 * 86_400)})), &["scheduled_at"]),
-        (with(json!({"scheduled_at": far_ahead(), "expires_at": now().plus_seconds(60)})), &["expires_at"]),
+        (
+            with(json!({"scheduled_at": far_ahead(), "expires_at": now().plus_seconds(60)})),
+            &["expires_at"],
+        ),
         (with(json!({"scheduled_for": "2999-01-01T00:00:00Z"})), &["scheduled_for"]),
         (with(json!({"run_after": [], "data": ""})), &["data", "run_after"]),
         (with(json!({"on_offline": "wait"})), &["on_offline"]),
@@ -243,10 +284,15 @@ async fn bad_fields_change_nothing() {
 async fn a_command_is_told_by_its_id_alone() {
     let (workspace, _, _agent) = workspace_with_agent().await;
     let other = Workspace::new().await;
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     other.admin.get(&path_of(&made)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-", "1"] {
-        workspace.admin.get(&format!("{PATH}{missing}/")).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+        workspace
+            .admin
+            .get(&format!("{PATH}{missing}/"))
+            .await
+            .expect_detail(404, Some("COMMAND_NOT_FOUND"));
     }
     workspace.admin.get(&path_of(&made)).await.expect(200);
 }
@@ -260,7 +306,12 @@ async fn the_list_has_the_latest_first() {
         assert_eq!(agent.next_command().await["line"], format!("echo {number}"), "in order");
     }
     let lines = |body: &Value| -> Vec<String> {
-        body["results"].as_array().unwrap().iter().map(|item| item["line"].as_str().unwrap().to_owned()).collect()
+        body["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| item["line"].as_str().unwrap().to_owned())
+            .collect()
     };
     let expected: Vec<String> = (0..17).rev().map(|number| format!("echo {number}")).collect();
     let first = workspace.admin.get(PATH).await.expect(200);
@@ -312,7 +363,8 @@ async fn waiting_ends_with_the_result_or_with_the_time() {
 async fn reports_may_come_late_twice_and_in_any_order() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let run = async |reports: &[&str], agent: &mut ScriptedAgent| {
-        let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+        let made =
+            workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
         agent.next_command().await;
         for report in reports {
             match *report {
@@ -328,9 +380,16 @@ async fn reports_may_come_late_twice_and_in_any_order() {
         let moments = ["delivered_at", "acked_at", "handled_at"].map(|field| moment(&done, field));
         assert!(moments.is_sorted(), "{done}");
         // What differs between two commands.
-        for own in
-            ["id", "added_at", "scheduled_at", "expires_at", "delivered_at", "acked_at", "handled_at", "response_delay"]
-        {
+        for own in [
+            "id",
+            "added_at",
+            "scheduled_at",
+            "expires_at",
+            "delivered_at",
+            "acked_at",
+            "handled_at",
+            "response_delay",
+        ] {
             done[own] = json!(null);
         }
         done["status"]["message"] = json!(null);
@@ -351,14 +410,19 @@ async fn reports_may_come_late_twice_and_in_any_order() {
 #[tokio::test]
 async fn a_result_is_made_of_chunks_where_the_agent_sent_none() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    for fin in [json!({"success": true}), json!({"success": true, "result": "", "elapsed_time": 1})] {
-        let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    for fin in [json!({"success": true}), json!({"success": true, "result": "", "elapsed_time": 1})]
+    {
+        let made =
+            workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
         agent.next_command().await;
         agent.chunk(id_of(&made), 1, "\u{1F980} two").await;
         agent.report(id_of(&made), "fin", Some(&fin)).await.expect(204);
         agent.chunk(id_of(&made), 0, "one\u{0}\n").await;
         let done = read(&workspace, &made).await;
-        assert_eq!((&done["result"], &done["output_bytes"]), (&json!("one\u{0}\n\u{1F980} two"), &json!(13)));
+        assert_eq!(
+            (&done["result"], &done["output_bytes"]),
+            (&json!("one\u{0}\n\u{1F980} two"), &json!(13))
+        );
         assert_eq!(done["exit_code"], json!(null));
     }
 }
@@ -367,7 +431,8 @@ async fn a_result_is_made_of_chunks_where_the_agent_sent_none() {
 async fn long_output_is_cut_and_says_so() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let finish = async |output: String, agent: &mut ScriptedAgent| {
-        let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+        let made =
+            workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
         agent.next_command().await;
         agent.fin(id_of(&made), 0, &output).await;
         made
@@ -382,16 +447,26 @@ async fn long_output_is_cut_and_says_so() {
         Some(list["results"][0].clone()).filter(|item| item["result"].is_string())
     })
     .await;
-    assert_eq!((&item["result"], &item["result_truncated"]), (&json!("é".repeat(4_096)), &json!(true)));
+    assert_eq!(
+        (&item["result"], &item["result_truncated"]),
+        (&json!("é".repeat(4_096)), &json!(true))
+    );
     assert_eq!(item["output_bytes"], 2 * 4_097);
     // Longer than is kept at all.
     let long = format!("head{}tail", "x".repeat(3 << 20));
     let made = finish(long.clone(), &mut agent).await;
     let one = workspace.admin.get(&path_of(&made)).await.expect(200);
     let result = one["result"].as_str().unwrap();
-    assert!(result.len() <= 256 * 1024 && result.starts_with("head") && result.ends_with("tail"), "{}", result.len());
+    assert!(
+        result.len() <= 256 * 1024 && result.starts_with("head") && result.ends_with("tail"),
+        "{}",
+        result.len()
+    );
     assert!(result.contains(" bytes cut ..."));
-    assert_eq!((&one["result_truncated"], &one["output_bytes"]), (&json!(true), &json!(long.len())));
+    assert_eq!(
+        (&one["result_truncated"], &one["output_bytes"]),
+        (&json!(true), &json!(long.len()))
+    );
 }
 
 #[tokio::test]
@@ -399,7 +474,8 @@ async fn only_the_own_agent_reports() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let other = workspace.server("web-2").await;
     let stranger = ScriptedAgent::connect(&workspace, &other).await;
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     agent.next_command().await;
     let fin = json!({"success": true, "result": "forged", "elapsed_time": 0, "exit_code": 0});
     stranger.report(id_of(&made), "ack", None).await.expect_detail(404, None);
@@ -414,8 +490,9 @@ async fn only_the_own_agent_reports() {
 #[tokio::test]
 async fn a_connection_that_comes_and_goes_loses_and_repeats_nothing() {
     let (workspace, server, agent) = workspace_with_agent().await;
-    let bodies: Vec<Value> =
-        (0..30).map(|number| json!({"server": "web-1", "line": format!("echo {number}")})).collect();
+    let bodies: Vec<Value> = (0..30)
+        .map(|number| json!({"server": "web-1", "line": format!("echo {number}")}))
+        .collect();
     let posts = async {
         let mut replies = Vec::new();
         for body in &bodies {
@@ -447,7 +524,8 @@ async fn a_connection_that_comes_and_goes_loses_and_repeats_nothing() {
         }
     }
     // The last socket's own come before this one.
-    let end = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "end"})).await.expect(201);
+    let end =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "end"})).await.expect(201);
     accepted.push(id_of(&end).to_owned());
     while delivered.last().is_none_or(|id| id != id_of(&end)) {
         delivered.push(id_of(&last.next_command().await).to_owned());
@@ -457,8 +535,12 @@ async fn a_connection_that_comes_and_goes_loses_and_repeats_nothing() {
     once.dedup();
     assert_eq!(once.len(), delivered.len(), "nothing is delivered twice");
     let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
-    let mut listed: Vec<String> =
-        list["results"].as_array().unwrap().iter().map(|command| id_of(command).to_owned()).collect();
+    let mut listed: Vec<String> = list["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|command| id_of(command).to_owned())
+        .collect();
     listed.sort();
     accepted.sort();
     assert_eq!(listed, accepted, "what is listed is what was accepted");
@@ -490,14 +572,21 @@ async fn what_was_accepted_survives_a_killed_service() {
     let api = workspace.admin.on(&instance.url);
     for (number, made) in accepted.iter().enumerate() {
         let found = api.get(&path_of(made)).await.expect(200);
-        // One that nobody acknowledged is stuck in a minute, which a slow machine may need for the restart.
+        // One that nobody acknowledged is stuck in a minute, which a slow machine may need for the
+        // restart.
         let expected: &[&str] = [&["Sent", "Stuck"][..], &["Acked"], &["Success"]][number % 3];
-        assert!(expected.contains(&found["status"]["text"].as_str().unwrap()), "a report is kept: {found}");
+        assert!(
+            expected.contains(&found["status"]["text"].as_str().unwrap()),
+            "a report is kept: {found}"
+        );
     }
     // The agent's socket is gone, and what it goes on to report is taken.
-    api.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+    api.post(PATH, &json!({"server": "web-1", "line": "id"}))
+        .await
+        .expect_detail(503, Some("SERVER_NOT_CONNECTED"));
     eventually("the connection's end", || async {
-        (api.get("/api/servers/").await.expect(200)["results"][0]["is_connected"] == false).then_some(())
+        (api.get("/api/servers/").await.expect(200)["results"][0]["is_connected"] == false)
+            .then_some(())
     })
     .await;
     let agent_api = agent.api.on(&instance.url);
@@ -517,10 +606,14 @@ async fn what_was_accepted_survives_a_killed_service() {
 #[tokio::test]
 async fn commands_posted_together_run_once_each() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    let bodies: Vec<Value> =
-        (0..20).map(|number| json!({"server": "web-1", "line": format!("echo {number}")})).collect();
-    let replies = futures_util::future::join_all(bodies.iter().map(|body| workspace.admin.post(PATH, body))).await;
-    let mut accepted: Vec<String> = replies.iter().map(|reply| id_of(&reply.expect(201)).to_owned()).collect();
+    let bodies: Vec<Value> = (0..20)
+        .map(|number| json!({"server": "web-1", "line": format!("echo {number}")}))
+        .collect();
+    let replies =
+        futures_util::future::join_all(bodies.iter().map(|body| workspace.admin.post(PATH, body)))
+            .await;
+    let mut accepted: Vec<String> =
+        replies.iter().map(|reply| id_of(&reply.expect(201)).to_owned()).collect();
     let mut delivered = Vec::new();
     for _ in 0..20 {
         delivered.push(id_of(&agent.next_command().await).to_owned());
@@ -536,10 +629,15 @@ async fn commands_posted_together_run_once_each() {
 async fn a_command_that_nobody_acknowledges_is_stuck_with_nobody_looking() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     for _ in 0..3 {
-        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "earlier"})).await.expect(201);
+        workspace
+            .admin
+            .post(PATH, &json!({"server": "web-1", "line": "earlier"}))
+            .await
+            .expect(201);
         agent.next_command().await;
     }
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     agent.next_command().await;
     // The list is read from D1 alone: nothing wakes the server's object but its own alarm.
     let stuck = eventually_within(Duration::from_secs(90), "the command to be stuck", || async {
@@ -548,7 +646,10 @@ async fn a_command_that_nobody_acknowledges_is_stuck_with_nobody_looking() {
     })
     .await;
     has_status(&stuck, "Stuck", "danger", false);
-    assert_eq!((&stuck["success"], &stuck["acked_at"], &stuck["result"]), (&json!(false), &json!(null), &json!(null)));
+    assert_eq!(
+        (&stuck["success"], &stuck["acked_at"], &stuck["result"]),
+        (&json!(false), &json!(null), &json!(null))
+    );
     let waited = moment(&stuck, "handled_at").seconds_since(moment(&stuck, "delivered_at"));
     assert!(waited >= 60.0, "{waited}");
     assert_eq!(read(&workspace, &made).await, stuck);
@@ -592,7 +693,13 @@ async fn what_d1_did_not_take_was_not_accepted() {
 /// The list's item of a command.
 async fn listed(workspace: &Workspace, id: &str) -> Value {
     let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
-    list["results"].as_array().unwrap().iter().find(|item| item["id"] == id).cloned().expect("it is in the list")
+    list["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|item| item["id"] == id)
+        .cloned()
+        .expect("it is in the list")
 }
 
 #[tokio::test]
@@ -600,8 +707,13 @@ async fn a_command_that_names_no_account_runs_as_the_servers() {
     let (workspace, server, mut agent) = workspace_with_agent().await;
     let path = format!("/api/servers/servers/{}/", id_of(&server));
     let member = workspace.user("ann").await;
-    let group = workspace.admin.post("/api/iam/groups/", &json!({"name": "ops", "servers": [server["id"]]})).await;
-    let ann = workspace.admin.get("/api/iam/users/?username=ann").await.expect(200)["results"][0]["id"].clone();
+    let group = workspace
+        .admin
+        .post("/api/iam/groups/", &json!({"name": "ops", "servers": [server["id"]]}))
+        .await;
+    let ann =
+        workspace.admin.get("/api/iam/users/?username=ann").await.expect(200)["results"][0]["id"]
+            .clone();
     let membership = json!({"group": group.expect(201)["id"], "user": ann, "role": "member"});
     workspace.admin.post("/api/iam/memberships/", &membership).await.expect(201);
     let mut runs_as = async |api: &farhand_tests::Api| {
@@ -612,20 +724,42 @@ async fn a_command_that_names_no_account_runs_as_the_servers() {
         made["username"].as_str().unwrap().to_owned()
     };
     assert_eq!(server["default_username"], json!(null));
-    assert_eq!((runs_as(&workspace.admin).await, runs_as(&member).await), ("boss".into(), "ann".into()));
+    assert_eq!(
+        (runs_as(&workspace.admin).await, runs_as(&member).await),
+        ("boss".into(), "ann".into())
+    );
     // A member may name no other account, so a default that is another one's is not for them.
     for (name, of_admin) in [("deploy", "deploy"), ("ann", "ann"), ("root", "root")] {
-        let set = workspace.admin.patch(&path, &json!({"default_username": name})).await.expect(200);
+        let set =
+            workspace.admin.patch(&path, &json!({"default_username": name})).await.expect(200);
         assert_eq!(set["default_username"], name);
-        assert_eq!((runs_as(&workspace.admin).await, runs_as(&member).await), (of_admin.into(), "ann".into()));
+        assert_eq!(
+            (runs_as(&workspace.admin).await, runs_as(&member).await),
+            (of_admin.into(), "ann".into())
+        );
     }
     for bad in [json!(""), json!("a b"), json!("-x"), json!(1), json!("x".repeat(65))] {
-        workspace.admin.patch(&path, &json!({"default_username": bad})).await.expect_fields(400, &["default_username"]);
+        workspace
+            .admin
+            .patch(&path, &json!({"default_username": bad}))
+            .await
+            .expect_fields(400, &["default_username"]);
     }
-    member.patch(&path, &json!({"default_username": "ann"})).await.expect_detail(403, Some("PERMISSION_DENIED"));
+    member
+        .patch(&path, &json!({"default_username": "ann"}))
+        .await
+        .expect_detail(403, Some("PERMISSION_DENIED"));
     let events = workspace.admin.get("/api/audit/events/?action=server.update").await.expect(200);
-    let last = events["results"].as_array().unwrap().iter().find(|event| event["outcome"] == "success").unwrap();
-    assert_eq!(last["details"], json!({"fields": ["default_username"], "default_username": "root"}));
+    let last = events["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|event| event["outcome"] == "success")
+        .unwrap();
+    assert_eq!(
+        last["details"],
+        json!({"fields": ["default_username"], "default_username": "root"})
+    );
 
     // The reported account counts if none was set, and is never root.
     workspace.admin.patch(&path, &json!({"default_username": null})).await.expect(200);
@@ -636,7 +770,8 @@ async fn a_command_that_names_no_account_runs_as_the_servers() {
     };
     let shown = async |expected: Value| {
         eventually("the server's account", || async {
-            (workspace.admin.get(&path).await.expect(200)["default_username"] == expected).then_some(())
+            (workspace.admin.get(&path).await.expect(200)["default_username"] == expected)
+                .then_some(())
         })
         .await;
     };
@@ -651,14 +786,23 @@ async fn a_command_that_names_no_account_runs_as_the_servers() {
     assert_eq!(runs_as(&workspace.admin).await, "deploy");
     workspace.admin.patch(&path, &json!({"default_username": null})).await.expect(200);
     shown(json!("other")).await;
-    // Reports of a part say nothing about it; a whole one without an account takes it back: the agent is root now.
+    // Reports of a part say nothing about it; a whole one without an account takes it back: the
+    // agent is root now.
     let part = json!({"name": "Debian", "version": "12"});
     credential.send_json("PUT", "/api/proc/os/sync/", &part).await.expect(204);
-    credential.send_json("PATCH", "/api/servers/servers/-/sync/", &json!({"load": 0.5})).await.expect(200);
-    eventually("the load", || async { (workspace.admin.get(&path).await.expect(200)["load"] == 0.5).then_some(()) })
-        .await;
+    credential
+        .send_json("PATCH", "/api/servers/servers/-/sync/", &json!({"load": 0.5}))
+        .await
+        .expect(200);
+    eventually("the load", || async {
+        (workspace.admin.get(&path).await.expect(200)["load"] == 0.5).then_some(())
+    })
+    .await;
     shown(json!("other")).await;
-    credential.send_json("PATCH", "/api/servers/servers/-/sync/", &json!({"version": "2"})).await.expect(200);
+    credential
+        .send_json("PATCH", "/api/servers/servers/-/sync/", &json!({"version": "2"}))
+        .await
+        .expect(200);
     shown(json!(null)).await;
     assert_eq!(runs_as(&workspace.admin).await, "boss");
 }
@@ -666,11 +810,11 @@ async fn a_command_that_names_no_account_runs_as_the_servers() {
 #[tokio::test]
 async fn why_an_agent_did_not_run_it_is_in_the_message() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     agent.next_command().await;
     let reason = "There is no account boss on this server.";
-    let fin =
-        json!({"success": false, "result": "", "elapsed_time": 0, "exit_code": 126, "chunks": 0, "reason": reason});
+    let fin = json!({"success": false, "result": "", "elapsed_time": 0, "exit_code": 126, "chunks": 0, "reason": reason});
     agent.report(id_of(&made), "fin", Some(&fin)).await.expect(204);
     let done = read(&workspace, &made).await;
     has_status(&done, "Failed", "danger", false);
@@ -682,7 +826,8 @@ async fn why_an_agent_did_not_run_it_is_in_the_message() {
 #[tokio::test]
 async fn the_list_never_lags_behind_an_answer() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    // An answer waits for the list for a second: only after that, on a slow machine, may the list be behind it.
+    // An answer waits for the list for a second: only after that, on a slow machine, may the list
+    // be behind it.
     let agree = async |shown: &Value, asked: Instant| {
         let may_lag = asked.elapsed() >= Duration::from_secs(1);
         eventually("the list", || async {
@@ -700,7 +845,8 @@ async fn the_list_never_lags_behind_an_answer() {
         let later = json!({"server": "web-1", "line": "id", "scheduled_at": far_ahead()});
         match round % 7 {
             0 => {
-                let request = workspace.admin.request("POST", PATH).header("Prefer", "wait=30").json(&body);
+                let request =
+                    workspace.admin.request("POST", PATH).header("Prefer", "wait=30").json(&body);
                 let reports = async {
                     let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
                     agent.fin(&id, 0, "done").await;
@@ -722,7 +868,10 @@ async fn the_list_never_lags_behind_an_answer() {
                     if way == 2 {
                         workspace.admin.get(&path).await.expect(200)
                     } else {
-                        let mut events = Events::open(&workspace.admin, &format!("{path}stream/")).await.ok().unwrap();
+                        let mut events = Events::open(&workspace.admin, &format!("{path}stream/"))
+                            .await
+                            .ok()
+                            .unwrap();
                         let (_, mut end) = events.rest().await;
                         // It ends seconds after the command, and says so once the list does.
                         asked = Instant::now();
@@ -739,7 +888,11 @@ async fn the_list_never_lags_behind_an_answer() {
                 match way {
                     4 | 5 => {
                         let verb = if way == 4 { "cancel" } else { "kill" };
-                        let done = workspace.admin.post(&format!("{path}{verb}/"), &json!({})).await.expect(200);
+                        let done = workspace
+                            .admin
+                            .post(&format!("{path}{verb}/"), &json!({}))
+                            .await
+                            .expect(200);
                         agree(&done, asked).await;
                     }
                     _ => {
@@ -764,10 +917,12 @@ async fn an_answer_does_not_wait_for_d1_for_long() {
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     agent.next_command().await;
     // The stream has read what it needs of D1 before nothing can be written there any more.
-    let mut events = Events::open(&workspace.admin, &format!("{}stream/", path_of(&made))).await.ok().unwrap();
+    let mut events =
+        Events::open(&workspace.admin, &format!("{}stream/", path_of(&made))).await.ok().unwrap();
     let lock = instance.lock_d1().await;
     let fin = json!({"success": true, "elapsed_time": 0, "exit_code": 0, "chunks": 0});
     agent.report(id_of(&made), "fin", Some(&fin)).await.expect(204);
@@ -786,11 +941,14 @@ async fn an_answer_does_not_wait_for_d1_for_long() {
 async fn that_there_is_no_such_command_is_told_before_what_is_wrong_with_the_question() {
     let (workspace, _, _agent) = workspace_with_agent().await;
     let outsider = workspace.user("outsider").await;
-    let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let made =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     let unknown = format!("{PATH}01936d3e-7a00-7000-8000-000000000000/");
     for (api, path) in [(&workspace.admin, unknown), (&outsider, path_of(&made))] {
         for question in ["?wait=61", "?wait=x", "chunks/?page=0", "chunks/?seq__gte=x"] {
-            api.get(&format!("{path}{question}")).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+            api.get(&format!("{path}{question}"))
+                .await
+                .expect_detail(404, Some("COMMAND_NOT_FOUND"));
         }
         let request = api.request("GET", &format!("{path}stream/")).header("Last-Event-ID", "x");
         api.send(request).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
@@ -813,7 +971,9 @@ async fn the_state_is_the_same_wherever_a_command_is_shown() {
         // Both have the same fields in the same order.
         let names = |text: &str| -> Vec<String> {
             text.split('"')
-                .filter(|name| ["shell", "state", "status", "text", "email", "handled_at"].contains(name))
+                .filter(|name| {
+                    ["shell", "state", "status", "text", "email", "handled_at"].contains(name)
+                })
                 .map(str::to_owned)
                 .collect()
         };
@@ -827,7 +987,8 @@ async fn the_state_is_the_same_wherever_a_command_is_shown() {
     workspace.admin.delete(&format!("{PATH}{id}/")).await.expect(204);
     check(&id, "cancelled").await;
     for (exit, state) in [(0, "success"), (3, "failed")] {
-        let made = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+        let made =
+            workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
         let id = made["id"].as_str().unwrap();
         assert_eq!(made["state"], "sent");
         agent.next_command().await;
@@ -843,12 +1004,20 @@ async fn a_new_command_tells_its_address_and_the_preference_that_was_applied() {
     let (workspace, _, _agent) = workspace_with_agent().await;
     let body = json!({"server": "web-1", "line": "id"});
     for (preference, applied) in [("wait=0", "wait=0"), ("wait=abc", ""), ("respond-async", "")] {
-        let request = workspace.admin.request("POST", PATH).header("Prefer", preference).json(&body);
+        let request =
+            workspace.admin.request("POST", PATH).header("Prefer", preference).json(&body);
         let made = workspace.admin.send(request).await;
         let id = made.expect(201)["id"].as_str().unwrap().to_owned();
         assert_eq!(made.header("Preference-Applied"), applied, "{preference}");
-        assert!(made.header("Location").ends_with(&format!("{PATH}{id}/")), "{}", made.header("Location"));
-        let path = made.header("Location").find("/api/").map(|at| made.header("Location")[at..].to_owned());
+        assert!(
+            made.header("Location").ends_with(&format!("{PATH}{id}/")),
+            "{}",
+            made.header("Location")
+        );
+        let path = made
+            .header("Location")
+            .find("/api/")
+            .map(|at| made.header("Location")[at..].to_owned());
         assert_eq!(workspace.admin.get(&path.unwrap()).await.expect(200)["id"], id);
     }
 }

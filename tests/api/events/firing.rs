@@ -1,4 +1,5 @@
-//! Commands that wait: when they go out, in which order, and whether they still may (contract 7.5 and 8.5).
+//! Commands that wait: when they go out, in which order, and whether they still may (contract 7.5
+//! and 8.5).
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -8,7 +9,8 @@ use farhand_tests::agents::{ScriptedAgent, wait_until_connected};
 use farhand_tests::client::PASSWORD;
 use farhand_tests::commands::{ended, has_become};
 use farhand_tests::{
-    Api, Instance, Workspace, eventually, eventually_within, far_ahead, now, time_for_as_much_as_since,
+    Api, Instance, Workspace, eventually, eventually_within, far_ahead, now,
+    time_for_as_much_as_since,
 };
 use serde_json::{Value, json};
 
@@ -27,7 +29,8 @@ fn id_of(command: &Value) -> &str {
 
 #[track_caller]
 fn moment(command: &Value, field: &str) -> Timestamp {
-    Timestamp::parse(command[field].as_str().unwrap_or_else(|| panic!("{field}: {command}"))).unwrap()
+    Timestamp::parse(command[field].as_str().unwrap_or_else(|| panic!("{field}: {command}")))
+        .unwrap()
 }
 
 /// Somebody who has commands waiting, and what can be done to them meanwhile.
@@ -99,7 +102,8 @@ struct Case {
 const REQUESTER: Option<&str> = Some("its requester is not active any more");
 const SERVER: Option<&str> = Some("its requester does not reach the server any more");
 const TOKEN: Option<&str> = Some("the API token that it was made with is not valid any more");
-const ACL: Option<&str> = Some("the access control list of its API token does not allow it any more");
+const ACL: Option<&str> =
+    Some("the access control list of its API token does not allow it any more");
 
 macro_rules! meanwhile {
     ($person:ident, $work:expr) => {
@@ -120,8 +124,11 @@ fn case(
 /// Each of those that are cancelled stands before one that runs.
 fn cases() -> Vec<Case> {
     let (any, none) = (|| By::Token(Value::Null), || json!({}));
-    let wide =
-        || By::Token(json!({"commands": ["id", "ls *"], "usernames": ["deploy", "root"], "networks": ["10.0.0.0/8"]}));
+    let wide = || {
+        By::Token(
+            json!({"commands": ["id", "ls *"], "usernames": ["deploy", "root"], "networks": ["10.0.0.0/8"]}),
+        )
+    };
     let cancelled = vec![
         case(
             "deactivated",
@@ -141,20 +148,52 @@ fn cases() -> Vec<Case> {
             "deleted",
             By::Session,
             none(),
-            meanwhile!(p, drop(p.admin.delete(&format!("/api/iam/users/{}/", p.id)).await.expect(204))),
+            meanwhile!(
+                p,
+                drop(p.admin.delete(&format!("/api/iam/users/{}/", p.id)).await.expect(204))
+            ),
             REQUESTER,
         ),
         case(
             "deleted-t",
             any(),
             none(),
-            meanwhile!(p, drop(p.admin.delete(&format!("/api/users/users/{}/", p.username)).await.expect(204))),
+            meanwhile!(
+                p,
+                drop(
+                    p.admin.delete(&format!("/api/users/users/{}/", p.username)).await.expect(204)
+                )
+            ),
             REQUESTER,
         ),
-        case("demoted", By::Session, none(), meanwhile!(p, p.change_user(json!({"is_staff": false})).await), SERVER),
-        case("demoted-t", any(), none(), meanwhile!(p, p.change_user(json!({"is_staff": false})).await), SERVER),
-        case("disabled", any(), none(), meanwhile!(p, p.change_token(json!({"enabled": false})).await), TOKEN),
-        case("removed", any(), none(), meanwhile!(p, drop(p.session.delete(&p.token).await.expect(204))), TOKEN),
+        case(
+            "demoted",
+            By::Session,
+            none(),
+            meanwhile!(p, p.change_user(json!({"is_staff": false})).await),
+            SERVER,
+        ),
+        case(
+            "demoted-t",
+            any(),
+            none(),
+            meanwhile!(p, p.change_user(json!({"is_staff": false})).await),
+            SERVER,
+        ),
+        case(
+            "disabled",
+            any(),
+            none(),
+            meanwhile!(p, p.change_token(json!({"enabled": false})).await),
+            TOKEN,
+        ),
+        case(
+            "removed",
+            any(),
+            none(),
+            meanwhile!(p, drop(p.session.delete(&p.token).await.expect(204))),
+            TOKEN,
+        ),
         case(
             "expired",
             any(),
@@ -178,10 +217,34 @@ fn cases() -> Vec<Case> {
             }),
             TOKEN,
         ),
-        case("commands", any(), none(), meanwhile!(p, p.limit(json!({"commands": ["ls *"]})).await), ACL),
-        case("no-commands", wide(), none(), meanwhile!(p, p.limit(json!({"commands": []})).await), ACL),
-        case("env", any(), json!({"env": {"A": "b"}}), meanwhile!(p, p.limit(json!({"commands": ["*"]})).await), ACL),
-        case("no-env", any(), json!({"env": {}}), meanwhile!(p, p.limit(json!({"commands": ["*"]})).await), ACL),
+        case(
+            "commands",
+            any(),
+            none(),
+            meanwhile!(p, p.limit(json!({"commands": ["ls *"]})).await),
+            ACL,
+        ),
+        case(
+            "no-commands",
+            wide(),
+            none(),
+            meanwhile!(p, p.limit(json!({"commands": []})).await),
+            ACL,
+        ),
+        case(
+            "env",
+            any(),
+            json!({"env": {"A": "b"}}),
+            meanwhile!(p, p.limit(json!({"commands": ["*"]})).await),
+            ACL,
+        ),
+        case(
+            "no-env",
+            any(),
+            json!({"env": {}}),
+            meanwhile!(p, p.limit(json!({"commands": ["*"]})).await),
+            ACL,
+        ),
         case(
             "internal",
             any(),
@@ -190,7 +253,13 @@ fn cases() -> Vec<Case> {
             ACL,
         ),
         case("servers", any(), none(), meanwhile!(p, p.limit(json!({"servers": []})).await), ACL),
-        case("usernames", wide(), none(), meanwhile!(p, p.limit(json!({"usernames": ["root"]})).await), ACL),
+        case(
+            "usernames",
+            wide(),
+            none(),
+            meanwhile!(p, p.limit(json!({"usernames": ["root"]})).await),
+            ACL,
+        ),
         case(
             "groups",
             any(),
@@ -198,8 +267,20 @@ fn cases() -> Vec<Case> {
             meanwhile!(p, p.limit(json!({"usernames": ["deploy"]})).await),
             ACL,
         ),
-        case("networks", wide(), none(), meanwhile!(p, p.limit(json!({"networks": ["10.2.0.0/16"]})).await), ACL),
-        case("read-only", any(), none(), meanwhile!(p, p.limit(json!({"read_only": true})).await), ACL),
+        case(
+            "networks",
+            wide(),
+            none(),
+            meanwhile!(p, p.limit(json!({"networks": ["10.2.0.0/16"]})).await),
+            ACL,
+        ),
+        case(
+            "read-only",
+            any(),
+            none(),
+            meanwhile!(p, p.limit(json!({"read_only": true})).await),
+            ACL,
+        ),
     ];
     let runs = vec![
         case("untouched", By::Session, none(), meanwhile!(_p, ()), None),
@@ -231,7 +312,10 @@ fn cases() -> Vec<Case> {
             none(),
             meanwhile!(p, {
                 let body = json!({"password": "an entirely other one"});
-                p.admin.patch(&format!("/api/users/users/{}/", p.username), &body).await.expect(200);
+                p.admin
+                    .patch(&format!("/api/users/users/{}/", p.username), &body)
+                    .await
+                    .expect(200);
             }),
             None,
         ),
@@ -347,10 +431,15 @@ async fn is_cancelled(admin: &Api, name: &str, made: &Value, reason: &str) {
     let message = status["message"].as_str().unwrap();
     assert!(message.contains(reason), "{name}: {message}");
     assert_eq!(command["success"], false, "{name}");
-    for unknown in ["delivered_at", "acked_at", "result", "exit_code", "elapsed_time", "response_delay"] {
+    for unknown in
+        ["delivered_at", "acked_at", "result", "exit_code", "elapsed_time", "response_delay"]
+    {
         assert_eq!(command[unknown], json!(null), "{name}: {unknown}");
     }
-    assert!(moment(&command, "handled_at") >= moment(&command, "scheduled_at"), "{name}: {command}");
+    assert!(
+        moment(&command, "handled_at") >= moment(&command, "scheduled_at"),
+        "{name}: {command}"
+    );
 }
 
 /// Takes what must go out off the agent's socket, in order, and looks at what must not.
@@ -380,7 +469,8 @@ async fn settle(workspace: &Workspace, agent: &mut ScriptedAgent, cases: &[Case]
     eventually("the list to show it", || async {
         let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
         let items = list["results"].as_array().unwrap().iter();
-        (items.filter(|item| item["status"]["text"] == "Cancelled").count() == cancelled).then_some(())
+        (items.filter(|item| item["status"]["text"] == "Cancelled").count() == cancelled)
+            .then_some(())
     })
     .await;
 }
@@ -396,7 +486,10 @@ async fn a_queued_commands_right_is_checked_when_the_agent_comes() {
     meanwhile(&cases, &people).await;
     // Nothing is checked, and nothing ends, before it could go out.
     let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
-    assert!(list["results"].as_array().unwrap().iter().all(|item| item["status"]["text"] == "Queued"), "{list}");
+    assert!(
+        list["results"].as_array().unwrap().iter().all(|item| item["status"]["text"] == "Queued"),
+        "{list}"
+    );
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     settle(&workspace, &mut agent, &cases, &made).await;
 }
@@ -411,7 +504,8 @@ async fn a_scheduled_commands_right_is_checked_at_its_time() {
     let people = people(&workspace, &cases).await;
     // Time enough for all that happens meanwhile, which is less than what was done so far.
     let scheduled_at = time_for_as_much_as_since(began);
-    let made = post_all(&cases, &people, &json!({"server": "web-1", "scheduled_at": scheduled_at})).await;
+    let made =
+        post_all(&cases, &people, &json!({"server": "web-1", "scheduled_at": scheduled_at})).await;
     assert!(made.iter().all(|command| command["status"]["text"] == "Scheduled"));
     meanwhile(&cases, &people).await;
     assert!(now() < scheduled_at, "this machine is too slow for the test");
@@ -428,7 +522,8 @@ async fn a_scheduled_command_whose_agent_was_away_is_checked_when_it_comes() {
     let people = people(&workspace, &cases).await;
     // Later than the last of them is made, also on a slow machine.
     let scheduled_at = now().plus_seconds(10);
-    let made = post_all(&cases, &people, &json!({"server": "web-1", "scheduled_at": scheduled_at})).await;
+    let made =
+        post_all(&cases, &people, &json!({"server": "web-1", "scheduled_at": scheduled_at})).await;
     has_become(&workspace.admin, id_of(made.last().unwrap()), "Queued").await;
     // They may still be allowed when they are due; it counts when they go out.
     meanwhile(&cases, &people).await;
@@ -454,8 +549,13 @@ async fn an_owner_keeps_their_server_but_not_what_is_for_staff() {
     workspace.admin.patch(&format!("/api/iam/users/{id}/"), &demotion).await.expect(200);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], as_root["id"]);
-    is_cancelled(&workspace.admin, "internal", &internal, "its requester may not use the agent's built-in commands")
-        .await;
+    is_cancelled(
+        &workspace.admin,
+        "internal",
+        &internal,
+        "its requester may not use the agent's built-in commands",
+    )
+    .await;
     assert!(agent.stays_silent().await);
 }
 
@@ -490,7 +590,8 @@ async fn a_command_that_is_not_allowed_any_more_ends_for_whoever_waits() {
     });
     assert_eq!(told.expect(200)["status"]["text"], "Cancelled", "who waits is told at once");
     // It is as good as any cancelled one: it can be cancelled again, and its stream ends.
-    let again = workspace.admin.call("POST", &format!("{}cancel/", path_of(&made))).await.expect(200);
+    let again =
+        workspace.admin.call("POST", &format!("{}cancel/", path_of(&made))).await.expect(200);
     assert_eq!(again, workspace.admin.get(&path_of(&made)).await.expect(200));
     let events = workspace.admin.get(&format!("{}stream/", path_of(&made))).await;
     assert!(events.text.contains("event: end"), "{}", events.text);
@@ -515,7 +616,10 @@ async fn fired(workspace: &Workspace, agent: &mut ScriptedAgent, at: impl Fn(usi
     for command in &made {
         let sent = workspace.admin.get(&path_of(command)).await.expect(200);
         assert_eq!(sent["status"]["text"], "Sent");
-        assert!(moment(&sent, "delivered_at") >= moment(&sent, "scheduled_at"), "never before its time: {sent}");
+        assert!(
+            moment(&sent, "delivered_at") >= moment(&sent, "scheduled_at"),
+            "never before its time: {sent}"
+        );
     }
 }
 
@@ -527,10 +631,12 @@ async fn due_commands_go_out_by_their_time_and_then_by_their_id() {
     let start = now().plus_seconds(10);
     fired(&workspace, &mut agent, |_| start).await;
     let start = now().plus_seconds(10);
-    fired(&workspace, &mut agent, |number| start.plus_millis(150 * i64::try_from(number).unwrap())).await;
+    fired(&workspace, &mut agent, |number| start.plus_millis(150 * i64::try_from(number).unwrap()))
+        .await;
     // Two at each of five moments.
     let start = now().plus_seconds(10);
-    fired(&workspace, &mut agent, |number| start.plus_seconds(i64::try_from(number / 2).unwrap())).await;
+    fired(&workspace, &mut agent, |number| start.plus_seconds(i64::try_from(number / 2).unwrap()))
+        .await;
     // Less than the clock's own step apart.
     let start = now().plus_seconds(10).to_string();
     let micros = |number: usize| start.replace("000+00:00", &format!("00{number}+00:00"));
@@ -541,11 +647,13 @@ async fn due_commands_go_out_by_their_time_and_then_by_their_id() {
 async fn what_gathered_while_the_agent_was_away_goes_out_in_order() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    // More than are looked at in one go, some at once and some for a time that is past when the agent comes.
+    // More than are looked at in one go, some at once and some for a time that is past when the
+    // agent comes.
     let soon = now().plus_seconds(3);
     let mut made = Vec::new();
     for number in 0..120 {
-        let mut body = json!({"server": "web-1", "line": format!("echo {number}"), "on_offline": "queue"});
+        let mut body =
+            json!({"server": "web-1", "line": format!("echo {number}"), "on_offline": "queue"});
         if number % 3 == 0 {
             body["scheduled_at"] = json!(soon.plus_millis(-number));
         }
@@ -558,7 +666,8 @@ async fn what_gathered_while_the_agent_was_away_goes_out_in_order() {
         assert_eq!(agent.next_command().await["id"], command["id"]);
     }
     // What is posted now comes after them.
-    let last = workspace.admin.post(PATH, &json!({"server": "web-1", "line": "last"})).await.expect(201);
+    let last =
+        workspace.admin.post(PATH, &json!({"server": "web-1", "line": "last"})).await.expect(201);
     assert_eq!(agent.next_command().await["id"], last["id"]);
     assert!(agent.stays_silent().await);
 }
@@ -608,7 +717,9 @@ async fn the_farthest_times_are_in_nobodys_way() {
     let server = workspace.server("web-1").await;
     let mut far = Vec::new();
     // With a latest delivery past what the platform's alarms take.
-    for expires_at in [json!(null), json!("2999-01-01T00:00:00Z"), json!("9999-12-31T23:59:59.999999Z")] {
+    for expires_at in
+        [json!(null), json!("2999-01-01T00:00:00Z"), json!("9999-12-31T23:59:59.999999Z")]
+    {
         let body = json!({"server": "web-1", "line": "far", "scheduled_at": far_ahead(), "expires_at": expires_at});
         far.push(workspace.admin.post(PATH, &body).await.expect(201));
     }
@@ -625,9 +736,15 @@ async fn the_farthest_times_are_in_nobodys_way() {
     agent.hang_up().await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), false).await;
     for made in &far {
-        assert_eq!(workspace.admin.get(&path_of(made)).await.expect(200)["status"]["text"], "Scheduled");
+        assert_eq!(
+            workspace.admin.get(&path_of(made)).await.expect(200)["status"]["text"],
+            "Scheduled"
+        );
         workspace.admin.delete(&path_of(made)).await.expect(204);
-        assert_eq!(workspace.admin.get(&path_of(made)).await.expect(200)["status"]["text"], "Cancelled");
+        assert_eq!(
+            workspace.admin.get(&path_of(made)).await.expect(200)["status"]["text"],
+            "Cancelled"
+        );
     }
 }
 
@@ -646,7 +763,8 @@ async fn an_agent_has_no_more_than_it_has_room_for() {
         let made = person.api.post(PATH, &body).await.expect(201);
         assert_eq!(made["status"]["text"], "Sent");
         assert_eq!(agent.next_command().await["id"], made["id"]);
-        // One has not answered yet. The others would be stuck in a minute, and this machine may be slow.
+        // One has not answered yet. The others would be stuck in a minute, and this machine may be
+        // slow.
         if sent.len() + 1 < WINDOW {
             agent.ack(id_of(&made)).await;
         }
@@ -664,8 +782,12 @@ async fn an_agent_has_no_more_than_it_has_room_for() {
         queue.push(made);
     }
     assert!(agent.stays_silent().await);
-    let cancelled = workspace.admin.call("POST", &format!("{}cancel/", path_of(&queue[0]))).await.expect(200);
-    assert_eq!((&cancelled["status"]["text"], &cancelled["success"]), (&json!("Cancelled"), &json!(false)));
+    let cancelled =
+        workspace.admin.call("POST", &format!("{}cancel/", path_of(&queue[0]))).await.expect(200);
+    assert_eq!(
+        (&cancelled["status"]["text"], &cancelled["success"]),
+        (&json!("Cancelled"), &json!(false))
+    );
     // Acknowledging makes no room, nor does what was cancelled.
     agent.ack(&sent[WINDOW - 1]).await;
     assert!(agent.stays_silent().await);
@@ -676,7 +798,8 @@ async fn an_agent_has_no_more_than_it_has_room_for() {
     // So does one that is repeated, but once.
     agent.fin(&sent[7], 0, "").await;
     assert!(agent.stays_silent().await);
-    // What waited for room has its right checked like any other, and gives its place to the next one.
+    // What waited for room has its right checked like any other, and gives its place to the next
+    // one.
     person.change_token(json!({"enabled": false})).await;
     agent.fin(&sent[8], 1, "").await;
     assert_eq!(agent.next_command().await["id"], queue[3]["id"]);

@@ -1,5 +1,5 @@
-//! Commands that wait while what their requester is in a group, or the group itself, changes (contract 5.6 and
-//! 7.5). What else can happen to their right is in `firing.rs`.
+//! Commands that wait while what their requester is in a group, or the group itself, changes
+//! (contract 5.6 and 7.5). What else can happen to their right is in `firing.rs`.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -24,7 +24,11 @@ struct Waiting<'a> {
 
 impl Waiting<'_> {
     async fn is_now(&self, role: &str) {
-        self.workspace.admin.patch(&at(MEMBERSHIPS, &self.membership), &json!({"role": role})).await.expect(200);
+        self.workspace
+            .admin
+            .patch(&at(MEMBERSHIPS, &self.membership), &json!({"role": role}))
+            .await
+            .expect(200);
     }
 
     async fn leave(&self) {
@@ -97,8 +101,20 @@ fn cases() -> Vec<Case> {
         case!("demoted-own", "manager", {}, |it| it.is_now("member").await, None),
         case!("owner-manager", "owner", {"username": "root"}, |it| it.is_now("manager").await, None),
         case!("promoted", "member", {}, |it| it.is_now("owner").await, None),
-        case!("group-lost-it", "owner", {}, |it| it.set_group(json!({"servers": []})).await, SERVER),
-        case!("renamed-group", "member", {}, |it| it.set_group(json!({"name": "another-name"})).await, None),
+        case!(
+            "group-lost-it",
+            "owner",
+            {},
+            |it| it.set_group(json!({"servers": []})).await,
+            SERVER
+        ),
+        case!(
+            "renamed-group",
+            "member",
+            {},
+            |it| it.set_group(json!({"name": "another-name"})).await,
+            None
+        ),
         case!("it-left", "manager", {"username": "root"}, |it| it.take_server_out().await, SERVER),
         case!("group-gone", "owner", {"username": "root"}, |it| it.delete_group().await, SERVER),
         case!(
@@ -122,7 +138,9 @@ fn cases() -> Vec<Case> {
             ACCOUNT
         ),
         in_second(case!("second", "member", {}, |it| it.leave().await, None)),
-        in_second(case!("second-root", "manager", {"username": "root"}, |it| it.leave().await, ACCOUNT)),
+        in_second(
+            case!("second-root", "manager", {"username": "root"}, |it| it.leave().await, ACCOUNT),
+        ),
         in_second(case!(
             "second-grown",
             "manager",
@@ -135,8 +153,20 @@ fn cases() -> Vec<Case> {
             None
         )),
         // The account of a plain member is the one that has their name now.
-        case!("renamed", "member", {}, |it| it.set_user(json!({"username": "other-name"})).await, ACCOUNT),
-        case!("renamed-m", "manager", {}, |it| it.set_user(json!({"username": "third-name"})).await, None),
+        case!(
+            "renamed",
+            "member",
+            {},
+            |it| it.set_user(json!({"username": "other-name"})).await,
+            ACCOUNT
+        ),
+        case!(
+            "renamed-m",
+            "manager",
+            {},
+            |it| it.set_user(json!({"username": "third-name"})).await,
+            None
+        ),
         case!(
             "staff-before",
             "member",
@@ -200,13 +230,24 @@ async fn post_all<'a>(
 }
 
 /// Takes what must go out off the agent's socket, in order, and looks at what must not.
-async fn settle(workspace: &Workspace, agent: &mut ScriptedAgent, cases: &[Case], posted: &[(Waiting<'_>, Value)]) {
-    let mut order: Vec<(&Case, &Value)> = cases.iter().zip(posted).map(|(case, (_, made))| (case, made)).collect();
+async fn settle(
+    workspace: &Workspace,
+    agent: &mut ScriptedAgent,
+    cases: &[Case],
+    posted: &[(Waiting<'_>, Value)],
+) {
+    let mut order: Vec<(&Case, &Value)> =
+        cases.iter().zip(posted).map(|(case, (_, made))| (case, made)).collect();
     order.sort_by_key(|(_, made)| (moment(made, "scheduled_at"), id_of(made).to_owned()));
     for (case, made) in order.iter().filter(|(case, _)| case.reason.is_none()) {
         let command = agent.next_command().await;
         assert_eq!(command["id"], made["id"], "{} is next", case.name);
-        assert_eq!((&command["user"], &command["group"]), (&made["username"], &made["groupname"]), "{}", case.name);
+        assert_eq!(
+            (&command["user"], &command["group"]),
+            (&made["username"], &made["groupname"]),
+            "{}",
+            case.name
+        );
     }
     assert!(agent.stays_silent().await, "nothing else goes out");
     for (case, made) in order {
@@ -219,7 +260,12 @@ async fn settle(workspace: &Workspace, agent: &mut ScriptedAgent, cases: &[Case]
         has_status(&ended, "Cancelled", "secondary", false);
         let message = ended["status"]["message"].as_str().unwrap();
         assert!(message.contains(reason), "{}: {message}", case.name);
-        assert_eq!((&ended["success"], &ended["delivered_at"]), (&json!(false), &json!(null)), "{}", case.name);
+        assert_eq!(
+            (&ended["success"], &ended["delivered_at"]),
+            (&json!(false), &json!(null)),
+            "{}",
+            case.name
+        );
     }
 }
 
@@ -236,7 +282,10 @@ async fn a_queued_command_goes_out_if_its_requester_still_may() {
     // Nothing is checked, and nothing ends, before it could go out.
     let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
     assert_eq!(list["count"], cases.len());
-    assert!(list["results"].as_array().unwrap().iter().all(|item| item["status"]["text"] == "Queued"), "{list}");
+    assert!(
+        list["results"].as_array().unwrap().iter().all(|item| item["status"]["text"] == "Queued"),
+        "{list}"
+    );
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     settle(&workspace, &mut agent, &cases, &posted).await;
 }

@@ -43,8 +43,10 @@ async fn the_first_answer_comes_again_whatever_became_of_the_command() {
     // However it is written down.
     let text = "{ \"env\": {\"A\":\"b\"},\n \"line\":\"once\", \"server\": \"web-1\" }";
     for api in [&workspace.admin, &workspace.session()] {
-        let request =
-            api.request("POST", PATH).header("Idempotency-Key", "k").header("Content-Type", "application/json");
+        let request = api
+            .request("POST", PATH)
+            .header("Idempotency-Key", "k")
+            .header("Content-Type", "application/json");
         let again = api.send(request.body(text)).await;
         assert!(is_replayed(&again));
         assert_eq!(again.expect(201), made);
@@ -53,7 +55,9 @@ async fn the_first_answer_comes_again_whatever_became_of_the_command() {
     agent.hang_up().await;
     // Also when a new one could not be taken.
     eventually("the connection's end", || async {
-        (workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["is_connected"] == false).then_some(())
+        (workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["is_connected"]
+            == false)
+            .then_some(())
     })
     .await;
     assert_eq!(post(&workspace.admin, "k", &body).await.expect(201), made);
@@ -66,7 +70,11 @@ async fn twins_of_one_who_waits_get_the_result() {
     let body = json!({"server": "web-1", "line": "once"});
     let posts = (0..5).map(|_| {
         let api = workspace.admin.clone();
-        let request = api.request("POST", PATH).header("Idempotency-Key", "k").header("Prefer", "wait=30").json(&body);
+        let request = api
+            .request("POST", PATH)
+            .header("Idempotency-Key", "k")
+            .header("Prefer", "wait=30")
+            .json(&body);
         tokio::spawn(async move { api.send(request).await })
     });
     let posts: Vec<_> = posts.collect();
@@ -94,11 +102,16 @@ async fn another_body_is_refused() {
         json!({"server": "web-1", "line": "once", "env": {}}),
         json!({"server": made["server"], "line": "once"}),
     ] {
-        post(&workspace.admin, "k", &changed).await.expect_detail(422, Some("IDEMPOTENCY_KEY_REUSED"));
+        post(&workspace.admin, "k", &changed)
+            .await
+            .expect_detail(422, Some("IDEMPOTENCY_KEY_REUSED"));
     }
     // At the same time, to different servers: one of them is first.
     let bodies = [json!({"server": "web-1", "line": "x"}), json!({"server": "web-2", "line": "x"})];
-    let replies = futures_util::future::join_all(bodies.iter().map(|body| post(&workspace.admin, "both", body))).await;
+    let replies = futures_util::future::join_all(
+        bodies.iter().map(|body| post(&workspace.admin, "both", body)),
+    )
+    .await;
     let mut statuses: Vec<u16> = replies.iter().map(|reply| reply.status).collect();
     statuses.sort_unstable();
     assert_eq!(statuses, [201, 422]);
@@ -131,7 +144,9 @@ async fn only_a_201_is_remembered() {
     post(&workspace.admin, "k", &body).await.expect_fields(400, &["server"]);
     let server = workspace.server("web-1").await;
     post(&workspace.admin, "k", &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
-    post(&workspace.admin, "k", &json!({"server": "web-1", "line": ""})).await.expect_fields(400, &["line"]);
+    post(&workspace.admin, "k", &json!({"server": "web-1", "line": ""}))
+        .await
+        .expect_fields(400, &["line"]);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let made = post(&workspace.admin, "k", &body).await;
     assert!(!is_replayed(&made));
@@ -165,8 +180,14 @@ async fn a_key_whose_request_died_is_answered_with_what_it_made() {
     let body = json!({"server": "web-1", "line": "once"});
     let waiting = {
         let api = workspace.admin.clone();
-        let request = api.request("POST", PATH).header("Idempotency-Key", "k").header("Prefer", "wait=60").json(&body);
-        tokio::spawn(async move { request.send().await.and_then(reqwest::Response::error_for_status).is_ok() })
+        let request = api
+            .request("POST", PATH)
+            .header("Idempotency-Key", "k")
+            .header("Prefer", "wait=60")
+            .json(&body);
+        tokio::spawn(async move {
+            request.send().await.and_then(reqwest::Response::error_for_status).is_ok()
+        })
     };
     let order = agent.next_command().await;
     instance.kill().await;
@@ -198,7 +219,9 @@ async fn the_list_has_what_the_answer_to_a_dead_request_has() {
             .header("Idempotency-Key", key)
             .header("Prefer", "wait=60")
             .json(&body);
-        tokio::spawn(async move { request.send().await.and_then(reqwest::Response::error_for_status).is_ok() })
+        tokio::spawn(async move {
+            request.send().await.and_then(reqwest::Response::error_for_status).is_ok()
+        })
     });
     let mut orders = Vec::new();
     for _ in keys {
@@ -221,7 +244,9 @@ async fn the_list_has_what_the_answer_to_a_dead_request_has() {
         eventually("the list", || async {
             let list = api.get(PATH).await.expect(200);
             let mut listed = list["results"].as_array().unwrap().iter();
-            listed.any(|item| item["id"] == order["id"] && item["status"] == again["status"]).then_some(())
+            listed
+                .any(|item| item["id"] == order["id"] && item["status"] == again["status"])
+                .then_some(())
         })
         .await;
     }
@@ -237,8 +262,9 @@ async fn a_key_is_free_again_after_a_day() {
     let young = post(&workspace.admin, "young", &body("once")).await.expect(201);
     let id = id_of(&made);
     // Both are older now: one by more than a day, the other by a little less.
-    let aged =
-        |seconds: i64, column: &str| format!("strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')");
+    let aged = |seconds: i64, column: &str| {
+        format!("strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')")
+    };
     let (more, less) = (24 * 3600 + 60, 24 * 3600 - 900);
     let change = format!(
         "UPDATE commands SET added_at = iif(id = '{id}', {}, {}) RETURNING id",
@@ -281,7 +307,11 @@ async fn the_first_answer_is_for_those_whom_the_command_is_still_for() {
     assert_eq!(post(&alice, "k", &body).await.expect(201), made);
 
     let id = alice.get("/api/iam/users/-/").await.expect(200)["id"].clone();
-    workspace.admin.patch(&format!("/api/iam/users/{id}/"), &json!({"is_staff": false})).await.expect(200);
+    workspace
+        .admin
+        .patch(&format!("/api/iam/users/{id}/"), &json!({"is_staff": false}))
+        .await
+        .expect(200);
     let alice = workspace.anonymous.logged_in("alice", PASSWORD).await;
     alice.get(&path_of(&made)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     for api in [&alice, &limited] {

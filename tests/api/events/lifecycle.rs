@@ -8,12 +8,18 @@ use serde_json::{Value, json};
 
 use super::commands::{PATH, has_status, id_of, moment, read, workspace_with_agent};
 
-/// What the list tells of a command once it is stuck. The list is read from D1 alone, and wakes nobody.
+/// What the list tells of a command once it is stuck. The list is read from D1 alone, and wakes
+/// nobody.
 async fn stuck(workspace: &Workspace, command: &Value) -> Value {
     eventually_within(Duration::from_secs(100), "the command to be stuck", || async {
         let list = workspace.admin.get(PATH).await.expect(200);
-        let item =
-            list["results"].as_array().unwrap().iter().find(|item| item["id"] == command["id"]).cloned().unwrap();
+        let item = list["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|item| item["id"] == command["id"])
+            .cloned()
+            .unwrap();
         (item["status"]["text"] == "Stuck").then_some(item)
     })
     .await
@@ -67,7 +73,8 @@ async fn a_command_is_stuck_a_minute_after_its_agent_started_anew() {
         has_status(&seen, "Stuck", "danger", false);
         let message = seen["status"]["message"].as_str().unwrap();
         assert!(
-            message.starts_with("Its agent restarted at ") && message.contains(" and reported no result;"),
+            message.starts_with("Its agent restarted at ")
+                && message.contains(" and reported no result;"),
             "{message}"
         );
     }
@@ -87,7 +94,9 @@ async fn a_start_that_is_told_late_concerns_what_went_out_before_the_connection(
     api.post("/api/events/events/", &event).await.expect(204);
     // Events of other kinds mean nothing here.
     for record in [json!("committed"), json!(7), json!(null)] {
-        api.post("/api/events/events/", &json!({"reporter": "alpamon", "record": record})).await.expect(204);
+        api.post("/api/events/events/", &json!({"reporter": "alpamon", "record": record}))
+            .await
+            .expect(204);
     }
     stuck(&workspace, &lost).await;
     has_status(&read(&workspace, &new).await, "Acked", "warning", false);

@@ -1,4 +1,5 @@
-//! Contract 7.6: an answer that waited is for a credential that is still good, and that can still read the command.
+//! Contract 7.6: an answer that waited is for a credential that is still good, and that can still
+//! read the command.
 
 use std::time::Duration;
 
@@ -14,7 +15,11 @@ const LONG: Duration = Duration::from_millis(1_500);
 
 /// A client with an API token of its own, and the token's path.
 async fn token(workspace: &Workspace) -> (Api, String) {
-    let made = workspace.session().post(TOKENS, &json!({"name": "waits", "expires_at": null})).await.expect(201);
+    let made = workspace
+        .session()
+        .post(TOKENS, &json!({"name": "waits", "expires_at": null}))
+        .await
+        .expect(201);
     let path = format!("{TOKENS}{}/", made["id"].as_str().unwrap());
     (workspace.anonymous.with_token(made["key"].as_str().unwrap()), path)
 }
@@ -44,8 +49,9 @@ async fn a_token_that_is_deleted_while_it_waits_gets_no_result() {
 
     let (api, token_path) = token(&workspace).await;
     let body = command.clone();
-    let waiting =
-        tokio::spawn(async move { api.send(api.request("POST", PATH).header("Prefer", "wait=30").json(&body)).await });
+    let waiting = tokio::spawn(async move {
+        api.send(api.request("POST", PATH).header("Prefer", "wait=30").json(&body)).await
+    });
     let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
     tokio::time::sleep(LONG).await;
     workspace.session().delete(&token_path).await.expect(204);
@@ -54,10 +60,9 @@ async fn a_token_that_is_deleted_while_it_waits_gets_no_result() {
 
     // One that is still good gets it, however long it waited.
     let (api, _) = token(&workspace).await;
-    let waiting =
-        tokio::spawn(
-            async move { api.send(api.request("POST", PATH).header("Prefer", "wait=30").json(&command)).await },
-        );
+    let waiting = tokio::spawn(async move {
+        api.send(api.request("POST", PATH).header("Prefer", "wait=30").json(&command)).await
+    });
     let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
     tokio::time::sleep(LONG).await;
     agent.fin(&id, 0, "the result").await;
@@ -87,7 +92,10 @@ async fn a_token_that_expires_while_it_waits_gets_no_result() {
             }
         };
         let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
-        eventually("the token's expiry", || async { (now() > expires_at.plus_seconds(1)).then_some(()) }).await;
+        eventually("the token's expiry", || async {
+            (now() > expires_at.plus_seconds(1)).then_some(())
+        })
+        .await;
         agent.fin(&id, 0, "the secret").await;
         waiting.await.unwrap().expect_detail(403, Some("INVALID_TOKEN"));
     }
@@ -104,7 +112,8 @@ async fn who_loses_access_while_waiting_gets_no_result() {
     let command = json!({"server": "web-1", "line": "cat secret"});
     let not_found = Some("COMMAND_NOT_FOUND");
 
-    // Their group no longer gives access: to a command that is read, and to one that was just created, with and without a key.
+    // Their group no longer gives access: to a command that is read, and to one that was just
+    // created, with and without a key.
     for way in ["read", "created", "created with a key"] {
         workspace.enroll(&group, &person, "member").await;
         let made = match way {
@@ -112,7 +121,9 @@ async fn who_loses_access_while_waiting_gets_no_result() {
             _ => None,
         };
         let request = match &made {
-            Some(made) => person.api.request("GET", &format!("{PATH}{}/?wait=30", made["id"].as_str().unwrap())),
+            Some(made) => person
+                .api
+                .request("GET", &format!("{PATH}{}/?wait=30", made["id"].as_str().unwrap())),
             None => person.api.request("POST", PATH).header("Prefer", "wait=30").json(&command),
         };
         let is_keyed = way == "created with a key";

@@ -1,5 +1,5 @@
-//! What an API token with `commands`, `argv` or `usernames` reads: only commands that its list allows, unless `read_all` is true
-//! (contract 4.13).
+//! What an API token with `commands`, `argv` or `usernames` reads: only commands that its list
+//! allows, unless `read_all` is true (contract 4.13).
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -54,8 +54,10 @@ async fn a_narrow_token_reads_what_its_list_allows() {
         agent.fin(id_of(command), 0, "output").await;
     }
     // Lists know of the ends once D1 does.
-    eventually("the ends in the list", || async { (ids(admin, "&state=success").await.len() == 2).then_some(()) })
-        .await;
+    eventually("the ends in the list", || async {
+        (ids(admin, "&state=success").await.len() == 2).then_some(())
+    })
+    .await;
     let later = run(json!({"line": "uptime", "scheduled_at": far_ahead()})).await;
     let hidden = [
         secret,
@@ -126,7 +128,10 @@ async fn a_narrow_token_reads_what_its_list_allows() {
     let reader = workspace.limited(&acl).await;
     assert_eq!(ids(&reader, "").await, ids(admin, "").await);
     assert_eq!(reader.get(&path_of(&hidden[0])).await.expect(200)["result"], "output");
-    reader.post(PATH, &json!({"server": "web-1", "line": "id", "username": "deploy"})).await.expect(403);
+    reader
+        .post(PATH, &json!({"server": "web-1", "line": "id", "username": "deploy"}))
+        .await
+        .expect(403);
     // A list of servers alone does not narrow what is read of them.
     let of_server = workspace.limited(&json!({"servers": [server["id"]]})).await;
     assert_eq!(ids(&of_server, "").await, ids(admin, "").await);
@@ -168,8 +173,9 @@ async fn the_database_decides_as_the_rule_does() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut dice = Dice(11);
-    let mut text =
-        |pieces: &[&str], most: usize| -> String { (0..dice.roll(most + 1)).map(|_| *dice.pick(pieces)).collect() };
+    let mut text = |pieces: &[&str], most: usize| -> String {
+        (0..dice.roll(most + 1)).map(|_| *dice.pick(pieces)).collect()
+    };
     let odd = ["a", "b", "*", ";", "é", " ", "#", "\u{2028}", "\n", "ab", "*a", " *"];
     let mut commands: Vec<(String, Command, bool)> = Vec::new();
     for number in 0..40 {
@@ -203,11 +209,15 @@ async fn the_database_decides_as_the_rule_does() {
         let mut acl = json!({});
         if number % 3 != 0 {
             acl["commands"] = json!(
-                (0..3).map(|_| format!("a{}", text(&["a", "b", "*", ";", "é", " ", " *"], 4))).collect::<Vec<_>>()
+                (0..3)
+                    .map(|_| format!("a{}", text(&["a", "b", "*", ";", "é", " ", " *"], 4)))
+                    .collect::<Vec<_>>()
             );
         }
         if number % 3 != 1 {
-            let mut words = || vec![text(&["a", "*", "b"], 2), text(&["a", "*", " ", ";"], 2), "...".to_owned()];
+            let mut words = || {
+                vec![text(&["a", "*", "b"], 2), text(&["a", "*", " ", ";"], 2), "...".to_owned()]
+            };
             let lists = [words(), words(), vec!["*".to_owned(); 3]];
             acl["argv"] = json!(&lists[..(number % 4).min(3)]);
         }
@@ -239,7 +249,8 @@ async fn a_list_that_is_dear_to_compare_looks_at_fewer_commands() {
     let mut made = Vec::new();
     for number in 0..3 {
         let line = format!("echo {}{number}", "a".repeat(16_000));
-        let body = json!({"server": "web-1", "line": line, "username": "deploy", "on_offline": "queue"});
+        let body =
+            json!({"server": "web-1", "line": line, "username": "deploy", "on_offline": "queue"});
         made.push(workspace.admin.post(PATH, &body).await.expect(201));
     }
     let cheap = workspace.limited(&json!({"commands": ["echo *"]})).await;
@@ -293,7 +304,11 @@ async fn many_other_commands_do_not_hide_a_command() {
     for token in [&of_staff, &of_member] {
         for query in [String::new(), format!("&server={server}")] {
             assert!(ids(token, &query).await.is_empty(), "{query}");
-            assert_eq!(ids(token, &format!("{query}&requested_by={me}")).await, only_mine, "{query}");
+            assert_eq!(
+                ids(token, &format!("{query}&requested_by={me}")).await,
+                only_mine,
+                "{query}"
+            );
         }
     }
     // Not on servers that the caller cannot access.
@@ -317,21 +332,35 @@ fn stored(line: &str, argv: Option<&str>) -> rusqlite::Connection {
     database
 }
 
-/// The worst lists that are taken, over as many commands as are looked at (`docs/performance.md`, What lists cost).
+/// The worst lists that are taken, over as many commands as are looked at (`docs/performance.md`,
+/// What lists cost).
 #[test]
 fn the_dearest_lists_are_bounded() {
     let words = |words: &[String]| serde_json::to_string(words).unwrap();
-    let stars = |parts: usize| vec!["*".to_owned() + &"a*".repeat(parts - 1) + "z"; (256 / parts).min(100)];
+    let stars =
+        |parts: usize| vec!["*".to_owned() + &"a*".repeat(parts - 1) + "z"; (256 / parts).min(100)];
     let (short, long) = ("a b ".repeat(12), "a".repeat(16_384));
     let faces = "\u{1f600}".repeat(16_384);
     let many = words(&vec!["a".to_owned(); 200]);
     let (controls, ended) = (words(&["\u{1}".repeat(16_000)]), short.clone() + ";");
     let starred = [stars(8), vec!["...".to_owned()]].concat();
     let cases = [
-        ("100 patterns of one star", json!({"commands": vec!["a*"; 100]}), ended.as_str(), None, 100),
+        (
+            "100 patterns of one star",
+            json!({"commands": vec!["a*"; 100]}),
+            ended.as_str(),
+            None,
+            100,
+        ),
         ("100 patterns of two stars", json!({"commands": stars(2)}), &short, None, 100),
         ("32 patterns of eight stars", json!({"commands": stars(8)}), &short, None, 100),
-        ("100 patterns, long lines", json!({"commands": vec!["a*a"; 100]}), &(long[1..].to_owned() + ";a"), None, 1),
+        (
+            "100 patterns, long lines",
+            json!({"commands": vec!["a*a"; 100]}),
+            &(long[1..].to_owned() + ";a"),
+            None,
+            1,
+        ),
         ("eight stars, long lines", json!({"commands": stars(8)}), &long, None, 1),
         (
             "long parts",
@@ -340,8 +369,20 @@ fn the_dearest_lists_are_bounded() {
             None,
             1,
         ),
-        ("long parts, four bytes", json!({"commands": vec!["*\u{1f600}\u{1f600}\u{1f600}b*"; 100]}), &faces, None, 1),
-        ("1,000 words", json!({"argv": vec![[vec!["a"; 199], vec!["b"]].concat(); 5]}), "a", Some(many.as_str()), 100),
+        (
+            "long parts, four bytes",
+            json!({"commands": vec!["*\u{1f600}\u{1f600}\u{1f600}b*"; 100]}),
+            &faces,
+            None,
+            1,
+        ),
+        (
+            "1,000 words",
+            json!({"argv": vec![[vec!["a"; 199], vec!["b"]].concat(); 5]}),
+            "a",
+            Some(many.as_str()),
+            100,
+        ),
         (
             "1,000 words, any further",
             json!({"argv": vec![[vec!["a"; 198], vec!["b", "..."]].concat(); 5]}),
@@ -356,7 +397,8 @@ fn the_dearest_lists_are_bounded() {
         ("one pattern", json!({"commands": ["a *"]}), &short, None, NARROW_WINDOW),
     ];
     let list = CommandList::of(&[]).unwrap();
-    let (patterns, lists) = (line_patterns("(SELECT me.acl FROM me)"), word_lists("(SELECT me.acl FROM me)"));
+    let (patterns, lists) =
+        (line_patterns("(SELECT me.acl FROM me)"), word_lists("(SELECT me.acl FROM me)"));
     let is_within = within("me.acl", "patterns", "lists");
     let rule = Within {
         patterns: &patterns,
@@ -378,19 +420,23 @@ fn the_dearest_lists_are_bounded() {
         let database = stored(line, argv);
         let start = Instant::now();
         let statement = Statement::new(&sql).bind("acl", acl.to_string()).bind("now", "2027");
-        let Built { sql, parameters, .. } = statement.bind("page_size", 15).bind("page_offset", 0).build().unwrap();
+        let Built { sql, parameters, .. } =
+            statement.bind("page_size", 15).bind("page_offset", 0).build().unwrap();
         let parameters = parameters.into_iter().map(|parameter| match parameter {
             Parameter::Text(text) => rusqlite::types::Value::from(text),
             Parameter::Integer(number) => number.into(),
             other => panic!("{other:?}"),
         });
         let (looked_at, found): (u32, u32) = database
-            .query_row(&sql, rusqlite::params_from_iter(parameters), |row| Ok((row.get(0)?, row.get(1)?)))
+            .query_row(&sql, rusqlite::params_from_iter(parameters), |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })
             .unwrap();
         let took = start.elapsed();
         println!("{name}: {looked_at} looked at, {found} found, {took:?}");
         assert!((least..=NARROW_WINDOW).contains(&looked_at), "{name}: {looked_at}");
-        // Some 0.15 s where SQLite is optimised, here 0.6 s. What was there before took many seconds.
+        // Some 0.15 s where SQLite is optimised, here 0.6 s. What was there before took many
+        // seconds.
         assert!(took < Duration::from_secs(30), "{name}: {took:?}");
     }
 }

@@ -20,12 +20,18 @@ fn in_seconds(seconds: i64) -> String {
     Timestamp::from_millis(since_1970.as_millis() as u64).plus_seconds(seconds).to_string()
 }
 
-/// What the list tells of a command once it has a status. The list is read from D1 alone, and wakes nobody.
+/// What the list tells of a command once it has a status. The list is read from D1 alone, and wakes
+/// nobody.
 async fn listed(workspace: &Workspace, command: &Value, status: &str) -> Value {
     eventually(status, || async {
         let list = workspace.admin.get(PATH).await.expect(200);
-        let item =
-            list["results"].as_array().unwrap().iter().find(|item| item["id"] == command["id"]).cloned().unwrap();
+        let item = list["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|item| item["id"] == command["id"])
+            .cloned()
+            .unwrap();
         (item["status"]["text"] == status).then_some(item)
     })
     .await
@@ -104,14 +110,24 @@ async fn a_queued_command_waits_for_its_agent() {
     let server = workspace.server("web-1").await;
     let mut made = Vec::new();
     for number in 0..25 {
-        let queued = body(&format!("echo {number}"), &json!({"on_offline": "queue", "env": {"N": number.to_string()}}));
+        let queued = body(
+            &format!("echo {number}"),
+            &json!({"on_offline": "queue", "env": {"N": number.to_string()}}),
+        );
         made.push(workspace.admin.post(PATH, &queued).await.expect(201));
     }
     has_status(&made[0], "Queued", "warning", true);
-    assert_eq!((&made[0]["delivered_at"], &made[0]["scheduled_at"]), (&json!(null), &made[0]["added_at"]));
+    assert_eq!(
+        (&made[0]["delivered_at"], &made[0]["scheduled_at"]),
+        (&json!(null), &made[0]["added_at"])
+    );
     assert_eq!(read(&workspace, &made[0]).await, made[0]);
     // What rejects is rejected still, and stores nothing.
-    workspace.admin.post(PATH, &body("id", &json!({}))).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+    workspace
+        .admin
+        .post(PATH, &body("id", &json!({})))
+        .await
+        .expect_detail(503, Some("SERVER_NOT_CONNECTED"));
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 25);
 
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -125,7 +141,8 @@ async fn a_queued_command_waits_for_its_agent() {
     has_status(&sent, "Sent", "warning", false);
     assert!(moment(&sent, "delivered_at") > moment(&sent, "scheduled_at"));
     // With the agent there, queueing changes nothing.
-    let now = workspace.admin.post(PATH, &body("now", &json!({"on_offline": "queue"}))).await.expect(201);
+    let now =
+        workspace.admin.post(PATH, &body("now", &json!({"on_offline": "queue"}))).await.expect(201);
     has_status(&now, "Sent", "warning", false);
     assert_eq!(agent.next_command().await["id"], now["id"]);
     // A connection that is renewed brings nothing again.
@@ -168,7 +185,11 @@ async fn what_is_not_delivered_in_time_expires_with_nobody_looking() {
         assert!(moment(&seen, "handled_at") >= moment(&seen, "expires_at"));
         assert_eq!(read(&workspace, made).await, seen);
         let cancel = format!("{}cancel/", path_of(made));
-        workspace.admin.call("POST", &cancel).await.expect_detail(409, Some("COMMAND_ALREADY_HANDLED"));
+        workspace
+            .admin
+            .call("POST", &cancel)
+            .await
+            .expect_detail(409, Some("COMMAND_ALREADY_HANDLED"));
     }
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert!(agent.stays_silent().await);
@@ -181,16 +202,26 @@ async fn what_waits_survives_a_killed_service_and_goes_out_by_itself() {
     let server = workspace.server("web-1").await;
     let later = json!({"scheduled_at": in_seconds(20), "env": {"A": "b"}});
     let later = workspace.admin.post(PATH, &body("later", &later)).await.expect(201);
-    let queued = workspace.admin.post(PATH, &body("queued", &json!({"on_offline": "queue"}))).await.expect(201);
+    let queued = workspace
+        .admin
+        .post(PATH, &body("queued", &json!({"on_offline": "queue"})))
+        .await
+        .expect(201);
     let short = json!({"on_offline": "queue", "expires_at": in_seconds(10)});
     let short = workspace.admin.post(PATH, &body("short", &short)).await.expect(201);
     instance.kill().await;
 
     let instance = Instance::restart(state.path()).await;
     let api = workspace.admin.on(&instance.url);
-    let agent_api = workspace.anonymous.with(&farhand_tests::agents::credential(&server)).on(&instance.url);
-    let status = async |command: &Value| api.get(&path_of(command)).await.expect(200)["status"]["text"].clone();
-    eventually("what expired meanwhile", || async { (status(&short).await == "Expired").then_some(()) }).await;
+    let agent_api =
+        workspace.anonymous.with(&farhand_tests::agents::credential(&server)).on(&instance.url);
+    let status = async |command: &Value| {
+        api.get(&path_of(command)).await.expect(200)["status"]["text"].clone()
+    };
+    eventually("what expired meanwhile", || async {
+        (status(&short).await == "Expired").then_some(())
+    })
+    .await;
     let mut agent = ScriptedAgent::over(&agent_api, "/ws/servers/backhaul/").await;
     assert_eq!(agent.next_command().await["id"], queued["id"]);
     let order = agent.next_command().await;

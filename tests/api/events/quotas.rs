@@ -43,7 +43,8 @@ async fn waiting_commands_of_a_user_and_of_a_workspace() {
     exceeded(&staff.post(PATH, &queued("echo 2")).await);
     // A used key is no new command, and a refused one uses no key.
     let with_key = async |line: &str| {
-        let request = staff.request("POST", PATH).header("Idempotency-Key", "one").json(&queued(line));
+        let request =
+            staff.request("POST", PATH).header("Idempotency-Key", "one").json(&queued(line));
         staff.send(request).await
     };
     exceeded(&with_key("echo 2").await);

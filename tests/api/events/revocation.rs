@@ -1,4 +1,5 @@
-//! What a revoked session takes with it: the commands that it created and that still wait (contract 11.5).
+//! What a revoked session takes with it: the commands that it created and that still wait (contract
+//! 11.5).
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
@@ -15,7 +16,13 @@ const NEW: &str = "an entirely other one";
 /// The path of the session that calls.
 async fn own_session(session: &Api) -> String {
     let list = session.get(SESSIONS).await.expect(200);
-    let own = list["results"].as_array().unwrap().iter().find(|session| session["current"] == true).unwrap().clone();
+    let own = list["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|session| session["current"] == true)
+        .unwrap()
+        .clone();
     at(SESSIONS, &own)
 }
 
@@ -37,14 +44,24 @@ async fn status(workspace: &Workspace, command: &Value) -> Value {
 async fn is_cancelled(workspace: &Workspace, what: &str, command: &Value) {
     let ended = has_become(&workspace.admin, command["id"].as_str().unwrap(), "Cancelled").await;
     assert!(ended["status"]["message"].as_str().unwrap().contains(REASON), "{what}: {ended}");
-    assert_eq!((&ended["delivered_at"], &ended["success"]), (&Value::Null, &json!(false)), "{what}");
+    assert_eq!(
+        (&ended["delivered_at"], &ended["success"]),
+        (&Value::Null, &json!(false)),
+        "{what}"
+    );
 }
 
 /// The ways to revoke sessions of a user: all of them but the first end all of the user's sessions.
 const WAYS: [&str; 5] = ["session", "change-password", "put", "patch", "reset"];
 
 /// Revokes sessions, and says whether their scheduled commands are kept.
-async fn revoke(workspace: &Workspace, username: &str, session: &Api, way: &str, keep: Option<bool>) {
+async fn revoke(
+    workspace: &Workspace,
+    username: &str,
+    session: &Api,
+    way: &str,
+    keep: Option<bool>,
+) {
     let with = |mut body: Value| {
         if let Some(keep) = keep {
             body["keep_scheduled"] = json!(keep);
@@ -61,12 +78,17 @@ async fn revoke(workspace: &Workspace, username: &str, session: &Api, way: &str,
             let body = with(json!({"password": PASSWORD, "new_password": NEW}));
             session.post("/api/auth/change-password/", &body).await.expect(200);
         }
-        "put" => drop(workspace.admin.put(&by_name, &with(json!({"password": NEW}))).await.expect(200)),
-        "patch" => drop(workspace.admin.patch(&by_name, &with(json!({"password": NEW}))).await.expect(200)),
+        "put" => {
+            drop(workspace.admin.put(&by_name, &with(json!({"password": NEW}))).await.expect(200))
+        }
+        "patch" => {
+            drop(workspace.admin.patch(&by_name, &with(json!({"password": NEW}))).await.expect(200))
+        }
         _ => {
             let email = format!("{username}@example.com");
             let body = json!({"email": email});
-            let asked = async { workspace.anonymous.post("/api/auth/reset-password/", &body).await };
+            let asked =
+                async { workspace.anonymous.post("/api/auth/reset-password/", &body).await };
             let path = reset_link(workspace, &email, asked).await;
             workspace.anonymous.post(&path, &with(json!({"new_password": NEW}))).await.expect(200);
         }
@@ -85,14 +107,18 @@ async fn a_revocation_cancels_what_waits() {
         let session = workspace.staff(&username).await;
         let other = workspace.anonymous.logged_in(&username, PASSWORD).await;
         let logged_out = workspace.anonymous.logged_in(&username, PASSWORD).await;
-        let token = session.post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null})).await.expect(201);
+        let token = session
+            .post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null}))
+            .await
+            .expect(201);
         let token = session.with_token(token["key"].as_str().unwrap());
         let mut revoked = vec![post(&session, "web-2", json!({"on_offline": "queue"})).await];
         for server in ["web-1", "web-2"] {
             revoked.push(post(&session, server, later()).await);
         }
         let of_other = post(&other, "web-1", later()).await;
-        let mut kept = vec![post(&token, "web-1", later()).await, post(&logged_out, "web-2", later()).await];
+        let mut kept =
+            vec![post(&token, "web-1", later()).await, post(&logged_out, "web-2", later()).await];
         logged_out.call("POST", "/api/auth/logout/").await.expect(200);
         kept.push(post(&workspace.session(), "web-1", later()).await);
         if way == "session" {
@@ -134,21 +160,29 @@ async fn a_malformed_choice_revokes_nothing() {
     let session = workspace.staff("alice").await;
     let (path, field) = (own_session(&session).await, &["keep_scheduled"][..]);
     session.delete(&format!("{path}?keep_scheduled=maybe")).await.expect_fields(400, field);
-    session.delete(&format!("{SESSIONS}{NO_UUID}/?keep_scheduled=maybe")).await.expect_detail(404, None);
+    session
+        .delete(&format!("{SESSIONS}{NO_UUID}/?keep_scheduled=maybe"))
+        .await
+        .expect_detail(404, None);
     for bad in [json!("yes"), json!(1), Value::Null] {
         let body = json!({"password": PASSWORD, "new_password": NEW, "keep_scheduled": bad});
         session.post("/api/auth/change-password/", &body).await.expect_fields(400, field);
         for method in ["PUT", "PATCH"] {
             let body = json!({"password": NEW, "keep_scheduled": bad});
-            workspace.admin.send_json(method, "/api/users/users/alice/", &body).await.expect_fields(400, field);
+            workspace
+                .admin
+                .send_json(method, "/api/users/users/alice/", &body)
+                .await
+                .expect_fields(400, field);
         }
     }
     session.get("/api/status/").await.expect(200);
     workspace.anonymous.log_in("alice", PASSWORD).await.expect(200);
 }
 
-/// The request that revoked may have died right after D1 knew it, and a command may have been created at the same moment: no
-/// object is asked to cancel anything. D1 alone keeps the command from being delivered.
+/// The request that revoked may have died right after D1 knew it, and a command may have been
+/// created at the same moment: no object is asked to cancel anything. D1 alone keeps the command
+/// from being delivered.
 #[tokio::test]
 async fn nothing_of_a_revoked_session_is_delivered_whoever_dies() {
     let (instance, _state) = Instance::new().await;

@@ -1,7 +1,9 @@
 //! `/api/iam/groups/` (contract 5.4).
 
 use farhand_domain::time::Timestamp;
-use farhand_tests::people::{GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys};
+use farhand_tests::people::{
+    GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys,
+};
 use farhand_tests::{Api, Instance, Person, Workspace};
 use futures_util::future;
 use serde_json::{Value, json};
@@ -32,7 +34,16 @@ async fn a_new_group_is_its_makers() {
     let plain = workspace.admin.post(GROUPS, &json!({"name": "ops"})).await.expect(201);
     assert_eq!(
         keys(&plain),
-        ["added_at", "description", "display_name", "id", "name", "num_members", "servers", "updated_at"]
+        [
+            "added_at",
+            "description",
+            "display_name",
+            "id",
+            "name",
+            "num_members",
+            "servers",
+            "updated_at"
+        ]
     );
     assert!(plain["id"].is_i64(), "{plain}");
     for (field, value) in [
@@ -57,13 +68,24 @@ async fn a_new_group_is_its_makers() {
     assert_eq!((&full["servers"], &full["num_members"]), (&sorted(&[&one, &two]), &json!(1)));
     assert_eq!(read(&workspace, &full).await, full);
     let list = workspace.admin.get(GROUPS).await.expect(200);
-    assert_eq!(list, json!({"count": 2, "next": null, "previous": null, "results": [plain, full]}), "oldest first");
+    assert_eq!(
+        list,
+        json!({"count": 2, "next": null, "previous": null, "results": [plain, full]}),
+        "oldest first"
+    );
     // Whoever made it is its owner.
-    let members = workspace.admin.get(&format!("{MEMBERSHIPS}?group={}", full["id"])).await.expect(200);
-    assert_eq!((column(&members, "user"), column(&members, "role")), (vec![json!(staff.id)], vec![json!("owner")]));
+    let members =
+        workspace.admin.get(&format!("{MEMBERSHIPS}?group={}", full["id"])).await.expect(200);
+    assert_eq!(
+        (column(&members, "user"), column(&members, "role")),
+        (vec![json!(staff.id)], vec![json!("owner")])
+    );
     // The servers tell the same.
     for server in [&one, &two] {
-        assert_eq!(workspace.admin.get(&at(SERVERS, server)).await.expect(200)["groups"], json!([full["id"]]));
+        assert_eq!(
+            workspace.admin.get(&at(SERVERS, server)).await.expect(200)["groups"],
+            json!([full["id"]])
+        );
     }
 }
 
@@ -130,16 +152,22 @@ async fn bad_fields_make_and_change_nothing() {
     workspace.admin.patch(&path, &taken).await.expect_fields(400, &["name"]);
     // One good server does not make up for a bad one, nor the other way round.
     for ids in [json!([server["id"], NO_UUID]), json!([NO_UUID, server["id"]])] {
-        workspace.admin.patch(&path, &json!({"servers": ids})).await.expect_fields(400, &["servers"]);
+        workspace
+            .admin
+            .patch(&path, &json!({"servers": ids}))
+            .await
+            .expect_fields(400, &["servers"]);
     }
     for body in ["[]", "7", "{", ""] {
         for (method, path) in [("POST", GROUPS), ("PUT", &path)] {
-            let request = workspace.admin.request(method, path).header("Content-Type", "application/json");
+            let request =
+                workspace.admin.request(method, path).header("Content-Type", "application/json");
             let reply = workspace.admin.send(request.body(body)).await;
             assert_eq!(reply.status, 400, "{method} {body:?}: {}", reply.text);
         }
     }
-    let request = workspace.admin.request("POST", GROUPS).header("Content-Type", "text/plain").body("{}");
+    let request =
+        workspace.admin.request("POST", GROUPS).header("Content-Type", "text/plain").body("{}");
     assert_eq!(workspace.admin.send(request).await.status, 415);
     assert_eq!(read(&workspace, &group).await, group);
     assert_eq!(names(&workspace.admin.get(GROUPS).await.expect(200)), ["ops", "taken"]);
@@ -172,7 +200,10 @@ async fn servers_of_others_are_as_good_as_none() {
     assert!(told.iter().all(|text| *text == told[0]), "{told:?}");
     assert_eq!(workspace.admin.get(GROUPS).await.expect(200)["count"], 1);
     assert_eq!(read(&workspace, &group).await, group);
-    assert_eq!(elsewhere.admin.get("/api/servers/").await.expect(200)["results"][0]["groups"], json!([]));
+    assert_eq!(
+        elsewhere.admin.get("/api/servers/").await.expect(200)["results"][0]["groups"],
+        json!([])
+    );
 }
 
 #[tokio::test]
@@ -214,7 +245,8 @@ async fn filters_and_search() {
         assert_eq!(found(query).await, expected, "{query}");
     }
     assert_eq!(found(&format!("search={}", "x".repeat(3000))).await, [""; 0]);
-    let page = workspace.admin.get(&format!("{GROUPS}?search=o&page_size=1&page=2")).await.expect(200);
+    let page =
+        workspace.admin.get(&format!("{GROUPS}?search=o&page_size=1&page=2")).await.expect(200);
     assert_eq!((names(&page), &page["count"]), (vec!["dev.ops".to_owned()], &json!(3)));
     assert!(page["next"].as_str().unwrap().contains("search=o"), "{page}");
     workspace.admin.get(&format!("{GROUPS}?page=2")).await.expect_detail(404, None);
@@ -223,16 +255,21 @@ async fn filters_and_search() {
         workspace.admin.get(&format!("{GROUPS}?{bad}")).await.expect_fields(400, &[field]);
     }
     // What is changed is found by what it is now.
-    let ops = workspace.admin.get(&format!("{GROUPS}?name=ops")).await.expect(200)["results"][0].clone();
+    let ops =
+        workspace.admin.get(&format!("{GROUPS}?name=ops")).await.expect(200)["results"][0].clone();
     workspace.admin.patch(&group_path(&ops), &json!({"display_name": "Örs"})).await.expect(200);
-    assert_eq!((found("search=%C3%96RS").await, found("search=%C3%84RZTE").await), (vec!["ops".to_owned()], vec![]));
+    assert_eq!(
+        (found("search=%C3%96RS").await, found("search=%C3%84RZTE").await),
+        (vec!["ops".to_owned()], vec![])
+    );
 }
 
 #[tokio::test]
 async fn put_replaces_and_patch_changes() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
-    let body = json!({"name": "ops", "display_name": "Ops", "description": "x", "servers": [one["id"]]});
+    let body =
+        json!({"name": "ops", "display_name": "Ops", "description": "x", "servers": [one["id"]]});
     let made = workspace.admin.post(GROUPS, &body).await.expect(201);
     let path = group_path(&made);
     let differs = |group: &Value, changes: Value| {
@@ -252,14 +289,23 @@ async fn put_replaces_and_patch_changes() {
     assert_eq!(read(&workspace, &made).await, changed);
     // Its own name is not taken.
     workspace.admin.patch(&path, &json!({"name": "ops"})).await.expect(200);
-    let changed = workspace.admin.patch(&path, &json!({"servers": [two["id"], one["id"]]})).await.expect(200);
+    let changed =
+        workspace.admin.patch(&path, &json!({"servers": [two["id"], one["id"]]})).await.expect(200);
     differs(&changed, json!({"description": "y", "servers": sorted(&[&one, &two])}));
-    let changed = workspace.admin.patch(&path, &json!({"display_name": "", "servers": []})).await.expect(200);
+    let changed =
+        workspace.admin.patch(&path, &json!({"display_name": "", "servers": []})).await.expect(200);
     differs(&changed, json!({"description": "y", "display_name": "", "servers": []}));
     // A replacement has the defaults of what is left out.
-    workspace.admin.patch(&path, &json!({"display_name": "z", "servers": [one["id"]]})).await.expect(200);
+    workspace
+        .admin
+        .patch(&path, &json!({"display_name": "z", "servers": [one["id"]]}))
+        .await
+        .expect(200);
     let replaced = workspace.admin.put(&path, &json!({"name": "ops-2"})).await.expect(200);
-    differs(&replaced, json!({"name": "ops-2", "display_name": "", "description": "", "servers": []}));
+    differs(
+        &replaced,
+        json!({"name": "ops-2", "display_name": "", "description": "", "servers": []}),
+    );
     assert_eq!(read(&workspace, &made).await, replaced);
     assert_eq!(workspace.admin.get(&at(SERVERS, &one)).await.expect(200)["groups"], json!([]));
     // PUT of what one got changes nothing.
@@ -281,7 +327,11 @@ async fn owners_change_all_but_its_servers() {
     let both = sorted(&[&one, &two]);
     let reversed = json!([both[1], both[0], both[1]]);
     for same in [&both, &reversed] {
-        let patched = owner.api.patch(&path, &json!({"servers": same, "description": "same"})).await.expect(200);
+        let patched = owner
+            .api
+            .patch(&path, &json!({"servers": same, "description": "same"}))
+            .await
+            .expect(200);
         assert_eq!((&patched["servers"], &patched["description"]), (&both, &json!("same")));
         let put = owner.api.put(&path, &json!({"name": "ops", "servers": same})).await.expect(200);
         assert_eq!((&put["servers"], &put["description"]), (&both, &json!("")));
@@ -300,7 +350,11 @@ async fn owners_change_all_but_its_servers() {
     assert_eq!(read(&workspace, &group).await, before);
     // Not any more when they are an owner no more.
     for role in ["manager", "member"] {
-        workspace.admin.patch(&at(MEMBERSHIPS, &membership), &json!({"role": role})).await.expect(200);
+        workspace
+            .admin
+            .patch(&at(MEMBERSHIPS, &membership), &json!({"role": role}))
+            .await
+            .expect(200);
         for body in [json!({"description": "z"}), json!({}), json!({"name": "Not A Name"})] {
             owner.api.patch(&path, &body).await.expect_detail(403, DENIED);
         }
@@ -319,7 +373,8 @@ async fn owners_change_all_but_its_servers() {
 async fn a_deleted_group_takes_its_memberships_along_and_leaves_its_servers() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let (group, other) = (workspace.group("ops", &[&server]).await, workspace.group("other", &[&server]).await);
+    let (group, other) =
+        (workspace.group("ops", &[&server]).await, workspace.group("other", &[&server]).await);
     let owner = Person::new(&workspace, "olga").await;
     let membership = workspace.enroll(&group, &owner, "owner").await;
     workspace.enroll(&other, &owner, "member").await;
@@ -358,8 +413,11 @@ async fn a_deleted_server_is_in_no_group() {
         let server = workspace.server("gone").await;
         let body = json!({"servers": [server["id"], two["id"]]});
         let path = group_path(&group);
-        let (set, deleted) =
-            future::join(workspace.admin.patch(&path, &body), workspace.admin.delete(&at(SERVERS, &server))).await;
+        let (set, deleted) = future::join(
+            workspace.admin.patch(&path, &body),
+            workspace.admin.delete(&at(SERVERS, &server)),
+        )
+        .await;
         deleted.expect(204);
         if set.status != 200 {
             set.expect_fields(400, &["servers"]);
@@ -399,7 +457,10 @@ async fn nothing_comes_into_a_group_that_goes() {
         }
         for list in [SERVERS, TOKENS] {
             let list = workspace.admin.get(&format!("{list}?page_size=100")).await.expect(200);
-            assert!(column(&list, "groups").iter().all(|groups| *groups == json!([])), "round {round}: {list}");
+            assert!(
+                column(&list, "groups").iter().all(|groups| *groups == json!([])),
+                "round {round}: {list}"
+            );
         }
     }
 }
@@ -411,8 +472,19 @@ async fn ids_of_nothing_and_of_others_are_404_alike() {
     let theirs = elsewhere.group("ops", &[]).await;
     let mine = workspace.group("ops", &[]).await;
     let outsider = Person::new(&workspace, "eve").await;
-    let bad =
-        ["0", "-1", "01", "1.0", "+1", "-", "nonsense", "99999999999999999999", "9007199254740993", "%20", NO_UUID];
+    let bad = [
+        "0",
+        "-1",
+        "01",
+        "1.0",
+        "+1",
+        "-",
+        "nonsense",
+        "99999999999999999999",
+        "9007199254740993",
+        "%20",
+        NO_UUID,
+    ];
     let mut paths: Vec<String> = bad.iter().map(|bad| format!("{GROUPS}{bad}/")).collect();
     paths.extend([group_path(&theirs), format!("{GROUPS}{NO_NUMBER}/")]);
     let mut texts = Vec::new();
@@ -456,7 +528,8 @@ async fn names_are_unique_also_at_once() {
     }
     let body = json!({"name": "same"});
     let paths: Vec<String> = groups.iter().map(group_path).collect();
-    let replies = future::join_all(paths.iter().map(|path| workspace.admin.patch(path, &body))).await;
+    let replies =
+        future::join_all(paths.iter().map(|path| workspace.admin.patch(path, &body))).await;
     assert_eq!(replies.iter().filter(|reply| reply.status == 200).count(), 1, "{replies:?}");
     let list = names(&workspace.admin.get(GROUPS).await.expect(200));
     assert_eq!(list.iter().filter(|name| *name == "same").count(), 1, "{list:?}");
@@ -474,7 +547,9 @@ async fn changes_at_once_all_arrive() {
             json!({"description": format!("x{round}")}),
             json!({"servers": if round % 2 == 0 { json!([server["id"]]) } else { json!([]) }}),
         ];
-        for reply in future::join_all(changes.iter().map(|body| workspace.admin.patch(&path, body))).await {
+        for reply in
+            future::join_all(changes.iter().map(|body| workspace.admin.patch(&path, body))).await
+        {
             reply.expect(200);
         }
         let group = read(&workspace, &group).await;
@@ -484,7 +559,11 @@ async fn changes_at_once_all_arrive() {
             }
         }
         let word = format!("search=d{round}+x{round}");
-        assert_eq!(workspace.admin.get(&format!("{GROUPS}?{word}")).await.expect(200)["count"], 1, "{word}");
+        assert_eq!(
+            workspace.admin.get(&format!("{GROUPS}?{word}")).await.expect(200)["count"],
+            1,
+            "{word}"
+        );
     }
 }
 
@@ -500,7 +579,11 @@ async fn a_group_of_five_thousand_servers() {
     let ids = |range: std::ops::RangeInclusive<u32>| -> Vec<String> {
         range.map(|i| format!("{i:08x}-0000-7000-8000-{i:012x}")).collect()
     };
-    let group = workspace.admin.post(GROUPS, &json!({"name": "all", "servers": ids(1..=5000)})).await.expect(201);
+    let group = workspace
+        .admin
+        .post(GROUPS, &json!({"name": "all", "servers": ids(1..=5000)}))
+        .await
+        .expect(201);
     assert_eq!(group["servers"], json!(ids(1..=5000)));
     let member = Person::new(&workspace, "anna").await;
     workspace.enroll(&group, &member, "member").await;
@@ -518,7 +601,11 @@ async fn a_group_of_five_thousand_servers() {
     workspace.admin.patch(&path, &json!({"servers": more})).await.expect_fields(400, &["servers"]);
     let mut unknown = ids(1..=4999);
     unknown.push(NO_UUID.to_owned());
-    workspace.admin.patch(&path, &json!({"servers": unknown})).await.expect_fields(400, &["servers"]);
+    workspace
+        .admin
+        .patch(&path, &json!({"servers": unknown}))
+        .await
+        .expect_fields(400, &["servers"]);
     assert_eq!(read(&workspace, &group).await["servers"], json!(ids(1..=5000)));
     let half = ids(2001..=4500);
     let changed = workspace.admin.patch(&path, &json!({"servers": half})).await.expect(200);

@@ -1,6 +1,8 @@
 //! `/api/iam/memberships/` (contract 5.4).
 
-use farhand_tests::people::{GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, USERS, at, column, group_path, keys};
+use farhand_tests::people::{
+    GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, USERS, at, column, group_path, keys,
+};
 use farhand_tests::{Api, Person, Reply, Workspace};
 use futures_util::future;
 use serde_json::{Value, json};
@@ -15,7 +17,10 @@ async fn members(workspace: &Workspace, group: &Value) -> Vec<(i64, String)> {
     let items = list["results"].as_array().unwrap();
     let shown = workspace.admin.get(&group_path(group)).await.expect(200);
     assert_eq!((&list["count"], &shown["num_members"]), (&json!(items.len()), &json!(items.len())));
-    items.iter().map(|item| (item["user"].as_i64().unwrap(), item["role"].as_str().unwrap().to_owned())).collect()
+    items
+        .iter()
+        .map(|item| (item["user"].as_i64().unwrap(), item["role"].as_str().unwrap().to_owned()))
+        .collect()
 }
 
 async fn boss(workspace: &Workspace) -> i64 {
@@ -28,7 +33,10 @@ async fn a_membership_is_what_was_asked_for() {
     let group = workspace.group("ops", &[]).await;
     let boss = boss(&workspace).await;
     let first = workspace.admin.get(MEMBERSHIPS).await.expect(200)["results"][0].clone();
-    assert_eq!(first, json!({"id": first["id"], "group": group["id"], "user": boss, "role": "owner"}));
+    assert_eq!(
+        first,
+        json!({"id": first["id"], "group": group["id"], "user": boss, "role": "owner"})
+    );
     let mut expected = vec![first];
     for role in [None, Some("member"), Some("manager"), Some("owner")] {
         let person = Person::new(&workspace, &format!("p{}", expected.len())).await;
@@ -39,11 +47,17 @@ async fn a_membership_is_what_was_asked_for() {
         let made = workspace.admin.post(MEMBERSHIPS, &body).await.expect(201);
         assert_eq!(keys(&made), ["group", "id", "role", "user"]);
         let role = role.unwrap_or("member");
-        assert_eq!(made, json!({"id": made["id"], "group": group["id"], "user": person.id, "role": role}));
+        assert_eq!(
+            made,
+            json!({"id": made["id"], "group": group["id"], "user": person.id, "role": role})
+        );
         for api in [&workspace.admin, &person.api] {
             assert_eq!(api.get(&at(MEMBERSHIPS, &made)).await.expect(200), made);
         }
-        assert_eq!(person.api.get(&group_path(&group)).await.expect(200)["num_members"], expected.len() + 1);
+        assert_eq!(
+            person.api.get(&group_path(&group)).await.expect(200)["num_members"],
+            expected.len() + 1
+        );
         expected.push(made);
         let list = person.api.get(MEMBERSHIPS).await.expect(200);
         assert_eq!(list["results"], json!(expected), "oldest first");
@@ -57,7 +71,8 @@ async fn bad_fields_make_nothing() {
     elsewhere.count_on().await;
     let group = workspace.group("ops", &[]).await;
     let theirs = elsewhere.group("ops", &[]).await;
-    let (alice, eve) = (Person::new(&workspace, "alice").await, Person::new(&elsewhere, "eve").await);
+    let (alice, eve) =
+        (Person::new(&workspace, "alice").await, Person::new(&elsewhere, "eve").await);
     let (group_id, user) = (&group["id"], alice.id);
     for (body, fields) in [
         (json!({}), &["group", "user"][..]),
@@ -102,7 +117,11 @@ async fn bad_fields_make_nothing() {
     assert_eq!(members(&workspace, &group).await[1], (alice.id, "manager".to_owned()));
     // An inactive one does.
     let idle = workspace.user_with("idle", &json!({"is_active": false})).await;
-    workspace.admin.post(MEMBERSHIPS, &json!({"group": group_id, "user": idle["id"]})).await.expect(201);
+    workspace
+        .admin
+        .post(MEMBERSHIPS, &json!({"group": group_id, "user": idle["id"]}))
+        .await
+        .expect(201);
 }
 
 #[tokio::test]
@@ -135,7 +154,8 @@ async fn what_is_hidden_is_refused_like_what_there_is_not() {
     }
     assert!(told.iter().all(|text| *text == told[0]), "{told:?}");
     told.clear();
-    let of_hidden = workspace.admin.get(&format!("{MEMBERSHIPS}?group={}", hidden["id"])).await.expect(200);
+    let of_hidden =
+        workspace.admin.get(&format!("{MEMBERSHIPS}?group={}", hidden["id"])).await.expect(200);
     let of_theirs = elsewhere.admin.get(MEMBERSHIPS).await.expect(200);
     let hidden_path = at(MEMBERSHIPS, &of_hidden["results"][0]);
     let their_path = at(MEMBERSHIPS, &of_theirs["results"][0]);
@@ -160,13 +180,17 @@ async fn filters_are_of_what_is_seen() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
     let boss = boss(&workspace).await;
-    let (alice, bob) = (Person::new(&workspace, "alice").await, Person::new(&workspace, "bob").await);
-    for (group, person, role) in [(&one, &alice, "member"), (&two, &alice, "manager"), (&one, &bob, "manager")] {
+    let (alice, bob) =
+        (Person::new(&workspace, "alice").await, Person::new(&workspace, "bob").await);
+    for (group, person, role) in
+        [(&one, &alice, "member"), (&two, &alice, "manager"), (&one, &bob, "manager")]
+    {
         workspace.enroll(group, person, role).await;
     }
     let found = async |api: &Api, query: &str| {
         let list = api.get(&format!("{MEMBERSHIPS}?{query}")).await.expect(200);
-        let found: Vec<(Value, Value)> = column(&list, "group").into_iter().zip(column(&list, "user")).collect();
+        let found: Vec<(Value, Value)> =
+            column(&list, "group").into_iter().zip(column(&list, "user")).collect();
         assert_eq!(list["count"], found.len(), "{query}");
         found
     };
@@ -185,13 +209,20 @@ async fn filters_are_of_what_is_seen() {
         (format!("group={NO_NUMBER}"), &[]),
         (format!("user={NO_NUMBER}"), &[]),
     ] {
-        assert_eq!(found(&workspace.admin, &query).await.iter().collect::<Vec<_>>(), expected, "{query}");
+        assert_eq!(
+            found(&workspace.admin, &query).await.iter().collect::<Vec<_>>(),
+            expected,
+            "{query}"
+        );
         // Bob sees his own group alone.
         let of_bob = found(&bob.api, &query).await;
-        let seen: Vec<_> = expected.iter().filter(|(group, _)| *group == one["id"]).copied().collect();
+        let seen: Vec<_> =
+            expected.iter().filter(|(group, _)| *group == one["id"]).copied().collect();
         assert_eq!(of_bob.iter().collect::<Vec<_>>(), seen, "{query}");
     }
-    for bad in ["group=x", "group=", "group=1.5", "user=boss", "user=", "role=boss", "role=", "role=Owner"] {
+    for bad in
+        ["group=x", "group=", "group=1.5", "user=boss", "user=", "role=boss", "role=", "role=Owner"]
+    {
         let field = bad.split('=').next().unwrap();
         workspace.admin.get(&format!("{MEMBERSHIPS}?{bad}")).await.expect_fields(400, &[field]);
     }
@@ -233,7 +264,12 @@ async fn who_adds_whom() {
             let may = matches!((*asker, role), ("owner" | "staff", _) | ("manager", "member"));
             let body = json!({"group": group["id"], "user": target.id, "role": role});
             let reply = person.api.post(MEMBERSHIPS, &body).await;
-            assert_eq!(reply.status, if may { 201 } else { 403 }, "{asker} adds {role}: {}", reply.text);
+            assert_eq!(
+                reply.status,
+                if may { 201 } else { 403 },
+                "{asker} adds {role}: {}",
+                reply.text
+            );
             if may {
                 workspace.expel(&group, &target).await;
             } else {
@@ -242,8 +278,10 @@ async fn who_adds_whom() {
             assert_eq!(members(&workspace, &group).await, before, "{asker} adds {role}");
             // The right comes before the rest of the input.
             for user in [json!(NO_NUMBER), json!("x"), json!(null), json!(person.id)] {
-                let reply =
-                    person.api.post(MEMBERSHIPS, &json!({"group": group["id"], "user": user, "role": role})).await;
+                let reply = person
+                    .api
+                    .post(MEMBERSHIPS, &json!({"group": group["id"], "user": user, "role": role}))
+                    .await;
                 if !may {
                     reply.expect_detail(403, DENIED);
                 } else if *asker == "staff" && user == json!(person.id) {
@@ -284,7 +322,11 @@ async fn who_changes_whose_role() {
                     assert_eq!(reply.status, 403, "{what}");
                     reply.expect_detail(403, DENIED);
                     // The right comes before the input.
-                    person.api.patch(&path, &json!({"role": "boss"})).await.expect_detail(403, DENIED);
+                    person
+                        .api
+                        .patch(&path, &json!({"role": "boss"}))
+                        .await
+                        .expect_detail(403, DENIED);
                 }
                 assert_eq!(now, expected, "{what}");
                 workspace.admin.delete(&path).await.expect(204);
@@ -317,7 +359,11 @@ async fn a_membership_stays_of_its_group_and_user() {
         workspace.admin.patch(&path, &whole).await.expect_fields(400, fields);
         workspace.admin.put(&path, &whole).await.expect_fields(400, fields);
     }
-    workspace.admin.put(&path, &json!({"role": "manager"})).await.expect_fields(400, &["group", "user"]);
+    workspace
+        .admin
+        .put(&path, &json!({"role": "manager"}))
+        .await
+        .expect_fields(400, &["group", "user"]);
     assert_eq!(workspace.admin.get(&path).await.expect(200), membership);
     let same = json!({"group": group["id"], "user": member.id, "role": "manager", "id": NO_UUID});
     let mut expected = membership.clone();
@@ -325,7 +371,11 @@ async fn a_membership_stays_of_its_group_and_user() {
     for method in ["PUT", "PATCH"] {
         assert_eq!(workspace.admin.send_json(method, &path, &same).await.expect(200), expected);
     }
-    assert_eq!(workspace.admin.patch(&path, &json!({})).await.expect(200), expected, "nothing given, nothing changed");
+    assert_eq!(
+        workspace.admin.patch(&path, &json!({})).await.expect(200),
+        expected,
+        "nothing given, nothing changed"
+    );
     assert_eq!(workspace.admin.get(&path).await.expect(200), expected);
 }
 
@@ -339,7 +389,12 @@ async fn who_removes_whom_and_everyone_leaves() {
             let may = matches!((*asker, role), ("owner" | "staff", _) | ("manager", "member"));
             let before = members(&workspace, &group).await;
             let reply = person.api.delete(&path).await;
-            assert_eq!(reply.status, if may { 204 } else { 403 }, "{asker} removes {role}: {}", reply.text);
+            assert_eq!(
+                reply.status,
+                if may { 204 } else { 403 },
+                "{asker} removes {role}: {}",
+                reply.text
+            );
             if may {
                 person.api.delete(&path).await.expect_detail(404, None);
                 let after = members(&workspace, &group).await;
@@ -400,13 +455,16 @@ fn keeps_an_owner(reply: &Reply) {
 #[tokio::test]
 async fn the_only_owner_stays_whoever_asks() {
     let workspace = Workspace::new().await;
-    let (olga, second) = (Person::new(&workspace, "olga").await, Person::new(&workspace, "second").await);
+    let (olga, second) =
+        (Person::new(&workspace, "olga").await, Person::new(&workspace, "second").await);
     let staff = Person::staff(&workspace, "steve").await;
     let group = workspace.group("ops", &[]).await;
     let owner = workspace.enroll(&group, &olga, "owner").await;
     let other = workspace.enroll(&group, &second, "manager").await;
     let boss = boss(&workspace).await;
-    let first = workspace.admin.get(&format!("{MEMBERSHIPS}?user={boss}")).await.expect(200)["results"][0].clone();
+    let first =
+        workspace.admin.get(&format!("{MEMBERSHIPS}?user={boss}")).await.expect(200)["results"][0]
+            .clone();
     workspace.admin.delete(&at(MEMBERSHIPS, &first)).await.expect(204);
     let (path, user) = (at(MEMBERSHIPS, &owner), olga.path());
     let before = members(&workspace, &group).await;
@@ -455,7 +513,8 @@ async fn the_only_owner_stays_whoever_asks() {
 #[tokio::test]
 async fn a_deleted_users_memberships_are_gone_and_a_deactivated_ones_stay() {
     let workspace = Workspace::new().await;
-    let (alice, bob) = (Person::new(&workspace, "alice").await, Person::new(&workspace, "bob").await);
+    let (alice, bob) =
+        (Person::new(&workspace, "alice").await, Person::new(&workspace, "bob").await);
     let groups = [workspace.group("one", &[]).await, workspace.group("two", &[]).await];
     let mut paths = Vec::new();
     for (group, role) in groups.iter().zip(["owner", "manager"]) {
@@ -514,8 +573,10 @@ enum Duel {
 #[tokio::test]
 async fn of_two_owners_who_are_removed_at_once_one_stays() {
     let workspace = Workspace::new().await;
-    let (mut one, mut two) = (Person::new(&workspace, "a").await, Person::new(&workspace, "b").await);
-    for duel in [Duel::Remove, Duel::Demote, Duel::Leave, Duel::RemoveAndDemote, Duel::DeleteUsers] {
+    let (mut one, mut two) =
+        (Person::new(&workspace, "a").await, Person::new(&workspace, "b").await);
+    for duel in [Duel::Remove, Duel::Demote, Duel::Leave, Duel::RemoveAndDemote, Duel::DeleteUsers]
+    {
         for round in 0..10 {
             let name = format!("{duel:?}-{round}").to_lowercase();
             let group = workspace.group(&name, &[]).await;
@@ -536,15 +597,20 @@ async fn of_two_owners_who_are_removed_at_once_one_stays() {
             let whole = json!({"group": group["id"], "user": one.id, "role": "member"});
             let (a, b) = match duel {
                 Duel::Remove => future::join(one.api.delete(&second), two.api.delete(&first)).await,
-                Duel::Demote => future::join(one.api.patch(&second, &member), two.api.put(&first, &whole)).await,
+                Duel::Demote => {
+                    future::join(one.api.patch(&second, &member), two.api.put(&first, &whole)).await
+                }
                 Duel::Leave => future::join(one.api.delete(&first), two.api.delete(&second)).await,
-                Duel::RemoveAndDemote => future::join(one.api.delete(&second), two.api.patch(&first, &member)).await,
+                Duel::RemoveAndDemote => {
+                    future::join(one.api.delete(&second), two.api.patch(&first, &member)).await
+                }
                 Duel::DeleteUsers => {
                     let (one, two) = (one.path(), two.path());
                     future::join(workspace.admin.delete(&one), workspace.admin.delete(&two)).await
                 }
             };
-            let what = format!("{duel:?} {round}: {} {} / {} {}", a.status, a.text, b.status, b.text);
+            let what =
+                format!("{duel:?} {round}: {} {} / {} {}", a.status, a.text, b.status, b.text);
             let done = [&a, &b].iter().filter(|reply| matches!(reply.status, 200 | 204)).count();
             assert_eq!(done, 1, "{what}");
             // Who came second is no owner any more, or the only one.
@@ -553,8 +619,11 @@ async fn of_two_owners_who_are_removed_at_once_one_stays() {
             if refused.status == 400 {
                 keeps_an_owner(refused);
             }
-            let owners: Vec<_> =
-                members(&workspace, &group).await.into_iter().filter(|(_, role)| role == "owner").collect();
+            let owners: Vec<_> = members(&workspace, &group)
+                .await
+                .into_iter()
+                .filter(|(_, role)| role == "owner")
+                .collect();
             assert_eq!(owners.len(), 1, "{what}");
             workspace.admin.delete(&group_path(&group)).await.expect(204);
         }
@@ -570,13 +639,15 @@ async fn nobody_comes_into_a_group_that_goes() {
         let body = json!({"group": group["id"], "user": alice.id});
         let path = group_path(&group);
         let (added, deleted) =
-            future::join(workspace.admin.post(MEMBERSHIPS, &body), workspace.admin.delete(&path)).await;
+            future::join(workspace.admin.post(MEMBERSHIPS, &body), workspace.admin.delete(&path))
+                .await;
         deleted.expect(204);
         if added.status != 201 {
             added.expect_fields(400, &["group"]);
         }
         assert_eq!(alice.api.get(MEMBERSHIPS).await.expect(200)["count"], 0);
-        let left = workspace.admin.get(&format!("{MEMBERSHIPS}?group={}", group["id"])).await.expect(200);
+        let left =
+            workspace.admin.get(&format!("{MEMBERSHIPS}?group={}", group["id"])).await.expect(200);
         assert_eq!(left["count"], 0, "{left}");
     }
     // Nor anybody who goes.
@@ -586,7 +657,8 @@ async fn nobody_comes_into_a_group_that_goes() {
         let body = json!({"group": group["id"], "user": person["id"], "role": "owner"});
         let path = format!("{USERS}{}/", person["id"]);
         let (added, deleted) =
-            future::join(workspace.admin.post(MEMBERSHIPS, &body), workspace.admin.delete(&path)).await;
+            future::join(workspace.admin.post(MEMBERSHIPS, &body), workspace.admin.delete(&path))
+                .await;
         deleted.expect(204);
         if added.status != 201 {
             added.expect_fields(400, &["user"]);

@@ -20,7 +20,12 @@ async fn path_by_name(workspace: &Workspace, username: &str) -> String {
 }
 
 fn names(list: &Value) -> Vec<&str> {
-    list["results"].as_array().unwrap().iter().map(|user| user["username"].as_str().unwrap()).collect()
+    list["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|user| user["username"].as_str().unwrap())
+        .collect()
 }
 
 fn new_user(username: &str) -> Value {
@@ -57,14 +62,20 @@ async fn the_caller_sees_themselves() {
     assert_eq!(workspace.session().get(ME).await.expect(200), me);
     assert_eq!(workspace.admin.get(&path_of(&me)).await.expect(200), me);
     assert_eq!(workspace.admin.get("/api/users/users/boss/").await.expect(200), me);
-    assert_eq!(workspace.admin.get("/api/users/users/BOSS/").await.expect(200), me, "names have no case");
+    assert_eq!(
+        workspace.admin.get("/api/users/users/BOSS/").await.expect(200),
+        me,
+        "names have no case"
+    );
 }
 
 #[tokio::test]
 async fn a_new_user_can_log_in() {
     let workspace = Workspace::new().await;
     let mut body = new_user("alice");
-    body.as_object_mut().unwrap().extend(json!({"first_name": "Älice", "last_name": "Q"}).as_object().unwrap().clone());
+    body.as_object_mut()
+        .unwrap()
+        .extend(json!({"first_name": "Älice", "last_name": "Q"}).as_object().unwrap().clone());
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     assert_eq!(
         (&made["username"], &made["first_name"], &made["last_name"]),
@@ -81,7 +92,11 @@ async fn a_new_user_can_log_in() {
     // The other path of the same list.
     workspace.admin.post("/api/users/users/", &new_user("bob")).await.expect(201);
     for path in [PATH, "/api/users/users/"] {
-        assert_eq!(names(&alice.get(path).await.expect(200)), ["boss", "alice", "bob"], "oldest first");
+        assert_eq!(
+            names(&alice.get(path).await.expect(200)),
+            ["boss", "alice", "bob"],
+            "oldest first"
+        );
     }
 }
 
@@ -99,7 +114,10 @@ async fn bad_fields_make_no_user() {
         (with("username", json!("Alice")), &["username"]),
         (with("username", json!("boss")), &["username"]),
         (with("email", json!("BOSS@example.com")), &["email"]),
-        (json!({"username": "boss", "email": "boss@example.com", "password": PASSWORD}), &["email", "username"]),
+        (
+            json!({"username": "boss", "email": "boss@example.com", "password": PASSWORD}),
+            &["email", "username"],
+        ),
         (with("email", json!("nonsense")), &["email"]),
         (with("password", json!("12345")), &["password"]),
         (with("password", json!("alice@example.com")), &["password"]),
@@ -123,7 +141,9 @@ async fn bad_fields_make_no_user() {
 #[tokio::test]
 async fn filters_and_search() {
     let workspace = Workspace::new().await;
-    workspace.user_with("alice", &json!({"first_name": "Ärmine", "last_name": "O'Neil 100%_x"})).await;
+    workspace
+        .user_with("alice", &json!({"first_name": "Ärmine", "last_name": "O'Neil 100%_x"}))
+        .await;
     workspace.user_with("bob", &json!({"is_active": false, "last_name": "Neilson"})).await;
     let found = async |query: &str| {
         let list = workspace.admin.get(&format!("{PATH}?{query}")).await.expect(200);
@@ -150,13 +170,18 @@ async fn filters_and_search() {
     workspace.admin.patch(&alice, &json!({"first_name": "Örs"})).await.expect(200);
     assert_eq!(found("search=%C3%96RS+o%27neil").await, ["alice"]);
     assert_eq!(found("search=%C3%84RMINE").await, [""; 0]);
-    let page = workspace.admin.get(&format!("{PATH}?search=example&page_size=2&page=2")).await.expect(200);
+    let page =
+        workspace.admin.get(&format!("{PATH}?search=example&page_size=2&page=2")).await.expect(200);
     assert_eq!((names(&page), &page["count"]), (vec!["bob"], &json!(3)));
     assert!(page["previous"].as_str().unwrap().contains("search=example"), "{page}");
     for bad in ["is_active=maybe", "is_active="] {
         workspace.admin.get(&format!("{PATH}?{bad}")).await.expect_fields(400, &["is_active"]);
     }
-    workspace.admin.get(&format!("{PATH}?is_active=x&page=0")).await.expect_fields(400, &["is_active", "page"]);
+    workspace
+        .admin
+        .get(&format!("{PATH}?is_active=x&page=0"))
+        .await
+        .expect_fields(400, &["is_active", "page"]);
 }
 
 #[tokio::test]
@@ -167,7 +192,8 @@ async fn who_may_make_and_change_whom() {
     let path = async |name: &str| path_by_name(&workspace, name).await;
     let (boss, steve, bob) = (path("boss").await, path("steve").await, path("bob").await);
 
-    // Making: staff ordinary users, superusers all, others none; that is told before what is wrong with the input.
+    // Making: staff ordinary users, superusers all, others none; that is told before what is wrong
+    // with the input.
     for body in [new_user("new"), json!({}), new_user("boss")] {
         alice.post(PATH, &body).await.expect_detail(403, Some("PERMISSION_DENIED"));
     }
@@ -185,7 +211,12 @@ async fn who_may_make_and_change_whom() {
     let denied = async |api: &Api, path: &str, body: Value| {
         api.patch(path, &body).await.expect_detail(403, Some("PERMISSION_DENIED"));
     };
-    for body in [json!({"first_name": "X"}), json!({"is_active": false}), json!({"email": "nonsense"}), json!({})] {
+    for body in [
+        json!({"first_name": "X"}),
+        json!({"is_active": false}),
+        json!({"email": "nonsense"}),
+        json!({}),
+    ] {
         denied(&alice, &bob, body.clone()).await;
         denied(&staff, &boss, body.clone()).await;
         denied(&staff, &path("second").await, body).await;
@@ -200,10 +231,15 @@ async fn who_may_make_and_change_whom() {
         denied(&alice, ME, body.clone()).await;
         denied(&staff, ME, body).await;
     }
-    let changed = staff.patch(&bob, &json!({"username": "robert", "email": "r@example.com", "last_name": "B"})).await;
+    let changed = staff
+        .patch(&bob, &json!({"username": "robert", "email": "r@example.com", "last_name": "B"}))
+        .await;
     assert_eq!(changed.expect(200)["username"], "robert");
     // What is so already needs no right.
-    alice.patch(ME, &json!({"is_staff": false, "username": "alice", "first_name": "A"})).await.expect(200);
+    alice
+        .patch(ME, &json!({"is_staff": false, "username": "alice", "first_name": "A"}))
+        .await
+        .expect(200);
     // Superusers make and unmake staff, whose rights are there and gone at once.
     workspace.admin.patch(&bob, &json!({"is_staff": true})).await.expect(200);
     denied(&staff, &bob, json!({"first_name": "X"})).await;
@@ -224,12 +260,19 @@ async fn who_may_make_and_change_whom() {
 async fn one_changes_ones_own_names_and_with_the_password_ones_address() {
     let workspace = Workspace::new().await;
     let alice = workspace.user("alice").await;
-    let changed = alice.patch(ME, &json!({"first_name": "Älice", "last_name": ""})).await.expect(200);
+    let changed =
+        alice.patch(ME, &json!({"first_name": "Älice", "last_name": ""})).await.expect(200);
     assert_eq!(changed["first_name"], "Älice");
     let email = json!("new@example.com");
     alice.patch(ME, &json!({"email": email})).await.expect_fields(400, &["password"]);
-    alice.patch(ME, &json!({"email": email, "password": "wrong"})).await.expect_fields(400, &["password"]);
-    alice.patch(ME, &json!({"email": "nonsense", "password": PASSWORD})).await.expect_fields(400, &["email"]);
+    alice
+        .patch(ME, &json!({"email": email, "password": "wrong"}))
+        .await
+        .expect_fields(400, &["password"]);
+    alice
+        .patch(ME, &json!({"email": "nonsense", "password": PASSWORD}))
+        .await
+        .expect_fields(400, &["email"]);
     let taken = json!({"email": "boss@example.com", "password": PASSWORD});
     alice.patch(ME, &taken).await.expect_fields(400, &["email"]);
     // It changes no password, and says so.
@@ -267,7 +310,9 @@ async fn changes_at_once_all_arrive() {
         .map(|number| {
             let (api, path) = (workspace.admin.clone(), path.clone());
             let field = ["first_name", "last_name"][number % 2];
-            tokio::spawn(async move { api.patch(&path, &json!({field: format!("N{number}")})).await.status })
+            tokio::spawn(async move {
+                api.patch(&path, &json!({field: format!("N{number}")})).await.status
+            })
         })
         .collect();
     for change in changes {
@@ -285,10 +330,16 @@ async fn changes_at_once_all_arrive() {
 async fn a_deactivated_user_is_refused_at_the_next_request_and_tokens_stay_disabled() {
     let workspace = Workspace::new().await;
     let alice = workspace.user("alice").await;
-    let made = alice.post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null})).await.expect(201);
+    let made = alice
+        .post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null}))
+        .await
+        .expect(201);
     let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());
     let path = path_by_name(&workspace, "alice").await;
-    assert_eq!(workspace.admin.patch(&path, &json!({"is_active": false})).await.expect(200)["is_active"], false);
+    assert_eq!(
+        workspace.admin.patch(&path, &json!({"is_active": false})).await.expect(200)["is_active"],
+        false
+    );
     for dead in [&alice, &token] {
         dead.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
         dead.patch(ME, &json!({"first_name": "x"})).await.expect_detail(403, Some("INVALID_TOKEN"));
@@ -300,7 +351,10 @@ async fn a_deactivated_user_is_refused_at_the_next_request_and_tokens_stay_disab
     }
     let again = workspace.anonymous.logged_in("alice", PASSWORD).await;
     let list = again.get("/api/auth/tokens/").await.expect(200);
-    assert_eq!((&list["results"][0]["name"], &list["results"][0]["enabled"]), (&json!("x"), &json!(false)));
+    assert_eq!(
+        (&list["results"][0]["name"], &list["results"][0]["enabled"]),
+        (&json!("x"), &json!(false))
+    );
     let enable = format!("/api/auth/tokens/{}/", made["id"].as_str().unwrap());
     again.patch(&enable, &json!({"enabled": true})).await.expect(200);
     token.get("/api/status/").await.expect(200);
@@ -311,13 +365,19 @@ async fn a_deleted_users_credentials_are_gone_and_their_commands_stay() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let alice = workspace.staff("alice").await;
-    let made = alice.post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null})).await.expect(201);
+    let made = alice
+        .post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null}))
+        .await
+        .expect(201);
     let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());
     let server = alice.post("/api/servers/", &json!({"name": "web-1"})).await.expect(201);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     // More than are taken off at a time.
     for _ in 0..3 {
-        alice.post("/api/events/commands/", &json!({"server": "web-1", "line": "id"})).await.expect(201);
+        alice
+            .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
+            .await
+            .expect(201);
         agent.next_command().await;
     }
     let id = workspace.admin.get("/api/users/users/alice/").await.expect(200)["id"].clone();
@@ -338,12 +398,16 @@ async fn a_deleted_users_credentials_are_gone_and_their_commands_stay() {
         for method in ["GET", "DELETE"] {
             workspace.admin.call(method, &path).await.expect_detail(404, None);
         }
-        let patch = workspace.admin.patch(&path, &json!({"password": "an entirely other one"})).await;
+        let patch =
+            workspace.admin.patch(&path, &json!({"password": "an entirely other one"})).await;
         patch.expect_detail(404, None);
     }
     let list = workspace.admin.get("/api/events/commands/?page_size=100").await.expect(200);
     assert_eq!(list["count"], 453);
-    assert!(list["results"].as_array().unwrap().iter().all(|command| command["requested_by"].is_null()), "{list}");
+    assert!(
+        list["results"].as_array().unwrap().iter().all(|command| command["requested_by"].is_null()),
+        "{list}"
+    );
     let one = list["results"][0]["id"].as_str().unwrap();
     let one = workspace.admin.get(&format!("/api/events/commands/{one}/")).await.expect(200);
     assert_eq!(one["requested_by"], Value::Null);
@@ -374,7 +438,8 @@ async fn the_last_active_superuser_stays() {
     for path in [ME, &me] {
         refused(session.patch(path, &json!({"is_superuser": false})).await).await;
         refused(session.patch(path, &json!({"is_active": false})).await).await;
-        refused(session.put(path, &json!({"username": "boss", "email": "boss@example.com"})).await).await;
+        refused(session.put(path, &json!({"username": "boss", "email": "boss@example.com"})).await)
+            .await;
         refused(session.delete(path).await).await;
     }
     // An inactive one is of no help.
@@ -384,9 +449,10 @@ async fn the_last_active_superuser_stays() {
     workspace.admin.patch(&second, &json!({"is_active": true})).await.expect(200);
     let other = workspace.anonymous.logged_in("second", PASSWORD).await;
     // Two who remove each other at once: one of them stays.
-    let (a, b) = tokio::join!(async { session.patch(&second, &json!({"is_superuser": false})).await }, async {
-        other.delete(&me).await
-    },);
+    let (a, b) = tokio::join!(
+        async { session.patch(&second, &json!({"is_superuser": false})).await },
+        async { other.delete(&me).await },
+    );
     let done = [a.status, b.status].iter().filter(|status| (200..300).contains(*status)).count();
     assert_eq!(done, 1, "{} {} / {} {}", a.status, a.text, b.status, b.text);
     let left = if a.status == 200 { &session } else { &other };
@@ -401,7 +467,18 @@ async fn ids_of_nobody_and_of_others_are_404() {
     elsewhere.user("stranger").await;
     let theirs = path_by_name(&elsewhere, "stranger").await;
     let mut paths = vec![theirs.clone()];
-    for bad in ["0", "-1", "01", "1.0", "+1", "nonsense", "99999999999999999999", "9007199254740993", "%20", "1%00"] {
+    for bad in [
+        "0",
+        "-1",
+        "01",
+        "1.0",
+        "+1",
+        "nonsense",
+        "99999999999999999999",
+        "9007199254740993",
+        "%20",
+        "1%00",
+    ] {
         paths.push(format!("{PATH}{bad}/"));
     }
     for path in &paths {
@@ -425,17 +502,27 @@ async fn ids_count_per_workspace_and_are_never_used_again() {
             let user = workspace.user_with(&format!("user{expected}"), &json!({})).await;
             assert_eq!(user["id"], expected);
             // The audit log names the new user by that id.
-            let log = workspace.admin.get("/api/audit/events/?action=user.create&page_size=1").await.expect(200);
+            let log = workspace
+                .admin
+                .get("/api/audit/events/?action=user.create&page_size=1")
+                .await
+                .expect(200);
             assert_eq!(log["results"][0]["object"]["id"], expected.to_string());
             let name = format!("group{}", expected - 1);
             let group = workspace.admin.post(GROUPS, &json!({"name": name})).await.expect(201);
             assert_eq!(group["id"], expected - 1);
-            let log = workspace.admin.get("/api/audit/events/?action=group.create&page_size=1").await.expect(200);
+            let log = workspace
+                .admin
+                .get("/api/audit/events/?action=group.create&page_size=1")
+                .await
+                .expect(200);
             assert_eq!(log["results"][0]["object"]["id"], (expected - 1).to_string());
         }
     }
     // Neither the last one of all nor one in between comes again, and what fails takes no id.
-    for path in [format!("{PATH}3/"), format!("{GROUPS}2/"), format!("{PATH}2/"), format!("{GROUPS}1/")] {
+    for path in
+        [format!("{PATH}3/"), format!("{GROUPS}2/"), format!("{PATH}2/"), format!("{GROUPS}1/")]
+    {
         one.admin.delete(&path).await.expect(204);
     }
     one.admin.post(PATH, &new_user("boss")).await.expect_fields(400, &["email", "username"]);
@@ -444,21 +531,31 @@ async fn ids_count_per_workspace_and_are_never_used_again() {
     one.admin.post(GROUPS, &json!({"name": "group3"})).await.expect_fields(400, &["name"]);
 
     // Users created concurrently each have their own, without a gap.
-    let users = future::join_all((0..8).map(|n| {
+    let users =
+        future::join_all(
+            (0..8).map(|n| {
+                let one = &one;
+                async move {
+                    one.user_with(&format!("many{n}"), &json!({})).await["id"].as_i64().unwrap()
+                }
+            }),
+        );
+    let groups = future::join_all((0..8).map(|n| {
         let one = &one;
-        async move { one.user_with(&format!("many{n}"), &json!({})).await["id"].as_i64().unwrap() }
+        async move {
+            one.admin.post(GROUPS, &json!({"name": format!("many{n}")})).await.expect(201)["id"]
+                .as_i64()
+                .unwrap()
+        }
     }));
-    let groups =
-        future::join_all((0..8).map(|n| {
-            let one = &one;
-            async move {
-                one.admin.post(GROUPS, &json!({"name": format!("many{n}")})).await.expect(201)["id"].as_i64().unwrap()
-            }
-        }));
     let (mut users, mut groups) = future::join(users, groups).await;
     users.sort_unstable();
     groups.sort_unstable();
     assert_eq!(users, (5..13).collect::<Vec<_>>());
     assert_eq!(groups, (4..12).collect::<Vec<_>>());
-    assert_eq!(two.user_with("next", &json!({})).await["id"], 4, "the other workspace goes on by itself");
+    assert_eq!(
+        two.user_with("next", &json!({})).await["id"],
+        4,
+        "the other workspace goes on by itself"
+    );
 }

@@ -44,13 +44,23 @@ async fn a_token_registers_only_the_names_of_its_pattern() {
     for bad in ["payroll-db", "web-1", "web-1.examples", "xweb-1.example", "web.example"] {
         let reply = register(&host, bad).await;
         reply.expect_detail(403, DENIED);
-        assert!(reply.json()["detail"].as_str().unwrap().contains("name_pattern"), "{}", reply.text);
+        assert!(
+            reply.json()["detail"].as_str().unwrap().contains("name_pattern"),
+            "{}",
+            reply.text
+        );
     }
     register(&host, "not a name").await.expect_fields(400, &["name"]);
-    for (asked, name) in
-        [("web-1.example", "web-1.example"), ("WEB-.example", "web-.example"), ("web-1.example", "web-1.example-2")]
-    {
-        assert_eq!(register(&host, asked).await.expect(201)["name"], name, "refusals used nothing up");
+    for (asked, name) in [
+        ("web-1.example", "web-1.example"),
+        ("WEB-.example", "web-.example"),
+        ("web-1.example", "web-1.example-2"),
+    ] {
+        assert_eq!(
+            register(&host, asked).await.expect(201)["name"],
+            name,
+            "refusals used nothing up"
+        );
     }
     register(&host, "web-4.example").await.expect_detail(403, Some("INVALID_TOKEN"));
     let servers = workspace.admin.get(&format!("{SERVERS}?ordering=name")).await.expect(200);
@@ -71,7 +81,9 @@ async fn a_token_registers_only_from_its_networks() {
         // That comes before what is wrong with the input.
         register(&host.from_address(bad), "not a name").await.expect_detail(403, DENIED);
     }
-    for (good, name) in [("10.255.0.1", "web"), ("2001:db8:1::1", "web-2"), ("::ffff:10.0.0.1", "web-3")] {
+    for (good, name) in
+        [("10.255.0.1", "web"), ("2001:db8:1::1", "web-2"), ("::ffff:10.0.0.1", "web-3")]
+    {
         assert_eq!(register(&host.from_address(good), "web").await.expect(201)["name"], name);
     }
     let nowhere = self::host(&workspace, json!({"networks": []})).await;
@@ -82,7 +94,8 @@ async fn a_token_registers_only_from_its_networks() {
 async fn a_pending_server_runs_nothing_until_staff_approve_it() {
     let workspace = Workspace::new().await;
     let group = workspace.group("ops", &[]).await;
-    let (member, manager) = (Person::new(&workspace, "max").await, Person::new(&workspace, "mia").await);
+    let (member, manager) =
+        (Person::new(&workspace, "max").await, Person::new(&workspace, "mia").await);
     workspace.enroll(&group, &member, "member").await;
     workspace.enroll(&group, &manager, "manager").await;
     let outsider = workspace.user("eve").await;
@@ -91,7 +104,9 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
     let server = register(&host, "payroll-db").await.expect(201);
     let (path, right) = (approve_path(&server), fingerprint_of(&server));
     // Staff see the fingerprint, which is that of the key that the host has; others do not.
-    for (api, shown) in [(&workspace.admin, json!(right)), (&staff, json!(right)), (&member.api, Value::Null)] {
+    for (api, shown) in
+        [(&workspace.admin, json!(right)), (&staff, json!(right)), (&member.api, Value::Null)]
+    {
         let one = api.get(&at(SERVERS, &server)).await.expect(200);
         assert_eq!((&one["registration"], &one["fingerprint"]), (&json!("pending"), &shown));
         let list = api.get(SERVERS).await.expect(200);
@@ -100,8 +115,10 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
     // Its agent connects, and is sent nothing.
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
-    let later = json!({"server": "payroll-db", "line": "id", "scheduled_at": now().plus_seconds(60)});
-    let secret = json!({"server": "payroll-db", "line": "id", "env": {"DB_PASSWORD": "confidential"}});
+    let later =
+        json!({"server": "payroll-db", "line": "id", "scheduled_at": now().plus_seconds(60)});
+    let secret =
+        json!({"server": "payroll-db", "line": "id", "env": {"DB_PASSWORD": "confidential"}});
     for body in [json!({"server": "payroll-db", "line": "id"}), later, secret.clone()] {
         for api in [&workspace.admin, &manager.api, &member.api] {
             api.post(COMMANDS, &body).await.expect_detail(409, PENDING);
@@ -121,20 +138,31 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
     }
     outsider.post(&path, &body).await.expect_detail(404, None);
     staff.post(&format!("{SERVERS}{NO_UUID}/approve/"), &body).await.expect_detail(404, None);
-    for bad in [json!({}), json!({"fingerprint": null}), json!({"fingerprint": "AAAA-AAAA"}), json!({"fingerprint": 7})]
-    {
+    for bad in [
+        json!({}),
+        json!({"fingerprint": null}),
+        json!({"fingerprint": "AAAA-AAAA"}),
+        json!({"fingerprint": 7}),
+    ] {
         staff.post(&path, &bad).await.expect_fields(400, &["fingerprint"]);
     }
     assert_eq!(read(&workspace, &server).await["registration"], "pending");
     let typed = json!({"fingerprint": right.to_lowercase().replace('-', "")});
     let approved = staff.post(&path, &typed).await.expect(200);
-    assert_eq!((&approved["registration"], &approved["fingerprint"]), (&json!("active"), &Value::Null));
+    assert_eq!(
+        (&approved["registration"], &approved["fingerprint"]),
+        (&json!("active"), &Value::Null)
+    );
     assert_eq!(approved, read(&workspace, &server).await);
     let made = workspace.admin.post(COMMANDS, &secret).await.expect(201);
     assert_eq!(agent.next_command().await["id"], made["id"]);
-    // Again it changes nothing; with another fingerprint, or on a server of another kind, it is refused.
+    // Again it changes nothing; with another fingerprint, or on a server of another kind, it is
+    // refused.
     assert_eq!(staff.post(&path, &body).await.expect(200)["registration"], "active");
-    staff.post(&path, &json!({"fingerprint": "AAAA-AAAA"})).await.expect_fields(400, &["fingerprint"]);
+    staff
+        .post(&path, &json!({"fingerprint": "AAAA-AAAA"}))
+        .await
+        .expect_fields(400, &["fingerprint"]);
     let other = workspace.server("by-hand").await;
     assert_eq!((&other["registration"], &other["fingerprint"]), (&json!("active"), &Value::Null));
     staff.post(&approve_path(&other), &body).await.expect_fields(400, &["fingerprint"]);
@@ -152,9 +180,16 @@ async fn another_key_has_another_fingerprint() {
     let workspace = Workspace::new().await;
     let host = host(&workspace, json!({"approval": true})).await;
     let server = register(&host, "web").await.expect(201);
-    let rotated = workspace.admin.call("POST", &format!("{}rotate-key/", at(SERVERS, &server))).await.expect(200);
+    let rotated = workspace
+        .admin
+        .call("POST", &format!("{}rotate-key/", at(SERVERS, &server)))
+        .await
+        .expect(200);
     let new = fingerprint_of(&rotated);
-    assert_eq!((&rotated["fingerprint"], &read(&workspace, &server).await["fingerprint"]), (&json!(new), &json!(new)));
+    assert_eq!(
+        (&rotated["fingerprint"], &read(&workspace, &server).await["fingerprint"]),
+        (&json!(new), &json!(new))
+    );
     let old = json!({"fingerprint": fingerprint_of(&server)});
     workspace.admin.post(&approve_path(&server), &old).await.expect_fields(400, &["fingerprint"]);
     workspace.admin.post(&approve_path(&server), &json!({"fingerprint": new})).await.expect(200);
@@ -172,24 +207,38 @@ async fn a_pending_server_gets_no_name_that_another_had() {
         workspace.server(name).await;
     }
     let servers = workspace.admin.get(&format!("{SERVERS}?ordering=name")).await.expect(200);
-    let [deleted, renamed, _] = servers["results"].as_array().unwrap().as_slice() else { panic!("{servers}") };
+    let [deleted, renamed, _] = servers["results"].as_array().unwrap().as_slice() else {
+        panic!("{servers}")
+    };
     workspace.admin.delete(&at(SERVERS, deleted)).await.expect(204);
     workspace.admin.patch(&at(SERVERS, renamed), &json!({"name": "another"})).await.expect(200);
-    for (asked, name) in [("deleted", "deleted-2"), ("renamed", "renamed-2"), ("taken", "taken-2"), ("fresh", "fresh")]
-    {
+    for (asked, name) in [
+        ("deleted", "deleted-2"),
+        ("renamed", "renamed-2"),
+        ("taken", "taken-2"),
+        ("fresh", "fresh"),
+    ] {
         assert_eq!(register(&approving, asked).await.expect(201)["name"], name);
     }
     // A server that was never approved reserves no name.
-    let fresh = workspace.admin.get(&format!("{SERVERS}?name=fresh")).await.expect(200)["results"][0].clone();
+    let fresh = workspace.admin.get(&format!("{SERVERS}?name=fresh")).await.expect(200)["results"]
+        [0]
+    .clone();
     workspace.admin.delete(&at(SERVERS, &fresh)).await.expect(204);
     assert_eq!(register(&approving, "fresh").await.expect(201)["name"], "fresh");
     // Without approval only names count that servers have now.
     assert_eq!(register(&plain, "renamed").await.expect(201)["name"], "renamed");
     // After 30 days it is free.
     let days_ago = |days: i64| now().plus_seconds(-days * 24 * 3600);
-    instance.d1(&format!("UPDATE server_names SET freed_at = '{}' WHERE name = 'deleted'", days_ago(29)));
+    instance.d1(&format!(
+        "UPDATE server_names SET freed_at = '{}' WHERE name = 'deleted'",
+        days_ago(29)
+    ));
     assert_eq!(register(&approving, "deleted").await.expect(201)["name"], "deleted-3");
-    instance.d1(&format!("UPDATE server_names SET freed_at = '{}' WHERE name = 'deleted'", days_ago(31)));
+    instance.d1(&format!(
+        "UPDATE server_names SET freed_at = '{}' WHERE name = 'deleted'",
+        days_ago(31)
+    ));
     assert_eq!(register(&approving, "deleted").await.expect(201)["name"], "deleted");
     // And is forgotten with the next one.
     workspace.admin.delete(&at(SERVERS, renamed)).await.expect(204);
@@ -209,7 +258,9 @@ async fn what_nobody_approves_is_deleted_after_a_day() {
     let [old, young, approved] = servers.as_slice() else { panic!("{servers:?}") };
     let body = json!({"fingerprint": fingerprint_of(approved)});
     workspace.admin.post(&approve_path(approved), &body).await.expect(200);
-    for (name, seconds) in [("old", 24 * 3600 + 1), ("young", 24 * 3600 - 600), ("approved", 48 * 3600)] {
+    for (name, seconds) in
+        [("old", 24 * 3600 + 1), ("young", 24 * 3600 - 600), ("approved", 48 * 3600)]
+    {
         let added_at = now().plus_seconds(-seconds);
         instance.d1(&format!("UPDATE servers SET added_at = '{added_at}' WHERE name = '{name}'"));
     }
@@ -217,7 +268,10 @@ async fn what_nobody_approves_is_deleted_after_a_day() {
     instance.stop_when_d1_knows().await;
     let instance = Instance::restart(state.path()).await;
     let admin = workspace.admin.on(&instance.url);
-    eventually("the deletion", || async { (admin.get(&at(SERVERS, old)).await.status == 404).then_some(()) }).await;
+    eventually("the deletion", || async {
+        (admin.get(&at(SERVERS, old)).await.status == 404).then_some(())
+    })
+    .await;
     for kept in [young, approved] {
         admin.get(&at(SERVERS, kept)).await.expect(200);
     }
@@ -226,6 +280,9 @@ async fn what_nobody_approves_is_deleted_after_a_day() {
     let events = admin.get("/api/audit/events/?action=server.delete").await.expect(200);
     assert_eq!(events["count"], 1, "{events}");
     let event = &events["results"][0];
-    assert_eq!((&event["actor"]["type"], &event["object"]["name"]), (&json!("service"), &json!("old")));
+    assert_eq!(
+        (&event["actor"]["type"], &event["object"]["name"]),
+        (&json!("service"), &json!("old"))
+    );
     admin.get(USERS).await.expect(200);
 }

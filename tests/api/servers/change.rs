@@ -1,4 +1,5 @@
-//! `/api/servers/servers/<id>/`: PUT, PATCH and DELETE with their effects, and `rotate-key/` (contract 6).
+//! `/api/servers/servers/<id>/`: PUT, PATCH and DELETE with their effects, and `rotate-key/`
+//! (contract 6).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +9,9 @@ use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connecte
 use farhand_tests::client::PASSWORD;
 use farhand_tests::commands::{ended, ended_within};
 use farhand_tests::events::Block;
-use farhand_tests::people::{COMMANDS, GROUPS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys};
+use farhand_tests::people::{
+    COMMANDS, GROUPS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys,
+};
 use farhand_tests::{Api, Cast, Events, Person, Reply, Workspace, eventually, far_ahead, now};
 use futures_util::future;
 use serde_json::{Value, json};
@@ -142,9 +145,14 @@ async fn superusers_set_the_owner() {
         cast.elsewhere.count_on().await;
     }
     let theirs = Person::new(&cast.elsewhere, "theirs").await;
-    for bad in
-        [json!(theirs.id), json!(NO_NUMBER), json!("owner"), json!(1.5), json!([cast.owner.id]), json!({"id": "x"})]
-    {
+    for bad in [
+        json!(theirs.id),
+        json!(NO_NUMBER),
+        json!("owner"),
+        json!(1.5),
+        json!([cast.owner.id]),
+        json!({"id": "x"}),
+    ] {
         workspace.admin.patch(&path, &json!({"owner": bad})).await.expect_fields(400, &["owner"]);
         let whole = json!({"name": server["name"], "owner": bad});
         workspace.admin.put(&path, &whole).await.expect_fields(400, &["owner"]);
@@ -159,16 +167,27 @@ async fn superusers_set_the_owner() {
     );
     // A PUT without it keeps it.
     let whole = json!({"name": "web-put", "groups": [cast.group["id"]]});
-    assert_eq!(workspace.admin.put(&path, &whole).await.expect(200)["owner"]["id"], cast.outsider.id);
+    assert_eq!(
+        workspace.admin.put(&path, &whole).await.expect(200)["owner"]["id"],
+        cast.outsider.id
+    );
     let whole = json!({"name": "web-put", "groups": [cast.group["id"]], "owner": null});
     assert_eq!(workspace.admin.put(&path, &whole).await.expect(200)["owner"], Value::Null);
     cast.outsider.api.get(&path).await.expect_detail(404, None);
     let id = server["id"].as_str().unwrap();
-    let told = workspace.admin.get(&format!("/api/audit/events/?action=server.update&object={id}&page_size=50")).await;
-    let told: Vec<Value> =
-        column(&told.expect(200), "details").into_iter().filter(|told| !told["old"].is_null()).collect();
+    let told = workspace
+        .admin
+        .get(&format!("/api/audit/events/?action=server.update&object={id}&page_size=50"))
+        .await;
+    let told: Vec<Value> = column(&told.expect(200), "details")
+        .into_iter()
+        .filter(|told| !told["old"].is_null())
+        .collect();
     let of = |old: Value, new: Value| json!({"old": {"owner": old}, "owner": new});
-    let expected = [of(json!(cast.outsider.id), Value::Null), of(json!(cast.owner.id), json!(cast.outsider.id))];
+    let expected = [
+        of(json!(cast.outsider.id), Value::Null),
+        of(json!(cast.owner.id), json!(cast.outsider.id)),
+    ];
     for (told, expected) in told.iter().zip(&expected) {
         for field in ["old", "owner"] {
             assert_eq!(told[field], expected[field], "{told}");
@@ -185,7 +204,11 @@ async fn bad_fields_change_nothing() {
     let theirs = elsewhere.group("ops", &[]).await;
     let deleted = workspace.group("gone", &[]).await;
     workspace.admin.delete(&group_path(&deleted)).await.expect(204);
-    let made = workspace.admin.post(SERVERS, &json!({"name": "web-1", "groups": [group["id"]]})).await.expect(201);
+    let made = workspace
+        .admin
+        .post(SERVERS, &json!({"name": "web-1", "groups": [group["id"]]}))
+        .await
+        .expect(201);
     workspace.server("taken").await;
     let (made, path) = (shown(&made), at(SERVERS, &made));
     let too_long = "a".repeat(65);
@@ -231,7 +254,10 @@ async fn bad_fields_change_nothing() {
     }
     assert_eq!(read(&workspace, &made).await, made);
     assert_eq!(workspace.admin.get(SERVERS).await.expect(200)["count"], 2);
-    assert_eq!(workspace.admin.get(&group_path(&group)).await.expect(200)["servers"], json!([made["id"]]));
+    assert_eq!(
+        workspace.admin.get(&group_path(&group)).await.expect(200)["servers"],
+        json!([made["id"]])
+    );
     // Groups of others are as good as none.
     let mut told = Vec::new();
     for id in [&theirs["id"], &deleted["id"], &json!(NO_NUMBER)] {
@@ -264,16 +290,24 @@ async fn an_owner_changes_the_name_and_not_the_groups() {
         owner.send_json(method, &path, &body).await.expect_detail(403, DENIED);
         assert_eq!(read(&cast.workspace, &made).await, made);
     }
-    for (number, groups) in [json!([cast.group["id"]]), json!([cast.group["id"], cast.group["id"]])].iter().enumerate()
+    for (number, groups) in
+        [json!([cast.group["id"]]), json!([cast.group["id"], cast.group["id"]])].iter().enumerate()
     {
         for method in ["PATCH", "PUT"] {
             let name = format!("same-{number}-{}", method.to_lowercase());
-            let changed = owner.send_json(method, &path, &json!({"name": name, "groups": groups})).await.expect(200);
+            let changed = owner
+                .send_json(method, &path, &json!({"name": name, "groups": groups}))
+                .await
+                .expect(200);
             assert_eq!((&changed["name"], &changed["groups"]), (&json!(name), &made["groups"]));
         }
     }
     let changed = owner.put(&path, &json!({"name": "alone"})).await.expect(200);
-    assert_eq!((&changed["name"], &changed["groups"]), (&json!("alone"), &made["groups"]), "left out, they stay");
+    assert_eq!(
+        (&changed["name"], &changed["groups"]),
+        (&json!("alone"), &made["groups"]),
+        "left out, they stay"
+    );
     owner.patch(&path, &json!({})).await.expect(200);
     assert_eq!(read(&cast.workspace, &made).await["owner"]["username"], "owner");
     // A group's owner alone has no say in what it is called.
@@ -286,11 +320,16 @@ async fn an_owner_changes_the_name_and_not_the_groups() {
 async fn a_new_name_shows_wherever_the_server_does() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let made = workspace.admin.post(COMMANDS, &command(&server, json!({"on_offline": "queue"}))).await.expect(201);
+    let made = workspace
+        .admin
+        .post(COMMANDS, &command(&server, json!({"on_offline": "queue"})))
+        .await
+        .expect(201);
     workspace.admin.patch(&at(SERVERS, &server), &json!({"name": "db-7"})).await.expect(200);
     assert_eq!(workspace.admin.get(&at(COMMANDS, &made)).await.expect(200)["server_name"], "db-7");
-    let count =
-        async |query: &str| workspace.admin.get(&format!("{COMMANDS}?{query}")).await.expect(200)["count"].clone();
+    let count = async |query: &str| {
+        workspace.admin.get(&format!("{COMMANDS}?{query}")).await.expect(200)["count"].clone()
+    };
     assert_eq!((count("search=db-7").await, count("search=web-1").await), (json!(1), json!(0)));
     let list = workspace.admin.get(COMMANDS).await.expect(200);
     assert_eq!(column(&list, "server_name"), [json!("db-7")]);
@@ -300,17 +339,22 @@ async fn a_new_name_shows_wherever_the_server_does() {
     workspace.admin.post(COMMANDS, &by_name("web-1")).await.expect_fields(400, &["server"]);
     // The agent is the same one, whatever its server is called.
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    eventually("the name", || async { (agent.api.get(OWN).await.expect(200)["name"] == "db-7").then_some(()) }).await;
+    eventually("the name", || async {
+        (agent.api.get(OWN).await.expect(200)["name"] == "db-7").then_some(())
+    })
+    .await;
     assert_eq!(agent.next_command().await["id"], made["id"]);
     agent.fin(made["id"].as_str().unwrap(), 0, "").await;
     assert_eq!(workspace.admin.get(&at(COMMANDS, &made)).await.expect(200)["server_name"], "db-7");
     // Its old name is free.
     let next = workspace.server("web-1").await;
     assert_ne!(next["id"], server["id"]);
-    // Names that are swapped at once, or taken at once: one of them wins, and each name is there once.
+    // Names that are swapped at once, or taken at once: one of them wins, and each name is there
+    // once.
     let paths = [at(SERVERS, &server), at(SERVERS, &next)];
     let body = json!({"name": "both"});
-    let replies = future::join_all(paths.iter().map(|path| workspace.admin.patch(path, &body))).await;
+    let replies =
+        future::join_all(paths.iter().map(|path| workspace.admin.patch(path, &body))).await;
     assert_eq!(replies.iter().filter(|reply| reply.status == 200).count(), 1, "{replies:?}");
     replies.iter().find(|reply| reply.status != 200).unwrap().expect_fields(400, &["name"]);
 }
@@ -374,23 +418,38 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
     for waited in [&later, &soon] {
         let cancelled = ended(&workspace.admin, id_of(waited)).await;
         let status = &cancelled["status"];
-        assert_eq!((&status["text"], &status["cancellable"]), (&json!("Cancelled"), &json!(false)), "{cancelled}");
+        assert_eq!(
+            (&status["text"], &status["cancellable"]),
+            (&json!("Cancelled"), &json!(false)),
+            "{cancelled}"
+        );
         assert!(status["message"].as_str().is_some_and(|message| !message.is_empty()));
-        assert_eq!((&cancelled["success"], &cancelled["delivered_at"]), (&json!(false), &json!(null)));
+        assert_eq!(
+            (&cancelled["success"], &cancelled["delivered_at"]),
+            (&json!(false), &json!(null))
+        );
     }
     let told = waiting.await.unwrap().expect(200);
     assert_eq!(told["status"]["text"], "Cancelled", "who waits is told");
     for delivered in [&sent, &acked] {
         let stuck = ended_within(STUCK_WITHIN, &workspace.admin, id_of(delivered)).await;
-        assert_eq!((&stuck["status"]["text"], &stuck["success"]), (&json!("Stuck"), &json!(false)), "{stuck}");
+        assert_eq!(
+            (&stuck["status"]["text"], &stuck["success"]),
+            (&json!("Stuck"), &json!(false)),
+            "{stuck}"
+        );
     }
     let finished = workspace.admin.get(&at(COMMANDS, &done)).await.expect(200);
-    assert_eq!((&finished["status"]["text"], &finished["result"]), (&json!("Success"), &json!("done\n")));
+    assert_eq!(
+        (&finished["status"]["text"], &finished["result"]),
+        (&json!("Success"), &json!("done\n"))
+    );
     let (chunks, end) = events.rest().await;
     assert_eq!((chunks.len(), &end["status"]["text"]), (0, &json!("Stuck")));
     // The list tells the same.
     eventually("the list", || async {
-        let list = workspace.admin.get(&format!("{COMMANDS}?server={}", id(&server))).await.expect(200);
+        let list =
+            workspace.admin.get(&format!("{COMMANDS}?server={}", id(&server))).await.expect(200);
         let over = column(&list, "handled_at").iter().all(Value::is_string);
         (over && list["count"] == 5).then_some(())
     })
@@ -432,7 +491,11 @@ async fn what_waited_on_a_deleted_server_without_an_agent_is_cancelled() {
         let cancelled = ended(&workspace.admin, id_of(one)).await;
         assert_eq!(cancelled["status"]["text"], "Cancelled", "{cancelled}");
         // Cancelling it again is as good as ever.
-        let again = workspace.admin.call("POST", &format!("{}cancel/", at(COMMANDS, one))).await.expect(200);
+        let again = workspace
+            .admin
+            .call("POST", &format!("{}cancel/", at(COMMANDS, one)))
+            .await
+            .expect(200);
         assert_eq!(again["status"], cancelled["status"]);
         workspace.admin.delete(&at(COMMANDS, one)).await.expect(204);
     }
@@ -446,7 +509,8 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
     let server = cast.server().await;
     let mut agent = ScriptedAgent::connect(workspace, &server).await;
     let mut made = Vec::new();
-    let requesters = [&workspace.admin, &cast.staff.api, &cast.owner.api, &cast.manager.api, &cast.member.api];
+    let requesters =
+        [&workspace.admin, &cast.staff.api, &cast.owner.api, &cast.manager.api, &cast.member.api];
     for (number, api) in requesters.into_iter().enumerate() {
         let line = json!({"line": format!("echo marker {number}")});
         let posted = api.post(COMMANDS, &command(&server, line)).await.expect(201);
@@ -467,7 +531,11 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
     let group = group_path(&cast.group);
     workspace.admin.delete(&at(SERVERS, &server)).await.expect(204);
     // Another server under the same name is another one.
-    let next = workspace.admin.post(SERVERS, &json!({"name": name, "groups": [cast.group["id"]]})).await.expect(201);
+    let next = workspace
+        .admin
+        .post(SERVERS, &json!({"name": name, "groups": [cast.group["id"]]}))
+        .await
+        .expect(201);
     assert_ne!(next["id"], server["id"]);
     assert_eq!(workspace.admin.get(&group).await.expect(200)["servers"], json!([next["id"]]));
 
@@ -487,14 +555,20 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
                 continue;
             }
             assert_eq!(&api.get(&path).await.expect(200), command, "{who}: as it was");
-            assert_eq!((&command["server"], &command["server_name"]), (&server["id"], &server["name"]));
+            assert_eq!(
+                (&command["server"], &command["server_name"]),
+                (&server["id"], &server["name"])
+            );
             let expected = json!([{"seq": 0, "content": format!("output {number}\n")}]);
             assert_eq!(api.get(&chunks).await.expect(200)["results"], expected, "{who}");
-            let mut events = Events::open(api, &stream).await.unwrap_or_else(|reply| panic!("{who}: {}", reply.text));
+            let mut events = Events::open(api, &stream)
+                .await
+                .unwrap_or_else(|reply| panic!("{who}: {}", reply.text));
             let (told, end) = events.rest().await;
             assert_eq!((told.len(), &end["id"]), (1, &command["id"]), "{who}");
         }
-        let expected: Vec<&Value> = readable.iter().rev().map(|number| &made[*number]["id"]).collect();
+        let expected: Vec<&Value> =
+            readable.iter().rev().map(|number| &made[*number]["id"]).collect();
         for query in [
             format!("server={id}"),
             format!("server={id}&ordering=-added_at"),
@@ -511,7 +585,8 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
         }
         for number in &readable {
             let by = &made[*number]["requested_by"]["id"];
-            let list = api.get(&format!("{COMMANDS}?requested_by={by}&server={id}")).await.expect(200);
+            let list =
+                api.get(&format!("{COMMANDS}?requested_by={by}&server={id}")).await.expect(200);
             assert_eq!(list["count"], 1, "{who}");
         }
         // Nobody runs anything there any more, as on what never was.
@@ -525,7 +600,11 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
         assert_eq!(told[0], told[1], "{who}");
     }
     // The one that has its name has none of its history, and takes none along.
-    let of_next = workspace.admin.get(&format!("{COMMANDS}?server={}", next["id"].as_str().unwrap())).await.expect(200);
+    let of_next = workspace
+        .admin
+        .get(&format!("{COMMANDS}?server={}", next["id"].as_str().unwrap()))
+        .await
+        .expect(200);
     assert_eq!(of_next["count"], 0);
     workspace.admin.patch(&at(SERVERS, &next), &json!({"name": "renamed"})).await.expect(200);
     workspace.admin.delete(&at(SERVERS, &next)).await.expect(204);
@@ -538,11 +617,17 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
     let list = demoted.get(COMMANDS).await.expect(200);
     assert_eq!(column(&list, "id"), [made[1]["id"].clone()]);
     cast.member.set(workspace, json!({"is_staff": true})).await;
-    assert_eq!(cast.member.api.get(&format!("{COMMANDS}?server={id}")).await.expect(200)["count"], 5);
+    assert_eq!(
+        cast.member.api.get(&format!("{COMMANDS}?server={id}")).await.expect(200)["count"],
+        5
+    );
     cast.member.set(workspace, json!({"is_staff": false})).await;
     workspace.admin.delete(&cast.manager.path()).await.expect(204);
     let of_nobody = workspace.admin.get(&at(COMMANDS, &made[3])).await.expect(200);
-    assert_eq!((&of_nobody["requested_by"], &of_nobody["result"]), (&Value::Null, &made[3]["result"]));
+    assert_eq!(
+        (&of_nobody["requested_by"], &of_nobody["result"]),
+        (&Value::Null, &made[3]["result"])
+    );
     cast.owner.api.get(&at(COMMANDS, &made[3])).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
 }
 
@@ -558,12 +643,17 @@ async fn streams_of_a_deleted_server_go_on_for_those_who_may_read_them() {
     agent.chunk(id, 0, "before\n").await;
     let path = format!("{}stream/", at(COMMANDS, &made));
     let open = async |api: &Api| {
-        let mut events = Events::open(api, &path).await.unwrap_or_else(|reply| panic!("{}", reply.text));
+        let mut events =
+            Events::open(api, &path).await.unwrap_or_else(|reply| panic!("{}", reply.text));
         assert_eq!(events.next_chunk().await, (0, "before\n".to_owned()));
         events
     };
     let (staff, requester) = (open(&cast.staff.api).await, open(&cast.manager.api).await);
-    let others = [open(&cast.owner.api).await, open(&cast.group_owner.api).await, open(&cast.member.api).await];
+    let others = [
+        open(&cast.owner.api).await,
+        open(&cast.group_owner.api).await,
+        open(&cast.member.api).await,
+    ];
     cast.owner.api.delete(&at(SERVERS, &server)).await.expect(204);
     let since = Instant::now();
     future::join_all(others.into_iter().map(async |mut events| {
@@ -598,9 +688,16 @@ async fn a_deleted_servers_name_and_its_groups_are_free() {
     workspace.admin.patch(&at(SERVERS, &server), &json!({"groups": []})).await.expect(200);
     for _ in 0..3 {
         let group = workspace.group("ops", &[]).await;
-        let made = workspace.admin.post(SERVERS, &json!({"name": "web-2", "groups": [group["id"]]})).await.expect(201);
+        let made = workspace
+            .admin
+            .post(SERVERS, &json!({"name": "web-2", "groups": [group["id"]]}))
+            .await
+            .expect(201);
         workspace.admin.delete(&at(SERVERS, &made)).await.expect(204);
-        assert_eq!(workspace.admin.get(&group_path(&group)).await.expect(200)["servers"], json!([]));
+        assert_eq!(
+            workspace.admin.get(&group_path(&group)).await.expect(200)["servers"],
+            json!([])
+        );
         workspace.admin.delete(&group_path(&group)).await.expect(204);
         assert!(!is_good(&workspace, &made).await);
     }
@@ -625,7 +722,8 @@ async fn post_until(api: &Api, body: &Value, stop: &AtomicBool) -> Vec<Reply> {
     replies
 }
 
-/// Deletes a server while others post commands for it: each is taken and ends, or is refused and nothing is left of it.
+/// Deletes a server while others post commands for it: each is taken and ends, or is refused and
+/// nothing is left of it.
 async fn delete_while_posting(is_connected: bool) {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
@@ -633,7 +731,8 @@ async fn delete_while_posting(is_connected: bool) {
     let group = workspace.group("ops", &[&server]).await;
     workspace.enroll(&group, &member, "member").await;
     // It reads nothing and reports nothing.
-    let _agent = if is_connected { Some(ScriptedAgent::connect(&workspace, &server).await) } else { None };
+    let _agent =
+        if is_connected { Some(ScriptedAgent::connect(&workspace, &server).await) } else { None };
     let bodies = [
         command(&server, json!({"on_offline": "queue"})),
         command(&server, json!({"scheduled_at": now().plus_seconds(3_600)})),
@@ -641,11 +740,14 @@ async fn delete_while_posting(is_connected: bool) {
         json!({"server": "web-1", "line": "id", "on_offline": "queue"}),
     ];
     let stop = AtomicBool::new(false);
-    let posters =
-        bodies.iter().flat_map(|body| [&workspace.admin, &member.api].map(|api| post_until(api, body, &stop)));
+    let posters = bodies
+        .iter()
+        .flat_map(|body| [&workspace.admin, &member.api].map(|api| post_until(api, body, &stop)));
     let delete = async {
         eventually("some commands", || async {
-            let count = workspace.admin.get(&format!("{COMMANDS}?page_size=1")).await.expect(200)["count"].clone();
+            let count =
+                workspace.admin.get(&format!("{COMMANDS}?page_size=1")).await.expect(200)["count"]
+                    .clone();
             (count.as_i64().unwrap() > 10).then_some(())
         })
         .await;
@@ -704,13 +806,23 @@ async fn a_new_key_cuts_the_old_one_off_at_once() {
     fields.sort();
     assert_eq!(keys(&told), fields);
     let key = told["key"].as_str().unwrap();
-    assert!(key.len() == 128 && key.bytes().all(|b| b.is_ascii_alphanumeric()) && told["key"] != server["key"]);
+    assert!(
+        key.len() == 128
+            && key.bytes().all(|b| b.is_ascii_alphanumeric())
+            && told["key"] != server["key"]
+    );
     let install = told["install"].as_str().unwrap();
     let alpamon = told["install_alpamon"].as_str().unwrap();
     for install in [install, alpamon] {
-        assert!(install.contains(key) && install.contains(server["id"].as_str().unwrap()), "{install}");
+        assert!(
+            install.contains(key) && install.contains(server["id"].as_str().unwrap()),
+            "{install}"
+        );
     }
-    assert_eq!((&told["id"], &told["name"], &told["owner"]), (&server["id"], &server["name"], &server["owner"]));
+    assert_eq!(
+        (&told["id"], &told["name"], &told["owner"]),
+        (&server["id"], &server["name"], &server["owner"])
+    );
 
     assert!(!is_good(&workspace, &server).await);
     let fin = json!({"success": true, "result": "stolen", "elapsed_time": 1.0, "exit_code": 0});
@@ -718,7 +830,11 @@ async fn a_new_key_cuts_the_old_one_off_at_once() {
     is_closed(&mut agent).await;
     is_closed(&mut control).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), false).await;
-    let queued = workspace.admin.post(COMMANDS, &command(&server, json!({"on_offline": "queue"}))).await.expect(201);
+    let queued = workspace
+        .admin
+        .post(COMMANDS, &command(&server, json!({"on_offline": "queue"})))
+        .await
+        .expect(201);
     let soon = command(&server, json!({"scheduled_at": now().plus_seconds(5)}));
     let soon = workspace.admin.post(COMMANDS, &soon).await.expect(201);
 
@@ -737,7 +853,11 @@ async fn a_new_key_cuts_the_old_one_off_at_once() {
     assert!(!reply.text.contains(key), "{}", reply.text);
     assert_eq!(keys(&reply.expect(200)), keys(&shown(&server)));
     for id in [NO_UUID, "nonsense", "web-1"] {
-        workspace.admin.call("POST", &format!("{SERVERS}{id}/rotate-key/")).await.expect_detail(404, None);
+        workspace
+            .admin
+            .call("POST", &format!("{SERVERS}{id}/rotate-key/"))
+            .await
+            .expect_detail(404, None);
     }
     for method in ["GET", "PUT", "PATCH", "DELETE"] {
         assert_eq!(workspace.admin.call(method, &path).await.status, 405, "{method}");
@@ -751,7 +871,8 @@ async fn of_keys_that_are_made_at_once_the_last_one_is_good() {
     let path = format!("{}rotate-key/", at(SERVERS, &server));
     for round in 0..8 {
         let count = 2 + round % 3;
-        let replies = future::join_all((0..count).map(|_| workspace.admin.call("POST", &path))).await;
+        let replies =
+            future::join_all((0..count).map(|_| workspace.admin.call("POST", &path))).await;
         let told: Vec<Value> = replies.iter().map(|reply| reply.expect(200)).collect();
         let mut good = Vec::new();
         for one in &told {
@@ -762,13 +883,19 @@ async fn of_keys_that_are_made_at_once_the_last_one_is_good() {
         assert_eq!(good.len(), 1, "round {round}");
         // One after the other, it is the later one.
         let last = workspace.admin.call("POST", &path).await.expect(200);
-        assert!(!is_good(&workspace, good[0]).await && is_good(&workspace, &last).await, "round {round}");
+        assert!(
+            !is_good(&workspace, good[0]).await && is_good(&workspace, &last).await,
+            "round {round}"
+        );
     }
     // With an agent that is connected under whichever it was.
     let first = workspace.admin.call("POST", &path).await.expect(200);
     let mut agent = ScriptedAgent::connect(&workspace, &first).await;
-    let (rotated, deleted) =
-        future::join(workspace.admin.call("POST", &path), workspace.admin.delete(&at(SERVERS, &server))).await;
+    let (rotated, deleted) = future::join(
+        workspace.admin.call("POST", &path),
+        workspace.admin.delete(&at(SERVERS, &server)),
+    )
+    .await;
     deleted.expect(204);
     is_closed(&mut agent).await;
     match rotated.status {

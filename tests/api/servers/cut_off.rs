@@ -1,5 +1,5 @@
-//! Deletions and new keys that are cut off in the middle: what D1 says and what the server's object lets its agent do are
-//! one, whatever fails.
+//! Deletions and new keys that are cut off in the middle: what D1 says and what the server's object
+//! lets its agent do are one, whatever fails.
 
 use std::time::Duration;
 
@@ -28,7 +28,11 @@ async fn what_d1_refuses_is_not_done_and_can_be_done_later() {
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let lock = instance.lock_d1().await;
     workspace.admin.delete(&path_of(&server)).await.expect_detail(500, None);
-    workspace.admin.call("POST", &format!("{}rotate-key/", path_of(&server))).await.expect_detail(500, None);
+    workspace
+        .admin
+        .call("POST", &format!("{}rotate-key/", path_of(&server)))
+        .await
+        .expect_detail(500, None);
     // Whatever D1 may have done: it is asked, and says that nothing changed.
     agent.api.get(OWN).await.expect(200);
     drop(lock);
@@ -39,7 +43,8 @@ async fn what_d1_refuses_is_not_done_and_can_be_done_later() {
     .await;
     agent.next_command().await;
     agent.api.get(OWN).await.expect(200);
-    let rotated = workspace.admin.call("POST", &format!("{}rotate-key/", path_of(&server))).await.expect(200);
+    let rotated =
+        workspace.admin.call("POST", &format!("{}rotate-key/", path_of(&server))).await.expect(200);
     assert_eq!(agent.next().await, Err(Some(1000)), "cut off, and not asked to quit");
     agent.api.get(OWN).await.expect_detail(403, Some("INVALID_TOKEN"));
     assert_eq!(status_with(&workspace.anonymous, &server["id"], &rotated["key"]).await, 200);
@@ -66,7 +71,8 @@ async fn what_a_crash_cuts_off_is_done_or_not_and_d1_and_object_agree() {
     panic!("nothing was ever cut off");
 }
 
-/// Kills the service amid changes of servers, and looks what became of them. Returns how many had no answer.
+/// Kills the service amid changes of servers, and looks what became of them. Returns how many had
+/// no answer.
 async fn crash_amid_changes() -> usize {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
@@ -82,7 +88,8 @@ async fn crash_amid_changes() -> usize {
         async move { admin.post(COMMANDS, &body).await.expect(201) }
     }))
     .await;
-    // Half of them are deleted, half get another key; the service is killed when the first answer is there.
+    // Half of them are deleted, half get another key; the service is killed when the first answer
+    // is there.
     let requests = servers.iter().enumerate().map(|(n, server)| {
         let admin = &workspace.admin;
         async move {
@@ -104,12 +111,16 @@ async fn crash_amid_changes() -> usize {
     }
 
     let instance = Instance::restart(state.path()).await;
-    let (admin, anonymous) = (workspace.admin.on(&instance.url), workspace.anonymous.on(&instance.url));
+    let (admin, anonymous) =
+        (workspace.admin.on(&instance.url), workspace.anonymous.on(&instance.url));
     let hashes = instance.d1("SELECT id, agent_key_hash FROM servers");
     let mut cut_off = 0;
     for (n, (server, answer)) in servers.iter().zip(&answers).enumerate() {
         let is_there = admin.get(&path_of(server)).await.status == 200;
-        assert_eq!(is_there, hashes.as_array().unwrap().iter().any(|row| row["id"] == server["id"]));
+        assert_eq!(
+            is_there,
+            hashes.as_array().unwrap().iter().any(|row| row["id"] == server["id"])
+        );
         let old_key = status_with(&anonymous, &server["id"], &server["key"]).await;
         cut_off += usize::from(answer.is_none());
         match (n % 2, answer) {
@@ -122,20 +133,25 @@ async fn crash_amid_changes() -> usize {
             // It is the old one or one that nobody was told; then there is a way to have another.
             _ => {
                 assert!(is_there && [200, 403].contains(&old_key), "{old_key}");
-                let rotated = admin.call("POST", &format!("{}rotate-key/", path_of(server))).await.expect(200);
+                let rotated = admin
+                    .call("POST", &format!("{}rotate-key/", path_of(server)))
+                    .await
+                    .expect(200);
                 assert_eq!(status_with(&anonymous, &server["id"], &server["key"]).await, 403);
                 assert_eq!(status_with(&anonymous, &server["id"], &rotated["key"]).await, 200);
             }
         }
     }
-    // Whatever was not known is found out with nobody asking, and what waited on a server that is gone has ended.
+    // Whatever was not known is found out with nobody asking, and what waited on a server that is
+    // gone has ended.
     eventually_within(Duration::from_secs(120), "the objects to be sure", || async {
         let unsure = "SELECT document FROM server WHERE document ->> '$.unsure' IS NOT NULL";
         instance.read_objects("ServerLink", unsure).is_empty().then_some(())
     })
     .await;
     for (server, command) in servers.iter().zip(&queued) {
-        let expected = if admin.get(&path_of(server)).await.status == 200 { "Queued" } else { "Cancelled" };
+        let expected =
+            if admin.get(&path_of(server)).await.status == 200 { "Queued" } else { "Cancelled" };
         let path = format!("{COMMANDS}{}/", command["id"].as_str().unwrap());
         assert_eq!(admin.get(&path).await.expect(200)["status"]["text"], expected);
     }

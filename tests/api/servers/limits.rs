@@ -1,5 +1,5 @@
-//! What a fleet comes to: groups that are full, names that have no number left, rights that end while a change waits, and
-//! what lists of groups, memberships and servers read.
+//! What a fleet comes to: groups that are full, names that have no number left, rights that end
+//! while a change waits, and what lists of groups, memberships and servers read.
 
 use farhand_tests::agents::credential;
 use farhand_tests::client::unique;
@@ -17,7 +17,9 @@ const LONG_AGO: &str = "2020-01-01T00:00:00.000000+00:00";
 
 /// SQL for rows with the numbers from 1 on as `n`.
 fn numbers(most: u32) -> String {
-    format!("WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {most})")
+    format!(
+        "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {most})"
+    )
 }
 
 async fn workspace_id(instance: &Instance) -> i64 {
@@ -26,7 +28,8 @@ async fn workspace_id(instance: &Instance) -> i64 {
 
 /// A client that registers servers with a new registration token.
 async fn registrar(workspace: &Workspace, groups: &Value) -> Api {
-    let token = workspace.admin.post(TOKENS, &json!({"name": "hosts", "groups": groups})).await.expect(201);
+    let token =
+        workspace.admin.post(TOKENS, &json!({"name": "hosts", "groups": groups})).await.expect(201);
     workspace.anonymous.with_token(token["key"].as_str().unwrap())
 }
 
@@ -44,16 +47,27 @@ async fn a_group_that_is_full_takes_no_more_from_any_side() {
         numbers(4_999),
         group["id"]
     ));
-    assert_eq!(workspace.admin.get(&group_path).await.expect(200)["servers"].as_array().unwrap().len(), 5_000);
+    assert_eq!(
+        workspace.admin.get(&group_path).await.expect(200)["servers"].as_array().unwrap().len(),
+        5_000
+    );
     let body = json!({"name": "late", "groups": [group["id"]]});
     workspace.admin.post(SERVERS, &body).await.expect_fields(400, &["groups"]);
     let other = workspace.server("other").await;
     let other = format!("{SERVERS}{}/", other["id"].as_str().unwrap());
-    workspace.admin.patch(&other, &json!({"groups": [group["id"]]})).await.expect_fields(400, &["groups"]);
+    workspace
+        .admin
+        .patch(&other, &json!({"groups": [group["id"]]}))
+        .await
+        .expect_fields(400, &["groups"]);
     agent.post(REGISTER, &json!({"name": "late"})).await.expect_fields(400, &["non_field_errors"]);
     // What is in it already can be named again, and can leave; then there is room.
     let first = format!("{SERVERS}{}/", one["id"].as_str().unwrap());
-    workspace.admin.put(&first, &json!({"name": "first", "groups": [group["id"]]})).await.expect(200);
+    workspace
+        .admin
+        .put(&first, &json!({"name": "first", "groups": [group["id"]]}))
+        .await
+        .expect(200);
     workspace.admin.patch(&first, &json!({"groups": []})).await.expect(200);
     workspace.admin.patch(&other, &json!({"groups": [group["id"]]})).await.expect(200);
     workspace.admin.delete(&group_path).await.expect(204);
@@ -86,18 +100,24 @@ async fn a_new_key_that_waits_for_its_turn_is_made_for_those_only_who_still_may(
         let user = staff.get("/api/iam/users/-/").await.expect(200)["id"].clone();
         let rotations = join_all((0..8).map(|_| staff.call("POST", &path)));
         let user = format!("/api/iam/users/{user}/");
-        let (rotated, demoted) = join(rotations, workspace.admin.patch(&user, &json!({"is_staff": false}))).await;
+        let (rotated, demoted) =
+            join(rotations, workspace.admin.patch(&user, &json!({"is_staff": false}))).await;
         demoted.expect(200);
-        // A refusal has changed nothing: one of the keys that were told is good, or else the one from before.
-        let told: Vec<Value> =
-            rotated.iter().filter(|reply| reply.status == 200).map(|reply| reply.json()["key"].clone()).collect();
+        // A refusal has changed nothing: one of the keys that were told is good, or else the one
+        // from before.
+        let told: Vec<Value> = rotated
+            .iter()
+            .filter(|reply| reply.status == 200)
+            .map(|reply| reply.json()["key"].clone())
+            .collect();
         for refused in rotated.iter().filter(|reply| reply.status != 200) {
             assert!([403, 404].contains(&refused.status), "{}", refused.text);
         }
         let keys = if told.is_empty() { vec![server["key"].clone()] } else { told };
         let mut good = 0;
         for key in &keys {
-            let agent = workspace.anonymous.with(&credential(&json!({"id": server["id"], "key": key})));
+            let agent =
+                workspace.anonymous.with(&credential(&json!({"id": server["id"], "key": key})));
             good += usize::from(agent.get("/api/servers/servers/-/").await.status == 200);
         }
         assert_eq!(good, 1, "of {} keys", keys.len());
@@ -128,7 +148,8 @@ async fn lists_read_what_they_show() {
         ));
     let reads = async |api: &Api, path: &str, items: usize| {
         let request = unique("reads");
-        let reply = api.send(api.request("GET", path).header("X-Request-Id", &request)).await.expect(200);
+        let reply =
+            api.send(api.request("GET", path).header("X-Request-Id", &request)).await.expect(200);
         assert_eq!(reply["results"].as_array().unwrap().len(), items, "{path}");
         let rows = instance.logged(&request).await["rows_read"].as_u64().unwrap();
         assert!(rows <= 40, "{path}: {rows} rows");
@@ -161,7 +182,8 @@ async fn a_server_that_many_end_at_once_is_gone_for_its_agent_too() {
     for round in 0..6 {
         let server = workspace.server(&format!("web-{round}")).await;
         let path = format!("{SERVERS}{}/", server["id"].as_str().unwrap());
-        let (rotate, agent) = (format!("{path}rotate-key/"), workspace.anonymous.with(&credential(&server)));
+        let (rotate, agent) =
+            (format!("{path}rotate-key/"), workspace.anonymous.with(&credential(&server)));
         let requests = (0..8).map(|n| match n % 4 {
             0 | 1 => workspace.admin.call("DELETE", &path),
             2 => workspace.admin.call("POST", &rotate),

@@ -1,5 +1,5 @@
-//! The list of servers: filters, search, ordering, pages and counts (contract 6.2), for those who reach all and for those
-//! who reach some.
+//! The list of servers: filters, search, ordering, pages and counts (contract 6.2), for those who
+//! reach all and for those who reach some.
 
 use std::cmp::Ordering;
 
@@ -9,9 +9,11 @@ use farhand_tests::people::{SERVERS, at, column, group_path};
 use farhand_tests::{Api, Dice, Person, Workspace, eventually};
 use serde_json::{Value, json};
 
-const ORDERINGS: [&str; 6] = ["name", "added_at", "updated_at", "connected_at", "last_seen_at", "is_connected"];
+const ORDERINGS: [&str; 6] =
+    ["name", "added_at", "updated_at", "connected_at", "last_seen_at", "is_connected"];
 /// What a search looks at.
-const SEARCHED: [&str; 6] = ["name", "remote_ip", "platform", "os_name", "os_version", "agent_version"];
+const SEARCHED: [&str; 6] =
+    ["name", "remote_ip", "platform", "os_name", "os_version", "agent_version"];
 
 const NAMES: [&str; 6] = ["web", "db", "cache.eu", "build_x", "web.eu", "a-b"];
 const SYSTEMS: [(&str, &str, &str); 6] = [
@@ -75,22 +77,28 @@ fn turned(order: Ordering, descending: bool) -> Ordering {
     if descending { order.reverse() } else { order }
 }
 
-/// The ids of all that a query asks for, in order, of the servers that there are. `reached`: those that the caller
-/// reaches, where not all.
+/// The ids of all that a query asks for, in order, of the servers that there are. `reached`: those
+/// that the caller reaches, where not all.
 fn answer(servers: &[Value], query: &[(&str, String)], reached: Option<&[String]>) -> Vec<String> {
-    let of = |name: &str| query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
+    let of =
+        |name: &str| query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
     let id = |server: &Value| server["id"].as_str().unwrap().to_owned();
     let matches = |server: &Value, search: &str| {
-        let texts: Vec<String> =
-            SEARCHED.iter().map(|field| server[field].as_str().unwrap_or_default().to_lowercase()).collect();
-        search.split_whitespace().all(|word| texts.iter().any(|text| text.contains(&word.to_lowercase())))
+        let texts: Vec<String> = SEARCHED
+            .iter()
+            .map(|field| server[field].as_str().unwrap_or_default().to_lowercase())
+            .collect();
+        search
+            .split_whitespace()
+            .all(|word| texts.iter().any(|text| text.contains(&word.to_lowercase())))
     };
     let number = |id: &str| json!(id.parse::<i64>().unwrap());
     let is_found = |server: &&Value| {
         reached.is_none_or(|ids| ids.contains(&id(server)))
             && of("name").is_none_or(|name| server["name"] == name)
             && of("is_connected").is_none_or(|is| server["is_connected"] == (is == "true"))
-            && of("group").is_none_or(|id| server["groups"].as_array().unwrap().contains(&number(id)))
+            && of("group")
+                .is_none_or(|id| server["groups"].as_array().unwrap().contains(&number(id)))
             && of("owner").is_none_or(|id| server["owner"]["id"] == number(id))
             && of("platform").is_none_or(|platform| server["platform"] == platform)
             && of("agent_version").is_none_or(|version| server["agent_version"] == version)
@@ -99,12 +107,20 @@ fn answer(servers: &[Value], query: &[(&str, String)], reached: Option<&[String]
     let mut found: Vec<&Value> = servers.iter().filter(is_found).collect();
     // Newest first where nothing is said: ids sort by creation.
     let keys: Vec<(&str, bool)> = match of("ordering") {
-        Some(ordering) => ordering.split(',').map(|key| (key.trim_start_matches('-'), key.starts_with('-'))).collect(),
+        Some(ordering) => ordering
+            .split(',')
+            .map(|key| (key.trim_start_matches('-'), key.starts_with('-')))
+            .collect(),
         None => vec![("id", true)],
     };
     found.sort_by(|a, b| {
-        let by_keys = keys.iter().map(|(name, descending)| turned(compared(&a[*name], &b[*name]), *descending));
-        by_keys.into_iter().find(|order| order.is_ne()).unwrap_or_else(|| turned(id(a).cmp(&id(b)), keys[0].1))
+        let by_keys = keys
+            .iter()
+            .map(|(name, descending)| turned(compared(&a[*name], &b[*name]), *descending));
+        by_keys
+            .into_iter()
+            .find(|order| order.is_ne())
+            .unwrap_or_else(|| turned(id(a).cmp(&id(b)), keys[0].1))
     });
     found.into_iter().map(id).collect()
 }
@@ -113,7 +129,8 @@ fn answer(servers: &[Value], query: &[(&str, String)], reached: Option<&[String]
 async fn all(workspace: &Workspace) -> Vec<Value> {
     let (mut servers, mut page) = (Vec::new(), 1);
     loop {
-        let list = workspace.admin.get(&format!("{SERVERS}?page_size=100&page={page}")).await.expect(200);
+        let list =
+            workspace.admin.get(&format!("{SERVERS}?page_size=100&page={page}")).await.expect(200);
         servers.extend(list["results"].as_array().unwrap().iter().cloned());
         if list["next"].is_null() {
             return servers;
@@ -131,9 +148,12 @@ fn random_query(dice: &mut Dice, servers: &[Value]) -> Vec<(&'static str, String
         query.push(("is_connected", (*dice.pick(&["true", "false"])).to_owned()));
     }
     // A value that some server has, or one that none has.
-    for (name, pointer) in
-        [("group", "/groups/0"), ("owner", "/owner/id"), ("platform", "/platform"), ("agent_version", "/agent_version")]
-    {
+    for (name, pointer) in [
+        ("group", "/groups/0"),
+        ("owner", "/owner/id"),
+        ("platform", "/platform"),
+        ("agent_version", "/agent_version"),
+    ] {
         if dice.once_in(6) {
             let value = match dice.pick(servers).pointer(pointer) {
                 Some(Value::String(text)) => text.clone(),
@@ -165,7 +185,8 @@ struct Caller {
     reached: Option<Vec<String>>,
 }
 
-/// Makes servers of all kinds, some with an agent that is connected, and people who reach some of them.
+/// Makes servers of all kinds, some with an agent that is connected, and people who reach some of
+/// them.
 async fn fleet(workspace: &Workspace, dice: &mut Dice) -> (Vec<Caller>, Vec<ScriptedAgent>) {
     let mut owner = Person::staff(workspace, "olga").await;
     let (mut made, mut agents, mut owned) = (Vec::new(), Vec::new(), Vec::new());
@@ -200,7 +221,11 @@ async fn fleet(workspace: &Workspace, dice: &mut Dice) -> (Vec<Caller>, Vec<Scri
     // Some are renamed, so that they were changed in another order than they were made in.
     for number in [31, 7, 19] {
         let path = format!("{SERVERS}{}/", made[number]);
-        workspace.admin.patch(&path, &json!({"name": format!("renamed-{number}")})).await.expect(200);
+        workspace
+            .admin
+            .patch(&path, &json!({"name": format!("renamed-{number}")}))
+            .await
+            .expect(200);
     }
     let (member, group) = (Person::new(workspace, "max").await, workspace.group("some", &[]).await);
     workspace.enroll(&group, &member, "member").await;
@@ -215,7 +240,8 @@ async fn fleet(workspace: &Workspace, dice: &mut Dice) -> (Vec<Caller>, Vec<Scri
         made.iter().filter(|id| first_some.contains(id) || more.contains(id)).cloned().collect();
     // The owner comes into a group as well.
     workspace.enroll(&second, &owner, "member").await;
-    let of_owner: Vec<String> = made.iter().filter(|id| owned.contains(id) || more.contains(id)).cloned().collect();
+    let of_owner: Vec<String> =
+        made.iter().filter(|id| owned.contains(id) || more.contains(id)).cloned().collect();
     let listed: Vec<String> = made.iter().step_by(4).cloned().collect();
     let callers = vec![
         Caller { name: "superuser", api: workspace.admin.clone(), reached: None },
@@ -283,20 +309,32 @@ async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
             let mut asked = query.clone();
             asked.extend([("page", page.to_string()), ("page_size", size.to_string())]);
             let found = caller.api.get(&format!("{path}?{}", encoded(&asked))).await.expect(200);
-            let expected: Vec<String> = all_found.iter().skip((page - 1) * size).take(size).cloned().collect();
+            let expected: Vec<String> =
+                all_found.iter().skip((page - 1) * size).take(size).cloned().collect();
             let is_right = ids(&found) == expected && found["count"] == all_found.len();
-            // A connected agent may have been seen again meanwhile: then the model is that of another time.
-            let before = std::mem::replace(&mut servers, if is_right { vec![] } else { all(&workspace).await });
+            // A connected agent may have been seen again meanwhile: then the model is that of
+            // another time.
+            let before = std::mem::replace(
+                &mut servers,
+                if is_right { vec![] } else { all(&workspace).await },
+            );
             if is_right {
                 servers = before;
                 filled += usize::from(!expected.is_empty());
                 let has_next = page * size < all_found.len();
-                assert_eq!((found["next"].is_string(), found["previous"].is_string()), (has_next, page > 1));
+                assert_eq!(
+                    (found["next"].is_string(), found["previous"].is_string()),
+                    (has_next, page > 1)
+                );
                 break;
             }
             tries += 1;
             let what = format!("round {round}, {}: {path}?{}", caller.name, encoded(&asked));
-            assert!(servers != before && tries < 3, "{what}: {found}, expected {expected:?} of {}", all_found.len());
+            assert!(
+                servers != before && tries < 3,
+                "{what}: {found}, expected {expected:?} of {}",
+                all_found.len()
+            );
         }
     }
     assert!(filled > 150, "most answers say something: {filled}");
@@ -356,8 +394,9 @@ async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
     workspace.admin.get(&format!("{SERVERS}?{everything}")).await.expect_fields(400, &fields);
     // Nobody is told what is wrong before they are known.
     workspace.anonymous.get(&format!("{SERVERS}?{everything}")).await.expect_detail(401, None);
-    let count =
-        async |query: &str| workspace.admin.get(&format!("{SERVERS}?{query}")).await.expect(200)["count"].clone();
+    let count = async |query: &str| {
+        workspace.admin.get(&format!("{SERVERS}?{query}")).await.expect(200)["count"].clone()
+    };
     for (query, expected) in [
         ("unknown=x", 1),
         ("name=web-1", 1),
@@ -393,5 +432,8 @@ async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
     }
     workspace.admin.get(&format!("{SERVERS}?page=2")).await.expect_detail(404, None);
     let empty = json!({"count": 0, "next": null, "previous": null, "results": []});
-    assert_eq!(outsider.get("/api/servers/?ordering=-name,added_at&search=web").await.expect(200), empty);
+    assert_eq!(
+        outsider.get("/api/servers/?ordering=-name,added_at&search=web").await.expect(200),
+        empty
+    );
 }

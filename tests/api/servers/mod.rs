@@ -12,7 +12,8 @@ use farhand_tests::agents::credential;
 use farhand_tests::client::unique;
 use serde_json::json;
 
-/// What the commands for Alpamon write, in a folder of the test's and without the service of a host.
+/// What the commands for Alpamon write, in a folder of the test's and without the service of a
+/// host.
 fn written_for_alpamon(commands: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let etc = folder.path().join("etc");
@@ -20,7 +21,10 @@ fn written_for_alpamon(commands: &str) -> String {
     let commands = commands.strip_suffix("systemctl restart alpamon").unwrap();
     assert!(std::process::Command::new("sh").args(["-c", commands]).status().unwrap().success());
     let file = etc.join("alpamon.conf");
-    assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap()) & 0o777, 0o600);
+    assert_eq!(
+        std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap()) & 0o777,
+        0o600
+    );
     std::fs::read_to_string(file).unwrap()
 }
 
@@ -29,14 +33,21 @@ async fn a_new_server_shows_its_key_once() {
     let workspace = Workspace::new().await;
     for path in ["/api/servers/", "/api/servers/servers/"] {
         let name = format!("web{}.example_1", path.len());
-        let made = workspace.admin.post(path, &json!({"name": name, "groups": []})).await.expect(201);
+        let made =
+            workspace.admin.post(path, &json!({"name": name, "groups": []})).await.expect(201);
         let (id, key) = (made["id"].as_str().unwrap(), made["key"].as_str().unwrap());
         assert!(key.len() == 128 && key.bytes().all(|b| b.is_ascii_alphanumeric()));
         let install = made["install"].as_str().unwrap();
-        assert!(install.contains(id) && install.contains(key) && install.contains("farhand-agent run"), "{install}");
+        assert!(
+            install.contains(id) && install.contains(key) && install.contains("farhand-agent run"),
+            "{install}"
+        );
         // The configured address, which has the port of `npm start`.
         let port = workspace.admin.url.rsplit(':').next().unwrap();
-        assert!(install.contains(&format!("url = \"http://{}:{port}\"", workspace.admin.host)), "{install}");
+        assert!(
+            install.contains(&format!("url = \"http://{}:{port}\"", workspace.admin.host)),
+            "{install}"
+        );
         let alpamon = made["install_alpamon"].as_str().unwrap();
         assert_eq!(
             written_for_alpamon(alpamon),
@@ -49,10 +60,24 @@ async fn a_new_server_shows_its_key_once() {
         assert_eq!(made["owner"]["username"], "boss");
 
         let mut shown = made.clone();
-        shown.as_object_mut().unwrap().retain(|name, _| name != "key" && !name.starts_with("install"));
-        assert_eq!(workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200), shown);
-        assert_eq!(workspace.admin.get(&format!("/api/servers/{id}/")).await.expect(200), shown, "the shorter path");
-        assert_eq!(workspace.admin.get(path).await.expect(200)["results"][0], shown, "newest first");
+        shown
+            .as_object_mut()
+            .unwrap()
+            .retain(|name, _| name != "key" && !name.starts_with("install"));
+        assert_eq!(
+            workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200),
+            shown
+        );
+        assert_eq!(
+            workspace.admin.get(&format!("/api/servers/{id}/")).await.expect(200),
+            shown,
+            "the shorter path"
+        );
+        assert_eq!(
+            workspace.admin.get(path).await.expect(200)["results"][0],
+            shown,
+            "newest first"
+        );
         let mut keys: Vec<&String> = shown.as_object().unwrap().keys().collect();
         keys.sort();
         assert_eq!(
@@ -84,15 +109,33 @@ async fn a_new_server_shows_its_key_once() {
     }
     let both = ["/api/servers/", "/api/servers/servers/"].map(|path| workspace.admin.get(path));
     let [one, other] = futures_util::future::join_all(both).await.try_into().unwrap();
-    assert_eq!(one.expect(200)["results"], other.expect(200)["results"], "both paths are the same list");
+    assert_eq!(
+        one.expect(200)["results"],
+        other.expect(200)["results"],
+        "both paths are the same list"
+    );
 }
 
 #[tokio::test]
 async fn bad_names_change_nothing() {
     let workspace = Workspace::new().await;
     let too_long = "a".repeat(65);
-    for bad in ["", " ", "Web", "a b", "a/b", "ä", "a\n", "01936d3e-7a00-7000-8000-000000000000", &too_long] {
-        workspace.admin.post("/api/servers/", &json!({"name": bad})).await.expect_fields(400, &["name"]);
+    for bad in [
+        "",
+        " ",
+        "Web",
+        "a b",
+        "a/b",
+        "ä",
+        "a\n",
+        "01936d3e-7a00-7000-8000-000000000000",
+        &too_long,
+    ] {
+        workspace
+            .admin
+            .post("/api/servers/", &json!({"name": bad}))
+            .await
+            .expect_fields(400, &["name"]);
     }
     for bad in [json!({}), json!({"name": null}), json!({"name": 7}), json!({"name": ["a"]})] {
         workspace.admin.post("/api/servers/", &bad).await.expect_fields(400, &["name"]);
@@ -112,22 +155,38 @@ async fn a_new_server_is_in_the_groups_that_were_asked_for() {
     let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
     let theirs = elsewhere.group("one", &[]).await;
     let (one, two) = (&one["id"], &two["id"]);
-    for (groups, shown) in
-        [(json!([two, one]), json!([one, two])), (json!([two, two]), json!([two])), (json!([]), json!([]))]
-    {
+    for (groups, shown) in [
+        (json!([two, one]), json!([one, two])),
+        (json!([two, two]), json!([two])),
+        (json!([]), json!([])),
+    ] {
         let body = json!({"name": unique("web"), "groups": groups});
         let made = workspace.admin.post("/api/servers/", &body).await.expect(201);
         assert_eq!(made["groups"], shown);
         let path = format!("/api/servers/servers/{}/", made["id"].as_str().unwrap());
         assert_eq!(workspace.admin.get(&path).await.expect(200)["groups"], shown);
-        assert_eq!(workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["groups"], shown);
+        assert_eq!(
+            workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["groups"],
+            shown
+        );
     }
-    for bad in [json!([theirs["id"]]), json!([one, 999_999_999]), json!(["one"]), json!([null]), json!(7), json!({})] {
+    for bad in [
+        json!([theirs["id"]]),
+        json!([one, 999_999_999]),
+        json!(["one"]),
+        json!([null]),
+        json!(7),
+        json!({}),
+    ] {
         let body = json!({"name": unique("web"), "groups": bad});
         workspace.admin.post("/api/servers/", &body).await.expect_fields(400, &["groups"]);
     }
     let everything = json!({"name": "Web", "groups": 7});
-    workspace.admin.post("/api/servers/", &everything).await.expect_fields(400, &["groups", "name"]);
+    workspace
+        .admin
+        .post("/api/servers/", &everything)
+        .await
+        .expect_fields(400, &["groups", "name"]);
     assert_eq!(workspace.admin.get("/api/servers/").await.expect(200)["count"], 3);
     assert_eq!(elsewhere.admin.get("/api/servers/").await.expect(200)["count"], 0);
 }
@@ -152,7 +211,13 @@ async fn names_are_unique_also_when_two_come_at_once() {
 async fn ids_of_nothing_are_404() {
     let workspace = Workspace::new().await;
     let id = workspace.server("web-1").await["id"].as_str().unwrap().to_owned();
-    for missing in ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-", "web-1", &id.replace('-', "")] {
-        workspace.admin.get(&format!("/api/servers/servers/{missing}/")).await.expect_detail(404, None);
+    for missing in
+        ["01936d3e-7a00-7000-8000-000000000000", "nonsense", "-", "web-1", &id.replace('-', "")]
+    {
+        workspace
+            .admin
+            .get(&format!("/api/servers/servers/{missing}/"))
+            .await
+            .expect_detail(404, None);
     }
 }

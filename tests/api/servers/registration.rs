@@ -1,5 +1,5 @@
-//! `/api/servers/registration-tokens/`, and agents that register and unregister themselves (contract 6.4;
-//! agent-protocol 1.2).
+//! `/api/servers/registration-tokens/`, and agents that register and unregister themselves
+//! (contract 6.4; agent-protocol 1.2).
 
 use std::collections::BTreeSet;
 
@@ -59,12 +59,24 @@ async fn a_token_shows_its_key_once() {
     let plain = workspace.admin.post(TOKENS, &json!({"name": "plain"})).await.expect(201);
     assert_eq!(
         keys(&plain),
-        ["added_at", "approval", "expires_at", "groups", "id", "key", "name", "name_pattern", "networks", "uses"]
+        [
+            "added_at",
+            "approval",
+            "expires_at",
+            "groups",
+            "id",
+            "key",
+            "name",
+            "name_pattern",
+            "networks",
+            "uses"
+        ]
     );
     let key = plain["key"].as_str().unwrap();
     assert!(key.len() == 128 && key.bytes().all(|b| b.is_ascii_alphanumeric()));
     // An end unless the request says null.
-    let lifetime = Timestamp::parse(plain["expires_at"].as_str().unwrap()).unwrap().seconds_since(now());
+    let lifetime =
+        Timestamp::parse(plain["expires_at"].as_str().unwrap()).unwrap().seconds_since(now());
     assert!((86_300.0..=86_400.0).contains(&lifetime), "{lifetime}");
     for (field, value) in [
         ("name", json!("plain")),
@@ -93,7 +105,11 @@ async fn a_token_shows_its_key_once() {
     for api in [&workspace.admin, &staff.api] {
         let list = api.get(TOKENS).await.expect(200);
         let expected = json!([shown(&full), shown(&plain)]);
-        assert_eq!(list, json!({"count": 2, "next": null, "previous": null, "results": expected}), "newest first");
+        assert_eq!(
+            list,
+            json!({"count": 2, "next": null, "previous": null, "results": expected}),
+            "newest first"
+        );
         for token in [&full, &plain] {
             assert_eq!(api.get(&at(TOKENS, token)).await.expect(200), shown(token));
         }
@@ -102,7 +118,14 @@ async fn a_token_shows_its_key_once() {
     }
     // They are made and deleted, and not changed.
     for method in ["PUT", "PATCH", "POST"] {
-        assert_eq!(workspace.admin.send_json(method, &at(TOKENS, &plain), &json!({"uses": 5})).await.status, 405);
+        assert_eq!(
+            workspace
+                .admin
+                .send_json(method, &at(TOKENS, &plain), &json!({"uses": 5}))
+                .await
+                .status,
+            405
+        );
     }
     assert_eq!(staff.api.delete(&at(TOKENS, &plain)).await.expect(204), Value::Null);
     for method in ["GET", "DELETE"] {
@@ -164,7 +187,11 @@ async fn bad_fields_make_no_token() {
     }
     workspace.admin.post(TOKENS, &json!({})).await.expect_fields(400, &["name"]);
     let all = json!({"name": "", "groups": 1, "expires_at": "x", "uses": 0});
-    workspace.admin.post(TOKENS, &all).await.expect_fields(400, &["expires_at", "groups", "name", "uses"]);
+    workspace
+        .admin
+        .post(TOKENS, &all)
+        .await
+        .expect_fields(400, &["expires_at", "groups", "name", "uses"]);
     assert_eq!(workspace.admin.get(TOKENS).await.expect(200)["count"], 0);
     // Groups of others are as good as none.
     let mut told = Vec::new();
@@ -173,7 +200,8 @@ async fn bad_fields_make_no_token() {
         told.push(reply.text.replace(&id.to_string(), "<id>"));
     }
     assert_eq!(told[0], told[1]);
-    let most = json!({"name": "ü".repeat(128), "uses": 1, "expires_at": "2999-01-01T00:00:00+02:00"});
+    let most =
+        json!({"name": "ü".repeat(128), "uses": 1, "expires_at": "2999-01-01T00:00:00+02:00"});
     let made = workspace.admin.post(TOKENS, &most).await.expect(201);
     assert_eq!(made["expires_at"], "2998-12-31T22:00:00.000000+00:00");
     // Names need not differ.
@@ -192,7 +220,8 @@ async fn tokens_are_for_staff() {
         for path in [TOKENS, &path, &format!("{TOKENS}{NO_UUID}/"), &format!("{TOKENS}?page=0")] {
             api.get(path).await.expect_detail(403, DENIED);
         }
-        for body in [json!({"name": "x"}), json!({}), json!({"name": "x", "groups": [group["id"]]})] {
+        for body in [json!({"name": "x"}), json!({}), json!({"name": "x", "groups": [group["id"]]})]
+        {
             api.post(TOKENS, &body).await.expect_detail(403, DENIED);
         }
         for path in [&path, &format!("{TOKENS}{NO_UUID}/")] {
@@ -200,7 +229,12 @@ async fn tokens_are_for_staff() {
         }
     }
     let mut told = Vec::new();
-    for path in [path.clone(), format!("{TOKENS}{NO_UUID}/"), format!("{TOKENS}nonsense/"), format!("{TOKENS}-/")] {
+    for path in [
+        path.clone(),
+        format!("{TOKENS}{NO_UUID}/"),
+        format!("{TOKENS}nonsense/"),
+        format!("{TOKENS}-/"),
+    ] {
         for method in ["GET", "DELETE"] {
             let reply = elsewhere.admin.call(method, &path).await;
             reply.expect_detail(404, None);
@@ -218,13 +252,27 @@ async fn a_registration_token_is_no_other_and_no_other_is_one() {
     let made = token(&workspace.admin, json!({"uses": 3})).await;
     let host = host(&workspace, &made);
     // It opens nothing else.
-    for path in ["/api/status/", "/api/servers/", TOKENS, COMMANDS, "/api/iam/users/-/", "/api/auth/sessions/"] {
+    for path in [
+        "/api/status/",
+        "/api/servers/",
+        TOKENS,
+        COMMANDS,
+        "/api/iam/users/-/",
+        "/api/auth/sessions/",
+    ] {
         host.get(path).await.expect_detail(403, INVALID);
     }
-    assert_eq!(host.get("/api/auth/is-authenticated/").await.expect(200), json!({"authenticated": false}));
+    assert_eq!(
+        host.get("/api/auth/is-authenticated/").await.expect(200),
+        json!({"authenticated": false})
+    );
     host.post("/api/servers/", &json!({"name": "web-1"})).await.expect_detail(403, INVALID);
     host.delete(&at(TOKENS, &made)).await.expect_detail(403, INVALID);
-    assert_eq!(dial(&host, "/ws/servers/backhaul/").await.err(), Some(404), "it has the form of a user's token");
+    assert_eq!(
+        dial(&host, "/ws/servers/backhaul/").await.err(),
+        Some(404),
+        "it has the form of a user's token"
+    );
     // Nothing else opens this.
     let server = workspace.server("web-1").await;
     let limited = workspace.limited(&json!({})).await;
@@ -236,7 +284,9 @@ async fn a_registration_token_is_no_other_and_no_other_is_one() {
     let agent = workspace.anonymous.with(&credential(&server));
     register(&agent, "web-2").await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
     for bad in ["nonsense", "token=unquoted", "Bearer x"] {
-        register(&workspace.anonymous.with(bad), "web-2").await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
+        register(&workspace.anonymous.with(bad), "web-2")
+            .await
+            .expect_detail(403, Some("INVALID_AUTHORIZATION"));
     }
     register(&workspace.anonymous, "web-2").await.expect_detail(401, None);
     let id = json!({"id": made["id"], "key": made["key"]});
@@ -260,22 +310,35 @@ async fn a_registered_server_has_no_owner_and_its_agent_runs_commands() {
     let body = json!({"name": "Web-1.EXAMPLE", "platform": "rhel", "tags": {"role": "web", "n": 1}, "unknown": []});
     let reply = host(&workspace, &made).post(REGISTER, &body).await;
     let server = reply.expect(201);
-    assert_eq!((keys(&server), &server["name"]), (vec!["id", "key", "name"], &json!("web-1.example")));
+    assert_eq!(
+        (keys(&server), &server["name"]),
+        (vec!["id", "key", "name"], &json!("web-1.example"))
+    );
     let shown = workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
     assert_eq!((&shown["id"], &shown["name"]), (&server["id"], &server["name"]));
     assert_eq!(shown["groups"], json!([one["id"], two["id"]]));
     assert_eq!(shown["owner"], Value::Null, "its permissions come from the token's groups");
     assert_eq!((&shown["is_connected"], &shown["connected_at"]), (&json!(false), &Value::Null));
     for group in [&one, &two] {
-        assert_eq!(workspace.admin.get(&group_path(group)).await.expect(200)["servers"], json!([server["id"]]));
+        assert_eq!(
+            workspace.admin.get(&group_path(group)).await.expect(200)["servers"],
+            json!([server["id"]])
+        );
     }
     // Its agent is an agent like any other.
     let agent = workspace.anonymous.with(&credential(&server));
     let own = agent.get(OWN).await.expect(200);
-    assert_eq!((&own["id"], &own["name"], &own["commissioned"]), (&server["id"], &server["name"], &json!(false)));
+    assert_eq!(
+        (&own["id"], &own["name"], &own["commissioned"]),
+        (&server["id"], &server["name"], &json!(false))
+    );
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
-    let posted = staff.api.post(COMMANDS, &json!({"server": "web-1.example", "line": "id"})).await.expect(201);
+    let posted = staff
+        .api
+        .post(COMMANDS, &json!({"server": "web-1.example", "line": "id"}))
+        .await
+        .expect(201);
     let id = posted["id"].as_str().unwrap();
     assert_eq!(agent.next_command().await["id"], id);
     agent.ack(id).await;
@@ -298,16 +361,33 @@ async fn bad_names_register_nothing_and_use_nothing_up() {
     let made = token(&workspace.admin, json!({"uses": 2})).await;
     let host = host(&workspace, &made);
     let too_long = "a".repeat(65);
-    for bad in ["", " ", "a b", "a/b", "ä", "Ä", "a\n", "a\u{0}", NO_UUID, &NO_UUID.to_uppercase(), &too_long] {
+    for bad in [
+        "",
+        " ",
+        "a b",
+        "a/b",
+        "ä",
+        "Ä",
+        "a\n",
+        "a\u{0}",
+        NO_UUID,
+        &NO_UUID.to_uppercase(),
+        &too_long,
+    ] {
         register(&host, bad).await.expect_fields(400, &["name"]);
     }
-    for bad in
-        [json!({}), json!({"name": null}), json!({"name": 7}), json!({"name": ["a"]}), json!({"platform": "debian"})]
-    {
+    for bad in [
+        json!({}),
+        json!({"name": null}),
+        json!({"name": 7}),
+        json!({"name": ["a"]}),
+        json!({"platform": "debian"}),
+    ] {
         host.post(REGISTER, &bad).await.expect_fields(400, &["name"]);
     }
     for body in ["[]", "{", "7"] {
-        let request = host.request("POST", REGISTER).header("Content-Type", "application/json").body(body);
+        let request =
+            host.request("POST", REGISTER).header("Content-Type", "application/json").body(body);
         assert_eq!(host.send(request).await.status, 400, "{body}");
     }
     assert_eq!((count(&workspace).await, uses(&workspace, &made).await), (json!(0), json!(2)));
@@ -335,9 +415,11 @@ async fn uses_are_counted_to_the_last_one() {
         let before = count(&workspace).await.as_i64().unwrap();
         let made = token(&workspace.admin, json!({"uses": allowed})).await;
         let host = host(&workspace, &made);
-        let names: Vec<String> = (0..20).map(|number| format!("at-once-{allowed}-{number}")).collect();
+        let names: Vec<String> =
+            (0..20).map(|number| format!("at-once-{allowed}-{number}")).collect();
         let replies = future::join_all(names.iter().map(|name| register(&host, name))).await;
-        let (good, refused): (Vec<_>, Vec<_>) = replies.iter().partition(|reply| reply.status == 201);
+        let (good, refused): (Vec<_>, Vec<_>) =
+            replies.iter().partition(|reply| reply.status == 201);
         assert_eq!(good.len(), allowed);
         for reply in refused {
             reply.expect_detail(403, INVALID);
@@ -424,10 +506,16 @@ async fn a_server_comes_into_the_groups_that_there_are_still() {
     let member = Person::new(&workspace, "max").await;
     workspace.enroll(&two, &member, "member").await;
     workspace.admin.delete(&group_path(&one)).await.expect(204);
-    assert_eq!(workspace.admin.get(&at(TOKENS, &made)).await.expect(200)["groups"], json!([two["id"]]));
+    assert_eq!(
+        workspace.admin.get(&at(TOKENS, &made)).await.expect(200)["groups"],
+        json!([two["id"]])
+    );
     let server = registered(&host(&workspace, &made), "web").await;
     // Whoever is in the group reaches it at once.
-    assert_eq!(member.api.get(&at(SERVERS, &server)).await.expect(200)["groups"], json!([two["id"]]));
+    assert_eq!(
+        member.api.get(&at(SERVERS, &server)).await.expect(200)["groups"],
+        json!([two["id"]])
+    );
     workspace.admin.delete(&group_path(&two)).await.expect(204);
     let server = registered(&host(&workspace, &made), "web").await;
     assert_eq!(workspace.admin.get(&at(SERVERS, &server)).await.expect(200)["groups"], json!([]));
@@ -461,15 +549,21 @@ async fn a_taken_name_gets_a_number() {
     assert_eq!(registered(&self::host(&elsewhere, &theirs), "web").await["name"], "web");
     // Cut so that it fits.
     let longest = "a".repeat(64);
-    for expected in [longest.clone(), format!("{}-2", &longest[2..]), format!("{}-3", &longest[2..])] {
+    for expected in
+        [longest.clone(), format!("{}-2", &longest[2..]), format!("{}-3", &longest[2..])]
+    {
         assert_eq!(registered(&host, &longest).await["name"], expected);
     }
     // The names are the servers'.
-    let list = workspace.admin.get(&format!("{SERVERS}?page_size=100&ordering=name")).await.expect(200);
+    let list =
+        workspace.admin.get(&format!("{SERVERS}?page_size=100&ordering=name")).await.expect(200);
     let names: BTreeSet<String> =
         column(&list, "name").into_iter().map(|name| name.as_str().unwrap().to_owned()).collect();
     assert_eq!(list["count"], names.len());
-    assert!(names.contains("web-2-2") && names.contains(&format!("{}-3", &longest[2..])), "{names:?}");
+    assert!(
+        names.contains("web-2-2") && names.contains(&format!("{}-3", &longest[2..])),
+        "{names:?}"
+    );
     workspace.admin.post(SERVERS, &json!({"name": "web-3"})).await.expect_fields(400, &["name"]);
 }
 
@@ -480,8 +574,10 @@ async fn twenty_of_one_name_at_once_get_twenty_names() {
     let host = host(&workspace, &made);
     for (asked, is_long) in [("web".to_owned(), false), ("b".repeat(64), true)] {
         let replies = future::join_all((0..20).map(|_| register(&host, &asked))).await;
-        let names: BTreeSet<String> =
-            replies.iter().map(|reply| reply.expect(201)["name"].as_str().unwrap().to_owned()).collect();
+        let names: BTreeSet<String> = replies
+            .iter()
+            .map(|reply| reply.expect(201)["name"].as_str().unwrap().to_owned())
+            .collect();
         let expected: BTreeSet<String> = (1..=20)
             .map(|number| match number {
                 1 => asked.clone(),
@@ -493,7 +589,8 @@ async fn twenty_of_one_name_at_once_get_twenty_names() {
             })
             .collect();
         assert_eq!(names, expected);
-        let ids: BTreeSet<String> = replies.iter().map(|reply| reply.json()["id"].to_string()).collect();
+        let ids: BTreeSet<String> =
+            replies.iter().map(|reply| reply.json()["id"].to_string()).collect();
         assert_eq!(ids.len(), 20);
         // The key of each is that of the server whose name it was told.
         for reply in &replies {
@@ -514,21 +611,37 @@ async fn an_agent_unregisters_its_own_server() {
     for by_id in [true, false] {
         let server = registered(&host, "web").await;
         assert_eq!(server["name"], "web", "the name of the last one is free");
-        let path = if by_id { format!("{}unregister/", at(SERVERS, &server)) } else { format!("{OWN}unregister/") };
+        let path = if by_id {
+            format!("{}unregister/", at(SERVERS, &server))
+        } else {
+            format!("{OWN}unregister/")
+        };
         // Nobody else does it.
         let other = workspace.anonymous.with(&credential(&bystander));
-        other.delete(&format!("{}unregister/", at(SERVERS, &server))).await.expect_detail(404, None);
+        other
+            .delete(&format!("{}unregister/", at(SERVERS, &server)))
+            .await
+            .expect_detail(404, None);
         for api in [&workspace.admin, &host] {
             api.delete(&path).await.expect_detail(404, None);
         }
         workspace.anonymous.delete(&path).await.expect_detail(401, None);
         let wrong = json!({"id": server["id"], "key": bystander["key"]});
-        workspace.anonymous.with(&credential(&wrong)).delete(&path).await.expect_detail(403, INVALID);
+        workspace
+            .anonymous
+            .with(&credential(&wrong))
+            .delete(&path)
+            .await
+            .expect_detail(403, INVALID);
         workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
 
         let mut agent = ScriptedAgent::connect(&workspace, &server).await;
         for missing in [NO_UUID, "nonsense"] {
-            agent.api.delete(&format!("{SERVERS}{missing}/unregister/")).await.expect_detail(404, None);
+            agent
+                .api
+                .delete(&format!("{SERVERS}{missing}/unregister/"))
+                .await
+                .expect_detail(404, None);
         }
         agent.api.get(OWN).await.expect(200);
         let body = json!({"server": server["id"], "line": "id", "scheduled_at": now().plus_seconds(3_600)});
@@ -542,7 +655,10 @@ async fn an_agent_unregisters_its_own_server() {
         assert!(agent.next().await.is_err(), "its socket is closed");
         workspace.admin.get(&at(SERVERS, &server)).await.expect_detail(404, None);
         let ended = ended(&workspace.admin, waiting["id"].as_str().unwrap()).await;
-        assert_eq!((&ended["status"]["text"], &ended["server_name"]), (&json!("Cancelled"), &json!("web")));
+        assert_eq!(
+            (&ended["status"]["text"], &ended["server_name"]),
+            (&json!("Cancelled"), &json!("web"))
+        );
     }
     assert_eq!(count(&workspace).await, 1);
     workspace.anonymous.with(&credential(&bystander)).get(OWN).await.expect(200);
