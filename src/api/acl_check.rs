@@ -88,8 +88,8 @@ fn refusal(
 /// `POST /api/auth/acl-check/`.
 pub async fn check(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
-    let check = credential.checked(fields.and_then(AclCheck::read)).await?;
+    let credential = Credential::from_request(call)?;
+    let check = credential.require_input(fields.and_then(AclCheck::read)).await?;
     let token = match check.tried {
         Tried::Token(id) => Some(id),
         Tried::Own | Tried::Sent(_) => None,

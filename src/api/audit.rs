@@ -21,7 +21,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 /// on.
 pub async fn verify(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let caller = Credential::of(call)?.check().await?;
+    let caller = Credential::from_request(call)?.check().await?;
     // The caller's right comes before the input (contract 3.4).
     staff(&caller)?;
     let first = fields.and_then(read_first_link)?;

@@ -17,7 +17,7 @@ use super::commands::{find, find_endable};
 use super::wait::{MAX_WAIT, has_waited, preferred_wait};
 use super::{idempotency, location};
 use crate::auth::credential::Credential;
-use crate::http::request::{Call, Refused};
+use crate::http::request::{Call, DenialDetails};
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, Ask, Create, Created, Key, Live, Refusal};
 use crate::platform;
@@ -89,7 +89,7 @@ const LOOKS_FOR_KEY: u32 = 3;
 /// 5. With `Prefer: wait=N`, the answer comes when the command is handled, or after N seconds.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let wait = preferred_wait(&call.header("Prefer").unwrap_or_default());
     let input = fields.and_then(|fields| {
         let body = fields.canonical();
@@ -99,7 +99,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             body,
         ))
     });
-    let (new, key, body) = credential.checked(input).await?;
+    let (new, key, body) = credential.require_input(input).await?;
     let secret_key = platform::secret_key(&call.env)?;
     let hashes = key.map(|key| {
         let key_hash = secret_key.hash(Guessable::IdempotencyKey, key.expose());
@@ -280,7 +280,8 @@ fn authorize(
     let event = event.details(told(&command, new, &platform::secret_key(&call.env)?)?);
     rights.allow(&command, &origin).map_err(|denial| {
         let object = Object::new("command", None, None);
-        call.refused.set(Some(Refused { object: Some(object), details: event.details.clone() }));
+        call.denial_details
+            .set(Some(DenialDetails { object: Some(object), details: event.details.clone() }));
         match denial {
             Denial::Acl => {
                 let limit =

@@ -71,11 +71,11 @@ fn server_of(body: &str) -> Result<Uuid, Error> {
 
 /// `GET /api/events/commands/<id>/chunks/`: the output in pieces, in their order.
 pub async fn chunks(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let query = call.query();
-    let id = credential.checked(call.path_id(command_not_found)).await?;
+    let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, body) = find(&credential, id).await?;
-    audit::note_read(call, &caller, id);
+    audit::record_read(call, &caller, id);
     let (page, from) = error::both(Page::of(&query), lowest_seq(&query))?;
     let ask = Ask::Chunks(Chunks { id, from, offset: page.offset(), limit: page.size });
     let told = match calls::try_ask(&call.env, server_of(&body)?, &ask).await? {
@@ -132,10 +132,10 @@ async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<St
 /// `GET /api/events/commands/<id>/output/`: the whole kept output as plain text. Without any chunk,
 /// it is the command's result: some agents send no chunks.
 pub async fn whole(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(command_not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, body) = find(&credential, id).await?;
-    audit::note_read(call, &caller, id);
+    audit::record_read(call, &caller, id);
     let mut rest = Whole { env: call.env.clone(), id, server: server_of(&body)?, next: Some(0) };
     let first = match rest.next_text().await? {
         Some(text) => text,
@@ -179,7 +179,7 @@ struct Follower {
 
 /// `GET /api/events/commands/<id>/stream/`: the output while it comes, as Server-Sent Events.
 pub async fn stream(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let malformed = || {
         Error::field(NON_FIELD, "The header Last-Event-ID takes the id of an event of this stream.")
     };
@@ -187,9 +187,9 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         None => Ok(0),
         Some(id) => seq(&id).map(|seq| seq + 1).ok_or_else(malformed),
     };
-    let id = credential.checked(call.path_id(command_not_found)).await?;
+    let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, body) = find(&credential, id).await?;
-    audit::note_read(call, &caller, id);
+    audit::record_read(call, &caller, id);
     let next = next?;
     let follower = Follower {
         env: call.env.clone(),
@@ -247,7 +247,7 @@ impl Follower {
             let now = platform::now();
             if self.checked_next <= now {
                 self.questions += 1;
-                if !self.watch.still_reads(now).await? {
+                if !self.watch.can_still_read(now).await? {
                     return Ok(None);
                 }
                 self.checked_next = now.plus_millis(KEEP_ALIVE);

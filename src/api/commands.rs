@@ -111,11 +111,11 @@ fn updated(body: &str, live: Map<String, Value>) -> Result<Map<String, Value>, E
 
 /// `GET /api/events/commands/<id>/`, with `?wait=N` when the command is handled or after N seconds.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(command_not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, mut body) = find(&credential, id).await?;
     let wait = asked_wait(call)?;
-    audit::note_read(call, &caller, id);
+    audit::record_read(call, &caller, id);
     let known: Known = serde_json::from_str(&body)?;
     if !known.may_change(call.now) {
         return Ok(Reply::ok_text(body));
@@ -147,8 +147,8 @@ async fn end(
     input: Result<(), Error>,
     ask: fn(ByUser) -> Ask,
 ) -> Result<Map<String, Value>, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(command_not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, body) = find_endable(&credential, id).await?;
     let known: Known = serde_json::from_str(&body)?;
     may_be_ended(&serde_json::from_str(&body)?, &caller)?;

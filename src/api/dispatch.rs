@@ -45,7 +45,7 @@ pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
     .await;
     let outcome = setup::explain(&call, outcome, cost.d1_calls > 0).await;
     if let Err(error) = &outcome {
-        auth::audit::note_refusal(&call, error);
+        auth::audit::record_denial(&call, error);
     }
     auth::audit::seal_later(&call);
     let reply = outcome.unwrap_or_else(|error| refusal(&call, &error));

@@ -52,7 +52,7 @@ const KEPT: Kept = Kept { collection: "/api/iam/groups/", source: groups::REPLAY
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let body = idempotency::body_of(&fields);
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let input = fields.and_then(GroupChanges::read_new);
     let servers = input.as_ref().ok().and_then(|new| new.servers.clone()).unwrap_or_default();
     let (caller, unknown) = credential.find(groups::names_unknown_server(&servers)).await?;
@@ -120,8 +120,8 @@ fn standing(caller: &Caller, role: Option<Role>) -> Standing {
 /// 3. Writes, if the caller still may.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_number(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_number(Error::not_found)).await?;
     let input =
         fields.and_then(|fields| extent.read(fields, GroupChanges::read_all, GroupChanges::read));
     let servers =
@@ -155,8 +155,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
 
 /// `DELETE /api/iam/groups/<id>/`: its memberships go with it, its servers stay.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_number(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_number(Error::not_found)).await?;
     let attempt = async || {
         let (caller, found) = find::<ForChange>(&credential, groups::for_change(id, &[])).await?;
         if !standing(&caller, found.role).owns() {
@@ -189,7 +189,7 @@ const MEMBERSHIP_KEPT: Kept =
 /// `POST /api/iam/memberships/`: brings a user into a group.
 pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let asked = fields.as_ref().ok().and_then(group::peek);
     let once = Once::of(call, &MEMBERSHIP_KEPT, idempotency::body_of(&fields));
     let input = fields.and_then(NewMembership::read);
@@ -257,8 +257,8 @@ async fn find_membership(
 /// not is refused before the input is looked at.
 pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let input = fields
         .and_then(|fields| extent.read(fields, MembershipChange::read_all, MembershipChange::read));
     let attempt = async || {
@@ -279,8 +279,8 @@ pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply,
 
 /// `DELETE /api/iam/memberships/<id>/`: takes a user out of a group; everyone may leave.
 pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let attempt = async || {
         let (caller, standing, found) = find_membership(&credential, id).await?;
         let membership = found.membership;

@@ -45,8 +45,8 @@ async fn one_of<Id>(
     id: Result<Id, Error>,
     query: impl FnOnce(Id) -> Query,
 ) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let (caller, resource) = credential.read(query(credential.checked(id).await?)).await?;
+    let credential = Credential::from_request(call)?;
+    let (caller, resource) = credential.read(query(credential.require_input(id).await?)).await?;
     permit(&caller)?;
     resource.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
@@ -112,14 +112,14 @@ async fn page_of(
     permit: impl Fn(&Caller) -> Result<(), Error>,
     list: fn(&page::Query, Page) -> Result<List, Error>,
 ) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let query = call.query();
-    let kept = credential.kept_list().map_or_else(
+    let kept = credential.cached_list().map_or_else(
         || {
             let page = Page::of(&query);
             // What else is wrong is told together with what is wrong with the page.
             let list = list(&query, *page.as_ref().unwrap_or(&Page::FIRST));
-            error::both(page, list).map(|(page, list)| credential.keep_list(list, page))
+            error::both(page, list).map(|(page, list)| credential.cache_list(list, page))
         },
         Ok,
     );

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::idempotency::{self, Hashes};
 use super::{envelope, location};
-use crate::auth::audit::{note_refused_operator, record_later};
+use crate::auth::audit::{record_later, record_refused_operator_token};
 use crate::auth::guesses;
 use crate::auth::hashing;
 use crate::http::request::Call;
@@ -49,8 +49,9 @@ pub async fn authorize(call: &Call) -> Result<(), Error> {
     if expected.iter().any(|expected| token.equals(expected)) {
         return Ok(());
     }
-    let refusal = guesses::count_operator(call).await.err().unwrap_or_else(Error::invalid_token);
-    note_refused_operator(call, &refusal);
+    let refusal =
+        guesses::count_operator_guess(call).await.err().unwrap_or_else(Error::invalid_token);
+    record_refused_operator_token(call, &refusal);
     Err(refusal)
 }
 
@@ -138,7 +139,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         let taken = || Error::field("slug", "A workspace with this slug already exists.");
         return replay(call, hashes.as_ref()).await?.ok_or_else(taken);
     };
-    call.audited.borrow_mut().extend([CELL, made.workspace]);
+    call.audited_chains.borrow_mut().extend([CELL, made.workspace]);
     answer["admin"]["id"] = json!(made.admin);
     Reply::created(&answer, location(call, WORKSPACES, &slug))
 }
@@ -176,7 +177,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let event = event_of(call, slug)?.details(json!({"purge_at": purge_at}));
     let existed =
         janitor::delete_workspace(&call.env, slug, (purge_at, purge_at <= call.now), event).await?;
-    call.audited.borrow_mut().push(CELL);
+    call.audited_chains.borrow_mut().push(CELL);
     workspaces::forget(slug);
     if existed { Ok(Reply::no_content()) } else { Err(no_workspace()) }
 }
@@ -195,7 +196,7 @@ pub async fn undelete(call: &mut Call) -> Result<Reply, Error> {
             "No such deleted workspace, or its purge has begun.",
         ));
     }
-    call.audited.borrow_mut().push(CELL);
+    call.audited_chains.borrow_mut().push(CELL);
     Reply::ok(&json!({"slug": slug}))
 }
 

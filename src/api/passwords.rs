@@ -94,7 +94,7 @@ async fn set_password(
 ///    tokens stay.
 pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await.map_err(forbidden_without_header)?;
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let (caller, found) = credential.find::<Found>(users::find(&Target::Caller)).await?;
     let Found { account, password: stored, .. } = found.ok_or_else(Error::invalid_token)?;
 
@@ -104,7 +104,7 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let keep_scheduled = keep_scheduled(&mut fields);
     judge(&mut fields, "new_password", new.as_ref(), account.personal());
     if let Some(current) = current
-        && !guesses::is_current(call, &caller.username, &current, &stored).await?
+        && !guesses::is_current_password(call, &caller.username, &current, &stored).await?
     {
         fields.reject("password", guesses::WRONG_PASSWORD);
     }
@@ -119,7 +119,7 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
 /// current one is not asked for.
 pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let (caller, found) = credential.find::<Found>(users::find(&target(call)?)).await?;
     if !caller.is_superuser {
         return Err(Error::permission_denied("Only superusers may set another user's password."));
@@ -161,7 +161,7 @@ async fn try_to_request(call: &mut Call) -> Result<(), Error> {
         reset_requests::New { id, address: &address, address_hash: &address_hash, event: &event };
     match reset_requests::insert(&call.env, call.workspace()?, new, call.now).await? {
         Requested::Stored(workspace_id) => {
-            call.audited.borrow_mut().push(workspace_id);
+            call.audited_chains.borrow_mut().push(workspace_id);
             mailer::send_reset(&call.env, id).await
         }
         Requested::TooMany => Err(Error::new(Kind::Forbidden, "Too many requests are pending.")),
@@ -211,7 +211,7 @@ pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let new = NewPassword { hash: &hash, keep_scheduled };
     let done = reset_requests::consume(&call.env, workspace, id, &new, &event, call.now).await?;
     let (workspace_id, hashes) = done.ok_or_else(Error::not_found)?;
-    call.audited.borrow_mut().push(workspace_id);
+    call.audited_chains.borrow_mut().push(workspace_id);
     credential::forget_login_tokens(call, workspace, hashes);
     if !keep_scheduled {
         credential::cancel_revoked(call);

@@ -39,7 +39,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
     let fields = call.fields_of_user().await?;
     let body = idempotency::body_of(&fields);
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
     let groups = input.as_ref().map_or(&[][..], |new| &new.groups);
     let (caller, problem) = credential.read(servers::problem_of_groups(groups)).await?;
@@ -85,8 +85,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 
 /// `DELETE /api/servers/registration-tokens/<id>/`.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let event = call.event()?.on(Some(id.to_string()), None);
     let (caller, deleted) =
         credential.write(registration_tokens::delete(&credential.scope, id, &event)?).await?;
@@ -142,7 +142,7 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
             "Servers of this name have all the numbers that there are.",
         ));
     };
-    call.audited.borrow_mut().push(registered.workspace_id);
+    call.audited_chains.borrow_mut().push(registered.workspace_id);
     api_servers::adopt(call, registered.workspace_id, id).await?;
     let made = json!({"id": id, "key": key.expose(), "name": registered.name});
     Reply::created(&made, location(call, api_servers::SERVERS, id))

@@ -89,7 +89,7 @@ const KEPT: Kept = Kept {
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
     let body = idempotency::body_of(&fields);
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let once = Once::of(call, &KEPT, body);
     let (new, once) =
         match fields.and_then(ServerChanges::read_new).and_then(|new| Ok((new, once?))) {
@@ -180,8 +180,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         return agent::denied(call).await;
     }
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let input =
         fields.and_then(|fields| extent.read(fields, ServerChanges::read_all, ServerChanges::read));
     let groups = input.as_ref().ok().and_then(|changes| changes.groups.clone()).unwrap_or_default();
@@ -262,8 +262,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::denied(call).await;
     }
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let (caller, found) = for_change(&credential, id, &[], None).await?;
     let of = of_server(call, found.workspace_id, id)?;
     let event = caller.sign(call.event()?).on(Some(id.to_string()), found.server["name"].as_str());
@@ -276,8 +276,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 /// fingerprint of its agent's key. To approve it again with the same fingerprint changes nothing.
 pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let (caller, found) = find::<ForApproval>(&credential, servers::for_approval(id)).await?;
     staff(&caller)?;
     let fingerprint = fields.and_then(registration_token::read_fingerprint)?;
@@ -307,8 +307,8 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
 /// one is dead when this answers.
 pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let (caller, mut found) = for_change(&credential, id, &[], None).await?;
     input?;
     let of = of_server(call, found.workspace_id, id)?;

@@ -24,6 +24,6 @@ pub fn health(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/status/` (contract 9).
 pub async fn status(call: &Call) -> Result<Reply, Error> {
-    Credential::of(call)?.check().await?;
+    Credential::from_request(call)?.check().await?;
     Reply::ok(&json!({"status": "ok"}))
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::passwords::forbidden_without_header;
 use super::{anybody, one_of, page_of};
-use crate::auth::audit::note_failed_login;
+use crate::auth::audit::count_failed_login;
 use crate::auth::credential::{self, Credential};
 use crate::auth::guesses::{self, Guesser};
 use crate::auth::hashing;
@@ -44,7 +44,7 @@ pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     let workspace = call.workspace()?;
 
     let check = async |rank: &Rank| log_in(call, workspace, (&username, &password), rank).await;
-    let reply = guesses::guess(call, (Guesser::Anonymous, &username), check).await?;
+    let reply = guesses::check_throttled(call, (Guesser::Anonymous, &username), check).await?;
     reply.ok_or_else(|| Error {
         kind: Kind::Forbidden,
         ..Error::field(NON_FIELD, WRONG_CREDENTIALS)
@@ -96,7 +96,7 @@ async fn log_in(
         }
     }
     if let Some((workspace_id, user)) = failed {
-        note_failed_login(call, workspace_id, user)?;
+        count_failed_login(call, workspace_id, user)?;
     }
     Ok(None)
 }
@@ -135,7 +135,7 @@ async fn begin_session(
     let entry = Entry { session: new.id, expires_at: new.expires_at };
     let made = sessions::insert(&call.env, workspace, new, event, call.now).await?;
     let Some(workspace_id) = made else { return Ok(None) };
-    call.audited.borrow_mut().push(workspace_id);
+    call.audited_chains.borrow_mut().push(workspace_id);
     // Without the entry the token is as good: KV only remembers, and the next request writes it.
     if let Err(error) = login_tokens::put(&call.env, workspace, &token_hash, entry).await {
         log::trouble("kv_not_written", json!({"request_id": call.id}), &error.detail);
@@ -156,7 +156,7 @@ fn read(mut fields: Fields) -> Result<(String, String), Error> {
 
 /// `GET /api/auth/is-authenticated/`: 200 whatever the header holds (contract 4.4).
 pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
-    let outcome = match Credential::of(call) {
+    let outcome = match Credential::from_request(call) {
         Ok(credential) => credential.check().await.map(drop),
         Err(error) => Err(error),
     };
@@ -172,8 +172,8 @@ pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
 /// 403, not 401 (contract 4.4); with an API token it is 403, and the token stays (contract 4.4).
 pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
-    let credential = Credential::of(call).map_err(forbidden_without_header)?;
-    credential.checked(input).await?;
+    let credential = Credential::from_request(call).map_err(forbidden_without_header)?;
+    credential.require_input(input).await?;
     let event = call.event()?.on(None, None);
     let (caller, _) = credential.write(sessions::delete_own(&credential.scope, &event)?).await?;
     if caller.kind == farhand_domain::caller::Kind::ApiToken {
@@ -196,8 +196,8 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 /// `DELETE /api/auth/sessions/<id>/`: refuses the session's token from the next request on. The
 /// waiting commands that it created are cancelled, unless `keep_scheduled` says otherwise.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let keep_scheduled = match boolean_parameter(&call.query(), "keep_scheduled") {
         Ok(keep_scheduled) => keep_scheduled.unwrap_or(false),
         // That there is no such session comes before the input (contract 3.4).

@@ -26,9 +26,10 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
     let fields = call.fields_of_user().await?;
     let body = idempotency::body_of(&fields);
-    let credential = Credential::of(call)?;
-    let new = credential.checked(fields.and_then(|fields| NewToken::read(fields, now))).await?;
-    let once = credential.checked(Once::of(call, &KEPT, body)).await?;
+    let credential = Credential::from_request(call)?;
+    let new =
+        credential.require_input(fields.and_then(|fields| NewToken::read(fields, now))).await?;
+    let once = credential.require_input(Once::of(call, &KEPT, body)).await?;
     if let Some((_, reply)) = once.replay(&credential).await? {
         return Ok(reply);
     }
@@ -81,8 +82,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let whole = |fields| TokenReplacement::read(fields, now).map(TokenChanges::from);
     let partial = |fields| TokenChanges::read(fields, now);
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let changes = match fields.and_then(|fields| extent.read(fields, whole, partial)) {
         Ok(changes) => changes,
         Err(error) => {
@@ -108,8 +109,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
 
 /// `DELETE /api/auth/tokens/<id>/`.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let id = credential.checked(call.path_id(Error::not_found)).await?;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let event = call.event()?.on(Some(id.to_string()), None);
     let (_, deleted) = credential.write(api_tokens::delete(&credential.scope, id, &event)?).await?;
     deleted.map(|_| Reply::no_content()).ok_or_else(Error::not_found)

@@ -48,7 +48,7 @@ const KEPT: Kept = Kept { collection: "/api/iam/users/", source: users::REPLAY, 
 /// `POST`: makes a user. Staff make ordinary users, superusers all.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
+    let credential = Credential::from_request(call)?;
     let caller = credential.check().await?;
     let rank = caller.rank();
     if !rank.is_staff_or_superuser() {
@@ -145,8 +145,8 @@ fn details(account: &Account, changes: &Changes) -> Value {
 /// 3. Writes, if caller and user are still what was decided on.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.fields_of_user().await?;
-    let credential = Credential::of(call)?;
-    let target = credential.checked(target(call)).await?;
+    let credential = Credential::from_request(call)?;
+    let target = credential.require_input(target(call)).await?;
     let input = fields.and_then(|fields| extent.read(fields, Changes::read_all, Changes::read));
     let attempt = async || {
         let (caller, found) = find::<Found>(&credential, users::find(&target)).await?;
@@ -158,8 +158,13 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         let proof = user::may_change((caller.user_id, rank), account, &changes, found.has_other)?;
         let proved = match (proof, &changes.password) {
             (Proof::Password, Some(password)) => {
-                guesses::prove_password(call, &caller.username, password.expose(), &found.password)
-                    .await?;
+                guesses::require_current_password(
+                    call,
+                    &caller.username,
+                    password.expose(),
+                    &found.password,
+                )
+                .await?;
                 Some(found.password.as_str())
             }
             _ => None,
@@ -181,8 +186,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
 
 /// `DELETE`: the user's credentials end immediately, their commands stay.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
-    let credential = Credential::of(call)?;
-    let target = credential.checked(target(call)).await?;
+    let credential = Credential::from_request(call)?;
+    let target = credential.require_input(target(call)).await?;
     let attempt = async || {
         let (caller, found) = find::<Found>(&credential, users::find(&target)).await?;
         user::may_delete(caller.rank(), &found.account, found.has_other, found.is_only_owner)?;

@@ -1,6 +1,8 @@
-//! Events of the request at hand, for the audit log (`docs/audit.md`), that are in no batch with a
-//! change: what was refused or failed. They are written after the response, which does not wait for
-//! them.
+//! Audit events that belong to no change in D1: refusals, failures and reads (`docs/audit.md`,
+//! contract 18). They are written after the response, which does not wait for them.
+//!
+//! The event of a change is written in the transaction of the change instead, see
+//! [`crate::store::audit`].
 
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
-use crate::http::request::{Call, Refused};
+use crate::http::request::{Call, DenialDetails};
 use crate::objects::audit_sealer;
 use crate::platform;
 use crate::platform::hints::Hints;
@@ -19,31 +21,37 @@ use crate::platform::log;
 use crate::store::anonymous_events;
 use crate::store::audit as store;
 
-/// The longest that an id from a path is kept, in characters.
-const MAX_ID: usize = 64;
-/// For how long an event that is like one of before is not recorded again.
-const SAME_WITHIN: Duration = Duration::from_secs(60);
+/// The length to which an id or username from a path is cut, in characters.
+const MAX_PATH_ID_CHARS: usize = 64;
+/// How long an identical refusal or read is not recorded again by the same isolate.
+const REPEAT_WINDOW: Duration = Duration::from_secs(60);
 
-/// A refusal: of which credential, at which endpoint, with which code.
-type Refusal = (Uuid, &'static str, String, Option<&'static str>);
-
-thread_local! {
-    /// Refusals that were recorded where nothing was to be changed.
-    static REFUSED: Hints<Refusal> = Hints::new(SAME_WITHIN);
-    /// Credentials, and the commands that they were recorded to have read.
-    static READ: Hints<(Uuid, Uuid)> = Hints::new(SAME_WITHIN);
-    /// Whether an operator token beyond the limit was recorded.
-    static THROTTLED_OPERATOR: Hints<()> = Hints::new(SAME_WITHIN);
+/// Two refusals with the same key are identical.
+#[derive(PartialEq, Eq, Hash)]
+struct DenialKey {
+    credential: Uuid,
+    path: &'static str,
+    method: String,
+    code: Option<&'static str>,
 }
 
-/// An event of the request's, signed by its caller if one is known.
-fn event_of(call: &Call) -> Result<Event, Error> {
+thread_local! {
+    /// Recorded refusals of requests to endpoints without an audit action.
+    static RECENT_DENIALS: Hints<DenialKey> = Hints::new(REPEAT_WINDOW);
+    /// Recorded reads: the ids of the credential and of the command.
+    static RECENT_READS: Hints<(Uuid, Uuid)> = Hints::new(REPEAT_WINDOW);
+    /// Whether a wrong operator token beyond the limit was recorded.
+    static RECENT_OPERATOR_THROTTLE: Hints<()> = Hints::new(REPEAT_WINDOW);
+}
+
+/// The audit event of the request, with its caller as the actor if the caller is known.
+fn signed_event(call: &Call) -> Result<Event, Error> {
     let event = call.event()?;
     let caller = call.caller.borrow();
     Ok(caller.as_ref().map_or(event.clone(), |caller| caller.sign(event)))
 }
 
-/// Writes an event after the response, and has it sealed.
+/// Writes an event after the response, and notifies the sealer.
 pub fn record_later(call: &Call, workspace_id: i64, event: Event) {
     let env = call.env.clone();
     call.context.wait_until(async move {
@@ -58,7 +66,7 @@ pub fn record_later(call: &Call, workspace_id: i64, event: Event) {
     });
 }
 
-/// Writes an event after the response; an event that could not be created is logged as lost.
+/// Like [`record_later`]. An event that could not be created is logged as lost.
 fn record_or_log(call: &Call, workspace_id: i64, event: Result<Event, Error>) {
     match event {
         Ok(event) => record_later(call, workspace_id, event),
@@ -68,58 +76,65 @@ fn record_or_log(call: &Call, workspace_id: i64, event: Result<Event, Error>) {
     }
 }
 
-/// After the response: has what the request wrote sealed.
+/// After the response: notifies the sealers of the chains that the request wrote events to.
 pub fn seal_later(call: &Call) {
-    for workspace in call.audited.take() {
+    for workspace in call.audited_chains.take() {
         let env = call.env.clone();
         call.context.wait_until(async move { audit_sealer::tell(&env, workspace).await });
     }
 }
 
-/// Notes that a request was refused for want of a right, where its credential is good. What a
-/// credential that is not is refused leaves nothing: guessing would fill the log. Where nothing was
-/// to be changed, the same refusal once more within a minute leaves nothing either.
-pub fn note_refusal(call: &Call, error: &Error) {
+/// Records a 403 for a valid credential, after the response.
+///
+/// Refusals of invalid credentials are not recorded, because guesses would flood the log. If the
+/// endpoint has no audit action, identical refusals are recorded once per [`REPEAT_WINDOW`].
+pub fn record_denial(call: &Call, error: &Error) {
     let is_denial = error.kind == Kind::Forbidden
         && matches!(error.code, Some(Code::PermissionDenied | Code::ApiTokenAclNotAllowed));
-    let known =
+    let caller =
         call.caller.borrow().as_ref().map(|caller| (caller.workspace_id, caller.credential_id));
-    let (true, Some((workspace_id, credential))) = (is_denial, known) else { return };
+    let (true, Some((workspace_id, credential))) = (is_denial, caller) else { return };
     if call.action().is_none() {
-        let path = call.route.map_or("", |route| route.path);
-        let refusal = (credential, path, call.method.clone(), error.code.map(Code::as_str));
-        if !REFUSED.with(|refused| refused.is_new(refusal, call.now)) {
+        let key = DenialKey {
+            credential,
+            path: call.route.map_or("", |route| route.path),
+            method: call.method.clone(),
+            code: error.code.map(Code::as_str),
+        };
+        if !RECENT_DENIALS.with(|denials| denials.is_new(key, call.now)) {
             return;
         }
     }
-    record_or_log(call, workspace_id, denied(call, error));
+    record_or_log(call, workspace_id, denial_event(call, error));
 }
 
-fn denied(call: &Call, error: &Error) -> Result<Event, Error> {
+/// The event of a refusal. Its object is what the handler named, or else the id or username in the
+/// path. If the endpoint has no audit action, the object is the path.
+fn denial_event(call: &Call, error: &Error) -> Result<Event, Error> {
     let code = error.code.map(Code::as_str);
-    let event = event_of(call)?.that(Outcome::Denied);
+    let event = signed_event(call)?.that(Outcome::Denied);
     if call.action().is_none() {
         let path = call.route.map(|route| route.path.to_owned());
         return Ok(event.on(path, None).details(json!({"method": call.method, "code": code})));
     }
-    let mut event = match call.refused.take() {
-        Some(Refused { object, details }) => Event { object, details, ..event },
+    let mut event = match call.denial_details.take() {
+        Some(DenialDetails { object, details }) => Event { object, details, ..event },
         None => {
             let (id, username) = (call.parameter("id"), call.parameter("username"));
-            let kept = |text: &str| {
-                (!text.is_empty()).then(|| text.chars().take(MAX_ID).collect::<String>())
+            let cut = |text: &str| {
+                (!text.is_empty()).then(|| text.chars().take(MAX_PATH_ID_CHARS).collect::<String>())
             };
-            event.on(kept(id), kept(username).as_deref())
+            event.on(cut(id), cut(username).as_deref())
         }
     };
     event.details["code"] = json!(code);
     Ok(event)
 }
 
-/// Records that a command or its output was read: after the response, and not again within a
-/// minute.
-pub fn note_read(call: &Call, caller: &Caller, command: Uuid) {
-    if !READ.with(|read| read.is_new((caller.credential_id, command), call.now)) {
+/// Records that a command or its output was read, after the response. Further reads of the command
+/// with the same credential are not recorded for [`REPEAT_WINDOW`].
+pub fn record_read(call: &Call, caller: &Caller, command: Uuid) {
+    if !RECENT_READS.with(|read| read.is_new((caller.credential_id, command), call.now)) {
         return;
     }
     let event = call.event().map(|event| {
@@ -129,12 +144,13 @@ pub fn note_read(call: &Call, caller: &Caller, command: Uuid) {
     record_or_log(call, caller.workspace_id, event);
 }
 
-/// Records that a wrong operator token was refused, in the cell's chain. Those that are counted
-/// leave an event each, the ones beyond the limit one event a minute and isolate: guesses must not
-/// fill the log.
-pub fn note_refused_operator(call: &Call, refusal: &Error) {
+/// Records a wrong operator token in the chain of the cell, after the response.
+///
+/// Each counted wrong token leaves an event. Beyond the limit there is one event per isolate and
+/// [`REPEAT_WINDOW`], so that guesses do not flood the log (contract 18).
+pub fn record_refused_operator_token(call: &Call, refusal: &Error) {
     let is_throttled = refusal.kind == Kind::Throttled;
-    if is_throttled && !THROTTLED_OPERATOR.with(|recorded| recorded.is_new((), call.now)) {
+    if is_throttled && !RECENT_OPERATOR_THROTTLE.with(|recorded| recorded.is_new((), call.now)) {
         return;
     }
     let path = call.route.map_or("", |route| route.path);
@@ -148,8 +164,8 @@ pub fn note_refused_operator(call: &Call, refusal: &Error) {
     record_or_log(call, CELL, event);
 }
 
-/// Notes that a caller gave a wrong current password.
-pub fn note_wrong_password(call: &Call) {
+/// Records that the caller sent a wrong current password, after the response.
+pub fn record_wrong_password(call: &Call) {
     let caller = call.caller.borrow();
     let Some(caller) = caller.as_ref() else { return };
     let event = call.event().map(|event| {
@@ -159,13 +175,15 @@ pub fn note_wrong_password(call: &Call) {
     record_or_log(call, caller.workspace_id, event);
 }
 
-/// Counts a failed login; one event a minute says how many there were, for each user and for all
-/// unknown names together. The name that was sent is not recorded unless it is a user's: it may be
-/// a password that was typed in the wrong place.
+/// Counts a failed login, after the response. At most one event a minute is written for each user,
+/// and one for all unknown usernames together; it has the number of failures.
+///
+/// `user` is the id and the name of the user, or `None` for an unknown username. An unknown
+/// username is not recorded, because it may be a password that was typed into the wrong field.
 ///
 /// # Errors
-/// The event could not be made.
-pub fn note_failed_login(
+/// There are no random bytes for the event's id.
+pub fn count_failed_login(
     call: &Call,
     workspace_id: i64,
     user: Option<(i64, String)>,
@@ -186,10 +204,10 @@ pub fn note_failed_login(
     Ok(())
 }
 
-/// Writes the anonymous events that were counted and are overdue.
+/// Writes the counted anonymous events that are overdue. Called by the cron trigger.
 ///
 /// # Errors
-/// D1 did not do it.
+/// D1 fails.
 pub async fn write_overdue(env: &Env) -> Result<(), Error> {
     for workspace in anonymous_events::write_overdue(env, platform::now()).await? {
         audit_sealer::tell(env, workspace).await;

@@ -1,10 +1,10 @@
-//! Who is calling: the Authorization header's token, resolved in the same round trip as the
-//! handler's own work.
+//! The credential of a user's request: the token in the Authorization header.
 //!
-//! Every statement that a handler runs for a user begins with the common table `me`, which has one
-//! row if the credential is alive in the request's workspace and none otherwise. So a read finds
-//! nothing and a write changes nothing for a dead credential, and a revocation is effective at the
-//! very next request.
+//! The credential check costs no round trip of its own. Every statement that a handler runs for a
+//! user begins with the common table `me` ([`Scope`]). `me` has one row if the credential is valid
+//! in the request's workspace, and no row otherwise. So for an invalid credential a read finds
+//! nothing and a write changes nothing, and a revocation takes effect at the next request
+//! (contract 4.3).
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use worker::Env;
 
-use crate::auth::kept_lists::{Kept, KeptList};
+use crate::auth::list_cache::{CachedList, CachedStatement};
 use crate::http::request::Call;
 use crate::objects::janitor;
 use crate::platform;
@@ -35,31 +35,32 @@ use crate::store::login_tokens::{self, Entry};
 use crate::store::scope::{Limited, Query, Scope, Who};
 use crate::store::{api_tokens, sessions, workspaces};
 
-/// For how long an isolate remembers what a token's caller was like.
-const REMEMBERED: Duration = Duration::from_secs(60 * 60);
-/// For how long an isolate that saw the right entry of a login token in KV does not read it again.
-/// An entry that is lost in this time is written again later; nothing else depends on it, as D1
-/// decides about the token in every request.
-const SEEN: Duration = Duration::from_secs(10 * 60);
-/// How long KV may not show what was written.
-const KV_SETTLES_WITHIN: Duration = Duration::from_secs(60);
+/// How long an isolate remembers a [`CallerHint`].
+const CALLER_HINT_TTL: Duration = Duration::from_secs(60 * 60);
+/// How long an isolate skips reading the KV entry of a login token after it saw a correct one. An
+/// entry that KV loses in this time is written again later. Nothing else depends on the entry,
+/// because D1 decides about the token in every request.
+const KV_ENTRY_HINT_TTL: Duration = Duration::from_secs(10 * 60);
+/// How long KV may still return the old value after a write.
+const KV_PROPAGATION_TIME: Duration = Duration::from_secs(60);
 
-// The keys are those of KV, which name the workspace and the token's hash.
+// The keys of these maps are KV keys, which contain the workspace and the hash of the token.
 thread_local! {
-    /// What the callers of live tokens were like.
-    static CALLERS: Hints<String, Traits> = Hints::new(REMEMBERED);
-    /// Entries of KV that were right when they were read or written.
-    static ENTRIES: Hints<String, Entry> = Hints::new(SEEN);
-    /// Keys whose entry in KV was written. KV may say for a minute that there is none, and takes
-    /// one write a second for a key; so it is not written again for as long.
-    static WRITTEN: Hints<String> = Hints::new(KV_SETTLES_WITHIN);
+    /// Hints about the callers of valid tokens.
+    static CALLERS: Hints<String, CallerHint> = Hints::new(CALLER_HINT_TTL);
+    /// KV entries that were correct when this isolate read or wrote them.
+    static KV_ENTRIES: Hints<String, Entry> = Hints::new(KV_ENTRY_HINT_TTL);
+    /// Keys whose missing KV entry was written. KV may keep returning "missing" for
+    /// [`KV_PROPAGATION_TIME`], and accepts one write a second per key. So the entry is not
+    /// written again within that time.
+    static RECENT_KV_WRITES: Hints<String> = Hints::new(KV_PROPAGATION_TIME);
 }
 
-/// What decides how a token is looked up, and how a list is read for it. Each answer tells whether
-/// that still holds.
+/// A cached hint about a token's caller. It selects how the token is looked up and which list
+/// statement runs first. Every D1 result shows whether the hint is still correct.
 #[derive(Clone, Copy, Default)]
-struct Traits {
-    /// KV has no entry for it.
+struct CallerHint {
+    /// API tokens have no KV entry.
     is_api_token: bool,
     /// See [`Caller::reaches_all`].
     reaches_all: bool,
@@ -67,39 +68,39 @@ struct Traits {
     reads_narrowly: bool,
 }
 
-/// What is known of a token's entry in KV.
-struct Known {
+/// The KV entry of a token, as far as it is known.
+struct KvLookup {
     entry: Option<Entry>,
-    /// KV was not read.
+    /// Whether the entry came from the isolate's memory, so that KV was not read.
     is_remembered: bool,
 }
 
-/// A token that was sent, not looked up yet. Each method that asks D1 refuses a credential that is
-/// not alive.
+/// A well-formed token that is not checked yet. Each method that queries D1 checks it, and fails
+/// with 403 `INVALID_TOKEN` if it is not valid.
 pub struct Credential<'a> {
     call: &'a Call,
-    /// The key of its entry in KV.
+    /// The key of the token's KV entry.
     key: String,
-    /// What its statements are limited to.
+    /// The common tables and parameters of the caller's statements.
     pub scope: Scope<'a>,
 }
 
-/// The `body` of a result's first row.
+/// The column `body` of the first row.
 fn body(result: &Outcome) -> Result<Option<String>, Error> {
     #[derive(Deserialize)]
-    struct Row {
+    struct BodyRow {
         body: Option<String>,
     }
-    Ok(db::first::<Row>(result)?.and_then(|row| row.body))
+    Ok(db::first::<BodyRow>(result)?.and_then(|row| row.body))
 }
 
 impl<'a> Credential<'a> {
     /// Reads the Authorization header.
     ///
     /// # Errors
-    /// 401 without one, 403 if it has another form. A token of another form than ours is refused
-    /// like an unknown one, without asking D1 or KV.
-    pub fn of(call: &'a Call) -> Result<Self, Error> {
+    /// 401 if the header is missing, 403 if it has another form (contract 4.1). A token that this
+    /// service cannot have generated is refused without a lookup (contract 4.2).
+    pub fn from_request(call: &'a Call) -> Result<Self, Error> {
         let token = call.user_token()?;
         if !token.is_token() {
             return Err(Error::invalid_token());
@@ -111,43 +112,44 @@ impl<'a> Credential<'a> {
         Ok(Self { call, key, scope: Scope::new(workspace, hash, call.now, limited) })
     }
 
-    /// The same credential for a check after a wait: it may have expired since the request began.
+    /// A copy for a check after a wait: the token may have expired since the request arrived.
     #[must_use]
     pub fn after_wait(&self) -> Self {
         Self { call: self.call, key: self.key.clone(), scope: self.scope.at(platform::now()) }
     }
 
-    /// Runs a statement that selects [`Who`], and the rest behind it, in one round trip. A failure
-    /// is reported only if the credential is alive: otherwise no statement does anything that could
-    /// fail.
-    async fn resolve(
+    /// Runs a statement that selects [`Who`] and the statements `rest` in one round trip. Returns
+    /// the caller, the first result and the other results. An invalid credential cannot cause a
+    /// [`Failure`], because its statements change nothing.
+    async fn run_with_check(
         &self,
         who: impl Into<Statement>,
         rest: Vec<Statement>,
     ) -> Result<(Caller, Outcome, Vec<Outcome>), Failure> {
         let statements = std::iter::once(who.into()).chain(rest).collect::<Vec<_>>();
-        let (outcomes, entry) =
-            future::join(db::batch(&self.call.env, statements), self.entry()).await;
+        let (outcomes, kv) =
+            future::join(db::batch(&self.call.env, statements), self.kv_entry()).await;
         let mut outcomes = outcomes?.into_iter();
         let first = outcomes.next().ok_or_else(|| Error::internal("D1: no result"))?;
-        let caller = self.settle(&first, entry)?;
+        let caller = self.authorize(&first, kv)?;
         Ok((caller, first, outcomes.collect()))
     }
 
-    /// The credential's entry in KV.
-    async fn entry(&self) -> Known {
-        let remembered = ENTRIES.with(|entries| entries.get(&self.key, self.scope.now));
-        let is_remembered = remembered.is_some() || self.traits().is_api_token;
+    /// The token's KV entry, from memory if this isolate remembers it.
+    async fn kv_entry(&self) -> KvLookup {
+        let remembered = KV_ENTRIES.with(|entries| entries.get(&self.key, self.scope.now));
+        let is_remembered = remembered.is_some() || self.caller_hint().is_api_token;
         let entry = if is_remembered {
             remembered
         } else {
             login_tokens::get(&self.call.env, self.scope.workspace, &self.scope.hash).await
         };
-        Known { entry, is_remembered }
+        KvLookup { entry, is_remembered }
     }
 
-    /// Takes the caller from what D1 says, and puts right what KV says.
-    fn settle(&self, outcome: &Outcome, known: Known) -> Result<Caller, Error> {
+    /// Reads the caller from a D1 result, updates the hints, and checks the limits of a limited
+    /// API token (contract 4.12). `kv` is repaired after the response if it differs from D1.
+    fn authorize(&self, outcome: &Outcome, kv: KvLookup) -> Result<Caller, Error> {
         let who = db::first::<Who>(outcome)?.ok_or_else(|| Error::internal("D1: no row"))?;
         let Some(workspace_id) = who.workspace else {
             workspaces::forget(self.scope.workspace);
@@ -157,8 +159,8 @@ impl<'a> Credential<'a> {
         self.call.workspace_proven.set(true);
         let Some(me) = who.me else {
             CALLERS.with(|callers| callers.forget(&self.key));
-            ENTRIES.with(|entries| entries.forget(&self.key));
-            if known.entry.is_some() {
+            KV_ENTRIES.with(|entries| entries.forget(&self.key));
+            if kv.entry.is_some() {
                 forget_login_tokens(self.call, self.scope.workspace, vec![self.scope.hash.clone()]);
             }
             return Err(Error::invalid_token());
@@ -166,8 +168,8 @@ impl<'a> Credential<'a> {
         let caller: Caller = serde_json::from_str(&me)?;
         let is_api_token = caller.kind == Kind::ApiToken;
         let (reaches_all, reads_narrowly) = (caller.reaches_all(), caller.reads_narrowly());
-        let traits = Traits { is_api_token, reaches_all, reads_narrowly };
-        CALLERS.with(|callers| callers.put(self.key.clone(), traits, self.scope.now));
+        let hint = CallerHint { is_api_token, reaches_all, reads_narrowly };
+        CALLERS.with(|callers| callers.put(self.key.clone(), hint, self.scope.now));
         self.call.caller.replace(Some(caller.clone()));
         if let Some(acl) = &caller.acl {
             let is_allowed = self.call.takes_limited_tokens()
@@ -177,21 +179,22 @@ impl<'a> Credential<'a> {
                 return Err(Error::acl_not_allowed());
             }
         }
-        self.keep_up(&caller, known);
+        self.record_use_later(&caller, kv);
         Ok(caller)
     }
 
-    /// After the response: moves a session's expiry and repairs its KV entry, or notes an API
-    /// token's use; each at most every ten minutes.
-    fn keep_up(&self, caller: &Caller, Known { entry, is_remembered }: Known) {
+    /// After the response: extends the session and repairs its KV entry, or updates `last_used_at`
+    /// of an API token. Each is done at most every 10 minutes (contract 4.3 and 4.8).
+    fn record_use_later(&self, caller: &Caller, KvLookup { entry, is_remembered }: KvLookup) {
         let (env, now) = (self.call.env.clone(), self.scope.now);
         let (workspace_id, id, key) = (caller.workspace_id, caller.credential_id, self.key.clone());
         let is_due = caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
         match caller.kind {
             Kind::ApiToken => {
                 if is_due {
-                    let noted = async move { api_tokens::touch(&env, workspace_id, id, now).await };
-                    self.call.context.wait_until(logged(noted));
+                    let touched =
+                        async move { api_tokens::touch(&env, workspace_id, id, now).await };
+                    self.call.context.wait_until(log_failure(touched));
                 }
             }
             Kind::Session => {
@@ -201,47 +204,48 @@ impl<'a> Credential<'a> {
                 let wanted = Entry { session: id, expires_at };
                 if entry == Some(wanted) {
                     if !is_remembered {
-                        ENTRIES.with(|entries| entries.put(key, wanted, now));
+                        KV_ENTRIES.with(|entries| entries.put(key, wanted, now));
                     }
                     return;
                 }
-                // The next request reads it.
-                ENTRIES.with(|entries| entries.forget(&key));
-                if !is_due && (is_remembered || !self.may_write_entry()) {
+                // The hint is outdated, if there is one. Without it the next request reads KV.
+                KV_ENTRIES.with(|entries| entries.forget(&key));
+                if !is_due && (is_remembered || !self.claim_kv_write()) {
                     return;
                 }
                 let (workspace, hash) = (self.scope.workspace.to_owned(), self.scope.hash.clone());
-                self.call.context.wait_until(logged(async move {
+                self.call.context.wait_until(log_failure(async move {
                     if is_due {
                         sessions::refresh(&env, workspace_id, id, now, expires_at).await?;
                     }
                     login_tokens::put(&env, &workspace, &hash, wanted).await?;
-                    ENTRIES.with(|entries| entries.put(key, wanted, now));
+                    KV_ENTRIES.with(|entries| entries.put(key, wanted, now));
                     Ok(())
                 }));
             }
         }
     }
 
-    /// What its caller was like; as of nobody in particular if that is not remembered.
-    fn traits(&self) -> Traits {
+    /// The hint about the token's caller, or the default hint.
+    fn caller_hint(&self) -> CallerHint {
         CALLERS.with(|callers| callers.get(&self.key, self.scope.now)).unwrap_or_default()
     }
 
-    /// Tells whether the token's KV entry was not written lately, and notes that it is now.
-    fn may_write_entry(&self) -> bool {
-        WRITTEN.with(|written| written.is_new(self.key.clone(), self.scope.now))
+    /// Whether a missing KV entry may be written now. If so, further writes are blocked for
+    /// [`KV_PROPAGATION_TIME`].
+    fn claim_kv_write(&self) -> bool {
+        RECENT_KV_WRITES.with(|written| written.is_new(self.key.clone(), self.scope.now))
     }
 
-    /// Looks the credential up, and does nothing else.
+    /// Checks the credential, and does nothing else.
     pub async fn check(&self) -> Result<Caller, Error> {
-        let (caller, ..) = self.resolve(self.scope.check(), vec![]).await?;
+        let (caller, ..) = self.run_with_check(self.scope.check(), vec![]).await?;
         Ok(caller)
     }
 
-    /// Passes on input that was read before the credential was looked up; where it is bad, the
-    /// credential's own refusal comes first (contract 3.4).
-    pub async fn checked<T>(&self, input: Result<T, Error>) -> Result<T, Error> {
+    /// Unwraps input that was read before the credential was checked. If the input is invalid, the
+    /// credential is checked first, because its refusal takes precedence (contract 3.4).
+    pub async fn require_input<T>(&self, input: Result<T, Error>) -> Result<T, Error> {
         match input {
             Ok(input) => Ok(input),
             Err(error) => {
@@ -251,13 +255,13 @@ impl<'a> Credential<'a> {
         }
     }
 
-    /// Reads what a query asks for, as JSON text.
+    /// Runs a query for the caller. Returns its JSON text, or `None` if it found nothing.
     pub async fn read(&self, query: Query) -> Result<(Caller, Option<String>), Error> {
-        let (caller, result, _) = self.resolve(self.scope.read(query), vec![]).await?;
+        let (caller, result, _) = self.run_with_check(self.scope.read(query), vec![]).await?;
         Ok((caller, body(&result)?))
     }
 
-    /// The same, decoded.
+    /// Like [`Credential::read`], and decodes the JSON.
     pub async fn find<T: DeserializeOwned>(
         &self,
         query: Query,
@@ -266,39 +270,39 @@ impl<'a> Credential<'a> {
         Ok((caller, found.map(|found| serde_json::from_str(&found)).transpose()?))
     }
 
-    /// The list that is kept for the request's path and query.
-    pub fn kept_list(&self) -> Option<Rc<KeptList>> {
-        KeptList::find(&self.scope, self.call)
+    /// The cached list of the request's path and query.
+    pub fn cached_list(&self) -> Option<Rc<CachedList>> {
+        CachedList::find(&self.scope, self.call)
     }
 
-    /// Keeps a page of a list for the next request with the same path and query: it must depend on
+    /// Caches a list for later requests with the same path and query. The list must depend on
     /// nothing else.
-    pub fn keep_list(&self, list: List, page: Page) -> Rc<KeptList> {
-        KeptList::keep(&self.scope, self.call, list, page)
+    pub fn cache_list(&self, list: List, page: Page) -> Rc<CachedList> {
+        CachedList::insert(&self.scope, self.call, list, page)
     }
 
-    /// Reads a page of a list. Returns the caller, the JSON array of the items, and the number of
-    /// all.
-    pub async fn list(&self, list: &KeptList) -> Result<(Caller, Items, u64), Error> {
-        let Some(narrow) = &list.narrow else { return self.list_widely(list).await };
-        if self.traits().reads_narrowly {
+    /// Reads a page of a list. Returns the caller, the items, and the number of items on all pages.
+    pub async fn list(&self, list: &CachedList) -> Result<(Caller, Items, u64), Error> {
+        let Some(narrow) = &list.narrow else { return self.list_unfiltered(list).await };
+        if self.caller_hint().reads_narrowly {
             let (caller, items, total) = self.page(narrow).await?;
             if caller.reads_narrowly() {
                 return Ok((caller, items, total.unwrap_or(0)));
             }
         }
-        let found = self.list_widely(list).await?;
+        let found = self.list_unfiltered(list).await?;
         if !found.0.reads_narrowly() {
             return Ok(found);
         }
-        // Not the other way round: a list that became narrow in between must not be read widely.
+        // The filtered read must be the last one: the token may have got an access control list
+        // between two reads, and must not see a page that was read without it.
         let (caller, items, total) = self.page(narrow).await?;
         Ok((caller, items, total.unwrap_or(0)))
     }
 
-    /// Reads a page of a list, whatever the API token's list allows of it.
-    async fn list_widely(&self, list: &KeptList) -> Result<(Caller, Items, u64), Error> {
-        if let (Some(select), true) = (&list.full_access, self.traits().reaches_all)
+    /// Reads a page of a list without the filter for limited API tokens.
+    async fn list_unfiltered(&self, list: &CachedList) -> Result<(Caller, Items, u64), Error> {
+        if let (Some(select), true) = (&list.full_access, self.caller_hint().reaches_all)
             && let (caller, items, Some(total)) = self.page(select).await?
         {
             return Ok((caller, items, total));
@@ -307,16 +311,18 @@ impl<'a> Credential<'a> {
         Ok((caller, items, total.unwrap_or(0)))
     }
 
-    /// Reads a page of a list with one of its statements.
-    async fn page(&self, kept: &Kept) -> Result<(Caller, Items, Option<u64>), Error> {
-        let (statement, values) = (kept.statement(&self.scope)?, self.scope.values());
-        let reading = db::run_page(&self.call.env, statement, &values);
-        let (read, entry) = future::join(reading, self.entry()).await;
-        let (first, items) = read?;
-        Ok((self.settle(&first, entry)?, items, list::total(&first)?))
+    /// Reads a page of a list with one of its statements. Without full access, the statement for
+    /// full access returns no total.
+    async fn page(&self, cached: &CachedStatement) -> Result<(Caller, Items, Option<u64>), Error> {
+        let (statement, values) = (cached.statement(&self.scope)?, self.scope.values());
+        let page = db::run_page(&self.call.env, statement, &values);
+        let (page, kv) = future::join(page, self.kv_entry()).await;
+        let (first, items) = page?;
+        Ok((self.authorize(&first, kv)?, items, list::total(&first)?))
     }
 
-    /// The credential of a GET that takes limited tokens, with what it reads, to be checked again.
+    /// A watch on the credential and on a query that it can read. For a GET that accepts limited
+    /// tokens.
     pub fn watch(&self, query: Query) -> Watch {
         Watch {
             env: self.call.env.clone(),
@@ -327,16 +333,16 @@ impl<'a> Credential<'a> {
         }
     }
 
-    /// Writes a change with its audit event in one transaction. After the response, the KV entries
-    /// of the login tokens that the change ends are deleted. Returns the caller and the reply; no
-    /// reply means that nothing was changed.
+    /// Writes a change and its audit event in one transaction. Returns the caller and the reply; no
+    /// reply means that nothing was changed. If the change ends login tokens, their KV entries are
+    /// deleted after the response.
     ///
     /// # Errors
-    /// The credential is not alive, or a uniqueness rule is broken.
+    /// The credential is not valid, or a uniqueness rule is violated.
     pub async fn write(&self, batch: Batch) -> Result<(Caller, Option<String>), Failure> {
         let (parts, statements) = batch.into_parts();
-        let (caller, _, results) = self.resolve(self.scope.check(), statements).await?;
-        self.call.audited.borrow_mut().push(caller.workspace_id);
+        let (caller, _, results) = self.run_with_check(self.scope.check(), statements).await?;
+        self.call.audited_chains.borrow_mut().push(caller.workspace_id);
         let bodies = results.iter().map(body).collect::<Result<_, Error>>()?;
         let BatchResult { reply, ended_tokens } = BatchResult::new(&parts, bodies);
         forget_login_tokens(
@@ -348,8 +354,7 @@ impl<'a> Credential<'a> {
     }
 }
 
-/// A credential with what it reads, to be looked at again and again while its response is under
-/// way.
+/// A credential and a query that it can read, for repeated checks while a response is streamed.
 pub struct Watch {
     env: Env,
     workspace: String,
@@ -359,26 +364,26 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Tells whether the credential is still alive, may call from where it does, and still reads
-    /// what it did.
-    pub async fn still_reads(&self, now: Timestamp) -> Result<bool, Error> {
+    /// Whether the credential is still valid, its access control list still allows the client's
+    /// address, and the query still returns something.
+    pub async fn can_still_read(&self, now: Timestamp) -> Result<bool, Error> {
         let scope = Scope::new(&self.workspace, self.hash.clone(), now, Limited::Taken);
         let result = db::run(&self.env, scope.read(self.query.clone())).await?;
         let who = db::first::<Who>(&result)?.and_then(|who| who.me);
         let Some(me) = who else { return Ok(false) };
         let caller: Caller = serde_json::from_str(&me)?;
-        let reads = body(&result)?.is_some();
-        Ok(reads && caller.acl.is_none_or(|acl| acl.allows_address(&self.remote_ip)))
+        let can_read = body(&result)?.is_some();
+        Ok(can_read && caller.acl.is_none_or(|acl| acl.allows_address(&self.remote_ip)))
     }
 }
 
-/// After the response: removes the KV entries of login tokens whose sessions are gone from D1.
+/// After the response: deletes the KV entries of login tokens whose sessions D1 no longer has.
 pub fn forget_login_tokens(call: &Call, workspace: &str, hashes: Vec<String>) {
     if hashes.is_empty() {
         return;
     }
     let (env, workspace) = (call.env.clone(), workspace.to_owned());
-    call.context.wait_until(logged(async move {
+    call.context.wait_until(log_failure(async move {
         for hash in hashes {
             login_tokens::delete(&env, &workspace, &hash).await?;
         }
@@ -386,15 +391,15 @@ pub fn forget_login_tokens(call: &Call, workspace: &str, hashes: Vec<String>) {
     }));
 }
 
-/// After the response: has the waiting commands of revoked sessions cancelled. They are refused at
-/// delivery already.
+/// After the response: cancels the waiting commands of revoked sessions (contract 11.5). The
+/// permission recheck already prevents their delivery.
 pub fn cancel_revoked(call: &Call) {
     let env = call.env.clone();
-    call.context.wait_until(logged(async move { janitor::cancel_revoked(&env).await }));
+    call.context.wait_until(log_failure(async move { janitor::cancel_revoked(&env).await }));
 }
 
-/// Work after the response, whose failure only the log hears of: the next request does it again.
-async fn logged(work: impl Future<Output = Result<(), Error>>) {
+/// Runs work after the response. A failure is only logged, because later work makes up for it.
+async fn log_failure(work: impl Future<Output = Result<(), Error>>) {
     if let Err(error) = work.await {
         log::trouble("afterwork_failed", json!({}), &error.detail);
     }

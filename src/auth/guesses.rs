@@ -1,5 +1,5 @@
-//! Guesses at passwords and operator tokens: each is counted by the objects of `objects::throttle`
-//! before it is checked.
+//! Guesses at passwords and operator tokens (contract 4.5 and 2.1). The `Throttle` objects count
+//! each guess before it is checked.
 
 use farhand_domain::error::Error;
 use farhand_domain::hashing_gate::Rank;
@@ -10,59 +10,62 @@ use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
-use super::audit::note_wrong_password;
+use super::audit::record_wrong_password;
 use super::hashing;
 use crate::http::request::Call;
 use crate::objects::throttle::{Ask, Outcome, ask};
 use crate::platform::{self, log};
 use crate::store::workspaces;
 
-/// What counters are kept apart by: the workspace's id, which no other one ever has. Without a
-/// workspace nothing is counted.
-async fn scope(call: &Call) -> Result<String, Error> {
+/// The id of the workspace, as the part of a counter's key that separates workspaces. Ids are never
+/// reused. An unknown workspace is 404, and nothing is counted.
+async fn counter_scope(call: &Call) -> Result<String, Error> {
     let id = workspaces::id_of(&call.env, call.workspace()?, call.now).await?;
     id.map(|id| id.to_string()).ok_or_else(Error::not_found)
 }
 
-/// Who guesses a password.
+/// The sender of a password. It selects the counters that apply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guesser {
-    /// A request without a credential.
+    /// A request without a credential: all counters of contract 4.5.
     Anonymous,
-    /// A request with a credential of the user whose password it is. No counter that other users'
-    /// guesses fill bounds it, but for the username's.
+    /// A request with a credential of the user whose password is checked: the counters of the
+    /// username and of its pair with the address. Guesses at other users' passwords do not block
+    /// it.
     User,
 }
 
-/// Has a guess checked, unless there were too many lately. `None` from the check: it was wrong, and
-/// counts. The check gets the rank that the attempt hashes with.
+/// Runs a password check as a counted guess. `check` gets the rank that it hashes with, and returns
+/// `None` for a wrong password.
 ///
 /// # Errors
-/// Too many, or those of the check.
-pub async fn guess<T>(
+/// 429 if there were too many wrong guesses, and the errors of `check`.
+pub async fn check_throttled<T>(
     call: &Call,
     (guesser, username): (Guesser, &str),
     check: impl AsyncFnOnce(&Rank) -> Result<Option<T>, Error>,
 ) -> Result<Option<T>, Error> {
     let known = Rank::known(call.workspace()?, username);
-    let (scope, address, settings) = (scope(call).await?, call.remote_ip(), call.config.throttles);
-    // Whoever types their password where the name belongs does not find it stored.
+    let (scope, address) = (counter_scope(call).await?, call.remote_ip());
+    let settings = call.config.throttles;
+    // A user may type a password into the username field. So the counters store a keyed hash.
     let username =
         platform::secret_key(&call.env)?.hash(Guessable::Username, &username.to_lowercase());
     let id = platform::new_id(call.now)?;
-    // After the response: whoever comes before that is told waits for it, if it matters.
-    let end_later = |attempts: &[Attempt], outcome| {
+    // After the response. Until the report arrives, the attempt counts as a failure, and an attempt
+    // that is blocked only for that reason waits for the report.
+    let report_later = |attempts: &[Attempt], outcome| {
         let (env, attempts) = (call.env.clone(), attempts.to_vec());
         call.context.wait_until(async move {
-            if let Err(error) = end(&env, id, &attempts, outcome).await {
+            if let Err(error) = report_outcome(&env, id, &attempts, outcome).await {
                 log::trouble("throttle_not_told", json!({}), &error.detail);
             }
         });
     };
     let begin =
         async |attempt: &Attempt| ask(&call.env, Ask::Begin { id, attempt: attempt.clone() }).await;
-    // One after the other: two attempts that each wait for what the other one has would wait for
-    // long.
+    // Always in this order. Otherwise two requests could each hold the attempt that the other one
+    // waits for.
     let by_username = Attempt::login_by_username(&scope, &username, &address, settings);
     let (rank, attempts) = if begin(&by_username).await? {
         (known, vec![by_username.for_known_address()])
@@ -75,34 +78,40 @@ pub async fn guess<T>(
             begin(&by_address).await
         };
         if let Err(error) = begun.await {
-            end_later(&[by_username], Outcome::GivenUp);
+            report_later(&[by_username], Outcome::GivenUp);
             return Err(error);
         }
         (Rank::Stranger, vec![by_username, by_address])
     };
     let checked = check(&rank).await;
     match &checked {
-        Ok(Some(_)) => end_later(&attempts, Outcome::Success),
-        // A failure that is not counted must not be told either: it would be a free guess.
-        Ok(None) => end(&call.env, id, &attempts, Outcome::Failure).await?,
-        Err(_) => end_later(&attempts, Outcome::GivenUp),
+        Ok(Some(_)) => report_later(&attempts, Outcome::Success),
+        // The caller learns that the password is wrong only if the failure was counted. Otherwise
+        // the guess would be free.
+        Ok(None) => report_outcome(&call.env, id, &attempts, Outcome::Failure).await?,
+        Err(_) => report_later(&attempts, Outcome::GivenUp),
     }
     checked
 }
 
-/// Tells the objects of an attempt how it ended. One that is not told takes it for failed in a
-/// minute.
-async fn end(env: &Env, id: Uuid, attempts: &[Attempt], outcome: Outcome) -> Result<(), Error> {
+/// Reports the outcome of an attempt to its objects. An object that gets no report counts the
+/// attempt as failed after [`LEASE_SECONDS`](farhand_domain::throttle::LEASE_SECONDS).
+async fn report_outcome(
+    env: &Env,
+    id: Uuid,
+    attempts: &[Attempt],
+    outcome: Outcome,
+) -> Result<(), Error> {
     let ends =
         attempts.iter().map(|attempt| ask(env, Ask::End { id, attempt: attempt.clone(), outcome }));
     future::try_join_all(ends).await.map(drop)
 }
 
-/// Tells whether a password is the current one of a caller, as a guess that counts.
+/// Checks the current password of the caller as a counted guess, and audits a wrong one.
 ///
 /// # Errors
-/// Too many guesses.
-pub async fn is_current(
+/// 429 after too many wrong guesses.
+pub async fn is_current_password(
     call: &Call,
     username: &str,
     password: &str,
@@ -111,48 +120,48 @@ pub async fn is_current(
     let check = async |rank: &Rank| {
         Ok(hashing::check(call, rank, password, Some(stored)).await?.is_right.then_some(()))
     };
-    let checked = guess(call, (Guesser::User, username), check).await?;
+    let checked = check_throttled(call, (Guesser::User, username), check).await?;
     if checked.is_none() {
-        note_wrong_password(call);
+        record_wrong_password(call);
     }
     Ok(checked.is_some())
 }
 
-/// The message for a current password that is not.
+/// The field error for a wrong current password.
 pub const WRONG_PASSWORD: &str = "This is not your current password.";
 
-/// The same where nothing else can be wrong.
+/// Like [`is_current_password`], for callers that report no other field errors.
 ///
 /// # Errors
-/// Too many guesses, or a wrong one.
-pub async fn prove_password(
+/// 429 after too many wrong guesses; 400 on `password` for a wrong one.
+pub async fn require_current_password(
     call: &Call,
     username: &str,
     password: &str,
     stored: &str,
 ) -> Result<(), Error> {
-    if is_current(call, username, password, stored).await? {
+    if is_current_password(call, username, password, stored).await? {
         Ok(())
     } else {
         Err(Error::field("password", WRONG_PASSWORD))
     }
 }
 
-/// Counts a request for a password reset, if the client's address may make one.
+/// Counts a request for a password reset (contract 4.10).
 ///
 /// # Errors
-/// Too many.
+/// 429 if the client address, its network or the workspace sent too many.
 pub async fn count_reset(call: &Call) -> Result<(), Error> {
-    let attempt =
-        Attempt::reset_by_address(&scope(call).await?, &call.remote_ip(), call.config.throttles);
+    let scope = counter_scope(call).await?;
+    let attempt = Attempt::reset_by_address(&scope, &call.remote_ip(), call.config.throttles);
     ask(&call.env, Ask::Count { id: platform::new_id(call.now)?, attempt }).await.map(drop)
 }
 
-/// Counts a wrong operator token.
+/// Counts a wrong operator token (contract 2.1).
 ///
 /// # Errors
-/// Too many in the cell.
-pub async fn count_operator(call: &Call) -> Result<(), Error> {
+/// 429 after too many wrong tokens in the cell.
+pub async fn count_operator_guess(call: &Call) -> Result<(), Error> {
     ask(&call.env, Ask::Count { id: platform::new_id(call.now)?, attempt: Attempt::operator() })
         .await
         .map(drop)

@@ -1,5 +1,5 @@
-//! Password hashing, in slices between which the isolate serves other requests, and one at a time.
-//! `farhand_domain::hashing_gate` has the order.
+//! Password hashing (contract 4.6). An isolate hashes one password at a time, in slices, and serves
+//! other requests between the slices. `farhand_domain::hashing_gate` decides the order.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -14,69 +14,73 @@ use crate::http::request::Call;
 use crate::platform;
 use crate::platform::log;
 
-/// The rounds of one slice: at most a few milliseconds of the isolate's time. It is a fixed number,
-/// as the platform's clock stands still during a computation. docs/performance.md has what it
-/// takes.
+/// PBKDF2 rounds of one slice, which take at most a few milliseconds (`docs/performance.md`). The
+/// number is fixed, because the runtime's clock does not advance during a computation.
 const ROUNDS_PER_SLICE: u32 = 5_000;
-/// How often a waiting request looks whether it is its turn. It must not await another request's
-/// future, which the runtime forbids, so it polls.
-const POLL_EVERY: Duration = Duration::from_millis(20);
-/// How long a request waits at most, in seconds.
-const MAX_WAIT: i64 = 20;
-/// The Retry-After of a refusal, in seconds: several hashings end in this time.
-const RETRY_AFTER: u64 = 2;
+/// How often a waiting request asks whether it is its turn. It polls, because the runtime forbids
+/// awaiting a future of another request.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The longest time that a request waits for its turn.
+const MAX_QUEUE_WAIT: Duration = Duration::from_secs(20);
+/// The `Retry-After` of a refusal. Several hashings end within this time.
+const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// The isolate's gate: plain data, as requests share it.
+    /// The queue of the isolate. All its requests share it.
     static GATE: RefCell<Gate> = RefCell::default();
 }
 
-/// Leaves the gate when dropped. A request that is cut off drops nothing: its lease ends.
-struct Place(Ticket);
+/// A place in the queue, or the right to hash. Dropping it leaves the queue. A request that is cut
+/// off drops nothing; its lease in the gate ends instead.
+struct GatePlace(Ticket);
 
-impl Drop for Place {
+impl Drop for GatePlace {
     fn drop(&mut self) {
         GATE.with_borrow_mut(|gate| gate.leave(&self.0));
     }
 }
 
-fn refusal() -> Error {
-    Error::throttled(RETRY_AFTER)
+/// The 429 for a request that cannot hash now.
+fn queue_full_error() -> Error {
+    Error::throttled(RETRY_AFTER.as_secs())
 }
 
-/// Refuses a request that could not hash, before it costs more.
+/// Refuses a request that has no place in the queue, before other work is done for it.
 ///
 /// # Errors
-/// Too many requests wait: 429.
+/// 429 if the queue is full.
 pub fn refuse_if_full(rank: &Rank) -> Result<(), Error> {
     if GATE.with_borrow_mut(|gate| gate.is_full(rank, platform::now())) {
-        Err(refusal())
+        Err(queue_full_error())
     } else {
         Ok(())
     }
 }
 
 /// Waits until the request may hash.
-async fn enter(rank: &Rank) -> Result<Place, Error> {
+///
+/// # Errors
+/// 429 if the queue is full, or after [`MAX_QUEUE_WAIT`].
+async fn enter(rank: &Rank) -> Result<GatePlace, Error> {
     let entered_at = platform::now();
     let place = GATE
         .with_borrow_mut(|gate| gate.enter(rank.clone(), entered_at))
-        .map(Place)
-        .ok_or_else(refusal)?;
+        .map(GatePlace)
+        .ok_or_else(queue_full_error)?;
     loop {
         let now = platform::now();
         if GATE.with_borrow_mut(|gate| gate.poll(&place.0, now)) == Turn::Go {
             return Ok(place);
         }
-        if now >= entered_at.plus_seconds(MAX_WAIT) {
-            return Err(refusal());
+        if now >= entered_at.plus(MAX_QUEUE_WAIT) {
+            return Err(queue_full_error());
         }
-        Delay::from(POLL_EVERY).await;
+        Delay::from(POLL_INTERVAL).await;
     }
 }
 
-/// Runs a derivation to its end. Other requests are served after each slice.
-async fn derive(place: &Place, mut derivation: Derivation) -> [u8; 32] {
+/// Runs a derivation to its end, and serves other requests after each slice.
+async fn derive(place: &GatePlace, mut derivation: Derivation) -> [u8; 32] {
     loop {
         if let Progress::Done(key) = derivation.step(ROUNDS_PER_SLICE) {
             return key;
@@ -86,11 +90,12 @@ async fn derive(place: &Place, mut derivation: Derivation) -> [u8; 32] {
     }
 }
 
-/// Checks a password, and logs the work that it took: it must be the same for users who may not log
-/// in.
+/// Checks a password against a stored hash. `stored` is `None` if there is no user who may log in;
+/// the check then takes as many rounds as a wrong password, so that the duration does not reveal
+/// whether the account exists. The number of rounds is logged.
 ///
 /// # Errors
-/// Too many requests wait: 429, before any hashing.
+/// 429 before any hashing if too many requests wait, or if the wait was too long.
 pub async fn check(
     call: &Call,
     rank: &Rank,
@@ -104,11 +109,12 @@ pub async fn check(
     Ok(checked)
 }
 
-/// The string to store for a new password. `username` is the user who asks for it and has proven
-/// who they are.
+/// Hashes a new password. Returns the PHC string to store. `username` is the authenticated user who
+/// sets the password, and takes the place in the queue.
 ///
 /// # Errors
-/// Too many requests wait: 429. There are no random bytes for the salt.
+/// 429 if too many requests wait, or if the wait was too long. There are no random bytes for the
+/// salt.
 pub async fn hash(call: &Call, username: &str, password: &str) -> Result<String, Error> {
     let rank = Rank::known(call.host.workspace().unwrap_or_default(), username);
     let (salt, place) = (platform::random()?, enter(&rank).await?);

@@ -1,8 +1,8 @@
-//! Who calls: the credential of a request, guesses at passwords, and what the audit log tells of a
-//! refusal.
+//! Authentication: the credential check of a request, guesses at passwords, password hashing, and
+//! the audit events of refusals.
 
 pub mod audit;
 pub mod credential;
 pub mod guesses;
 pub mod hashing;
-pub mod kept_lists;
+pub mod list_cache;

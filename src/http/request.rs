@@ -36,8 +36,8 @@ const PEER_HEADER: &str = "Farhand-Peer";
 /// How much of a body that is too large is taken in before the answer, in bytes.
 const MAX_DISCARDED: usize = 64 * 1024 * 1024;
 
-/// What was refused, where a handler knows more of it than the path tells.
-pub struct Refused {
+/// What was denial_details, where a handler knows more of it than the path tells.
+pub struct DenialDetails {
     /// What it was to be done to.
     pub object: Option<Object>,
     /// What else is worth knowing.
@@ -75,10 +75,10 @@ pub struct Call {
     pub route: Option<&'static Route>,
     /// Who calls, once that is known.
     pub caller: RefCell<Option<Caller>>,
-    /// What is refused, for the audit log.
-    pub refused: Cell<Option<Refused>>,
+    /// What is denial_details, for the audit log.
+    pub denial_details: Cell<Option<DenialDetails>>,
     /// The chains that the request wrote audit events for.
-    pub audited: RefCell<Vec<i64>>,
+    pub audited_chains: RefCell<Vec<i64>>,
     /// The peer's address, once it was asked for.
     peer: OnceCell<Option<IpAddr>>,
     head: Head,
@@ -111,8 +111,8 @@ impl Call {
             workspace_proven: Cell::new(false),
             route: None,
             caller: RefCell::default(),
-            refused: Cell::default(),
-            audited: RefCell::default(),
+            denial_details: Cell::default(),
+            audited_chains: RefCell::default(),
             peer: OnceCell::new(),
             env,
             context,
