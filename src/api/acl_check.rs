@@ -87,7 +87,7 @@ fn refusal(
 
 /// `POST /api/auth/acl-check/`.
 pub async fn check(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let check = credential.require_input(fields.and_then(AclCheck::read)).await?;
     let token = match check.tried {

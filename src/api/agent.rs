@@ -61,7 +61,7 @@ async fn tell(call: &Call, identity: Identity, report: Report) -> Result<Value, 
             .await?;
     // The key was right, and its object knows whose it is: so there is that workspace, and D1 need
     // not be asked.
-    call.workspace_proven.set(true);
+    call.is_workspace_known.set(true);
     Ok(answer)
 }
 
@@ -121,7 +121,7 @@ pub async fn ack(call: &mut Call) -> Result<Reply, Error> {
 /// `POST /api/events/commands/<id>/chunk/`.
 pub async fn chunk(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
-        Ok(Report::Chunk { chunk: call.report().await?, command: command(call)? })
+        Ok(Report::Chunk { chunk: call.read_report().await?, command: command(call)? })
     })
     .await
 }
@@ -129,7 +129,7 @@ pub async fn chunk(call: &mut Call) -> Result<Reply, Error> {
 /// `POST /api/events/commands/<id>/fin/`.
 pub async fn fin(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
-        Ok(Report::Fin { fin: call.report().await?, command: command(call)? })
+        Ok(Report::Fin { fin: call.read_report().await?, command: command(call)? })
     })
     .await
 }
@@ -146,7 +146,7 @@ pub async fn reject(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         // Whatever it says, it does not run it.
         let rejection =
-            call.report_with(|body| Ok(serde_json::from_str::<Rejection>(body).ok())).await?;
+            call.read_report_with(|body| Ok(serde_json::from_str::<Rejection>(body).ok())).await?;
         let reason =
             rejection.map_or_else(String::new, |rejection| format!(": {}", rejection.reason));
         let reason = Some(format!("The agent refused it{reason}"));
@@ -159,7 +159,7 @@ pub async fn reject(call: &mut Call) -> Result<Reply, Error> {
 /// `PUT /api/servers/servers/-/commit/` and `PATCH /api/servers/servers/-/sync/`.
 pub async fn facts(call: &mut Call, is_commit: bool) -> Result<Reply, Error> {
     let identity = identity(call).await?;
-    let facts = call.report_with(HostFacts::read).await;
+    let facts = call.read_report_with(HostFacts::read).await;
     report(call, identity, facts.map(|facts| Report::Facts { facts, is_commit })).await?;
     Reply::ok(&json!({}))
 }
@@ -174,7 +174,7 @@ struct Offer {
 /// them.
 pub async fn sync_check(call: &mut Call) -> Result<Reply, Error> {
     let identity = identity(call).await?;
-    let offer = call.report_with(|body| Ok(serde_json::from_str::<Offer>(body).ok())).await;
+    let offer = call.read_report_with(|body| Ok(serde_json::from_str::<Offer>(body).ok())).await;
     let (seen, offer) = match offer {
         Ok(offer) => (Ok(Report::Seen), offer),
         Err(error) => (Err(error), None),
@@ -196,7 +196,8 @@ struct Event {
 pub async fn event(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         // One of another form is taken like all that is of no use.
-        let event = call.report_with(|body| Ok(serde_json::from_str::<Event>(body).ok())).await?;
+        let event =
+            call.read_report_with(|body| Ok(serde_json::from_str::<Event>(body).ok())).await?;
         let has_started = event.is_some_and(|event| event.record == "started");
         Ok(if has_started { Report::Started } else { Report::Seen })
     })
@@ -211,7 +212,8 @@ pub async fn proc_report(call: &mut Call) -> Result<Reply, Error> {
         return seen(call).await;
     }
     relay(call, async |call: &mut Call| {
-        let facts = call.report_with(|body| Ok(HostFacts::read_category(&category, body))).await?;
+        let facts =
+            call.read_report_with(|body| Ok(HostFacts::read_category(&category, body))).await?;
         Ok(facts.map_or(Report::Seen, |facts| Report::Facts { facts, is_commit: false }))
     })
     .await
@@ -239,7 +241,7 @@ pub async fn denied(call: &Call) -> Result<Reply, Error> {
 /// load in it.
 pub async fn heartbeat(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
-        let body = call.take_report().await?;
+        let body = call.read_raw_report().await?;
         Ok(Report::Heartbeat { load: str::from_utf8(&body).ok().and_then(heartbeat_load) })
     })
     .await
@@ -286,7 +288,7 @@ pub async fn web_socket(call: &Call, path: &str) -> Result<Reply, Error> {
     let is_conflict = response.status_code() == 503;
     match response.websocket() {
         Some(socket) => {
-            call.workspace_proven.set(true);
+            call.is_workspace_known.set(true);
             Ok(Reply::web_socket(socket))
         }
         None if is_conflict => Err(Error::new(

@@ -20,7 +20,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 /// `POST /api/audit/verify/`: looks along the chain of the workspace's events, from `first_link`
 /// on.
 pub async fn verify(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let caller = Credential::from_request(call)?.check().await?;
     // The caller's right comes before the input (contract 3.4).
     staff(&caller)?;

@@ -88,7 +88,7 @@ const LOOKS_FOR_KEY: u32 = 3;
 ///    others get its answer.
 /// 5. With `Prefer: wait=N`, the answer comes when the command is handled, or after N seconds.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let wait = preferred_wait(&call.header("Prefer").unwrap_or_default());
     let input = fields.and_then(|fields| {
@@ -276,7 +276,7 @@ fn authorize(
         remote_ip: call.remote_ip(),
         has_inputs: new.inputs.is_some(),
     };
-    let event = caller.sign(call.event()?).on(Some(command.id.to_string()), None);
+    let event = caller.sign(call.audit_event()?).on(Some(command.id.to_string()), None);
     let event = event.details(told(&command, new, &platform::secret_key(&call.env)?)?);
     rights.allow(&command, &origin).map_err(|denial| {
         let object = Object::new("command", None, None);

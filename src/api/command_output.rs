@@ -205,7 +205,7 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         checked_next: call.now.plus_millis(KEEP_ALIVE),
         is_over: false,
     };
-    Ok(Reply::events(events(follower)))
+    Ok(Reply::event_stream(events(follower)))
 }
 
 /// What a follower is told, as the texts of events. Where it cannot go on it ends without an `end`,

@@ -153,7 +153,7 @@ async fn end(
     let known: Known = serde_json::from_str(&body)?;
     may_be_ended(&serde_json::from_str(&body)?, &caller)?;
     input?;
-    let event = caller.sign(call.event()?).on(Some(id.to_string()), None);
+    let event = caller.sign(call.audit_event()?).on(Some(id.to_string()), None);
     let ask = ask(ByUser { id, username: caller.username, event });
     match calls::try_ask(&call.env, known.server, &ask).await? {
         Ok(live) => updated(&body, live),

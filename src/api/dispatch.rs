@@ -60,7 +60,7 @@ pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
 
 /// The response to an error, with the headers that its status requires.
 fn refusal(call: &Call, error: &Error) -> Reply {
-    let reply = Reply::refusal(error, &call.id);
+    let reply = Reply::from_error(error, &call.id);
     match (error.kind, endpoints::find(&call.path)) {
         (Kind::Unauthenticated, Some((route, _))) => {
             reply.header("WWW-Authenticate", challenge(route.access))
@@ -112,7 +112,7 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
             } else {
                 format!("?{}", call.raw_query)
             };
-            return Ok(Reply::moved(format!("{}{path}{query}", call.origin)));
+            return Ok(Reply::permanent_redirect(format!("{}{path}{query}", call.origin)));
         }
         call.path = path;
     }
@@ -150,10 +150,10 @@ fn is_served(call: &Call, route: &Route) -> bool {
 /// it exists.
 async fn workspace_missing(call: &Call) -> Option<Error> {
     let outside = call.path == "/healthz" || call.path.starts_with("/operator/");
-    let slug = call.host.workspace().filter(|_| !outside && !call.workspace_proven.get())?;
+    let slug = call.host.workspace().filter(|_| !outside && !call.is_workspace_known.get())?;
     match workspaces::id_of(&call.env, slug, call.now).await {
         Ok(Some(_)) => {
-            call.workspace_proven.set(true);
+            call.is_workspace_known.set(true);
             None
         }
         Ok(None) => Some(Error::no_workspace()),

@@ -50,7 +50,7 @@ const KEPT: Kept = Kept { collection: "/api/iam/groups/", source: groups::REPLAY
 
 /// `POST /api/iam/groups/`: makes a group, if the caller is staff, who owns it.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let body = idempotency::body_of(&fields);
     let credential = Credential::from_request(call)?;
     let input = fields.and_then(GroupChanges::read_new);
@@ -66,7 +66,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     if unknown == Some(true) {
         return Err(no_such_server());
     }
-    let event = call.event()?.on(None, new.name.as_deref());
+    let event = call.audit_event()?.on(None, new.name.as_deref());
     let mut details = json!({});
     show_ids(&mut details, "servers", new.servers.as_deref().unwrap_or_default());
     let batch = groups::insert(
@@ -119,7 +119,7 @@ fn standing(caller: &Caller, role: Option<Role>) -> Standing {
 ///    without servers removes them if the caller is staff, and keeps them otherwise.
 /// 3. Writes, if the caller still may.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_number(Error::not_found)).await?;
     let input =
@@ -144,8 +144,10 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         if found.has_unknown_server {
             return Err(no_such_server());
         }
-        let event =
-            call.event()?.on(Some(id.to_string()), Some(&found.name)).details(details(&changes));
+        let event = call
+            .audit_event()?
+            .on(Some(id.to_string()), Some(&found.name))
+            .details(details(&changes));
         let batch = groups::update(&credential.scope, id, &changes, &event)?;
         let (_, group) = credential.write(batch).await.map_err(taken)?;
         Ok(group.map(Reply::ok_text))
@@ -162,7 +164,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         if !standing(&caller, found.role).owns() {
             return Err(Error::permission_denied(group::OWNS));
         }
-        let event = call.event()?.on(Some(id.to_string()), Some(&found.name));
+        let event = call.audit_event()?.on(Some(id.to_string()), Some(&found.name));
         let (_, deleted) = credential.write(groups::delete(&credential.scope, id, &event)?).await?;
         Ok(deleted.map(|_| Reply::no_content()))
     };
@@ -188,7 +190,7 @@ const MEMBERSHIP_KEPT: Kept =
 
 /// `POST /api/iam/memberships/`: brings a user into a group.
 pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let asked = fields.as_ref().ok().and_then(group::peek);
     let once = Once::of(call, &MEMBERSHIP_KEPT, idempotency::body_of(&fields));
@@ -216,7 +218,7 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
             return Err(Error::field("user", "No such user."));
         }
         let id = platform::new_id(call.now)?;
-        let event = call.event()?.on(Some(id.to_string()), None);
+        let event = call.audit_event()?.on(Some(id.to_string()), None);
         let event =
             event.details(json!({"group": new.group, "user": new.user, "role": new.role.as_str()}));
         let batch = groups::insert_membership(&credential.scope, id, new, &event)?;
@@ -256,7 +258,7 @@ async fn find_membership(
 /// `PUT` and `PATCH /api/iam/memberships/<id>/`: gives a membership another role. A caller who may
 /// not is refused before the input is looked at.
 pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let input = fields
@@ -269,7 +271,7 @@ pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply,
         group::may_change(standing, membership, role, found.has_other_owner)?;
         let mut details = membership_details(membership, role);
         details["old"] = json!({"role": membership.role.as_str()});
-        let event = call.event()?.on(Some(id.to_string()), None).details(details);
+        let event = call.audit_event()?.on(Some(id.to_string()), None).details(details);
         let batch = groups::update_membership(&credential.scope, membership, role, &event)?;
         let (_, membership) = credential.write(batch).await?;
         Ok(membership.map(Reply::ok_text))
@@ -285,7 +287,7 @@ pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
         let (caller, standing, found) = find_membership(&credential, id).await?;
         let membership = found.membership;
         group::may_end(standing, caller.user_id, membership, found.has_other_owner)?;
-        let event = call.event()?.on(Some(id.to_string()), None);
+        let event = call.audit_event()?.on(Some(id.to_string()), None);
         let event = event.details(membership_details(membership, membership.role));
         let batch = groups::delete_membership(&credential.scope, membership, &event)?;
         let (_, deleted) = credential.write(batch).await?;

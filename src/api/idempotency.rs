@@ -51,7 +51,7 @@ impl Hashes {
     pub fn of(call: &Call, body: Option<Secret>) -> Result<Option<Self>, Error> {
         let (Some(key), Some(body)) = (key_of(call)?, body) else { return Ok(None) };
         let secret_key = platform::secret_key(&call.env)?;
-        let request = format!("{} {}", call.action().unwrap_or_default(), body.expose());
+        let request = format!("{} {}", call.audit_action().unwrap_or_default(), body.expose());
         Ok(Some(Self {
             key: secret_key.hash(Guessable::IdempotencyKey, key.expose()),
             request: secret_key.hash(Guessable::Body, &request),

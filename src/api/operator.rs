@@ -62,8 +62,10 @@ pub fn is_visible(call: &Call) -> bool {
 
 /// The operator's event about a workspace, which is known by its slug.
 fn event_of(call: &Call, slug: &str) -> Result<Event, Error> {
-    let event =
-        call.event()?.by(ActorType::Operator, None, None).with(CredentialType::OperatorToken, None);
+    let event = call
+        .audit_event()?
+        .by(ActorType::Operator, None, None)
+        .with(CredentialType::OperatorToken, None);
     Ok(event.on(None, Some(slug)))
 }
 

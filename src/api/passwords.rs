@@ -74,7 +74,7 @@ async fn set_password(
 ) -> Result<Option<String>, Error> {
     let hash = hashing::hash(call, &caller.username, password).await?;
     let event =
-        caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
+        caller.sign(call.audit_event()?).on(Some(account.id.to_string()), Some(&account.username));
     let event = event.details(json!({"keep_scheduled": keep_scheduled}));
     let new = NewPassword { hash: &hash, keep_scheduled };
     let batch = users::set_password(&credential.scope, caller, account.id, stored, &new, &event)?;
@@ -93,7 +93,7 @@ async fn set_password(
 /// 3. Sets the new one, if the one that was checked is still the current one. All sessions end; API
 ///    tokens stay.
 pub async fn change(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await.map_err(forbidden_without_header)?;
+    let fields = call.user_fields().await.map_err(forbidden_without_header)?;
     let credential = Credential::from_request(call)?;
     let (caller, found) = credential.find::<Found>(users::find(&Target::Caller)).await?;
     let Found { account, password: stored, .. } = found.ok_or_else(Error::invalid_token)?;
@@ -118,7 +118,7 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
 /// `PUT` and `PATCH /api/users/users/<username>/`: sets a user's password, for superusers. The
 /// current one is not asked for.
 pub async fn set(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let (caller, found) = credential.find::<Found>(users::find(&target(call)?)).await?;
     if !caller.is_superuser {
@@ -156,7 +156,7 @@ async fn try_to_request(call: &mut Call) -> Result<(), Error> {
     let Some(address) = address else { return Ok(()) };
     let address_hash = platform::secret_key(&call.env)?.hash(Guessable::Address, &address);
     let id = platform::new_id(call.now)?;
-    let event = call.event()?.on(None, None);
+    let event = call.audit_event()?.on(None, None);
     let new =
         reset_requests::New { id, address: &address, address_hash: &address_hash, event: &event };
     match reset_requests::insert(&call.env, call.workspace()?, new, call.now).await? {
@@ -187,7 +187,7 @@ pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
     let query =
         found.map_or("error=invalid".to_owned(), |_| format!("key={}", call.parameter("key")));
     let page = format!("{}/reset-password/?{query}", call.config.web_client_of(workspace));
-    Ok(Reply::found(page).header("Referrer-Policy", "no-referrer"))
+    Ok(Reply::redirect(page).header("Referrer-Policy", "no-referrer"))
 }
 
 /// `POST /api/auth/reset-password/confirm/<confirmation_key>/`.
@@ -204,7 +204,7 @@ pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
         .ok_or_else(Error::not_found)?;
     let (new, keep_scheduled) = new_password(fields?, "new_password", account.personal())?;
     let hash = hashing::hash(call, &account.username, &new).await?;
-    let event = call.event()?.on(Some(account.id.to_string()), Some(&account.username));
+    let event = call.audit_event()?.on(Some(account.id.to_string()), Some(&account.username));
     let event = event.by(ActorType::User, Some(account.id.to_string()), Some(account.username));
     let event = event.with(CredentialType::ResetKey, Some(id.to_string()));
     let event = event.details(json!({"keep_scheduled": keep_scheduled}));

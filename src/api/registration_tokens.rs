@@ -37,7 +37,7 @@ const KEPT: Kept = Kept {
 /// `POST /api/servers/registration-tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let body = idempotency::body_of(&fields);
     let credential = Credential::from_request(call)?;
     let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
@@ -56,7 +56,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let key = platform::new_secret()?;
     let key_hash = credential_hash(Purpose::RegistrationToken, &key);
     let id = platform::new_id(now)?;
-    let event = call.event()?.on(Some(id.to_string()), Some(&new.name));
+    let event = call.audit_event()?.on(Some(id.to_string()), Some(&new.name));
     let mut details = json!({
         "expires_at": new.expires_at,
         "uses": new.uses,
@@ -87,7 +87,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
-    let event = call.event()?.on(Some(id.to_string()), None);
+    let event = call.audit_event()?.on(Some(id.to_string()), None);
     let (caller, deleted) =
         credential.write(registration_tokens::delete(&credential.scope, id, &event)?).await?;
     staff(&caller)?;
@@ -99,7 +99,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 ///
 /// The server has no owner and is in the token's groups. A name that is taken gets a number.
 pub async fn register(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let key = call.user_token()?;
     if !key.is_token() {
         return Err(Error::invalid_token());
@@ -122,7 +122,7 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         }
     };
     let (id, (key, key_hash)) = (platform::new_id(call.now)?, api_servers::new_key()?);
-    let event = call.event()?.on(Some(id.to_string()), None);
+    let event = call.audit_event()?.on(Some(id.to_string()), None);
     let (fingerprint, remote_ip) = (fingerprint::of_key(&key), call.remote_ip());
     let new = NewServer {
         id,

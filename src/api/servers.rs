@@ -87,7 +87,7 @@ const KEPT: Kept = Kept {
 /// `POST /api/servers/`: makes a server, if the caller is staff; the one answer that has the
 /// agent's key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let body = idempotency::body_of(&fields);
     let credential = Credential::from_request(call)?;
     let once = Once::of(call, &KEPT, body);
@@ -111,7 +111,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         groups: &groups,
         default_username: default_username.as_deref(),
     };
-    let event = call.event()?.on(Some(id.to_string()), Some(&name));
+    let event = call.audit_event()?.on(Some(id.to_string()), Some(&name));
     let mut details = json!({});
     show_ids(&mut details, "groups", &groups);
     let batch = servers::insert(&credential.scope, &new, &event.details(details))?;
@@ -179,7 +179,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::denied(call).await;
     }
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let input =
@@ -208,7 +208,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         if changes.owner.flatten().is_some() && !found.has_new_owner {
             return Err(Error::field("owner", "No such user."));
         }
-        let event = call.event()?.on(Some(id.to_string()), found.server["name"].as_str());
+        let event = call.audit_event()?.on(Some(id.to_string()), found.server["name"].as_str());
         let event = event.details(details(&changes, owner_before));
         let batch = servers::update(&credential.scope, id, &changes, &event)?;
         let (_, server) = credential.write(batch).await.map_err(taken)?;
@@ -266,7 +266,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let (caller, found) = for_change(&credential, id, &[], None).await?;
     let of = of_server(call, found.workspace_id, id)?;
-    let event = caller.sign(call.event()?).on(Some(id.to_string()), found.server["name"].as_str());
+    let event =
+        caller.sign(call.audit_event()?).on(Some(id.to_string()), found.server["name"].as_str());
     let remove = Remove { of, by: Some(caller.user_id), only_pending: false, event };
     calls::ask::<Value>(&call.env, id, &Ask::Remove(remove)).await?;
     Ok(Reply::no_content())
@@ -275,7 +276,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 /// `POST /api/servers/servers/<id>/approve/`: lets a pending server run commands, if staff know the
 /// fingerprint of its agent's key. To approve it again with the same fingerprint changes nothing.
 pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let (caller, found) = find::<ForApproval>(&credential, servers::for_approval(id)).await?;
@@ -295,7 +296,7 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     if !found.is_pending {
         return retrieve(call).await;
     }
-    let event = call.event()?.on(Some(id.to_string()), Some(&found.name));
+    let event = call.audit_event()?.on(Some(id.to_string()), Some(&found.name));
     let event = event.details(json!({"fingerprint": fingerprint}));
     let (_, server) =
         credential.write(servers::approve(&credential.scope, id, &fingerprint, &event)?).await?;
@@ -313,7 +314,8 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     input?;
     let of = of_server(call, found.workspace_id, id)?;
     let (key, key_hash) = new_key()?;
-    let event = caller.sign(call.event()?).on(Some(id.to_string()), found.server["name"].as_str());
+    let event =
+        caller.sign(call.audit_event()?).on(Some(id.to_string()), found.server["name"].as_str());
     let fingerprint = fingerprint::of_key(&key);
     let rotate = Rotate {
         of,

@@ -77,7 +77,7 @@ async fn log_in(
             break;
         };
         let id = platform::new_id(call.now)?;
-        let event = call.event()?.on(Some(id.to_string()), None);
+        let event = call.audit_event()?.on(Some(id.to_string()), None);
         let event =
             event.by(ActorType::User, Some(user_id.to_string()), Some(name_of_user(username)));
         let event = event.with(CredentialType::Session, Some(id.to_string()));
@@ -174,7 +174,7 @@ pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     let credential = Credential::from_request(call).map_err(forbidden_without_header)?;
     credential.require_input(input).await?;
-    let event = call.event()?.on(None, None);
+    let event = call.audit_event()?.on(None, None);
     let (caller, _) = credential.write(sessions::delete_own(&credential.scope, &event)?).await?;
     if caller.kind == farhand_domain::caller::Kind::ApiToken {
         return Err(Error::new(Kind::Forbidden, "Only a login token can log out.")
@@ -207,7 +207,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         }
     };
     let event = call
-        .event()?
+        .audit_event()?
         .on(Some(id.to_string()), None)
         .details(json!({"keep_scheduled": keep_scheduled}));
     let batch = sessions::delete(&credential.scope, id, keep_scheduled, &event)?;

@@ -24,7 +24,7 @@ const KEPT: Kept =
 /// `POST /api/auth/tokens/`: the one answer that has the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let body = idempotency::body_of(&fields);
     let credential = Credential::from_request(call)?;
     let new =
@@ -36,7 +36,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let key = platform::new_secret()?;
     let key_hash = credential_hash(Purpose::Token, &key);
     let id = platform::new_id(now)?;
-    let event = call.event()?.on(Some(id.to_string()), Some(&new.name));
+    let event = call.audit_event()?.on(Some(id.to_string()), Some(&new.name));
     let mut event =
         event.details(json!({"expires_at": new.expires_at, "has_acl": new.acl.is_some()}));
     api_tokens::tell_acl(&mut event, new.acl.as_ref())?;
@@ -81,7 +81,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let now = call.now;
     let whole = |fields| TokenReplacement::read(fields, now).map(TokenChanges::from);
     let partial = |fields| TokenChanges::read(fields, now);
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let changes = match fields.and_then(|fields| extent.read(fields, whole, partial)) {
@@ -91,7 +91,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             return Err(error);
         }
     };
-    let event = call.event()?.on(Some(id.to_string()), None).details(changed_fields(&[
+    let event = call.audit_event()?.on(Some(id.to_string()), None).details(changed_fields(&[
         ("name", changes.name.is_some()),
         ("enabled", changes.enabled.is_some()),
         ("expires_at", changes.expires_at.is_some()),
@@ -111,7 +111,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
-    let event = call.event()?.on(Some(id.to_string()), None);
+    let event = call.audit_event()?.on(Some(id.to_string()), None);
     let (_, deleted) = credential.write(api_tokens::delete(&credential.scope, id, &event)?).await?;
     deleted.map(|_| Reply::no_content()).ok_or_else(Error::not_found)
 }

@@ -47,7 +47,7 @@ const KEPT: Kept = Kept { collection: "/api/iam/users/", source: users::REPLAY, 
 
 /// `POST`: makes a user. Staff make ordinary users, superusers all.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let caller = credential.check().await?;
     let rank = caller.rank();
@@ -64,7 +64,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         return Ok(reply);
     }
     let hash = hashing::hash(call, &caller.username, &new.password).await?;
-    let event = call.event()?.on(None, Some(&new.username)).details(json!({
+    let event = call.audit_event()?.on(None, Some(&new.username)).details(json!({
         "email": new.email,
         "is_staff": rest.is_staff.unwrap_or(false),
         "is_superuser": rest.is_superuser.unwrap_or(false),
@@ -144,7 +144,7 @@ fn details(account: &Account, changes: &Changes) -> Value {
 /// 2. Decides by contract 5.2, and checks the caller's password if the change needs it.
 /// 3. Writes, if caller and user are still what was decided on.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
-    let fields = call.fields_of_user().await?;
+    let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let target = credential.require_input(target(call)).await?;
     let input = fields.and_then(|fields| extent.read(fields, Changes::read_all, Changes::read));
@@ -169,8 +169,9 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             }
             _ => None,
         };
-        let event =
-            caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
+        let event = caller
+            .sign(call.audit_event()?)
+            .on(Some(account.id.to_string()), Some(&account.username));
         let event = event.details(details(account, &changes));
         let batch = users::update(&credential.scope, &caller, account, &changes, proved, &event)?;
         match credential.write(batch).await {
@@ -195,8 +196,9 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         // case this request is cut off.
         janitor::wake(&call.env).await?;
         let account = &found.account;
-        let event =
-            caller.sign(call.event()?).on(Some(account.id.to_string()), Some(&account.username));
+        let event = caller
+            .sign(call.audit_event()?)
+            .on(Some(account.id.to_string()), Some(&account.username));
         let batch = users::delete(&credential.scope, &caller, account, &event)?;
         let (_, deleted) = credential.write(batch).await?;
         if deleted.is_some() {

@@ -46,7 +46,7 @@ thread_local! {
 
 /// The audit event of the request, with its caller as the actor if the caller is known.
 fn signed_event(call: &Call) -> Result<Event, Error> {
-    let event = call.event()?;
+    let event = call.audit_event()?;
     let caller = call.caller.borrow();
     Ok(caller.as_ref().map_or(event.clone(), |caller| caller.sign(event)))
 }
@@ -94,7 +94,7 @@ pub fn record_denial(call: &Call, error: &Error) {
     let caller =
         call.caller.borrow().as_ref().map(|caller| (caller.workspace_id, caller.credential_id));
     let (true, Some((workspace_id, credential))) = (is_denial, caller) else { return };
-    if call.action().is_none() {
+    if call.audit_action().is_none() {
         let key = DenialKey {
             credential,
             path: call.route.map_or("", |route| route.path),
@@ -113,7 +113,7 @@ pub fn record_denial(call: &Call, error: &Error) {
 fn denial_event(call: &Call, error: &Error) -> Result<Event, Error> {
     let code = error.code.map(Code::as_str);
     let event = signed_event(call)?.that(Outcome::Denied);
-    if call.action().is_none() {
+    if call.audit_action().is_none() {
         let path = call.route.map(|route| route.path.to_owned());
         return Ok(event.on(path, None).details(json!({"method": call.method, "code": code})));
     }
@@ -137,7 +137,7 @@ pub fn record_read(call: &Call, caller: &Caller, command: Uuid) {
     if !RECENT_READS.with(|read| read.is_new((caller.credential_id, command), call.now)) {
         return;
     }
-    let event = call.event().map(|event| {
+    let event = call.audit_event().map(|event| {
         let event = Event { action: "command.read".to_owned(), ..caller.sign(event) };
         event.on(Some(command.to_string()), None)
     });
@@ -168,7 +168,7 @@ pub fn record_refused_operator_token(call: &Call, refusal: &Error) {
 pub fn record_wrong_password(call: &Call) {
     let caller = call.caller.borrow();
     let Some(caller) = caller.as_ref() else { return };
-    let event = call.event().map(|event| {
+    let event = call.audit_event().map(|event| {
         let event = caller.sign(event).on(Some(caller.user_id.to_string()), Some(&caller.username));
         event.that(Outcome::Failure)
     });
@@ -188,7 +188,7 @@ pub fn count_failed_login(
     workspace_id: i64,
     user: Option<(i64, String)>,
 ) -> Result<(), Error> {
-    let event = call.event()?.that(Outcome::Failure);
+    let event = call.audit_event()?.that(Outcome::Failure);
     let object = user.map(|(id, name)| Object::new("user", Some(id.to_string()), Some(name)));
     let statements =
         anonymous_events::anonymous(workspace_id, &Event { object, ..event }, call.now)?;

@@ -156,7 +156,7 @@ impl<'a> Credential<'a> {
             return Err(Error::not_found());
         };
         workspaces::remember(self.scope.workspace, workspace_id, self.scope.now);
-        self.call.workspace_proven.set(true);
+        self.call.is_workspace_known.set(true);
         let Some(me) = who.me else {
             CALLERS.with(|callers| callers.forget(&self.key));
             KV_ENTRIES.with(|entries| entries.forget(&self.key));

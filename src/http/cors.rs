@@ -1,11 +1,12 @@
-//! Cross-origin requests (contract 3.2). `farhand_domain::cors` decides which origins may call.
+//! Cross-origin requests (contract 3.2). `farhand_domain::cors` decides which origins are allowed.
 
 use farhand_domain::cors;
 
 use crate::http::request::Call;
 use crate::http::response::Reply;
 
-/// Lets pages of the web client's origin read the response, and no other pages.
+/// Adds the CORS headers that let pages of the web client's origin read the response. The operator
+/// API has none.
 pub fn add_headers(call: &Call, reply: Reply) -> Reply {
     let is_operator = call.path.starts_with("/operator/");
     let Some(origin) = call.header("Origin").filter(|_| !is_operator) else { return reply };

@@ -1,4 +1,4 @@
-//! The head of a request, read in one call to the runtime.
+//! The head of a request: method, URL and headers. One call to the runtime reads it.
 
 use serde::Deserialize;
 use wasm_bindgen::prelude::wasm_bindgen;
@@ -13,11 +13,11 @@ extern "C" {
 /// The method, the URL, and the headers that nearly every request needs.
 #[derive(Default, Deserialize)]
 pub struct Head {
-    /// The method, in upper case as sent.
+    /// The method, as sent.
     pub method: String,
     /// The whole URL.
     pub url: String,
-    /// Names and values. A missing header has no value.
+    /// Names and values of the headers in `http.js`. The value of a missing header is `None`.
     headers: Vec<(String, Option<String>)>,
 }
 
@@ -27,7 +27,7 @@ impl Head {
         serde_json::from_str(&read_head(request)).unwrap_or_default()
     }
 
-    /// A header's value. The runtime is asked only for a header that is not part of the head.
+    /// The value of a header. A header that is not part of the head costs a call to the runtime.
     pub fn header(&self, request: &web_sys::Request, name: &str) -> Option<String> {
         match self.headers.iter().find(|(known, _)| known == name) {
             Some((_, value)) => value.clone(),
@@ -36,8 +36,8 @@ impl Head {
     }
 }
 
-/// A URL's parts: origin, path and query. `Request::url()` would parse it too, and double the
-/// bundle.
+/// Splits a URL into origin, path and query. `Request::url()` would do this too, but its URL parser
+/// would double the size of the bundle.
 pub fn split_url(url: &str) -> (&str, &str, &str) {
     let authority = url.find("://").map_or(0, |at| at + 3);
     let path = url[authority..].find(['/', '?', '#']).map_or(url.len(), |at| authority + at);
@@ -47,7 +47,7 @@ pub fn split_url(url: &str) -> (&str, &str, &str) {
     (origin, path, query)
 }
 
-/// Tells whether a caller's own request id is kept: 1 to 64 of `[A-Za-z0-9_-]` (contract 3.8).
+/// Whether the `X-Request-Id` of a request is kept (contract 3.8).
 pub fn is_request_id(text: &str) -> bool {
     (1..=64).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')

@@ -1,14 +1,20 @@
-// Requests and responses, in one call from wasm each.
+// Calls from wasm that read a request's head and create a response, each in one step.
 
-/** The headers that are read of nearly every request. */
+/** The headers that nearly every request needs. */
 const HEADERS = ["Host", "Authorization", "Origin", "X-Request-Id", "X-Forwarded-Proto"];
 
-/** A request's head as JSON: its method, its URL, and the names and values of those headers, with null for a missing one. */
+/**
+ * The head of a request as JSON: method, URL, and the names and values of the headers above.
+ * The value of a missing header is null.
+ */
 export function readHead({ method, url, headers }) {
   return JSON.stringify({ method, url, headers: HEADERS.map((name) => [name, headers.get(name)]) });
 }
 
-/** A response. `headers` is a JSON object; `text` is the body, if there is one, and goes before a list's `items`. */
+/**
+ * A response. `headers` is a JSON object. `text` is the body, or undefined.
+ * With `items`, `text` is the part of a JSON object before the items of a list.
+ */
 export function respond(status, headers, text, items) {
   const body = items === undefined ? (text ?? null) : `${text}${items}}`;
   return new Response(body, { status, headers: JSON.parse(headers) });

@@ -1,5 +1,5 @@
-//! Requests and responses: what a request says, how an answer is put, CORS, the log line of a
-//! request, and whether the deployment is complete.
+//! Requests and responses of the Worker: their contents, CORS, the log line of a request, and the
+//! refusal of requests to an incomplete deployment.
 
 pub mod cors;
 pub mod head;

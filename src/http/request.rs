@@ -1,4 +1,4 @@
-//! A request as the handlers see it.
+//! The request of a client, as handlers use it.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt::Display;
@@ -27,20 +27,21 @@ use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 use crate::http::head::{Head, is_request_id, split_url};
 use crate::platform::{self, Config, PeerSource};
 
-/// The largest body of a request, in bytes (contract 3.3).
-const MAX_BODY: usize = 1024 * 1024;
-/// The largest body of an agent's report, in bytes (contract 3.3).
-const MAX_REPORT: usize = 16 * 1024 * 1024;
-/// The header in which `scripts/serve.mjs` names the peer of a connection: a key and an address.
+/// The largest body of a request (contract 3.3).
+const MAX_BODY_BYTES: usize = 1024 * 1024;
+/// The largest body of an agent's report (contract 3.3).
+const MAX_REPORT_BYTES: usize = 16 * 1024 * 1024;
+/// The header in which `scripts/serve.mjs` passes a key and the address of the peer (contract
+/// 11.2).
 const PEER_HEADER: &str = "Farhand-Peer";
-/// How much of a body that is too large is taken in before the answer, in bytes.
-const MAX_DISCARDED: usize = 64 * 1024 * 1024;
+/// How much of an oversized body is read before the 413 is sent.
+const MAX_DISCARDED_BYTES: usize = 64 * 1024 * 1024;
 
-/// What was denial_details, where a handler knows more of it than the path tells.
+/// Details for the audit event of a refusal, if the handler knows more than the path shows.
 pub struct DenialDetails {
-    /// What it was to be done to.
+    /// The object of the refused action.
     pub object: Option<Object>,
-    /// What else is worth knowing.
+    /// The `details` of the event.
     pub details: Value,
 }
 
@@ -48,47 +49,48 @@ pub struct DenialDetails {
 pub struct Call {
     /// The bindings.
     pub env: Env,
-    /// What outlives the response.
+    /// Runs work after the response.
     pub context: Context,
     /// The configuration.
     pub config: Rc<Config>,
-    /// When the request came in.
+    /// When the request arrived.
     pub now: Timestamp,
-    /// The request's id: the caller's own, or a new one.
+    /// The `X-Request-Id` of the request if it is well-formed, otherwise a new id (contract 3.8).
     pub id: String,
-    /// The method, in upper case as sent.
+    /// The method, as sent.
     pub method: String,
     /// The path, percent-encoded as sent.
     pub path: String,
-    /// The query, as sent, without the question mark.
+    /// The query string, as sent, without the question mark.
     pub raw_query: String,
-    /// Scheme and host as the client used them, at a trusted proxy if there is one:
-    /// `https://acme.eu1.example.com`.
+    /// Scheme and host that the client used, for example `https://acme.eu1.example.com`. The scheme
+    /// is `https` if a trusted proxy says so.
     pub origin: String,
-    /// What the Host header names.
+    /// The workspace or service name in the Host header.
     pub host: Host,
-    /// The values of the path's parameters.
+    /// The names and values of the path parameters.
     pub parameters: Vec<(String, String)>,
-    /// Whether it is known that the workspace exists.
-    pub workspace_proven: Cell<bool>,
-    /// The row of the path, once it is known.
+    /// Whether the workspace is known to exist.
+    pub is_workspace_known: Cell<bool>,
+    /// The route of the path; `None` until it is found.
     pub route: Option<&'static Route>,
-    /// Who calls, once that is known.
+    /// The caller; `None` until the credential is checked.
     pub caller: RefCell<Option<Caller>>,
-    /// What is denial_details, for the audit log.
+    /// Details for the audit event if the request is refused.
     pub denial_details: Cell<Option<DenialDetails>>,
-    /// The chains that the request wrote audit events for.
+    /// The audit chains that the request wrote events to: workspace ids, and
+    /// [`CELL`](farhand_domain::audit::CELL).
     pub audited_chains: RefCell<Vec<i64>>,
-    /// The peer's address, once it was asked for.
+    /// The result of [`Call::peer`].
     peer: OnceCell<Option<IpAddr>>,
     head: Head,
-    /// As the runtime has it: the crate's own form of it asks for more than is needed, `cf` among
-    /// it, of each request.
+    /// The runtime's request. A `worker::Request` would read more of every request than is needed,
+    /// for example `cf`.
     request: web_sys::Request,
 }
 
 impl Call {
-    /// Takes a request in.
+    /// Reads the head of a request. The body stays unread.
     pub fn new(request: web_sys::Request, env: Env, context: Context) -> Self {
         let config = Config::of(&env);
         let now = platform::now();
@@ -108,7 +110,7 @@ impl Call {
             origin: origin.to_owned(),
             host: Host::of(&host, config.names()),
             parameters: Vec::new(),
-            workspace_proven: Cell::new(false),
+            is_workspace_known: Cell::new(false),
             route: None,
             caller: RefCell::default(),
             denial_details: Cell::default(),
@@ -126,23 +128,22 @@ impl Call {
         }
     }
 
-    /// Whether a trusted proxy says that the client's connection is encrypted.
+    /// Whether a trusted proxy says that the connection of the client is encrypted.
     fn is_forwarded_https(&self) -> bool {
         let Some(scheme) = self.header("X-Forwarded-Proto") else { return false };
         address::is_forwarded_https(self.peer(), Some(&scheme), &self.config.trusted_proxies)
     }
 
-    /// Whether the client's connection is encrypted.
+    /// Whether the connection of the client is encrypted.
     pub fn is_https(&self) -> bool {
         self.origin.starts_with("https://")
     }
 
-    /// Refuses plain http, except on the caller's own machine and if the deployment allows it
-    /// (contract 11.2).
+    /// Refuses plain http, except on local hosts and if `ALLOW_HTTP` is set (contract 11.2).
     ///
     /// # Errors
-    /// 403. Not a redirect: what the request carries was readable already, and clients would go on
-    ///      like that unnoticed.
+    /// 403 `HTTPS_REQUIRED`. A redirect would hide the mistake: the credential was already sent in
+    /// plain text, and the client would send it again with the next request.
     pub fn require_https(&self) -> Result<(), Error> {
         let is_answered = self.is_https()
             || self.config.allow_http
@@ -155,44 +156,44 @@ impl Call {
         Err(Error::new(Kind::Forbidden, detail).code(Code::HttpsRequired))
     }
 
-    /// A header's value.
+    /// The value of a header.
     pub fn header(&self, name: &str) -> Option<String> {
         self.head.header(&self.request, name)
     }
 
-    /// The slug of the request's workspace.
+    /// The slug of the workspace that the Host header selects. The workspace may not exist.
     ///
     /// # Errors
-    /// 404 where the Host header names none.
+    /// 404 if the Host header selects no workspace.
     pub fn workspace(&self) -> Result<&str, Error> {
         self.host.workspace().ok_or_else(Error::no_workspace)
     }
 
-    /// The query's parameters, decoded.
+    /// The query parameters, decoded.
     pub fn query(&self) -> Query {
         form_urlencoded::parse(self.raw_query.as_bytes()).into_owned().collect()
     }
 
-    /// A path parameter.
+    /// The value of a path parameter; empty if the path has no such parameter.
     pub fn parameter(&self, name: &str) -> &str {
         self.parameters.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
     }
 
-    /// The path's `{id}`.
+    /// The path parameter `id` as a UUID.
     ///
     /// # Errors
-    /// A malformed id in a path is a 404 (contract 3.6), with `missing` saying of what.
+    /// `missing`, the 404 of the resource, for a malformed id (contract 3.6).
     pub fn path_id(&self, missing: fn() -> Error) -> Result<Uuid, Error> {
         id::parse(self.parameter("id")).ok_or_else(missing)
     }
 
-    /// The path's `{id}`, where it is a number.
+    /// The path parameter `id` as a number.
     ///
     /// # Errors
-    /// As [`Call::path_id`].
+    /// `missing`, as in [`Call::path_id`].
     pub fn path_number(&self, missing: fn() -> Error) -> Result<i64, Error> {
         let id = self.parameter("id");
-        // As the id is shown: no sign, no leading zero, and no larger than JSON numbers are exact.
+        // The form in which answers show ids: no sign, no leading zero, exact as a JSON number.
         let number = id
             .parse::<i64>()
             .ok()
@@ -200,8 +201,8 @@ impl Call {
         number.ok_or_else(missing)
     }
 
-    /// The address at the other end of the connection, if the deployment says how to know it
-    /// (contract 11.2).
+    /// The address at the other end of the connection; `None` if the configuration names no way to
+    /// know it (contract 11.2).
     fn peer(&self) -> Option<IpAddr> {
         *self.peer.get_or_init(|| match &self.config.peer {
             PeerSource::Local(key) => {
@@ -214,7 +215,7 @@ impl Call {
         })
     }
 
-    /// The client's address as text; empty if it is unknown.
+    /// The address of the client as text; empty if it is unknown.
     pub fn remote_ip(&self) -> String {
         let forwarded_for = self.header("X-Forwarded-For");
         let client =
@@ -222,7 +223,7 @@ impl Call {
         client.map(|address| address.to_string()).unwrap_or_default()
     }
 
-    /// Where the request came from, for the audit log.
+    /// The source of the request in audit events.
     pub fn source(&self) -> Source {
         Source {
             remote_ip: Some(self.remote_ip()).filter(|ip| !ip.is_empty()),
@@ -230,24 +231,24 @@ impl Call {
         }
     }
 
-    /// The audit log's action of the request's endpoint, where it has one for it.
-    pub fn action(&self) -> Option<&'static str> {
+    /// The audit action of the endpoint, if it has one.
+    pub fn audit_action(&self) -> Option<&'static str> {
         self.route?.endpoint(&self.method)?.audit_action()
     }
 
-    /// Whether the request's endpoint takes API tokens with an access control list.
+    /// Whether the endpoint accepts API tokens with an access control list (contract 4.12).
     pub fn takes_limited_tokens(&self) -> bool {
         let endpoint = self.route.and_then(|route| route.endpoint(&self.method));
         endpoint.is_some_and(|endpoint| endpoint.takes_limited_tokens())
     }
 
-    /// An event of this request's for the audit log, without an actor yet. If the endpoint has no
-    /// action of its own, it is the access to it.
+    /// A new audit event of this request, without an actor. If the endpoint has no audit action,
+    /// the action is `endpoint.access`.
     ///
     /// # Errors
-    /// There are no random bytes for its id.
-    pub fn event(&self) -> Result<Event, Error> {
-        let action = self.action().unwrap_or("endpoint.access");
+    /// There are no random bytes for the id of the event.
+    pub fn audit_event(&self) -> Result<Event, Error> {
+        let action = self.audit_action().unwrap_or("endpoint.access");
         Ok(Event::new(platform::new_id(self.now)?, self.now, self.source(), action))
     }
 
@@ -255,7 +256,7 @@ impl Call {
         self.header("Authorization")
     }
 
-    /// The user's token of the Authorization header.
+    /// The user's token in the Authorization header.
     ///
     /// # Errors
     /// See [`authorization::user`].
@@ -263,7 +264,7 @@ impl Call {
         authorization::user(self.authorization().as_deref())
     }
 
-    /// The agent's id and key of the Authorization header.
+    /// The agent's id and key in the Authorization header.
     ///
     /// # Errors
     /// See [`authorization::agent`].
@@ -271,12 +272,12 @@ impl Call {
         authorization::agent(self.authorization().as_deref())
     }
 
-    /// Tells whether the caller says that it is an agent.
+    /// Whether the Authorization header has the form that agents use.
     pub fn is_agent(&self) -> bool {
         authorization::is_agent(self.authorization().as_deref())
     }
 
-    /// The operator's token of the Authorization header.
+    /// The operator's token in the Authorization header.
     ///
     /// # Errors
     /// See [`authorization::operator`].
@@ -290,29 +291,29 @@ impl Call {
         value.split(';').next().unwrap_or("").trim().to_ascii_lowercase()
     }
 
-    /// Reads the body, of which `limit` bytes are kept at most.
+    /// Reads the body, up to `limit` bytes.
     ///
-    /// What comes beyond that is taken in as well, up to [`MAX_DISCARDED`]: a client that is still
-    /// sending when the answer comes may never see it.
+    /// A larger body is an error, but is still read, up to [`MAX_DISCARDED_BYTES`]. Otherwise a
+    /// client that is still sending when the answer arrives may never see it.
     async fn body(&mut self, limit: usize) -> Result<Vec<u8>, Error> {
         let unreadable = |_| Error::field(NON_FIELD, "The request body could not be read.");
-        // What is known to be short is read at once: each piece of a stream takes several turns.
+        // A short body is read in one call. Reading a stream takes several turns for each piece.
         match self.content_length() {
             Some(0) => return Ok(Vec::new()),
             Some(length) if length <= limit => {
-                return self.taken().bytes().await.map_err(unreadable);
+                return self.worker_request().bytes().await.map_err(unreadable);
             }
             _ => {}
         }
-        // No stream: no body.
-        let Ok(mut stream) = self.taken().stream() else { return Ok(Vec::new()) };
+        // Without a body there is no stream.
+        let Ok(mut stream) = self.worker_request().stream() else { return Ok(Vec::new()) };
         let (mut body, mut length) = (Vec::new(), 0);
         while let Some(piece) = stream.next().await {
             let piece = piece.map_err(unreadable)?;
             length += piece.len();
             if length <= limit {
                 body.extend(piece);
-            } else if length > MAX_DISCARDED {
+            } else if length > MAX_DISCARDED_BYTES {
                 break;
             }
         }
@@ -325,11 +326,12 @@ impl Call {
         Ok(body)
     }
 
-    /// The request in the form in which its body is read.
-    fn taken(&self) -> Request {
+    /// The request as a `worker::Request`, which can read the body.
+    fn worker_request(&self) -> Request {
         Clone::clone(&self.request).into()
     }
 
+    /// Reads the body, and checks that it is empty or JSON.
     async fn json_body(&mut self, limit: usize) -> Result<Vec<u8>, Error> {
         let body = self.body(limit).await?;
         if !body.is_empty() && self.media_type() != "application/json" {
@@ -341,21 +343,22 @@ impl Call {
         Ok(body)
     }
 
-    /// The fields of a JSON body.
+    /// The fields of a JSON body (contract 3.3).
     ///
     /// # Errors
-    /// Too large, another media type, or not a JSON object (contract 3.3).
+    /// The body is too large, has another media type, or is not a JSON object.
     pub async fn fields(&mut self) -> Result<Fields, Error> {
-        let body = self.json_body(MAX_BODY).await?;
+        let body = self.json_body(MAX_BODY_BYTES).await?;
         Fields::from_json(&body)
     }
 
-    /// The fields of a user's JSON body, for whoever sends a token of the right form at all; the
-    /// body of another one is not parsed.
+    /// The fields of the JSON body of a user's request. If the Authorization header is malformed,
+    /// the body is discarded, because the credential is refused before the input (contract 3.4).
     ///
     /// # Errors
-    /// The outer ones are of the Authorization header, the inner ones those of [`Call::fields`].
-    pub async fn fields_of_user(&mut self) -> Result<Result<Fields, Error>, Error> {
+    /// The outer errors are those of the Authorization header, the inner ones those of
+    /// [`Call::fields`].
+    pub async fn user_fields(&mut self) -> Result<Result<Fields, Error>, Error> {
         if let Err(error) = self.user_token() {
             self.discard().await;
             return Err(error);
@@ -363,42 +366,43 @@ impl Call {
         Ok(self.fields().await)
     }
 
-    /// Reads the body of a request that has no fields: empty, `null` or `{}`. The credential is
-    /// checked before the result is used (contract 3.4).
+    /// Reads the body of a request without fields: empty, `null` or `{}` (contract 11.1). The
+    /// handler checks the credential before it uses the result (contract 3.4).
     ///
     /// # Errors
-    /// Too large, another media type, or an unknown field (contract 11.1).
+    /// The body is too large, has another media type, or has a field.
     pub async fn no_fields(&mut self) -> Result<(), Error> {
-        let body = self.json_body(MAX_BODY).await?;
+        let body = self.json_body(MAX_BODY_BYTES).await?;
         if body.trim_ascii() == b"null" { Ok(()) } else { Fields::from_json(&body)?.finish() }
     }
 
-    /// Takes the body in and drops it, so that a client that is still sending sees the refusal.
+    /// Reads the body and drops it, so that a client that is still sending sees the answer.
     pub async fn discard(&mut self) {
-        // That it is too large or cut off does not matter any more.
+        // The request is answered anyway, so errors of its body do not matter.
         self.body(0).await.ok();
     }
 
-    /// Tells whether the body is, or may be, so large that only a known caller's is read: HTTP/2
-    /// need not tell a length.
+    /// Whether the body is larger than [`MAX_BODY_BYTES`], or may be, because the request does not
+    /// say its length.
     pub fn has_large_body(&self) -> bool {
-        self.content_length().is_none_or(|length| length > MAX_BODY)
+        self.content_length().is_none_or(|length| length > MAX_BODY_BYTES)
     }
 
-    /// How long the body is, where that is told. A length beside a transfer encoding tells nothing.
+    /// The length of the body, if the request says it. `Content-Length` is ignored beside
+    /// `Transfer-Encoding`.
     fn content_length(&self) -> Option<usize> {
         let length =
             self.header("Content-Length").filter(|_| self.header("Transfer-Encoding").is_none());
         length.and_then(|length| length.parse().ok())
     }
 
-    /// The JSON body of an agent's report.
+    /// Reads the JSON body of an agent's report.
     ///
     /// # Errors
-    /// Too large, another media type, or not of the form.
-    pub async fn report<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
-        self.report_with(|body| {
-            // Of a list serde would take the items for the members' values.
+    /// The body is too large, has another media type, or is not JSON of the type `T`.
+    pub async fn read_report<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
+        self.read_report_with(|body| {
+            // serde would accept a JSON array as the members of a struct.
             let is_object = body.trim_ascii_start().starts_with('{');
             if is_object {
                 serde_json::from_str(body)
@@ -409,49 +413,49 @@ impl Call {
         .await
     }
 
-    /// The JSON body of an agent's report, read in a way of its own.
+    /// Reads the JSON body of an agent's report with a parser of its own.
     ///
     /// # Errors
-    /// Too large, another media type, or not of the form.
-    pub async fn report_with<T>(
+    /// The body is too large, has another media type, or `read` fails.
+    pub async fn read_report_with<T>(
         &mut self,
         read: impl FnOnce(&str) -> serde_json::Result<T>,
     ) -> Result<T, Error> {
-        let body = self.json_body(MAX_REPORT).await?;
+        let body = self.json_body(MAX_REPORT_BYTES).await?;
         let malformed =
             |error: &dyn Display| Error::field(NON_FIELD, format!("JSON parse error: {error}"));
         let body = std::str::from_utf8(&body).map_err(|error| malformed(&error))?;
         read(body).map_err(|error| malformed(&error))
     }
 
-    /// Reads a body as it is.
+    /// Reads the body of an agent's report with any media type.
     ///
     /// # Errors
-    /// Too large.
-    pub async fn take_report(&mut self) -> Result<Vec<u8>, Error> {
-        self.body(MAX_REPORT).await
+    /// The body is too large.
+    pub async fn read_raw_report(&mut self) -> Result<Vec<u8>, Error> {
+        self.body(MAX_REPORT_BYTES).await
     }
 
-    /// Takes in a body that nobody will look at.
+    /// Reads and drops the body of an agent's report.
     ///
     /// # Errors
-    /// Too large.
+    /// The body is too large.
     pub async fn discard_report(&mut self) -> Result<(), Error> {
-        self.body(MAX_REPORT).await.map(drop)
+        self.body(MAX_REPORT_BYTES).await.map(drop)
     }
 
-    /// The fields of a login: JSON or either kind of form (contract 4.4).
+    /// The fields of a login, from JSON or a form (contract 4.4).
     ///
     /// # Errors
-    /// Too large, another media type, or malformed.
+    /// The body is too large, has another media type, or is malformed.
     pub async fn login_fields(&mut self) -> Result<Fields, Error> {
         match self.media_type().as_str() {
             "application/x-www-form-urlencoded" => {
-                let body = self.body(MAX_BODY).await?;
+                let body = self.body(MAX_BODY_BYTES).await?;
                 Ok(Fields::from_form(form_urlencoded::parse(&body).into_owned()))
             }
             "multipart/form-data" => {
-                let body = self.body(MAX_BODY).await?;
+                let body = self.body(MAX_BODY_BYTES).await?;
                 let content_type = self.header("Content-Type").unwrap_or_default();
                 multipart(body, &content_type).await
             }
@@ -465,7 +469,7 @@ impl Call {
     }
 }
 
-/// The fields of a login sent as `multipart/form-data`, read by the runtime's own parser.
+/// Reads the fields of a `multipart/form-data` body with the parser of the runtime.
 async fn multipart(body: Vec<u8>, content_type: &str) -> Result<Fields, Error> {
     let malformed = |_| Error::field(NON_FIELD, "Multipart form parse error.");
     let headers = Headers::new();
@@ -479,7 +483,7 @@ async fn multipart(body: Vec<u8>, content_type: &str) -> Result<Fields, Error> {
     let entries = js_sys::Array::from(&JsValue::from(form));
     let pairs = entries.iter().map(|pair| {
         let pair = js_sys::Array::from(&pair);
-        // A file is no text, so as a field it is blank.
+        // An uploaded file is not text. Its field becomes an empty text.
         (pair.get(0).as_string().unwrap_or_default(), pair.get(1).as_string().unwrap_or_default())
     });
     Ok(Fields::from_form(pairs))

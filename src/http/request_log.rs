@@ -1,4 +1,4 @@
-//! The log line of a request.
+//! The log line of each request.
 
 use farhand_domain::endpoints::Access;
 use serde::Serialize;
@@ -7,33 +7,33 @@ use worker::console_log;
 use crate::http::request::Call;
 use crate::platform::{self, cost::Cost};
 
-/// A line of the log.
+/// The log line, as JSON (`docs/operations.md`).
 #[derive(Serialize)]
-struct Line<'a> {
+struct RequestLine<'a> {
     event: &'static str,
     request_id: &'a str,
     workspace: Option<&'a str>,
     route: Option<&'static str>,
     method: &'a str,
     status: u16,
-    /// From the arrival of the request to its response, without the body of a streaming response.
-    /// The platform's clock only advances during I/O, so the Worker's own computing time is not
-    /// included.
+    /// From the arrival of the request to the response, without the body of a streamed response.
+    /// The runtime's clock advances only during I/O, so computing time is not included.
     duration_ms: u64,
     #[serde(flatten)]
     cost: Cost,
 }
 
-/// Writes the line of a request at its end: a JSON object without the path or the query.
+/// Logs a request that was answered. The line has the route instead of the path, and no query,
+/// because a path or a query may contain a key.
 ///
-/// A successful request to an open endpoint that cost nothing writes no line: the line would be
-/// most of the work.
+/// A successful request to an open endpoint that cost nothing is not logged: logging would be most
+/// of its work.
 pub fn write(call: &Call, status: u16, cost: Cost) {
     let is_open = call.route.is_some_and(|route| route.access == Access::Open);
     if is_open && status == 200 && cost == Cost::default() {
         return;
     }
-    let line = Line {
+    let line = RequestLine {
         event: "request",
         request_id: &call.id,
         workspace: call.host.workspace(),

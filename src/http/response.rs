@@ -1,4 +1,5 @@
-//! Values and errors to HTTP responses: the only place that picks a status.
+//! Responses: turns values and errors into status, headers and body. Only this file picks a
+//! status.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -25,19 +26,19 @@ extern "C" {
     ) -> Result<web_sys::Response, JsValue>;
 }
 
-/// An answer, before it becomes the platform's.
+/// A response, before it becomes one of the runtime.
 pub struct Reply {
     status: u16,
     headers: Vec<(&'static str, String)>,
     body: Body,
 }
 
-/// A body in pieces, as they come.
+/// The pieces of a streamed body.
 type Pieces = Pin<Box<dyn Stream<Item = worker::Result<String>>>>;
 
 enum Body {
     Empty,
-    /// JSON that ends with the items of a list: what is before them.
+    /// A JSON object that ends with the items of a list. `before` is its text before the items.
     List {
         before: String,
         items: Items,
@@ -66,68 +67,68 @@ impl Reply {
         Ok(Self::json_text(status, serde_json::to_string(value)?))
     }
 
-    /// 200 with a value.
+    /// 200 with a value as JSON.
     pub fn ok(value: &impl Serialize) -> Result<Self, Error> {
         Self::json(200, value)
     }
 
-    /// 200 with JSON that is text already.
+    /// 200 with JSON text.
     pub fn ok_text(json: String) -> Self {
         Self::json_text(200, json)
     }
 
-    /// 200 with a JSON object whose last member is the items of a list: `before` is its text up to
-    /// them.
+    /// 200 with a JSON object whose last member is the items of a list. `before` is the text of the
+    /// object before the items.
     pub fn list(before: String, items: Items) -> Self {
         Self::new(200, Body::List { before, items })
     }
 
-    /// 200 with a text of another media type.
+    /// 200 with text of any media type.
     pub fn file(media_type: &'static str, text: &str) -> Self {
         Self::new(200, Body::Text { media_type, text: text.to_owned() })
     }
 
-    /// 201 with what was created, and its address.
+    /// 201 with the new resource as JSON, and its address.
     pub fn created(value: &impl Serialize, location: String) -> Result<Self, Error> {
         Ok(Self::json(201, value)?.header("Location", location))
     }
 
-    /// 202 with what is being worked on.
+    /// 202 with a value as JSON.
     pub fn accepted(value: &impl Serialize) -> Result<Self, Error> {
         Self::json(202, value)
     }
 
-    /// The same with JSON that is text already.
+    /// 201 with the new resource as JSON text, and its address.
     pub fn created_text(json: String, location: String) -> Self {
         Self::json_text(201, json).header("Location", location)
     }
 
-    /// 204.
+    /// 204 without a body.
     pub fn no_content() -> Self {
         Self::new(204, Body::Empty)
     }
 
-    /// 302 to a page for people.
-    pub fn found(location: String) -> Self {
+    /// 302 to `location`.
+    pub fn redirect(location: String) -> Self {
         Self::new(302, Body::Empty).header("Location", location)
     }
 
-    /// 308 to another address of the same resource.
-    pub fn moved(location: String) -> Self {
+    /// 308 to `location`.
+    pub fn permanent_redirect(location: String) -> Self {
         Self::new(308, Body::Empty).header("Location", location)
     }
 
-    /// 101: the connection goes on as a WebSocket.
+    /// 101, which hands the connection over to a WebSocket.
     pub fn web_socket(socket: WebSocket) -> Self {
         Self::new(101, Body::WebSocket(socket))
     }
 
-    /// 200 with Server-Sent Events, as they come.
-    pub fn events(events: impl Stream<Item = worker::Result<String>> + 'static) -> Self {
+    /// 200 with a stream of Server-Sent Events.
+    pub fn event_stream(events: impl Stream<Item = worker::Result<String>> + 'static) -> Self {
         Self::stream("text/event-stream", events)
     }
 
-    /// 200 with a text in pieces, as they come.
+    /// 200 with a streamed text.
     pub fn stream(
         media_type: &'static str,
         pieces: impl Stream<Item = worker::Result<String>> + 'static,
@@ -135,15 +136,15 @@ impl Reply {
         Self::new(200, Body::Stream { media_type, pieces: Box::pin(pieces) })
     }
 
-    /// The same with a header.
+    /// Adds a header. A later value replaces an earlier one.
     pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
     }
 
-    /// The refusal that an error is. What an internal error says goes to the log, with the
-    /// request's id.
-    pub fn refusal(error: &Error, request_id: &str) -> Self {
+    /// The response to an error (contract 3.9). The cause of an internal error is logged with the
+    /// id of the request, and is not in the response.
+    pub fn from_error(error: &Error, request_id: &str) -> Self {
         let status = match error.kind {
             Kind::Invalid => 400,
             Kind::Unauthenticated => 401,
@@ -161,7 +162,7 @@ impl Reply {
         let mut body: BTreeMap<&str, Value> =
             error.fields.iter().map(|(name, messages)| (name.as_ref(), json!(messages))).collect();
         let code = error.code.unwrap_or(error.kind.code()).as_str();
-        // Field arrays alone keep the shape of contract 3.9; their code is in the header only.
+        // A 400 with field arrays and without a code of its own has its code in the header only.
         if error.fields.is_empty() || error.code.is_some() {
             body.insert("code", json!(code));
             body.insert("detail", json!(error.detail));
@@ -184,12 +185,12 @@ impl Reply {
         }
     }
 
-    /// The status.
+    /// The status code.
     pub fn status(&self) -> u16 {
         self.status
     }
 
-    /// Makes the platform's response. `without_body` is for HEAD.
+    /// Creates the response of the runtime. `without_body` is for HEAD.
     pub fn into_response(
         self,
         request_id: &str,

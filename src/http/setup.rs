@@ -1,5 +1,5 @@
-//! Whether the deployment is complete. If not, every request is refused with 503 `NOT_SET_UP` and
-//! what to do (contract 11.3), instead of with an error that only its log explains.
+//! Incomplete deployments (contract 11.3): every request gets 503 `NOT_SET_UP`, and the response
+//! says what to do.
 
 use std::cell::Cell;
 
@@ -13,27 +13,26 @@ use crate::http::response::Reply;
 use crate::platform;
 use crate::store::db;
 
-/// What D1 says of a statement on a table that it does not have.
-const NO_TABLE: &str = "no such table";
+/// Part of D1's error message if a statement names a missing table.
+const MISSING_TABLE: &str = "no such table";
 
 thread_local! {
-    /// Whether D1 is known to have tables. Tables do not go away, so this isolate does not ask
-    /// twice.
+    /// Whether D1 is known to have tables. Tables are never dropped, so the isolate stops checking.
     static HAS_TABLES: Cell<bool> = const { Cell::new(false) };
 }
 
-fn not_set_up(detail: &'static str) -> Error {
+fn not_set_up_error(detail: &'static str) -> Error {
     Error::new(Kind::NotSetUp, detail).code(Code::NotSetUp)
 }
 
-fn no_tables() -> Error {
-    not_set_up(
+fn no_tables_error() -> Error {
+    not_set_up_error(
         "The database has no tables. `npm run deploy` applies the migrations; docs/operations.md describes it.",
     )
 }
 
-fn is_no_table(error: &Error) -> bool {
-    error.kind == Kind::Internal && error.detail.contains(NO_TABLE)
+fn is_missing_table(error: &Error) -> bool {
+    error.kind == Kind::Internal && error.detail.contains(MISSING_TABLE)
 }
 
 /// Refuses requests while the secret `SECRET_KEY` is missing or too short. `/healthz` needs no
@@ -45,18 +44,18 @@ pub fn require_secrets(call: &Call) -> Result<(), Error> {
     if call.path == "/healthz" || platform::secret_key(&call.env).is_ok() {
         return Ok(());
     }
-    Err(not_set_up(
+    Err(not_set_up_error(
         "The secret SECRET_KEY is missing or has fewer than 32 characters. Set it with `npx wrangler secret put SECRET_KEY`, \
          for example to the output of `openssl rand -base64 32`.",
     ))
 }
 
-/// Replaces the error of a request by 503 `NOT_SET_UP` if the cause is a missing table. A request
-/// that was refused before it asked D1 anything is checked with a query of its own, until D1 is
-/// known to have tables. `is-authenticated` is answered as always (contract 11.3).
+/// Replaces the error of a request by 503 `NOT_SET_UP` if the database has no tables. An error that
+/// came before any call of D1 is checked with an extra query, until D1 is known to have tables.
+/// `is-authenticated` is answered with `false` instead of an error.
 ///
 /// # Errors
-/// That of the request, or 503 `NOT_SET_UP`.
+/// The error of the request, or 503 `NOT_SET_UP`.
 pub async fn explain(
     call: &Call,
     outcome: Result<Reply, Error>,
@@ -64,8 +63,8 @@ pub async fn explain(
 ) -> Result<Reply, Error> {
     let error = match outcome {
         Err(error) if error.kind == Kind::NotSetUp => error,
-        Err(error) if is_no_table(&error) => no_tables(),
-        Err(_) if !has_asked_d1 && !has_tables(&call.env).await => no_tables(),
+        Err(error) if is_missing_table(&error) => no_tables_error(),
+        Err(_) if !has_asked_d1 && !has_tables(&call.env).await => no_tables_error(),
         other => {
             HAS_TABLES.set(HAS_TABLES.get() || has_asked_d1);
             return other;
@@ -82,7 +81,7 @@ async fn has_tables(env: &Env) -> bool {
         let probe = db::run(env, Statement::new("SELECT id FROM workspaces LIMIT 1"))
             .await
             .map_err(Error::from);
-        HAS_TABLES.set(!probe.is_err_and(|error| is_no_table(&error)));
+        HAS_TABLES.set(!probe.is_err_and(|error| is_missing_table(&error)));
     }
     HAS_TABLES.get()
 }
