@@ -1,5 +1,5 @@
-//! Makes the OpenAPI document that the Worker serves, as JSON, of the one that people write, as
-//! YAML.
+//! Converts the OpenAPI document from `docs/openapi.yaml`, which people edit, to the JSON that the
+//! Worker serves (contract 9).
 
 use std::error::Error;
 use std::path::Path;
@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={DOCUMENT}");
     let yaml = std::fs::read_to_string(DOCUMENT)?;
     let mut json = serde_json::Serializer::new(Vec::new());
-    // From one to the other, so that everything stays in its order.
+    // Transcoding keeps the order of the members. A map in between would not.
     serde_saphyr::with_deserializer_from_str(&yaml, |document| {
         serde_transcode::transcode(document, &mut json).map_err(serde::de::Error::custom)
     })?;

@@ -1,4 +1,5 @@
-//! The Worker of Farhand. `ARCHITECTURE.md` draws the map; this file holds the entry points only.
+//! The entry points of the Worker: the start of an isolate, requests, and the cron trigger.
+//! `ARCHITECTURE.md` has a map of the code.
 
 mod api;
 mod auth;
@@ -25,16 +26,17 @@ use crate::objects::janitor;
 use crate::platform::log;
 use crate::store::idempotency_keys;
 
-/// Runs once for each instance of the Worker.
+/// Runs once for each isolate.
 #[event(start)]
 fn start() {
     console_error_panic_hook::set_once();
 }
 
-/// Answers a request. Every refusal is a response: an `Err` would show the platform's own text.
+/// Answers a request. Refusals are responses too: for an `Err` the runtime would send a page of its
+/// own.
 ///
-/// A response that waits for nothing is returned as it is; others are promised. The macro of the
-/// `worker` crate promises all.
+/// A response that is ready immediately is returned without a promise, which saves a turn of the
+/// event loop. The `fetch` macro of the `worker` crate always returns a promise.
 #[wasm_bindgen]
 pub fn fetch(
     request: web_sys::Request,
@@ -44,15 +46,15 @@ pub fn fetch(
     let call = Call::new(request, env, Context::new(context));
     let mut response =
         Box::pin(async { dispatch::respond(call).await.map(JsValue::from).map_err(JsValue::from) });
-    // The next poll brings a waker.
+    // Without a waker this poll cannot resume the future. The promise polls it again with one.
     match response.as_mut().poll(&mut task::Context::from_waker(Waker::noop())) {
         Poll::Ready(response) => response,
         Poll::Pending => Ok(future_to_promise(response).into()),
     }
 }
 
-/// Cron trigger (wrangler.toml): purges idempotency keys, starts the janitor's pass, and writes
-/// pending audit events.
+/// Cron trigger (`wrangler.toml`): purges expired idempotency keys, starts a pass of the janitor,
+/// and writes overdue anonymous audit events.
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     if let Err(error) = idempotency_keys::purge(&env).await {

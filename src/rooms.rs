@@ -1,19 +1,19 @@
-//! The order of the Worker's rooms, which are the folders of `src`: a file imports from its own
-//! room and from lower ones only.
+//! Tests of the structure of the source. The folders of `src` are layers (rooms): a file
+//! imports only from its own folder and from lower ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the lowest to the highest.
-const ROOMS: [&str; 7] = ["platform", "mail", "store", "http", "objects", "auth", "api"];
+/// The folders of `src`, from the lowest to the highest.
+const FOLDERS: [&str; 7] = ["platform", "mail", "store", "http", "objects", "auth", "api"];
 
-/// How many lines of production code a file has, unless its first lines give a reason for more.
+/// The largest number of lines of production code in a file, unless the file gives a [`REASON`].
 const MAX_LINES: usize = 500;
-/// How the reason begins.
+/// The beginning of the line in which a longer file gives its reason.
 const REASON: &str = "//! Longer than 500 lines: ";
 
-/// All files in a folder of the repository, and below it.
+/// All files below a folder of the repository.
 pub fn sources(folder: &str) -> Vec<PathBuf> {
     fn below(folder: &Path) -> Vec<PathBuf> {
         let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -22,7 +22,7 @@ pub fn sources(folder: &str) -> Vec<PathBuf> {
     below(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
 }
 
-/// A file's module path (`["store", "db"]`) and its text without tests.
+/// The module path of each file (`["store", "db"]`), and its text without tests.
 fn modules(folder: &str) -> BTreeMap<Vec<String>, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let module = |file: PathBuf| {
@@ -37,8 +37,8 @@ fn modules(folder: &str) -> BTreeMap<Vec<String>, String> {
     sources(folder).into_iter().map(module).collect()
 }
 
-/// The files that a file imports from: of `crate::`, `self::` and `super::` paths, with what is in
-/// braces.
+/// The modules that a module imports with `use crate::`, `use self::` and `use super::`, braces
+/// included.
 fn imports(module: &[String], text: &str, all: &BTreeSet<Vec<String>>) -> BTreeSet<Vec<String>> {
     let mut found = BTreeSet::new();
     let uses =
@@ -72,33 +72,34 @@ fn imports(module: &[String], text: &str, all: &BTreeSet<Vec<String>>) -> BTreeS
     found
 }
 
-/// The files of a circle of imports, if there is one.
-fn circle(arrows: &BTreeMap<Vec<String>, BTreeSet<Vec<String>>>) -> Option<Vec<Vec<String>>> {
-    let mut left: BTreeMap<_, _> = arrows.clone();
+/// The modules of an import cycle, if there is one.
+fn cycle(imports: &BTreeMap<Vec<String>, BTreeSet<Vec<String>>>) -> Option<Vec<Vec<String>>> {
+    let mut remaining: BTreeMap<_, _> = imports.clone();
     loop {
-        // What imports from nothing that is left is in no circle.
-        let names: BTreeSet<_> = left.keys().cloned().collect();
-        let before = left.len();
-        left.retain(|_, targets| targets.iter().any(|target| names.contains(target)));
-        if left.len() == before {
-            return (before > 0).then(|| left.into_keys().collect());
+        // A module that imports none of the remaining modules is in no cycle.
+        let names: BTreeSet<_> = remaining.keys().cloned().collect();
+        let before = remaining.len();
+        remaining.retain(|_, targets| targets.iter().any(|target| names.contains(target)));
+        if remaining.len() == before {
+            return (before > 0).then(|| remaining.into_keys().collect());
         }
     }
 }
 
-fn arrows(folder: &str) -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
+/// Each module of a folder with the modules that it imports.
+fn imports_by_module(folder: &str) -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
     let modules = modules(folder);
     let all: BTreeSet<_> = modules.keys().cloned().collect();
     modules.iter().map(|(module, text)| (module.clone(), imports(module, text, &all))).collect()
 }
 
 #[test]
-fn no_file_imports_from_a_higher_room() {
+fn no_file_imports_from_a_higher_folder() {
     let rank = |module: &[String]| {
-        ROOMS.iter().position(|room| module.first().is_some_and(|first| first == room))
+        FOLDERS.iter().position(|folder| module.first().is_some_and(|first| first == folder))
     };
     let mut seen = 0;
-    for (module, targets) in arrows("src") {
+    for (module, targets) in imports_by_module("src") {
         for target in targets {
             if let (Some(from), Some(to)) = (rank(&module), rank(&target)) {
                 assert!(to <= from, "{} imports {}", module.join("::"), target.join("::"));
@@ -110,10 +111,10 @@ fn no_file_imports_from_a_higher_room() {
 }
 
 #[test]
-fn no_files_import_from_each_other() {
-    assert_eq!(circle(&arrows("src")), None);
-    assert_eq!(circle(&arrows("domain/src")), None);
-    assert_eq!(circle(&arrows("sql/src")), None);
+fn there_is_no_import_cycle() {
+    assert_eq!(cycle(&imports_by_module("src")), None);
+    assert_eq!(cycle(&imports_by_module("domain/src")), None);
+    assert_eq!(cycle(&imports_by_module("sql/src")), None);
 }
 
 #[test]

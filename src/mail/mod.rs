@@ -1,4 +1,4 @@
-//! Mail: to Cloudflare through its binding, or to the SMTP server of the configuration.
+//! Outgoing mail: through Cloudflare's e-mail binding, or an SMTP server if one is configured.
 
 pub mod smtp;
 
@@ -14,11 +14,11 @@ use worker::{Delay, Env, SendEmailBuilder};
 
 use crate::platform;
 
-/// How long a try may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// What the binding answers where another try would be of no use. The others are limits, faults,
-/// and a sender that is not set up yet.
-const PERMANENT: [&str; 5] = [
+/// How long one attempt to send a mail may take.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Error codes of the binding after which another attempt cannot succeed. All other codes are
+/// limits, faults, and senders that are not set up yet.
+const PERMANENT_CODES: [&str; 5] = [
     "E_VALIDATION_ERROR",
     "E_FIELD_MISSING",
     "E_CONTENT_TOO_LARGE",
@@ -26,44 +26,45 @@ const PERMANENT: [&str; 5] = [
     "E_RECIPIENT_SUPPRESSED",
 ];
 
-/// Sends a mail. This takes half a minute at most; it is for a Durable Object's alarm, not for a
-/// request.
+/// Sends a mail, within [`SEND_TIMEOUT`]. Only the alarm of a Durable Object calls this, because a
+/// request cannot wait that long.
 ///
 /// # Errors
-/// It was not sent, or that is not known: then the next try may send it once more.
+/// The mail was not sent, or its outcome is unknown. In the second case a retry may deliver the
+/// mail twice.
 pub async fn send(env: &Env, message: &Message) -> Result<(), Failure> {
     message.check()?;
     let from = platform::mail_from(env);
     if !is_address(&from) {
         return Err(Failure::Temporary("MAIL_FROM is not an e-mail address".to_owned()));
     }
-    let mut too_late = Delay::from(PATIENCE);
+    let mut timeout = Delay::from(SEND_TIMEOUT);
     match platform::smtp_server(env)
         .map_err(|error| Failure::Temporary(error.detail.into_owned()))?
     {
         Some(server) => {
             let mime = message.mime(&from);
-            smtp::deliver(server, Mail { from, to: message.to.clone(), mime }, &mut too_late).await
+            smtp::deliver(server, Mail { from, to: message.to.clone(), mime }, &mut timeout).await
         }
-        None => in_time(&mut too_late, through_binding(env, &from, message)).await,
+        None => before_timeout(&mut timeout, send_through_binding(env, &from, message)).await,
     }
 }
 
-/// The outcome of some work, unless it comes too late.
-pub async fn in_time<T>(
-    too_late: &mut Delay,
+/// The result of `work`, or a temporary failure if the timeout ends first.
+pub async fn before_timeout<T>(
+    timeout: &mut Delay,
     work: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    match select(pin!(work), too_late).await {
+    match select(pin!(work), timeout).await {
         Either::Left((done, _)) => done,
         Either::Right(_) => {
-            Err(Failure::Temporary(format!("not done within {} s", PATIENCE.as_secs())))
+            Err(Failure::Temporary(format!("not done within {} s", SEND_TIMEOUT.as_secs())))
         }
     }
 }
 
-/// Cloudflare makes the date and the Message-ID itself, and takes no others.
-async fn through_binding(env: &Env, from: &str, message: &Message) -> Result<(), Failure> {
+/// Sends a mail through the binding. Cloudflare sets the headers `Date` and `Message-ID`.
+async fn send_through_binding(env: &Env, from: &str, message: &Message) -> Result<(), Failure> {
     let binding =
         env.send_email(platform::EMAIL).map_err(|error| Failure::Temporary(error.to_string()))?;
     let mail =
@@ -74,10 +75,10 @@ async fn through_binding(env: &Env, from: &str, message: &Message) -> Result<(),
             .ok()
             .and_then(|code| code.as_string())
             .unwrap_or_default();
-        // Without a code it is the platform that failed, before anybody looked at the mail.
-        let why = if code.is_empty() { String::from(error.message()) } else { code.clone() };
-        let text = format!("the binding: {why}");
-        if PERMANENT.contains(&code.as_str()) {
+        // Without a code the platform failed, before the mail was checked.
+        let reason = if code.is_empty() { String::from(error.message()) } else { code.clone() };
+        let text = format!("the binding: {reason}");
+        if PERMANENT_CODES.contains(&code.as_str()) {
             Failure::Permanent(text)
         } else {
             Failure::Temporary(text)

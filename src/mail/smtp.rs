@@ -1,5 +1,5 @@
-//! SMTP over the platform's sockets: carries out what [`farhand_domain::smtp`] decides. The runtime
-//! does the TLS, and checks the certificate against the host's name.
+//! SMTP over the sockets of the runtime. [`farhand_domain::smtp`] decides each step; this file does
+//! the input and output. The runtime does TLS, and checks the certificate against the host name.
 
 use farhand_domain::mail::Failure;
 use farhand_domain::smtp::{Mail, Next, Security, Server, Session};
@@ -7,13 +7,13 @@ use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use worker::{Delay, SecureTransport, Socket};
 
-use super::in_time;
+use super::before_timeout;
 
-/// Hands a mail over.
+/// Delivers a mail to an SMTP server.
 ///
 /// # Errors
-/// The server did not take it, or did not say so in time.
-pub async fn deliver(server: Server, mail: Mail, too_late: &mut Delay) -> Result<(), Failure> {
+/// The server refused the mail, the connection failed, or the timeout ended.
+pub async fn deliver(server: Server, mail: Mail, timeout: &mut Delay) -> Result<(), Failure> {
     let transport = match server.security {
         Security::StartTls => SecureTransport::StartTls,
         Security::Tls => SecureTransport::On,
@@ -23,7 +23,7 @@ pub async fn deliver(server: Server, mail: Mail, too_late: &mut Delay) -> Result
     let mut socket = socket.map_err(|error| session.broken(&error.to_string()))?;
     let mut first = String::new();
     let outcome = loop {
-        match in_time(too_late, talk(&mut socket, &mut session, &first)).await {
+        match before_timeout(timeout, converse(&mut socket, &mut session, &first)).await {
             Ok(Pause::StartTls(then)) => {
                 socket = socket.start_tls();
                 first = then;
@@ -32,8 +32,8 @@ pub async fn deliver(server: Server, mail: Mail, too_late: &mut Delay) -> Result
             Err(failure) => break Err(failure),
         }
     };
-    // What becomes of these two changes nothing any more, and a server that is silent would never
-    // let them end.
+    // The outcome is known. Both calls are started and not awaited, because a silent server would
+    // never complete them.
     if outcome.is_ok() {
         socket.write_all(b"QUIT\r\n").now_or_never();
     }
@@ -41,25 +41,30 @@ pub async fn deliver(server: Server, mail: Mail, too_late: &mut Delay) -> Result
     outcome
 }
 
-/// Where the talk stops.
+/// Why the conversation stops.
 enum Pause {
-    /// TLS is to begin, and this to be sent then.
+    /// Start TLS, and then send this text.
     StartTls(String),
-    /// The server has taken the mail.
+    /// The server accepted the mail.
     Delivered,
 }
 
-async fn talk(socket: &mut Socket, session: &mut Session, first: &str) -> Result<Pause, Failure> {
+/// Talks to the server until it accepts the mail or TLS has to start. Sends `first` first.
+async fn converse(
+    socket: &mut Socket,
+    session: &mut Session,
+    first: &str,
+) -> Result<Pause, Failure> {
     let mut buffer = [0; 1024];
-    let mut said = first.to_owned();
+    let mut output = first.to_owned();
     loop {
         let done = async {
-            socket.write_all(said.as_bytes()).await?;
+            socket.write_all(output.as_bytes()).await?;
             socket.read(&mut buffer).await
         };
-        // A certificate that is not trusted is such an error too.
+        // The errors include an untrusted certificate.
         let length = done.await.map_err(|error| session.broken(&error.to_string()))?;
-        said = match session.receive(&buffer[..length])? {
+        output = match session.receive(&buffer[..length])? {
             Next::Read => String::new(),
             Next::Send(text) => text,
             Next::StartTls(then) => return Ok(Pause::StartTls(then)),
