@@ -1,4 +1,4 @@
-//! Whether an access control list allows a command, without running it (contract 4.14).
+//! The check whether an access control list allows a command (contract 4.14). It runs nothing.
 
 use farhand_domain::acl::Acl;
 use farhand_domain::caller::Caller;
@@ -17,23 +17,23 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::store::api_tokens;
 
-/// One of the caller's API tokens.
+/// The list of one of the caller's API tokens, and whether the token is accepted.
 #[derive(Deserialize)]
-struct Token {
+struct CheckedToken {
     enabled: bool,
     expires_at: Option<Timestamp>,
     acl: Option<Acl>,
 }
 
-/// What is looked up for a check.
+/// The JSON of [`api_tokens::for_check`].
 #[derive(Deserialize)]
-struct Found {
+struct CheckLookup {
     target: Option<Target>,
-    token: Option<Token>,
+    token: Option<CheckedToken>,
 }
 
-/// Refuses a limited API token's question about any list but its own.
-fn permit(caller: &Caller, tried: &Tried) -> Result<(), Error> {
+/// Refuses a check of another list than its own to a limited API token.
+fn require_own_list(caller: &Caller, tried: &Tried) -> Result<(), Error> {
     let Some(acl) = &caller.acl else { return Ok(()) };
     let is_own = match tried {
         Tried::Own => true,
@@ -43,10 +43,10 @@ fn permit(caller: &Caller, tried: &Tried) -> Result<(), Error> {
     if is_own { Ok(()) } else { Err(Error::acl_not_allowed()) }
 }
 
-/// Why a command is not allowed; `None` if it is. The same rule decides about a command that is
-/// created.
+/// Why the command is not allowed; `None` if it is. New commands are checked with the same
+/// [`Rights::allow`].
 ///
-/// `networks` does not count: the check comes from another address than the token's requests may.
+/// `networks` is ignored, because the check may come from another address than the command.
 fn refusal(
     check: &AclCheck,
     caller: &Caller,
@@ -95,8 +95,9 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
         Tried::Own | Tried::Sent(_) => None,
     };
     let (caller, found) = credential.find(api_tokens::for_check(&check.server, token)).await?;
-    permit(&caller, &check.tried)?;
-    let Found { target, token } = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
+    require_own_list(&caller, &check.tried)?;
+    let CheckLookup { target, token } =
+        found.ok_or_else(|| Error::internal("D1 returned no row"))?;
     let acl = match &check.tried {
         Tried::Own
             if caller.kind == farhand_domain::caller::Kind::Session || caller.acl.is_none() =>

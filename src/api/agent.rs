@@ -1,5 +1,6 @@
-//! What agents call (agent-protocol). Every call goes to the object of the agent's server, which
-//! knows the hash of its key: so no call costs a read of D1.
+//! The endpoints for agents ([agent protocol](../../docs/spec/agent-protocol.md)). Each call goes
+//! to the object of the agent's server. The object has the hash of the agent's key, so no call
+//! reads D1.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +19,13 @@ use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, AgentCall, Ask, Identity, Report};
 use crate::platform;
 
-/// Reads the agent's id and key.
+/// Reads the id and the key of the agent. Its object checks them.
+///
+/// # Errors
+/// The Authorization header is missing or malformed (agent-protocol 1.1).
 fn read_identity(call: &Call) -> Result<Identity, Error> {
     let credential = call.agent_credential()?;
-    // A key that we did not make is refused without asking the server's object.
+    // The service cannot have generated such a key, so the object is not asked.
     if !credential.key.is_token() {
         return Err(Error::invalid_token());
     }
@@ -37,12 +41,13 @@ fn read_identity(call: &Call) -> Result<Identity, Error> {
     })
 }
 
-/// Reads the agent's id and key before its body. A large body is taken from an agent only whose key
-/// is right.
-async fn identity(call: &mut Call) -> Result<Identity, Error> {
+/// Reads the id and the key of an agent whose request has a body. If the body is or may be large,
+/// the object checks the key before the body is read. If the agent is refused, the body is
+/// discarded.
+async fn identify(call: &mut Call) -> Result<Identity, Error> {
     let identity = match read_identity(call) {
         Ok(identity) if call.has_large_body() => {
-            tell(call, identity.clone(), Report::Seen).await.map(|_| identity)
+            forward_report(call, identity.clone(), Report::Seen).await.map(|_| identity)
         }
         other => other,
     };
@@ -52,60 +57,58 @@ async fn identity(call: &mut Call) -> Result<Identity, Error> {
     identity
 }
 
-/// Tells the agent's object something.
-async fn tell(call: &Call, identity: Identity, report: Report) -> Result<Value, Error> {
+/// Forwards a report to the object of the agent's server. Returns the object's answer.
+async fn forward_report(call: &Call, identity: Identity, report: Report) -> Result<Value, Error> {
     let server = identity.server;
     let request_id = call.id.clone();
     let answer =
         calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report, request_id }))
             .await?;
-    // The key was right, and its object knows whose it is: so there is that workspace, and D1 need
-    // not be asked.
+    // The object accepted the key, so the workspace exists. D1 need not be asked.
     call.is_workspace_known.set(true);
     Ok(answer)
 }
 
-/// Passes a report on to the agent's object. A report that could not be read is refused after the
-/// key was checked.
-async fn report(
+/// Forwards a report. If it could not be parsed, the object checks the key first, because a wrong
+/// key is refused before malformed input (contract 3.4).
+async fn forward_or_refuse(
     call: &Call,
     identity: Identity,
     report: Result<Report, Error>,
 ) -> Result<Value, Error> {
     match report {
-        Ok(report) => tell(call, identity, report).await,
+        Ok(report) => forward_report(call, identity, report).await,
         Err(error) => {
-            tell(call, identity, Report::Seen).await?;
+            forward_report(call, identity, Report::Seen).await?;
             Err(error)
         }
     }
 }
 
-/// `GET /api/servers/servers/-/`: the first call of an agent.
+/// `GET /api/servers/servers/-/`: the first call of an agent (agent-protocol 2.1).
 pub async fn own_server(call: &Call) -> Result<Reply, Error> {
     let identity = read_identity(call)?;
-    // An agent may ask for no other server than its own.
-    let own =
+    // For an agent, other servers than its own do not exist.
+    let is_own =
         call.parameter("id") == "-" || id::parse(call.parameter("id")) == Some(identity.server);
-    let answer =
-        report(call, identity, if own { Ok(Report::Whoami) } else { Err(Error::not_found()) })
-            .await?;
+    let report = if is_own { Ok(Report::Whoami) } else { Err(Error::not_found()) };
+    let answer = forward_or_refuse(call, identity, report).await?;
     Reply::ok(&answer)
 }
 
-/// The id of the command that a report is of.
-fn command(call: &Call) -> Result<uuid::Uuid, Error> {
+/// The id of the command in the path of a report.
+fn command_id(call: &Call) -> Result<uuid::Uuid, Error> {
     call.path_id(Error::not_found)
 }
 
-/// Passes on a report that is answered with 204. A wrong key is refused before a malformed body.
+/// Reads a report, forwards it, and answers 204.
 async fn relay(
     call: &mut Call,
     read: impl AsyncFnOnce(&mut Call) -> Result<Report, Error>,
 ) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
+    let identity = identify(call).await?;
     let read = read(call).await;
-    report(call, identity, read).await?;
+    forward_or_refuse(call, identity, read).await?;
     Ok(Reply::no_content())
 }
 
@@ -113,7 +116,7 @@ async fn relay(
 pub async fn ack(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         call.discard_report().await?;
-        Ok(Report::Ack { command: command(call)? })
+        Ok(Report::Ack { command: command_id(call)? })
     })
     .await
 }
@@ -121,7 +124,7 @@ pub async fn ack(call: &mut Call) -> Result<Reply, Error> {
 /// `POST /api/events/commands/<id>/chunk/`.
 pub async fn chunk(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
-        Ok(Report::Chunk { chunk: call.read_report().await?, command: command(call)? })
+        Ok(Report::Chunk { chunk: call.read_report().await?, command: command_id(call)? })
     })
     .await
 }
@@ -129,87 +132,90 @@ pub async fn chunk(call: &mut Call) -> Result<Reply, Error> {
 /// `POST /api/events/commands/<id>/fin/`.
 pub async fn fin(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
-        Ok(Report::Fin { fin: call.read_report().await?, command: command(call)? })
+        Ok(Report::Fin { fin: call.read_report().await?, command: command_id(call)? })
     })
     .await
 }
 
-/// Why an agent does not run a command.
+/// The body of a reject report.
 #[derive(Deserialize)]
 struct Rejection {
     reason: String,
 }
 
-/// `POST /api/events/commands/<id>/reject/`: newer versions of Alpamon send it in place of an ack
-/// and a fin.
+/// `POST /api/events/commands/<id>/reject/`: the agent does not run the command
+/// (agent-protocol 4.1). It becomes a fin with a reason.
 pub async fn reject(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
-        // Whatever it says, it does not run it.
+        // A body of another form is accepted, because the agent does not run the command anyway.
         let rejection =
             call.read_report_with(|body| Ok(serde_json::from_str::<Rejection>(body).ok())).await?;
         let reason =
             rejection.map_or_else(String::new, |rejection| format!(": {}", rejection.reason));
         let reason = Some(format!("The agent refused it{reason}"));
         let fin = Fin { result: Some(String::new()), reason, ..Fin::default() };
-        Ok(Report::Fin { command: command(call)?, fin })
+        Ok(Report::Fin { command: command_id(call)?, fin })
     })
     .await
 }
 
-/// `PUT /api/servers/servers/-/commit/` and `PATCH /api/servers/servers/-/sync/`.
-pub async fn facts(call: &mut Call, is_commit: bool) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
+/// `PUT /api/servers/servers/-/commit/` and `PATCH /api/servers/servers/-/sync/` (agent-protocol
+/// 2.2).
+pub async fn host_facts(call: &mut Call, is_commit: bool) -> Result<Reply, Error> {
+    let identity = identify(call).await?;
     let facts = call.read_report_with(HostFacts::read).await;
-    report(call, identity, facts.map(|facts| Report::Facts { facts, is_commit })).await?;
+    forward_or_refuse(call, identity, facts.map(|facts| Report::Facts { facts, is_commit }))
+        .await?;
     Reply::ok(&json!({}))
 }
 
-/// The categories of host facts that an agent could send.
+/// The categories of host facts that an agent offers to send.
 #[derive(Deserialize)]
-struct Offer {
+struct SyncOffer {
     hashes: BTreeMap<String, IgnoredAny>,
 }
 
-/// `POST /api/servers/servers/-/sync-check/`: asks for `info` and `os`, as far as the agent offers
-/// them.
+/// `POST /api/servers/servers/-/sync-check/` (agent-protocol 2.2): requests the offered ones of the
+/// categories `info` and `os`.
 pub async fn sync_check(call: &mut Call) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
-    let offer = call.read_report_with(|body| Ok(serde_json::from_str::<Offer>(body).ok())).await;
+    let identity = identify(call).await?;
+    let offer =
+        call.read_report_with(|body| Ok(serde_json::from_str::<SyncOffer>(body).ok())).await;
     let (seen, offer) = match offer {
         Ok(offer) => (Ok(Report::Seen), offer),
         Err(error) => (Err(error), None),
     };
-    report(call, identity, seen).await?;
+    forward_or_refuse(call, identity, seen).await?;
     let is_offered =
         |category: &&str| offer.as_ref().is_some_and(|offer| offer.hashes.contains_key(*category));
     let required: Vec<_> = ["info", "os"].into_iter().filter(is_offered).collect();
     Reply::ok(&json!({"sync_required": required}))
 }
 
-/// An event that an agent tells of (agent-protocol 2.1).
+/// An event of an agent (agent-protocol 2.1).
 #[derive(Deserialize)]
-struct Event {
+struct AgentEvent {
     record: String,
 }
 
-/// `POST /api/events/events/`: of use is that the agent's process began.
-pub async fn event(call: &mut Call) -> Result<Reply, Error> {
+/// `POST /api/events/events/`: only the event `started` has an effect.
+pub async fn agent_event(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
-        // One of another form is taken like all that is of no use.
+        // A body of another form is accepted, as an event without effect.
         let event =
-            call.read_report_with(|body| Ok(serde_json::from_str::<Event>(body).ok())).await?;
+            call.read_report_with(|body| Ok(serde_json::from_str::<AgentEvent>(body).ok())).await?;
         let has_started = event.is_some_and(|event| event.record == "started");
         Ok(if has_started { Report::Started } else { Report::Seen })
     })
     .await
 }
 
-/// `POST`, `PUT` and `PATCH` of `/api/proc/<category>/…`: what an agent that is commissioned tells
-/// of its host. Of use are `info` and `os`; whatever else it is, it is taken.
+/// `POST`, `PUT` and `PATCH` of `/api/proc/<category>/…` (agent-protocol 2.2). The categories
+/// `info` and `os` are host facts. All others are accepted without effect.
 pub async fn proc_report(call: &mut Call) -> Result<Reply, Error> {
     let category = call.parameter("rest").split('/').next().unwrap_or("").to_owned();
     if !matches!(category.as_str(), "info" | "os") {
-        return seen(call).await;
+        return ignored_report(call).await;
     }
     relay(call, async |call: &mut Call| {
         let facts =
@@ -219,26 +225,27 @@ pub async fn proc_report(call: &mut Call) -> Result<Reply, Error> {
     .await
 }
 
-/// `DELETE /api/servers/servers/<id>/unregister/`: the agent's own server goes.
+/// `DELETE /api/servers/servers/<id>/unregister/`: an agent deletes its own server (agent-protocol
+/// 1.3).
 pub async fn unregister(call: &mut Call) -> Result<Reply, Error> {
-    let identity = identity(call).await?;
+    let identity = identify(call).await?;
     let body = call.discard_report().await;
     let id = call.parameter("id");
     let is_own = id.is_empty() || id::parse(id) == Some(identity.server);
-    let gone =
+    let unregister =
         body.and_then(|()| if is_own { Ok(Report::Unregister) } else { Err(Error::not_found()) });
-    report(call, identity, gone).await?;
+    forward_or_refuse(call, identity, unregister).await?;
     Ok(Reply::no_content())
 }
 
-/// What is for users only, on a path that agents have something on.
-pub async fn denied(call: &Call) -> Result<Reply, Error> {
-    tell(call, read_identity(call)?, Report::Seen).await?;
+/// Refuses an agent on an endpoint that is for users only, at a path that agents use too.
+pub async fn refuse_agent(call: &Call) -> Result<Reply, Error> {
+    forward_report(call, read_identity(call)?, Report::Seen).await?;
     Err(Error::permission_denied("Only users may do this; an agent may not."))
 }
 
-/// `PATCH /api/servers/servers/-/status/`: the heartbeat. The project's own agent sends the host's
-/// load in it.
+/// `PATCH /api/servers/servers/-/status/`: the heartbeat (agent-protocol 2.3). An unreadable body
+/// has no load.
 pub async fn heartbeat(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         let body = call.read_raw_report().await?;
@@ -247,21 +254,21 @@ pub async fn heartbeat(call: &mut Call) -> Result<Reply, Error> {
     .await
 }
 
-/// Reports that the service has no use for: all that is kept is when the agent was seen.
-pub async fn seen(call: &mut Call) -> Result<Reply, Error> {
+/// Reports without use (agent-protocol 4.4). Only `last_seen_at` is updated.
+pub async fn ignored_report(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| call.discard_report().await.map(|()| Report::Seen)).await
 }
 
-/// `GET /api/metrics/config/`: makes the agent send a heartbeat regularly.
+/// `GET /api/metrics/config/`: sets the interval of heartbeats (agent-protocol 2.1).
 pub async fn metrics_config(call: &Call) -> Result<Reply, Error> {
-    tell(call, read_identity(call)?, Report::Seen).await?;
+    forward_report(call, read_identity(call)?, Report::Seen).await?;
     Reply::ok(&json!([{"type": "status", "interval": platform::heartbeat_seconds(&call.env)}]))
 }
 
-/// `GET /api/proc/<category>/…sync/`: older agents want something to compare with, and crash on a
-/// 404.
+/// `GET /api/proc/<category>/…sync/`: an empty answer, because older agents crash on a 404
+/// (agent-protocol 4.4).
 pub async fn proc_sync(call: &Call) -> Result<Reply, Error> {
-    tell(call, read_identity(call)?, Report::Seen).await?;
+    forward_report(call, read_identity(call)?, Report::Seen).await?;
     let rest = call.parameter("rest");
     if !rest.ends_with("sync/") {
         return Err(Error::not_found());
@@ -270,18 +277,18 @@ pub async fn proc_sync(call: &Call) -> Result<Reply, Error> {
     Reply::ok(&if matches!(category, "info" | "os" | "time") { json!({}) } else { json!([]) })
 }
 
-/// A question that the service has no answer to.
-pub async fn unknown(call: &Call) -> Result<Reply, Error> {
-    tell(call, read_identity(call)?, Report::Seen).await?;
+/// A GET of an agent to a path that the service does not use (agent-protocol 4.4).
+pub async fn unknown_get(call: &Call) -> Result<Reply, Error> {
+    forward_report(call, read_identity(call)?, Report::Seen).await?;
     Err(Error::not_found())
 }
 
-/// `GET /ws/servers/backhaul/` and `/ws/servers/control/`: the object takes the WebSocket.
+/// `GET /ws/servers/backhaul/` and `/ws/servers/control/`: the object accepts the WebSocket.
 pub async fn web_socket(call: &Call, path: &str) -> Result<Reply, Error> {
     let identity = read_identity(call)?;
     if !call.header("Upgrade").is_some_and(|value| value.eq_ignore_ascii_case("websocket")) {
-        // The key is checked first, as everywhere.
-        tell(call, identity, Report::Seen).await?;
+        // The key is checked first (contract 3.4).
+        forward_report(call, identity, Report::Seen).await?;
         return Err(Error::field(farhand_domain::error::NON_FIELD, "Connect with a WebSocket."));
     }
     let response: Response = calls::connect(call, &identity, path).await?;

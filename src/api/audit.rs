@@ -1,34 +1,33 @@
-//! The audit log (`docs/audit.md`): for staff that of their workspace, for the operator that of the
-//! region cell.
+//! The audit log (contract 18, `docs/audit.md`): staff read that of their workspace, the operator
+//! reads that of the cell.
 
 use farhand_domain::audit::{CELL, EventFilter, read_first_link};
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 
-use super::{envelope, operator, page_of, staff};
+use super::{envelope, list_page, operator, require_staff};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::audit_sealer;
 use crate::store::audit;
 
-/// `GET /api/audit/events/`: the workspace's, newest first.
+/// `GET /api/audit/events/`: the events of the workspace, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, staff, |query, _| EventFilter::of(query).map(audit::list)).await
+    list_page(call, require_staff, |query, _| EventFilter::of(query).map(audit::list)).await
 }
 
-/// `POST /api/audit/verify/`: looks along the chain of the workspace's events, from `first_link`
-/// on.
+/// `POST /api/audit/verify/`: verifies the audit chain of the workspace, from `first_link` on.
 pub async fn verify(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let caller = Credential::from_request(call)?.check().await?;
-    // The caller's right comes before the input (contract 3.4).
-    staff(&caller)?;
+    // The permission is checked before the input (contract 3.4).
+    require_staff(&caller)?;
     let first = fields.and_then(read_first_link)?;
     Reply::ok(&audit_sealer::verify(&call.env, caller.workspace_id, first).await?)
 }
 
-/// `GET /operator/audit/events/`: what the operator did, newest first.
+/// `GET /operator/audit/events/`: the events of the cell, newest first.
 pub async fn list_of_cell(call: &Call) -> Result<Reply, Error> {
     operator::authorize(call).await?;
     let query = call.query();
@@ -37,7 +36,7 @@ pub async fn list_of_cell(call: &Call) -> Result<Reply, Error> {
     envelope(call, &query, page, items, count)
 }
 
-/// `POST /operator/audit/verify/`: looks along the chain of those events.
+/// `POST /operator/audit/verify/`: verifies the audit chain of the cell, from `first_link` on.
 pub async fn verify_cell(call: &mut Call) -> Result<Reply, Error> {
     if let Err(error) = operator::authorize(call).await {
         call.discard().await;

@@ -1,13 +1,13 @@
-//! How a handler changes something that exists. One attempt has four steps:
+//! How a handler changes an existing resource. One attempt has four steps:
 //!
-//! 1. **Find** caller and resource in one round trip ([`find`]).
-//! 2. **Decide** on what was found: permission first, then the input (contract 3.4).
-//! 3. **Write** with the audit event in one transaction: a store function returns the
+//! 1. **Find** the caller and the resource in one round trip ([`find`]).
+//! 2. **Decide**: check the permission first, then the input (contract 3.4).
+//! 3. **Write** the change and its audit event in one transaction. A store function returns the
 //!    [`crate::store::batch::Batch`], and [`Credential::write`] runs it. Its statements repeat the
 //!    decision as conditions.
-//! 4. **Reply** with what the batch returned. No reply means that another request changed something
-//!    in between, so that the conditions failed and nothing was written. Then [`retry`] starts
-//!    over.
+//! 4. **Reply** with the result of the batch. No result means that the conditions failed, because
+//!    another request changed something after step 1. Nothing was written, and [`retry`] starts
+//!    again.
 
 use farhand_domain::caller::Caller;
 use farhand_domain::error::{Error, Kind};
@@ -18,20 +18,21 @@ use serde_json::{Value, json};
 use crate::auth::credential::Credential;
 use crate::store::scope::Query;
 
-/// How many attempts a change gets.
-const TRIES: usize = 8;
+/// How many attempts a change gets before it is a conflict.
+const MAX_ATTEMPTS: usize = 8;
 
-/// How much of a resource a request gives.
+/// Whether a request replaces a resource or changes parts of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
-    /// `PUT`: everything; fields that are left out get their defaults.
+    /// `PUT`: omitted fields get their defaults.
     Whole,
+    /// `PATCH`: omitted fields stay.
     /// `PATCH`: the given fields.
     Partial,
 }
 
 impl Extent {
-    /// Reads the fields in the way that fits.
+    /// Reads the fields with the matching reader.
     ///
     /// # Errors
     /// Those of the reader.
@@ -48,34 +49,35 @@ impl Extent {
     }
 }
 
-/// Makes attempts until one returns something.
+/// Repeats an attempt until it returns something. `None` means that another request interfered.
+/// `what` names the resource in the error message.
 ///
 /// # Errors
-/// That of an attempt; a conflict if none returned anything. `what` is the resource in its message.
+/// Those of an attempt; 409 `CONFLICT` after [`MAX_ATTEMPTS`].
 pub async fn retry<T>(
     what: &str,
     attempt: impl AsyncFn() -> Result<Option<T>, Error>,
 ) -> Result<T, Error> {
-    for _ in 0..TRIES {
+    for _ in 0..MAX_ATTEMPTS {
         if let Some(done) = attempt().await? {
             return Ok(done);
         }
     }
-    Err(conflict(what))
+    Err(conflict_error(what))
 }
 
-/// The refusal of a change that other requests prevented.
-pub fn conflict(what: &str) -> Error {
+/// The 409 for a change that other requests prevented.
+pub fn conflict_error(what: &str) -> Error {
     Error::new(
         Kind::Conflict,
         format!("The {what} was changed by others at the same time. Try again."),
     )
 }
 
-/// Reads the caller, and what is decided on.
+/// Reads the caller and the resource to decide on.
 ///
 /// # Errors
-/// The credential is not alive; 404 if the query finds nothing.
+/// The credential is not valid; 404 if the query finds nothing.
 pub async fn find<T: DeserializeOwned>(
     credential: &Credential<'_>,
     query: Query,
@@ -84,7 +86,7 @@ pub async fn find<T: DeserializeOwned>(
     Ok((caller, found.ok_or_else(Error::not_found)?))
 }
 
-/// The details of a change's audit event: the names of the changed fields.
+/// The details of an audit event: the names of the changed fields.
 pub fn changed_fields(fields: &[(&str, bool)]) -> Value {
     let changed: Vec<_> =
         fields.iter().filter(|(_, is_changed)| *is_changed).map(|(name, _)| name).collect();
@@ -109,8 +111,14 @@ mod tests {
             retry("group", attempt).now_or_never().unwrap().map_err(|error| error.kind)
         };
         assert_eq!((last(1, |at| Ok(Some(at))), made.get()), (Ok(1), 1));
-        assert_eq!((last(TRIES, |at| Ok(Some(at))), made.get()), (Ok(TRIES), TRIES));
+        assert_eq!(
+            (last(MAX_ATTEMPTS, |at| Ok(Some(at))), made.get()),
+            (Ok(MAX_ATTEMPTS), MAX_ATTEMPTS)
+        );
         assert_eq!((last(2, |_| Err(Error::not_found())), made.get()), (Err(Kind::NotFound), 2));
-        assert_eq!((last(TRIES + 1, |at| Ok(Some(at))), made.get()), (Err(Kind::Conflict), TRIES));
+        assert_eq!(
+            (last(MAX_ATTEMPTS + 1, |at| Ok(Some(at))), made.get()),
+            (Err(Kind::Conflict), MAX_ATTEMPTS)
+        );
     }
 }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::commands::{find, find_endable};
-use super::wait::{MAX_WAIT, has_waited, preferred_wait};
+use super::wait::{MAX_WAIT_SECONDS, needs_recheck, preferred_wait};
 use super::{idempotency, location};
 use crate::auth::credential::Credential;
 use crate::http::request::{Call, DenialDetails};
@@ -24,30 +24,30 @@ use crate::platform;
 use crate::platform::log;
 use crate::store::commands;
 
-/// A server that a new command names, as far as the caller may use it.
+/// The server of a new command, if the caller can access it.
 #[derive(Deserialize)]
 pub struct Target {
-    /// Its id.
+    /// The id of the server.
     pub id: Uuid,
-    /// Its name.
+    /// The name of the server.
     pub name: String,
-    /// Whether the caller may name any remote account there.
+    /// Whether the caller may name any account there (contract 5.6).
     pub any_account: bool,
-    /// Whether it waits for approval.
+    /// Whether the server waits for approval (contract 6.5).
     pub is_pending: bool,
-    /// The remote account of commands that name none.
+    /// The account of commands without `username`, if the server has one.
     pub default_username: Option<String>,
 }
 
 impl Target {
-    /// The remote account of a command that names none: the server's, if the caller may name that
-    /// one, else the caller's own.
+    /// The account of a command without `username`: the server's `default_username` if the caller
+    /// may name it, otherwise the caller's own username (contract 7.2).
     pub fn username_for(&self, caller: &Caller) -> String {
         let may_name = |name: &&String| self.any_account || **name == caller.username;
         self.default_username.as_ref().filter(may_name).unwrap_or(&caller.username).clone()
     }
 
-    /// What the caller may run there, with their own access control list.
+    /// What the caller may run there, limited by the access control list of the caller's token.
     pub fn rights(&self, caller: &Caller) -> Rights {
         Rights {
             username: caller.username.clone(),
@@ -58,35 +58,38 @@ impl Target {
     }
 }
 
-/// A command that was made with the same Idempotency-Key.
+/// An earlier command of the caller with the same Idempotency-Key.
 #[derive(Deserialize)]
-struct Used {
+struct EarlierCommand {
     id: Uuid,
     server: Uuid,
+    /// The keyed hash of the request's body.
     body: String,
 }
 
-/// What is looked up for a new command.
+/// The JSON of [`commands::for_creation`].
 #[derive(Deserialize)]
-struct Found {
+struct CreationLookup {
     target: Option<Target>,
-    used: Option<Used>,
+    #[serde(rename = "used")]
+    earlier: Option<EarlierCommand>,
 }
 
-/// How often a request looks for the command that took its Idempotency-Key.
-const LOOKS_FOR_KEY: u32 = 3;
+/// How often a request looks up the command of its Idempotency-Key. It looks again if another
+/// request takes the key after the first lookup.
+const MAX_KEY_LOOKUPS: u32 = 3;
 
 /// `POST /api/events/commands/`.
 ///
-/// 1. Reads the fields; what is wrong with them is told after the credential's own refusal.
-/// 2. Looks up the caller, the server and an earlier command with the same Idempotency-Key in one
+/// 1. Reads the fields. Input errors are reported after the credential check (contract 3.4).
+/// 2. Looks up the caller, the server, and an earlier command with the same Idempotency-Key, in one
 ///    round trip.
-/// 3. Checks the run-as rule (contract 5.6), and the API token's access control list (contract
+/// 3. Checks the run-as rule (contract 5.6) and the access control list of the API token (contract
 ///    4.12).
-/// 4. Asks the server's object, which records the command in D1 and hands it to the agent when it
-///    is due, or refuses. Of the requests with one Idempotency-Key one makes the command, and the
-///    others get its answer.
-/// 5. With `Prefer: wait=N`, the answer comes when the command is handled, or after N seconds.
+/// 4. Sends the command to the server's object. The object inserts it into D1 and delivers it when
+///    it is due, or refuses it. Of concurrent requests with one Idempotency-Key, one creates the
+///    command, and the others get the same answer (contract 3.11).
+/// 5. With `Prefer: wait=N`, answers when the command has ended, or after N seconds (contract 7.6).
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
@@ -95,7 +98,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         let body = fields.canonical();
         Ok((
             NewCommand::read(fields, call.now, call.config.schedule_max_days)?,
-            idempotency::key_of(call)?,
+            idempotency::read_key(call)?,
             body,
         ))
     });
@@ -106,37 +109,38 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         (key_hash, secret_key.hash(Guessable::Body, body.expose()))
     });
 
-    for _ in 0..LOOKS_FOR_KEY {
+    for _ in 0..MAX_KEY_LOOKUPS {
         let key_hash = hashes.as_ref().map(|(key_hash, _)| key_hash);
         let since = call.now.plus_seconds(-KEY_LASTS);
         let (caller, found) =
             credential.find(commands::for_creation(&new.server, key_hash, since)).await?;
-        let Found { target, used } = found.ok_or_else(|| Error::internal("D1 gave no row"))?;
+        let CreationLookup { target, earlier } =
+            found.ok_or_else(|| Error::internal("D1 returned no row"))?;
         let key = hashes
             .clone()
             .map(|(hash, body)| Key { hash: format!("{}/{hash}", caller.user_id), body });
         let create = match target {
             Some(target) => Some(authorize(call, &new, &caller, target, key.clone(), wait)?),
-            // What a token's list does not name is refused alike, whether or not there is such a
-            // server.
+            // With a list of servers, an unknown server gets the same refusal as one that is not
+            // in the list. So the answer does not reveal which servers exist.
             None if caller.acl.as_ref().is_some_and(|acl| acl.servers.is_some()) => {
                 return Err(Error::acl_not_allowed());
             }
             None => None,
         };
-        let replayed = match (used, key) {
-            (Some(used), Some(key)) => {
-                replay(call, &credential, used, key, create.is_some()).await?
+        let replayed = match (earlier, key) {
+            (Some(earlier), Some(key)) => {
+                replay(call, &credential, earlier, key, create.is_some()).await?
             }
             _ => None,
         };
-        let mut taken = match replayed {
+        let mut submitted = match replayed {
             Some(created) => Ok(created),
-            None => take(call, create.ok_or(Refusal::NoServer)?).await?,
+            None => submit(call, create.ok_or(Refusal::NoServer)?).await?,
         };
-        match (recheck(call, &credential, &taken, wait).await, &mut taken) {
-            // The command was accepted, and an error would make the client send it again. Its
-            // output is left out, as the credential may have been revoked.
+        match (recheck_permission(call, &credential, &submitted, wait).await, &mut submitted) {
+            // The command was accepted. An error would make the client send it again. The output is
+            // left out, because the credential may have been revoked during the wait.
             (Err(error), Ok(created)) if error.kind == Kind::Internal => {
                 log::trouble(
                     "not_rechecked",
@@ -147,7 +151,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             }
             (rechecked, _) => rechecked?,
         }
-        match taken {
+        match submitted {
             Ok(created) => {
                 let reply = created_reply(call, &created)?;
                 return Ok(match wait {
@@ -162,44 +166,48 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     Err(Refusal::KeyTaken.into())
 }
 
-/// The first answer to an Idempotency-Key that was used, for those whom the command itself is still
-/// for; `None` where nothing came of its request.
+/// The stored answer to a request with the same Idempotency-Key. `None` if the earlier request
+/// created nothing, so that this request may create the command.
+///
+/// If the caller cannot access the server that this request names, the caller must be able to read
+/// the earlier command.
 async fn replay(
     call: &Call,
     credential: &Credential<'_>,
-    used: Used,
+    earlier: EarlierCommand,
     key: Key,
-    reaches_server: bool,
+    can_access_server: bool,
 ) -> Result<Option<Created>, Error> {
-    let is_same = used.body == key.body;
-    let shown = if reaches_server {
+    let is_same = earlier.body == key.body;
+    let readable = if can_access_server {
         None
     } else {
-        let shown = still_shown(credential, used.id).await?;
-        Some(shown.filter(|_| is_same).ok_or(Refusal::NoServer)?)
+        let readable = readable_body(credential, earlier.id).await?;
+        Some(readable.filter(|_| is_same).ok_or(Refusal::NoServer)?)
     };
     if !is_same {
         return Err(Refusal::KeyReused.into());
     }
-    match calls::try_ask::<Created>(&call.env, used.server, &Ask::Replay(key)).await? {
+    match calls::try_ask::<Created>(&call.env, earlier.server, &Ask::Replay(key)).await? {
         Ok(created) => return Ok(Some(created)),
         Err(Refusal::NotFound | Refusal::KeyTaken) => {}
         Err(refusal) => return Err(refusal.into()),
     }
-    // Its server is gone, and has taken the answer along.
-    let command = shown.map(|body| serde_json::from_str(&body)).transpose()?;
+    // The server of the earlier command was deleted, and its object no longer has the answer.
+    let command = readable.map(|body| serde_json::from_str(&body)).transpose()?;
     Ok(command.map(|command| Created { command, replayed: true }))
 }
 
-/// The command object of a command that the caller can still read, though not its server by the
-/// name that a request has, and that the API token's list allows.
-async fn still_shown(credential: &Credential<'_>, id: Uuid) -> Result<Option<String>, Error> {
+/// The JSON of an earlier command, if the caller can still read it. The access control list of the
+/// API token must allow it.
+async fn readable_body(credential: &Credential<'_>, id: Uuid) -> Result<Option<String>, Error> {
     match find_endable(credential, id).await {
         Err(error) if error.kind == Kind::NotFound => Ok(None),
         found => found.map(|(_, body)| Some(body)),
     }
 }
 
+/// 201 with the command, new or replayed.
 fn created_reply(call: &Call, created: &Created) -> Result<Reply, Error> {
     let reply = Reply::created(
         &Shown(&created.command),
@@ -208,31 +216,33 @@ fn created_reply(call: &Call, created: &Created) -> Result<Reply, Error> {
     Ok(if created.replayed { reply.header("Idempotent-Replayed", "true") } else { reply })
 }
 
-/// Checks again that the caller can read the command, if the answer waited. A replayed answer waits
-/// for the first request.
-async fn recheck(
+/// Checks the credential again if the answer waited, and whether it can read the command (contract
+/// 7.6). A replay may have waited for the first request, even without `Prefer: wait`.
+async fn recheck_permission(
     call: &Call,
     credential: &Credential<'_>,
-    taken: &Result<Created, Refusal>,
+    submitted: &Result<Created, Refusal>,
     wait: Option<u32>,
 ) -> Result<(), Error> {
-    let of_twin = taken.as_ref().is_ok_and(|created| created.replayed).then_some(MAX_WAIT);
-    if !has_waited(call, of_twin.or(wait)) {
+    let replay_wait =
+        submitted.as_ref().is_ok_and(|created| created.replayed).then_some(MAX_WAIT_SECONDS);
+    if !needs_recheck(call, replay_wait.or(wait)) {
         return Ok(());
     }
     let credential = credential.after_wait();
-    match taken {
+    match submitted {
         Ok(created) => find(&credential, created.id()?).await.map(drop),
         Err(_) => credential.check().await.map(drop),
     }
 }
 
-/// Has the server's object take a command.
-async fn take(call: &Call, create: Create) -> Result<Result<Created, Refusal>, Error> {
+/// Sends a new command to the server's object. The inner error is the object's refusal.
+async fn submit(call: &Call, create: Create) -> Result<Result<Created, Refusal>, Error> {
     let (command, server) = (create.command.clone(), create.command.server);
-    let taken = calls::try_ask(&call.env, server, &Ask::Create(Box::new(create))).await;
-    let Err(error) = taken else { return taken };
-    // Where it runs, an error would make the client send it again.
+    let submitted = calls::try_ask(&call.env, server, &Ask::Create(Box::new(create))).await;
+    let Err(error) = submitted else { return submitted };
+    // The call failed. If the object has accepted the command all the same, an error would make the
+    // client send it again.
     let live = Ask::Live(Live { id: command.id, wait: None });
     let Ok(live) = calls::ask::<Map<String, Value>>(&call.env, server, &live).await else {
         return Err(error);
@@ -241,8 +251,8 @@ async fn take(call: &Call, create: Create) -> Result<Result<Created, Refusal>, E
     Ok(Ok(Created { command: command_object::object(&command, live), replayed: false }))
 }
 
-/// The command that a request asks for, if the caller may run it on that server (contract 5.6 and
-/// 4.12).
+/// Builds the new command, if the caller may run it on that server (contract 5.6 and 4.12). A
+/// refusal leaves its details for the audit event.
 fn authorize(
     call: &Call,
     new: &NewCommand,
@@ -277,7 +287,7 @@ fn authorize(
         has_inputs: new.inputs.is_some(),
     };
     let event = caller.sign(call.audit_event()?).on(Some(command.id.to_string()), None);
-    let event = event.details(told(&command, new, &platform::secret_key(&call.env)?)?);
+    let event = event.details(audit_details(&command, new, &platform::secret_key(&call.env)?)?);
     rights.allow(&command, &origin).map_err(|denial| {
         let object = Object::new("command", None, None);
         call.denial_details
@@ -288,7 +298,7 @@ fn authorize(
                     rights.acl.as_ref().and_then(|acl| acl.refusal(&command, origin.has_inputs));
                 limit.map_or_else(Error::acl_not_allowed, Error::acl_refusal)
             }
-            denial => Error::permission_denied(rule_of(denial)),
+            denial => Error::permission_denied(run_as_rule(denial)),
         }
     })?;
     if target.is_pending {
@@ -310,8 +320,8 @@ fn authorize(
     })
 }
 
-/// Who may do what a command was denied for (contract 5.6).
-fn rule_of(denial: Denial) -> &'static str {
+/// The message for a command that the run-as rule refuses.
+fn run_as_rule(denial: Denial) -> &'static str {
     match denial {
         Denial::Internal => "Only staff and superusers may use the shell internal.",
         _ => {
@@ -320,10 +330,10 @@ fn rule_of(denial: Denial) -> &'static str {
     }
 }
 
-/// What an audit event says about a command. Of its environment it has the names, and a keyed hash
-/// of the values; of its standard input the length and a hash.
-fn told(command: &Command, new: &NewCommand, key: &SecretKey) -> Result<Value, Error> {
-    let mut told = json!({
+/// The details of the audit event of a command. They have the names of the environment variables
+/// and a keyed hash of their values, and the length and a hash of the standard input.
+fn audit_details(command: &Command, new: &NewCommand, key: &SecretKey) -> Result<Value, Error> {
+    let mut details = json!({
         "server": {"id": command.server, "name": command.server_name},
         "shell": command.shell.as_str(),
         "line": shown_line(&command.line),
@@ -334,17 +344,18 @@ fn told(command: &Command, new: &NewCommand, key: &SecretKey) -> Result<Value, E
         "scheduled_at": new.scheduled_at,
         "timeout": new.timeout,
     });
-    let Some(inputs) = &new.inputs else { return Ok(told) };
+    let Some(inputs) = &new.inputs else { return Ok(details) };
     if let Some(stdin) = &inputs.stdin {
-        (told["stdin_bytes"], told["stdin_sha256"]) = (json!(stdin.len()), json!(sha256(stdin)));
+        (details["stdin_bytes"], details["stdin_sha256"]) =
+            (json!(stdin.len()), json!(sha256(stdin)));
     }
     if let Some(cwd) = &inputs.cwd {
-        told["cwd"] = json!(cwd);
+        details["cwd"] = json!(cwd);
     }
     if let Some(env) = &inputs.env {
-        show_ids(&mut told, "env", &env.keys().collect::<Vec<_>>());
+        show_ids(&mut details, "env", &env.keys().collect::<Vec<_>>());
         let text = serde_json::to_string(env)?;
-        told["env_hmac"] = json!(key.hash(Guessable::Environment, &text));
+        details["env_hmac"] = json!(key.hash(Guessable::Environment, &text));
     }
-    Ok(told)
+    Ok(details)
 }

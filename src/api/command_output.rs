@@ -1,4 +1,4 @@
-//! A command's output: page by page, and while it comes (contract 7.9).
+//! The output of a command (contract 7.9): in pages, as text, and as a live stream.
 
 use std::time::Duration;
 
@@ -26,33 +26,32 @@ use crate::platform;
 use crate::platform::log;
 use crate::store::commands;
 
-/// How often a stream says that it is there, and looks whether it may go on, in milliseconds
-/// (contract 7.9).
-const KEEP_ALIVE: i64 = 15_000;
-/// How long a stream gathers output before it asks for more, in milliseconds: each question costs.
-const GATHER: u64 = 100;
-/// How long a stream waits for a chunk that is missing while later ones are there, in seconds. An
-/// agent tries a report for half a minute and then gives it up (agent-protocol 4.3), and its
-/// command may run on for hours.
-const GAP_LASTS: i64 = 40;
-/// How many questions a stream asks at most; the platform allows a request 10,000. Then it ends
-/// without an `end`, and who follows resumes.
-const MAX_QUESTIONS: u32 = 8_000;
+/// How often a stream sends a comment and checks the credential.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// How long a stream waits after output before it asks the object again, so that one call returns
+/// more output. Each call costs.
+const GATHER_DELAY: Duration = Duration::from_millis(100);
+/// How long a stream waits for a missing chunk while later chunks are there. An agent drops a
+/// report after about half a minute of retries (agent-protocol 4.3), and its command may run for
+/// hours.
+const GAP_TIMEOUT: Duration = Duration::from_secs(40);
+/// How many subrequests a stream makes before it closes without `end`, and the client resumes. The
+/// platform allows 10,000 per request.
+const MAX_SUBREQUESTS: u32 = 8_000;
 
-/// How many chunks of the whole output one call to the object returns.
-const WHOLE_STEP: u64 = 64;
+/// How many chunks of the full output one call to the object returns.
+const CHUNKS_PER_CALL: u64 = 64;
 
 fn is_whole_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// A whole number from 0 on that `u32` holds, as `seq` does.
+/// A chunk number, which fits into `u32`.
 fn seq(text: &str) -> Option<u64> {
     is_whole_number(text).then(|| text.parse::<u32>().ok()).flatten().map(u64::from)
 }
 
-/// The parameter `seq__gte`: the lowest `seq`. One that is too large for a `seq` is past all of
-/// them.
+/// The query parameter `seq__gte`. A number that is too large for `seq` selects no chunks.
 fn lowest_seq(query: &Query) -> Result<u64, Error> {
     let Some(text) = parameter(query, "seq__gte") else { return Ok(0) };
     let is_number = is_whole_number(text);
@@ -60,16 +59,16 @@ fn lowest_seq(query: &Query) -> Result<u64, Error> {
     seq.ok_or_else(|| Error::field("seq__gte", "Enter a whole number of at least 0."))
 }
 
-/// The server of a command, out of its object.
+/// The server's id in the JSON of a command.
 fn server_of(body: &str) -> Result<Uuid, Error> {
     #[derive(Deserialize)]
-    struct Known {
+    struct ServerField {
         server: Uuid,
     }
-    Ok(serde_json::from_str::<Known>(body)?.server)
+    Ok(serde_json::from_str::<ServerField>(body)?.server)
 }
 
-/// `GET /api/events/commands/<id>/chunks/`: the output in pieces, in their order.
+/// `GET /api/events/commands/<id>/chunks/`: a page of the chunks, ordered by `seq`.
 pub async fn chunks(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let query = call.query();
@@ -78,32 +77,32 @@ pub async fn chunks(call: &Call) -> Result<Reply, Error> {
     audit::record_read(call, &caller, id);
     let (page, from) = error::both(Page::of(&query), lowest_seq(&query))?;
     let ask = Ask::Chunks(Chunks { id, from, offset: page.offset(), limit: page.size });
-    let told = match calls::try_ask(&call.env, server_of(&body)?, &ask).await? {
-        Ok(told) => told,
-        // The server's object was wiped, and the chunks with it.
+    let output = match calls::try_ask(&call.env, server_of(&body)?, &ask).await? {
+        Ok(output) => output,
+        // The object was wiped, and its chunks with it.
         Err(Refusal::NotFound) => ChunkPage { count: 0, chunks: vec![] },
         Err(refusal) => return Err(refusal.into()),
     };
-    envelope(call, &query, page, serde_json::to_string(&told.chunks)?.into(), told.count)
+    envelope(call, &query, page, serde_json::to_string(&output.chunks)?.into(), output.count)
 }
 
-/// The first and the next pieces of a command's whole output.
-struct Whole {
+/// Reads the full output of a command, [`CHUNKS_PER_CALL`] chunks at a time.
+struct FullOutput {
     env: Env,
     id: Uuid,
     server: Uuid,
-    /// The next `seq` to ask for; `None` after the last chunk.
+    /// The next `seq` to read; `None` after the last chunk.
     next: Option<u64>,
 }
 
-impl Whole {
-    /// The next chunks as one text; `None` after the last one.
+impl FullOutput {
+    /// The text of the next chunks; `None` after the last chunk.
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
         let Some(from) = self.next else { return Ok(None) };
-        let ask = Ask::Chunks(Chunks { id: self.id, from, offset: 0, limit: WHOLE_STEP });
+        let ask = Ask::Chunks(Chunks { id: self.id, from, offset: 0, limit: CHUNKS_PER_CALL });
         let chunks = match calls::try_ask::<ChunkPage>(&self.env, self.server, &ask).await? {
             Ok(page) => page.chunks,
-            // The server's object was wiped, and the chunks with it.
+            // The object was wiped, and its chunks with it.
             Err(Refusal::NotFound) => vec![],
             Err(refusal) => return Err(refusal.into()),
         };
@@ -113,8 +112,8 @@ impl Whole {
     }
 }
 
-/// The result of a command: the object's own, which may be newer than D1's, or else that of its
-/// command object.
+/// The `result` of a command, from the server's object, which may be newer than D1. If the object
+/// no longer has the command, from `body`, which is the JSON of D1.
 async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<String, Error> {
     #[derive(Deserialize)]
     struct Finished {
@@ -129,14 +128,15 @@ async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<St
     Ok(finished.result.unwrap_or_default())
 }
 
-/// `GET /api/events/commands/<id>/output/`: the whole kept output as plain text. Without any chunk,
-/// it is the command's result: some agents send no chunks.
-pub async fn whole(call: &Call) -> Result<Reply, Error> {
+/// `GET /api/events/commands/<id>/output/`: the full kept output as plain text. It is `result` if
+/// the agent sent no chunks.
+pub async fn full(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, body) = find(&credential, id).await?;
     audit::record_read(call, &caller, id);
-    let mut rest = Whole { env: call.env.clone(), id, server: server_of(&body)?, next: Some(0) };
+    let mut rest =
+        FullOutput { env: call.env.clone(), id, server: server_of(&body)?, next: Some(0) };
     let first = match rest.next_text().await? {
         Some(text) => text,
         None => result_of(call, id, rest.server, &body).await?,
@@ -147,37 +147,37 @@ pub async fn whole(call: &Call) -> Result<Reply, Error> {
         }
         match rest.next_text().await {
             Ok(text) => text.map(|text| (Ok(text), (rest, None))),
-            // An error cuts the answer off, so that a client does not take a part for the whole.
+            // An error cuts the connection, so that the client does not mistake a part for all.
             Err(error) => Some((Err(error.detail.to_string().into()), (rest, None))),
         }
     });
     Ok(Reply::stream("text/plain; charset=utf-8", texts))
 }
 
-/// Somebody who follows a command's output.
+/// The state of a live stream.
 struct Follower {
     env: Env,
     watch: Watch,
     id: Uuid,
     server: Uuid,
-    /// The command object as it was at the beginning.
+    /// The command object at the start of the stream.
     command: Map<String, Value>,
     /// The next `seq`.
     next: u64,
-    /// Since when chunks behind a gap were there, and those of the gap were not.
+    /// Since when the next chunk is missing while later chunks are there.
     gap_since: Option<Timestamp>,
-    /// Whether a gap was not waited for any longer: what fills it later is not told.
-    has_skipped: bool,
-    /// Whether output is gathered for a moment before the next question.
-    gathers: bool,
-    questions: u32,
-    /// When the credential is looked at again.
-    checked_next: Timestamp,
-    /// Nothing more is to be told.
-    is_over: bool,
+    /// Whether the stream skipped a missing chunk. If it arrives later, it is not sent.
+    has_skipped_gap: bool,
+    /// Whether to wait [`GATHER_DELAY`] before the next call.
+    delays_next_request: bool,
+    subrequests: u32,
+    /// When the credential is checked next.
+    next_check: Timestamp,
+    /// Whether the `end` event was sent.
+    has_ended: bool,
 }
 
-/// `GET /api/events/commands/<id>/stream/`: the output while it comes, as Server-Sent Events.
+/// `GET /api/events/commands/<id>/stream/`: the output as Server-Sent Events, while it arrives.
 pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let malformed = || {
@@ -199,17 +199,17 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         command: serde_json::from_str(&body)?,
         next,
         gap_since: None,
-        has_skipped: false,
-        gathers: false,
-        questions: 0,
-        checked_next: call.now.plus_millis(KEEP_ALIVE),
-        is_over: false,
+        has_skipped_gap: false,
+        delays_next_request: false,
+        subrequests: 0,
+        next_check: call.now.plus(KEEP_ALIVE_INTERVAL),
+        has_ended: false,
     };
     Ok(Reply::event_stream(events(follower)))
 }
 
-/// What a follower is told, as the texts of events. Where it cannot go on it ends without an `end`,
-/// and who follows resumes, or is refused then.
+/// The texts of the events. If the stream cannot go on, it closes without an `end` event. The
+/// client then reconnects, and is refused if it may no longer read the command.
 fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
     stream::unfold(
         (follower, Some("retry: 1000\n\n".to_owned())),
@@ -217,7 +217,7 @@ fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
             if let Some(text) = first {
                 return Some((Ok(text), (follower, None)));
             }
-            if follower.is_over {
+            if follower.has_ended {
                 return None;
             }
             match follower.next_text().await {
@@ -233,34 +233,34 @@ fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
 }
 
 impl Follower {
-    /// The text of the next events; `None` where the stream may not go on.
+    /// The text of the next events; `None` if the stream cannot go on.
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
         loop {
-            if std::mem::take(&mut self.gathers) {
-                Delay::from(Duration::from_millis(GATHER)).await;
+            if std::mem::take(&mut self.delays_next_request) {
+                Delay::from(GATHER_DELAY).await;
             }
-            if self.questions >= MAX_QUESTIONS {
+            if self.subrequests >= MAX_SUBREQUESTS {
                 return Ok(None);
             }
-            let Some(followed) = self.ask().await? else { return Ok(None) };
+            let Some(followed) = self.request_next().await? else { return Ok(None) };
             let mut text = String::new();
             let now = platform::now();
-            if self.checked_next <= now {
-                self.questions += 1;
+            if self.next_check <= now {
+                self.subrequests += 1;
                 if !self.watch.can_still_read(now).await? {
                     return Ok(None);
                 }
-                self.checked_next = now.plus_millis(KEEP_ALIVE);
+                self.next_check = now.plus(KEEP_ALIVE_INTERVAL);
                 text.push_str(": keep-alive\n\n");
             }
             for chunk in &followed.chunks {
-                self.has_skipped |= u64::from(chunk.seq) != self.next;
+                self.has_skipped_gap |= u64::from(chunk.seq) != self.next;
                 self.next = u64::from(chunk.seq) + 1;
                 text.push_str(&chunk_event(chunk));
             }
             let is_behind_gap = followed.chunks.is_empty() && followed.has_more;
             self.gap_since = is_behind_gap.then(|| self.gap_since.unwrap_or(now));
-            self.gathers = !followed.chunks.is_empty() && !followed.has_more;
+            self.delays_next_request = !followed.chunks.is_empty() && !followed.has_more;
             if let Some(live) = followed.end {
                 text.push_str(&self.end(live));
             }
@@ -270,24 +270,25 @@ impl Follower {
         }
     }
 
-    /// Asks the server's object for what is next; `None` where only another stream can tell.
-    async fn ask(&mut self) -> Result<Option<Followed>, Error> {
-        self.questions += 1;
+    /// Asks the server's object for the next output. `None` if the object no longer has the command
+    /// and its end was not known when the stream began; a new stream can read it from D1.
+    async fn request_next(&mut self) -> Result<Option<Followed>, Error> {
+        self.subrequests += 1;
         let now = platform::now();
-        let check_in = self.checked_next.seconds_since(now);
-        let gap_ends_in =
-            self.gap_since.map(|since| since.plus_seconds(GAP_LASTS).seconds_since(now));
+        let check_in = self.next_check.seconds_since(now);
+        let gap_ends_in = self.gap_since.map(|since| since.plus(GAP_TIMEOUT).seconds_since(now));
         let wait = gap_ends_in.map_or(check_in, |gap_ends_in| gap_ends_in.min(check_in));
+        let max_wait_millis = KEEP_ALIVE_INTERVAL.as_millis() as i64;
         let ask = Ask::Follow(Follow {
             id: self.id,
             from: self.next,
-            wait_millis: ((wait * 1_000.0) as i64).clamp(0, KEEP_ALIVE),
+            wait_millis: ((wait * 1_000.0) as i64).clamp(0, max_wait_millis),
             skips_gap: gap_ends_in.is_some_and(|seconds| seconds <= 0.0),
         });
         match calls::try_ask(&self.env, self.server, &ask).await? {
             Ok(followed) => Ok(Some(followed)),
-            // The server's object was wiped: what D1 knows is the end, if it knew one when this
-            // stream began.
+            // The object was wiped. If the command had ended when the stream began, that state is
+            // its end.
             Err(Refusal::NotFound) => {
                 let is_handled = self.command.get("handled_at").is_some_and(|at| !at.is_null());
                 let had_output = self.command.get("output_bytes").is_some_and(|bytes| bytes != 0);
@@ -298,11 +299,11 @@ impl Follower {
         }
     }
 
-    /// The last event: the command object, and whether the stream lacks some of its output.
+    /// The `end` event: the command object, and whether output is missing from the stream.
     fn end(&mut self, live: Map<String, Value>) -> String {
-        self.is_over = true;
+        self.has_ended = true;
         self.command.extend(live);
-        if self.has_skipped {
+        if self.has_skipped_gap {
             self.command.insert("output_truncated".to_owned(), true.into());
         }
         format!(
@@ -312,8 +313,8 @@ impl Follower {
     }
 }
 
-/// An event of a piece of output, whose id is its `seq`. JSON has no line break, so that its text
-/// is one line.
+/// The event of a chunk, with its `seq` as the id. JSON text has no line breaks, so the data is one
+/// line.
 fn chunk_event(chunk: &Chunk) -> String {
     format!("id: {}\nevent: chunk\ndata: {}\n\n", chunk.seq, json!(chunk))
 }
@@ -323,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_chunks() {
+    fn chunk_numbers_fit_into_u32() {
         assert_eq!(
             (seq("0"), seq("17"), seq("4294967295")),
             (Some(0), Some(17), Some(4_294_967_295))
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_one_block() {
+    fn a_chunk_event_has_one_data_line() {
         let event = chunk_event(&Chunk { seq: 3, content: "a\n\nb\r\u{2028}".into() });
         assert_eq!(
             event,

@@ -1,6 +1,7 @@
-//! Commands (contract 7).
+//! Commands: list, read, cancel and kill (contract 7.6 to 7.8, and 7.10).
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use farhand_domain::caller::Caller;
 use farhand_domain::command::Command;
@@ -13,8 +14,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::wait::{asked_wait, has_waited};
-use super::{anybody, page_of};
+use super::wait::{needs_recheck, requested_wait};
+use super::{any_caller, list_page};
 use crate::auth::audit;
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
@@ -24,44 +25,45 @@ use crate::platform::log;
 use crate::store::command_list;
 use crate::store::commands;
 
-/// For how long after its end a command's object is still asked: late chunks may change what it
-/// says of the output.
-const SETTLES_WITHIN: i64 = 10;
+/// How long after the end of a command its object is still asked. Late chunks can change `result`
+/// and the other fields about the output in that time.
+const LATE_CHUNK_WINDOW: Duration = Duration::from_secs(10);
 
-/// `GET /api/events/commands/`: the commands of servers that the caller reaches, the latest first.
+/// `GET /api/events/commands/`: the commands of the servers that the caller can access, with the
+/// latest `scheduled_at` first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, page| {
+    list_page(call, any_caller, |query, page| {
         CommandList::of(query).map(|list| command_list::list(&list, page.offset()))
     })
     .await
 }
 
-/// The refusal where there is no such command, or none that the caller can see.
+/// The 404 if there is no such command, or if the caller cannot read it.
 pub fn command_not_found() -> Error {
     Error::new(Kind::NotFound, "No such command.").code(Code::CommandNotFound)
 }
 
-/// The parts of a command object that matter to what is done with it.
+/// The fields of a command object that decide how the command is read and ended.
 #[derive(Deserialize)]
-struct Known {
+struct CommandSummary {
     server: Uuid,
     delivered_at: Option<Timestamp>,
     handled_at: Option<Timestamp>,
     status: BTreeMap<String, Value>,
 }
 
-impl Known {
-    /// D1 has what the object last reported; until a command is well over, the object may be ahead
-    /// of that.
+impl CommandSummary {
+    /// Whether the server's object may have newer fields than D1. The object may accept late chunks
+    /// for a while after the end, and a late result replaces Stuck (contract 7.12).
     fn may_change(&self, now: Timestamp) -> bool {
-        let over =
-            self.handled_at.is_some_and(|handled| handled.plus_seconds(SETTLES_WITHIN) < now);
-        !over || self.status.get("text").is_some_and(|text| text == "Stuck")
+        let is_final = self.handled_at.is_some_and(|handled| handled.plus(LATE_CHUNK_WINDOW) < now);
+        !is_final || self.status.get("text").is_some_and(|text| text == "Stuck")
     }
 }
 
-/// Only its requester, staff and superusers cancel or kill a command (contract 7.7).
-fn may_be_ended(command: &Command, caller: &Caller) -> Result<(), Error> {
+/// Checks that the caller may cancel or kill a command: only its requester and staff may (contract
+/// 7.7).
+fn require_may_end(command: &Command, caller: &Caller) -> Result<(), Error> {
     let is_own =
         command.requested_by.as_ref().is_some_and(|requester| requester.id == caller.user_id);
     if is_own || caller.is_staff_or_superuser() {
@@ -73,27 +75,30 @@ fn may_be_ended(command: &Command, caller: &Caller) -> Result<(), Error> {
     }
 }
 
-/// The command object of a command that the caller can read, as D1 knows it.
+/// The JSON of a command that the caller can read, from D1.
 ///
 /// # Errors
-/// The credential is not alive, or there is no such command.
+/// The credential is not valid; 404 `COMMAND_NOT_FOUND`.
 pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
     let (caller, body) = credential.read(commands::one(id)).await?;
     Ok((caller, body.ok_or_else(command_not_found)?))
 }
 
-/// The same of a command that the API token's list allows: with a limited token, a command is
-/// touched only if it could have been created with it.
+/// Like [`find`], for a command that the caller wants to change. The access control list of the API
+/// token must allow the command (contract 4.12).
+///
+/// # Errors
+/// Those of [`find`]; 403 if the list does not allow the command.
 pub async fn find_endable(
     credential: &Credential<'_>,
     id: Uuid,
 ) -> Result<(Caller, String), Error> {
     #[derive(Deserialize)]
-    struct Endable {
+    struct EndableCommand {
         is_within: bool,
         command: Box<RawValue>,
     }
-    let (caller, found) = credential.find::<Endable>(commands::endable(id)).await?;
+    let (caller, found) = credential.find::<EndableCommand>(commands::endable(id)).await?;
     let found = found.ok_or_else(command_not_found)?;
     if found.is_within {
         Ok((caller, found.command.get().to_owned()))
@@ -102,37 +107,38 @@ pub async fn find_endable(
     }
 }
 
-/// Lays what the object tells of a command over what D1 does.
-fn updated(body: &str, live: Map<String, Value>) -> Result<Map<String, Value>, Error> {
+/// The command object from D1, with the newer fields from the server's object.
+fn with_live_fields(body: &str, live: Map<String, Value>) -> Result<Map<String, Value>, Error> {
     let mut object: Map<String, Value> = serde_json::from_str(body)?;
     object.extend(live);
     Ok(object)
 }
 
-/// `GET /api/events/commands/<id>/`, with `?wait=N` when the command is handled or after N seconds.
+/// `GET /api/events/commands/<id>/`. With `?wait=N` it answers when the command has ended, or after
+/// N seconds.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, mut body) = find(&credential, id).await?;
-    let wait = asked_wait(call)?;
+    let wait = requested_wait(call)?;
     audit::record_read(call, &caller, id);
-    let known: Known = serde_json::from_str(&body)?;
-    if !known.may_change(call.now) {
+    let summary: CommandSummary = serde_json::from_str(&body)?;
+    if !summary.may_change(call.now) {
         return Ok(Reply::ok_text(body));
     }
-    let live = calls::try_ask(&call.env, known.server, &Ask::Live(Live { id, wait })).await;
-    if has_waited(call, wait) {
+    let live = calls::try_ask(&call.env, summary.server, &Ask::Live(Live { id, wait })).await;
+    if needs_recheck(call, wait) {
         (_, body) = find(&credential.after_wait(), id).await?;
     }
     match live {
-        Ok(Ok(live)) => Reply::ok(&Shown(&updated(&body, live)?)),
-        // What D1 knows is all there is.
+        Ok(Ok(live)) => Reply::ok(&Shown(&with_live_fields(&body, live)?)),
+        // The object no longer has the command, so D1 has all of it.
         Ok(Err(_)) => Ok(Reply::ok_text(body)),
-        // What D1 knows is true, if not the latest.
+        // D1 is correct, but may not be up to date.
         Err(error) => {
             log::trouble(
                 "object_silent",
-                json!({"server": known.server, "command": id}),
+                json!({"server": summary.server, "command": id}),
                 &error.detail,
             );
             Ok(Reply::ok_text(body))
@@ -140,9 +146,9 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     }
 }
 
-/// Asks the object of a command's server to end it, and returns the command object that comes of
-/// it.
-async fn end(
+/// Cancels or kills a command with a request message to the server's object. Returns the command
+/// object after it.
+async fn end_command(
     call: &Call,
     input: Result<(), Error>,
     ask: fn(ByUser) -> Ask,
@@ -150,15 +156,17 @@ async fn end(
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, body) = find_endable(&credential, id).await?;
-    let known: Known = serde_json::from_str(&body)?;
-    may_be_ended(&serde_json::from_str(&body)?, &caller)?;
+    let summary: CommandSummary = serde_json::from_str(&body)?;
+    require_may_end(&serde_json::from_str(&body)?, &caller)?;
     input?;
     let event = caller.sign(call.audit_event()?).on(Some(id.to_string()), None);
     let ask = ask(ByUser { id, username: caller.username, event });
-    match calls::try_ask(&call.env, known.server, &ask).await? {
-        Ok(live) => updated(&body, live),
-        // The server's object was wiped: what D1 knows is all there is.
-        Err(Refusal::NotFound) if known.handled_at.is_none() && known.delivered_at.is_some() => {
+    match calls::try_ask(&call.env, summary.server, &ask).await? {
+        Ok(live) => with_live_fields(&body, live),
+        // The object was wiped. D1 has the last known state of the command.
+        Err(Refusal::NotFound)
+            if summary.handled_at.is_none() && summary.delivered_at.is_some() =>
+        {
             Err(Refusal::AlreadySent.into())
         }
         Err(Refusal::NotFound) => Err(Refusal::AlreadyHandled.into()),
@@ -169,21 +177,21 @@ async fn end(
 /// `POST /api/events/commands/<id>/cancel/`.
 pub async fn cancel(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
-    Reply::ok(&Shown(&end(call, input, Ask::Cancel).await?))
+    Reply::ok(&Shown(&end_command(call, input, Ask::Cancel).await?))
 }
 
-/// `DELETE /api/events/commands/<id>/`: the same as cancelling.
+/// `DELETE /api/events/commands/<id>/`: cancels the command.
 pub async fn delete(call: &mut Call) -> Result<Reply, Error> {
     call.discard().await;
-    end(call, Ok(()), Ask::Cancel).await?;
+    end_command(call, Ok(()), Ask::Cancel).await?;
     Ok(Reply::no_content())
 }
 
-/// `POST /api/events/commands/<id>/kill/`: 202 where the agent was asked, 200 where it never went
-/// out.
+/// `POST /api/events/commands/<id>/kill/`: 202 if the command was delivered, 200 if it was
+/// cancelled instead (contract 7.8).
 pub async fn kill(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
-    let command = end(call, input, Ask::Kill).await?;
+    let command = end_command(call, input, Ask::Kill).await?;
     if command.get("delivered_at").is_some_and(Value::is_null) {
         Reply::ok(&Shown(&command))
     } else {

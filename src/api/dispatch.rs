@@ -1,4 +1,4 @@
-//! A request's way from the platform to its handler, and back as a response.
+//! Dispatch: from a request to its handler, and from the result to a response.
 
 use farhand_domain::endpoints::{self, Access, Endpoint, Route};
 use farhand_domain::error::{Error, Kind};
@@ -17,25 +17,25 @@ use crate::http::{cors, request_log, setup};
 use crate::platform::cost;
 use crate::store::workspaces;
 
-/// Where the paths of the command endpoints begin.
+/// The prefix of the paths of command endpoints.
 const COMMANDS: &str = "/api/events/commands/";
-/// Browsers use https only for a year. Without subdomains: the service's domain may have others
-/// that belong to its owner.
+/// `Strict-Transport-Security` for one year (contract 3.8). Subdomains are left out, because some
+/// may belong to the owner of the domain and not to the service.
 const HSTS: &str = "max-age=31536000";
 
-/// Answers a request: the one place where an error becomes JSON.
+/// Answers a request. Only this function turns an error into a response.
 ///
 /// # Errors
-/// The platform cannot create the response.
+/// The runtime cannot create the response.
 pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
     let (outcome, cost) = cost::of(async {
-        // Before the host is looked up: over plain http, no answer may depend on which workspaces
+        // Before the host is looked up: an answer to plain http must not depend on which workspaces
         // exist.
         call.require_https()?;
         setup::require_secrets(&call)?;
         match answer(&mut call).await {
-            // A workspace that does not exist is 404 before anything else about the request
-            // (contract 3.4).
+            // If the workspace does not exist, the 404 for it replaces every other error (contract
+            // 3.4).
             Err(error) => {
                 Err(command_error(&call, workspace_missing(&call).await.unwrap_or(error)))
             }
@@ -58,7 +58,7 @@ pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
     Ok(response)
 }
 
-/// The response to an error, with the headers that its status requires.
+/// The response to an error, with `WWW-Authenticate` or `Allow` if its status requires one.
 fn refusal(call: &Call, error: &Error) -> Reply {
     let reply = Reply::from_error(error, &call.id);
     match (error.kind, endpoints::find(&call.path)) {
@@ -72,7 +72,7 @@ fn refusal(call: &Call, error: &Error) -> Reply {
     }
 }
 
-/// The value of the WWW-Authenticate header.
+/// The value of the header `WWW-Authenticate`.
 fn challenge(access: Access) -> &'static str {
     match access {
         Access::Operator => "Bearer realm=\"farhand operator\"",
@@ -83,8 +83,8 @@ fn challenge(access: Access) -> &'static str {
     }
 }
 
-/// Gives invalid input of the command endpoints its code (contract 3.9). An agent's reports keep
-/// the plain form.
+/// Gives 400s of command endpoints the code `INVALID_COMMAND` (contract 3.9). Reports of agents
+/// keep the plain form.
 fn command_error(call: &Call, error: Error) -> Error {
     let is_command = call
         .route
@@ -92,8 +92,8 @@ fn command_error(call: &Call, error: Error) -> Error {
     if is_command && error.kind == Kind::Invalid { error.invalid_command() } else { error }
 }
 
-/// Finds the endpoint and calls its handler. The order of refusals is the contract 3.4: host, path,
-/// method, then the handler's own.
+/// Finds the endpoint and calls its handler. Refusals follow the order of contract 3.4: host, path,
+/// method, then those of the handler.
 async fn answer(call: &mut Call) -> Result<Reply, Error> {
     let needs_workspace = call.path != "/healthz"
         && !(call.path.starts_with("/operator/") && operator::is_visible(call));
@@ -104,8 +104,8 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
         if let Some(error) = workspace_missing(call).await {
             return Err(error);
         }
-        // An agent's client would turn a redirected POST into a GET: agents are served without a
-        // redirect.
+        // Agents are served without a redirect, because their HTTP client turns a redirected POST
+        // into a GET (agent-protocol 1.1).
         if !call.is_agent() {
             let query = if call.raw_query.is_empty() {
                 String::new()
@@ -139,15 +139,14 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
     }
 }
 
-/// Whether this host and this deployment have the endpoint. A hidden one is 404, whatever the
-/// method.
+/// Whether this host and this deployment serve the route. If not, it is 404 for every method.
 fn is_served(call: &Call, route: &Route) -> bool {
     let is_hidden_operator = route.access == Access::Operator && !operator::is_visible(call);
     !is_hidden_operator && !route.is_hidden(&call.method, call.config.on_prem)
 }
 
-/// The 404 for a workspace that does not exist. Asks D1 unless the handler has already proven that
-/// it exists.
+/// The 404 for a workspace that does not exist, or the error of the lookup. `None` if the workspace
+/// exists, or if the path needs none. D1 is asked only if the handler did not find out.
 async fn workspace_missing(call: &Call) -> Option<Error> {
     let outside = call.path == "/healthz" || call.path.starts_with("/operator/");
     let slug = call.host.workspace().filter(|_| !outside && !call.is_workspace_known.get())?;
@@ -161,8 +160,8 @@ async fn workspace_missing(call: &Call) -> Option<Error> {
     }
 }
 
-/// Calls the endpoint's handler. Each handler's future is boxed: in one future of all of them, the
-/// first request of an isolate would have to wait until the code of all endpoints is compiled.
+/// Calls the handler of an endpoint. The future of each handler is boxed. A single future of all
+/// handlers would make the first request of an isolate wait until all of them are compiled.
 fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Reply, Error>> {
     match endpoint {
         Endpoint::Health => future::ready(service::health(call)).boxed_local(),
@@ -231,24 +230,24 @@ fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Repl
         Endpoint::CommandDelete => commands::delete(call).boxed_local(),
         Endpoint::CommandKill => commands::kill(call).boxed_local(),
         Endpoint::CommandChunks => command_output::chunks(call).boxed_local(),
-        Endpoint::CommandOutput => command_output::whole(call).boxed_local(),
+        Endpoint::CommandOutput => command_output::full(call).boxed_local(),
         Endpoint::CommandStream => command_output::stream(call).boxed_local(),
         Endpoint::AgentAck => agent::ack(call).boxed_local(),
         Endpoint::AgentChunk => agent::chunk(call).boxed_local(),
         Endpoint::AgentFin => agent::fin(call).boxed_local(),
         Endpoint::AgentRegister => registration_tokens::register(call).boxed_local(),
         Endpoint::AgentUnregister => agent::unregister(call).boxed_local(),
-        Endpoint::AgentCommit => agent::facts(call, true).boxed_local(),
-        Endpoint::AgentSync => agent::facts(call, false).boxed_local(),
+        Endpoint::AgentCommit => agent::host_facts(call, true).boxed_local(),
+        Endpoint::AgentSync => agent::host_facts(call, false).boxed_local(),
         Endpoint::AgentProcReport => agent::proc_report(call).boxed_local(),
         Endpoint::AgentSyncCheck => agent::sync_check(call).boxed_local(),
         Endpoint::AgentReject => agent::reject(call).boxed_local(),
-        Endpoint::AgentEvent => agent::event(call).boxed_local(),
+        Endpoint::AgentEvent => agent::agent_event(call).boxed_local(),
         Endpoint::AgentHeartbeat => agent::heartbeat(call).boxed_local(),
-        Endpoint::AgentIgnored => agent::seen(call).boxed_local(),
+        Endpoint::AgentIgnored => agent::ignored_report(call).boxed_local(),
         Endpoint::AgentMetricsConfig => agent::metrics_config(call).boxed_local(),
         Endpoint::AgentProcSync => agent::proc_sync(call).boxed_local(),
-        Endpoint::AgentUnknown => agent::unknown(call).boxed_local(),
+        Endpoint::AgentUnknown => agent::unknown_get(call).boxed_local(),
         Endpoint::AgentBackhaul => agent::web_socket(call, "/backhaul").boxed_local(),
         Endpoint::AgentControl => agent::web_socket(call, "/control").boxed_local(),
         Endpoint::AuditList => audit::list(call).boxed_local(),

@@ -1,4 +1,4 @@
-//! Groups, and who is in them (contract 5.4).
+//! Groups and memberships (contract 5.4).
 
 use farhand_domain::audit::show_ids;
 use farhand_domain::caller::Caller;
@@ -11,8 +11,11 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::change::{Extent, changed_fields, find, retry};
-use super::idempotency::{self, Kept, Once, Written};
-use super::{anybody, location, location_of, one_of, page_of, staff, staff_only};
+use super::idempotency::{self, Creation, CreationOutcome, ResourceKind};
+use super::{
+    any_caller, list_page, location, location_from_json, require_staff, retrieve_one,
+    staff_only_error,
+};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
@@ -20,19 +23,21 @@ use crate::platform;
 use crate::store::db::Failure;
 use crate::store::groups::{self, ForChange, ForJoining, MembershipForChange};
 
-/// `GET /api/iam/groups/`: those that the caller sees, oldest first.
+/// `GET /api/iam/groups/`: the groups that the caller can see, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| GroupFilter::of(query).map(|filter| groups::list(&filter)))
-        .await
+    list_page(call, any_caller, |query, _| {
+        GroupFilter::of(query).map(|filter| groups::list(&filter))
+    })
+    .await
 }
 
 /// `GET /api/iam/groups/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, anybody, call.path_number(Error::not_found), groups::one).await
+    retrieve_one(call, any_caller, call.path_number(Error::not_found), groups::one).await
 }
 
-/// What a name that another group has is to the client.
-fn taken(failure: Failure) -> Error {
+/// Maps a duplicate name to a field error.
+fn duplicate_name_error(failure: Failure) -> Error {
     match failure {
         Failure::NotUnique(column) if column == "groups.name" => {
             Error::field("name", "A group with this name already exists.")
@@ -41,30 +46,31 @@ fn taken(failure: Failure) -> Error {
     }
 }
 
-fn no_such_server() -> Error {
+fn unknown_server_error() -> Error {
     Error::field("servers", "No such server.")
 }
 
-/// What a replay of a new group shows.
-const KEPT: Kept = Kept { collection: "/api/iam/groups/", source: groups::REPLAY, hidden: &[] };
+/// Groups as a creatable resource.
+const RESOURCE: ResourceKind =
+    ResourceKind { collection: "/api/iam/groups/", source: groups::REPLAY, hidden: &[] };
 
-/// `POST /api/iam/groups/`: makes a group, if the caller is staff, who owns it.
+/// `POST /api/iam/groups/`: staff create a group. The caller becomes its owner.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
-    let body = idempotency::body_of(&fields);
+    let body = idempotency::canonical_body(&fields);
     let credential = Credential::from_request(call)?;
     let input = fields.and_then(GroupChanges::read_new);
     let servers = input.as_ref().ok().and_then(|new| new.servers.clone()).unwrap_or_default();
     let (caller, unknown) = credential.find(groups::names_unknown_server(&servers)).await?;
-    // The caller's right comes before the input (contract 3.4).
-    staff(&caller)?;
+    // The permission is checked before the input (contract 3.4).
+    require_staff(&caller)?;
     let new = input?;
-    let once = Once::of(call, &KEPT, body)?;
-    if let Some((_, reply)) = once.replay(&credential).await? {
+    let creation = Creation::from_request(call, &RESOURCE, body)?;
+    if let Some((_, reply)) = creation.replay(&credential).await? {
         return Ok(reply);
     }
     if unknown == Some(true) {
-        return Err(no_such_server());
+        return Err(unknown_server_error());
     }
     let event = call.audit_event()?.on(None, new.name.as_deref());
     let mut details = json!({});
@@ -76,19 +82,19 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         &event.details(details),
     )?;
     let name = new.name.as_deref().unwrap_or_default();
-    match once.write(&credential, name, batch).await.map_err(taken)? {
-        Written::Created(_, group) => {
-            let location = location_of(call, KEPT.collection, &group)?;
+    match creation.write(&credential, name, batch).await.map_err(duplicate_name_error)? {
+        CreationOutcome::Created(_, group) => {
+            let location = location_from_json(call, RESOURCE.collection, &group)?;
             Ok(Reply::created_text(group, location))
         }
-        Written::Refused(_) => Err(staff_only()),
-        Written::Replayed(reply) => Ok(reply),
+        CreationOutcome::Refused(_) => Err(staff_only_error()),
+        CreationOutcome::Replayed(reply) => Ok(reply),
     }
 }
 
-/// The details of a change's audit event: the changed fields, and the servers, as they decide on
-/// access.
-fn details(changes: &GroupChanges) -> Value {
+/// The details of the audit event of a change: the changed fields, and the servers, because they
+/// decide who can access a server.
+fn audit_details(changes: &GroupChanges) -> Value {
     let mut details = changed_fields(&[
         ("name", changes.name.is_some()),
         ("display_name", changes.display_name.is_some()),
@@ -101,23 +107,22 @@ fn details(changes: &GroupChanges) -> Value {
     details
 }
 
-/// The details of a membership's audit event, with its role after it.
-fn membership_details(membership: Membership, role: Role) -> Value {
+/// The details of the audit event of a membership. `role` is its new role.
+fn membership_audit_details(membership: Membership, role: Role) -> Value {
     json!({"group": membership.group, "user": membership.user, "role": role.as_str()})
 }
 
-/// What the caller may do in a group.
+/// The caller's standing in a group, which decides what the caller may do there.
 fn standing(caller: &Caller, role: Option<Role>) -> Standing {
     Standing { is_staff: caller.is_staff_or_superuser(), role }
 }
 
 /// `PUT` and `PATCH /api/iam/groups/<id>/`.
 ///
-/// 1. Finds caller and group. A caller who may not change it is refused before the input is looked
-///    at.
-/// 2. Only staff change its servers (contract 5.4). To name the same servers is no change. A `PUT`
-///    without servers removes them if the caller is staff, and keeps them otherwise.
-/// 3. Writes, if the caller still may.
+/// 1. Finds the caller and the group. The permission is checked before the input.
+/// 2. Only staff change `servers` (contract 5.4). Sending the current servers is no change. A `PUT`
+///    without `servers` removes them if the caller is staff, and keeps them otherwise.
+/// 3. Writes, if the caller still has the permission.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
@@ -142,20 +147,20 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             return Err(Error::permission_denied("Only staff may set a group's servers."));
         }
         if found.has_unknown_server {
-            return Err(no_such_server());
+            return Err(unknown_server_error());
         }
         let event = call
             .audit_event()?
             .on(Some(id.to_string()), Some(&found.name))
-            .details(details(&changes));
+            .details(audit_details(&changes));
         let batch = groups::update(&credential.scope, id, &changes, &event)?;
-        let (_, group) = credential.write(batch).await.map_err(taken)?;
+        let (_, group) = credential.write(batch).await.map_err(duplicate_name_error)?;
         Ok(group.map(Reply::ok_text))
     };
     retry("group", attempt).await
 }
 
-/// `DELETE /api/iam/groups/<id>/`: its memberships go with it, its servers stay.
+/// `DELETE /api/iam/groups/<id>/`: deletes the group and its memberships. Its servers stay.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_number(Error::not_found)).await?;
@@ -173,31 +178,38 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 
 // Memberships.
 
-/// `GET /api/iam/memberships/`: those of groups that the caller sees, oldest first.
+/// `GET /api/iam/memberships/`: the memberships of groups that the caller can see, oldest first.
 pub async fn list_memberships(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| MembershipFilter::of(query).map(groups::list_memberships))
-        .await
+    list_page(call, any_caller, |query, _| {
+        MembershipFilter::of(query).map(groups::list_memberships)
+    })
+    .await
 }
 
 /// `GET /api/iam/memberships/<id>/`.
 pub async fn retrieve_membership(call: &Call) -> Result<Reply, Error> {
-    one_of(call, anybody, call.path_id(Error::not_found), groups::membership).await
+    retrieve_one(call, any_caller, call.path_id(Error::not_found), groups::membership).await
 }
 
-/// What a replay of a new membership shows.
-const MEMBERSHIP_KEPT: Kept =
-    Kept { collection: "/api/iam/memberships/", source: groups::MEMBERSHIP_REPLAY, hidden: &[] };
+/// Memberships as a creatable resource.
+const MEMBERSHIP_RESOURCE: ResourceKind = ResourceKind {
+    collection: "/api/iam/memberships/",
+    source: groups::MEMBERSHIP_REPLAY,
+    hidden: &[],
+};
 
-/// `POST /api/iam/memberships/`: brings a user into a group.
+/// `POST /api/iam/memberships/`: adds a user to a group.
 pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
-    let asked = fields.as_ref().ok().and_then(group::peek);
-    let once = Once::of(call, &MEMBERSHIP_KEPT, idempotency::body_of(&fields));
+    let requested = fields.as_ref().ok().and_then(group::peek);
+    let creation =
+        Creation::from_request(call, &MEMBERSHIP_RESOURCE, idempotency::canonical_body(&fields));
     let input = fields.and_then(NewMembership::read);
     let attempt = async || {
-        // The caller's permission comes before other refusals (contract 3.4).
-        let (group, role) = asked.unwrap_or((0, Role::Member));
+        // The permission is checked before the input (contract 3.4), if the group can be read at
+        // all. Otherwise group 0 stands for it, which does not exist.
+        let (group, role) = requested.unwrap_or((0, Role::Member));
         let user = input.as_ref().map_or(0, |new| new.user);
         let (caller, found) =
             find::<ForJoining>(&credential, groups::for_joining(group, user)).await?;
@@ -207,8 +219,8 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
             return Err(Error::permission_denied(group::GRANTS));
         }
         let new = input.clone()?;
-        let once = once.as_ref().map_err(Clone::clone)?;
-        if let Some((_, reply)) = once.replay(&credential).await? {
+        let creation = creation.as_ref().map_err(Clone::clone)?;
+        if let Some((_, reply)) = creation.replay(&credential).await? {
             return Ok(Some(reply));
         }
         if !is_seen {
@@ -222,20 +234,26 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
         let event =
             event.details(json!({"group": new.group, "user": new.user, "role": new.role.as_str()}));
         let batch = groups::insert_membership(&credential.scope, id, new, &event)?;
-        Ok(match once.write(&credential, &id.to_string(), batch).await.map_err(joined)? {
-            Written::Created(_, membership) => Some(Reply::created_text(
-                membership,
-                location(call, MEMBERSHIP_KEPT.collection, id),
-            )),
-            Written::Refused(_) => None,
-            Written::Replayed(reply) => Some(reply),
-        })
+        Ok(
+            match creation
+                .write(&credential, &id.to_string(), batch)
+                .await
+                .map_err(duplicate_membership_error)?
+            {
+                CreationOutcome::Created(_, membership) => Some(Reply::created_text(
+                    membership,
+                    location(call, MEMBERSHIP_RESOURCE.collection, id),
+                )),
+                CreationOutcome::Refused(_) => None,
+                CreationOutcome::Replayed(reply) => Some(reply),
+            },
+        )
     };
     retry("group", attempt).await
 }
 
-/// What a second membership of a user in a group is to the client.
-fn joined(failure: Failure) -> Error {
+/// Maps a second membership of a user in a group to a field error.
+fn duplicate_membership_error(failure: Failure) -> Error {
     match failure {
         Failure::NotUnique(column) if column == "memberships.group_id" => {
             Error::field("user", "This user is in the group already.")
@@ -244,7 +262,7 @@ fn joined(failure: Failure) -> Error {
     }
 }
 
-/// Finds caller and membership, and what the caller may do in its group.
+/// Finds the caller, the caller's standing in the group, and the membership.
 async fn find_membership(
     credential: &Credential<'_>,
     id: Uuid,
@@ -255,8 +273,8 @@ async fn find_membership(
     Ok((caller, standing, found))
 }
 
-/// `PUT` and `PATCH /api/iam/memberships/<id>/`: gives a membership another role. A caller who may
-/// not is refused before the input is looked at.
+/// `PUT` and `PATCH /api/iam/memberships/<id>/`: changes the role. The permission is checked before
+/// the input.
 pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
@@ -269,7 +287,7 @@ pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply,
         group::may_change(standing, membership, membership.role, found.has_other_owner)?;
         let role = input.clone()?.of(membership)?;
         group::may_change(standing, membership, role, found.has_other_owner)?;
-        let mut details = membership_details(membership, role);
+        let mut details = membership_audit_details(membership, role);
         details["old"] = json!({"role": membership.role.as_str()});
         let event = call.audit_event()?.on(Some(id.to_string()), None).details(details);
         let batch = groups::update_membership(&credential.scope, membership, role, &event)?;
@@ -279,7 +297,7 @@ pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply,
     retry("membership", attempt).await
 }
 
-/// `DELETE /api/iam/memberships/<id>/`: takes a user out of a group; everyone may leave.
+/// `DELETE /api/iam/memberships/<id>/`: removes a user from a group. Every user may leave.
 pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
@@ -288,7 +306,7 @@ pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
         let membership = found.membership;
         group::may_end(standing, caller.user_id, membership, found.has_other_owner)?;
         let event = call.audit_event()?.on(Some(id.to_string()), None);
-        let event = event.details(membership_details(membership, membership.role));
+        let event = event.details(membership_audit_details(membership, membership.role));
         let batch = groups::delete_membership(&credential.scope, membership, &event)?;
         let (_, deleted) = credential.write(batch).await?;
         Ok(deleted.map(|_| Reply::no_content()))

@@ -1,8 +1,8 @@
-//! `Idempotency-Key` on requests that create something (contract 3.11). Commands have their own
-//! way, in `commands.rs`.
+//! `Idempotency-Key` of requests that create a resource (contract 3.11). Commands have their own
+//! implementation, in `command_creation.rs` and the server's object.
 //!
-//! The answer, without its secrets, is stored in the transaction of the change. So a key has an
-//! answer exactly if its change was made.
+//! The answer, without its secrets, is stored in the transaction of the change. So a key has a
+//! stored answer if and only if its resource was created.
 
 use farhand_domain::caller::Caller;
 use farhand_domain::command::KEY_LASTS;
@@ -22,34 +22,34 @@ use crate::store::batch::Batch;
 use crate::store::db::Failure;
 use crate::store::idempotency_keys::{self, ReplaySource};
 
-/// The longest Idempotency-Key, in bytes (contract 3.11).
-const MAX_KEY: usize = 128;
+/// The longest Idempotency-Key.
+const MAX_KEY_BYTES: usize = 128;
 
-/// A kind of resource that requests create.
-pub struct Kept {
-    /// The collection, where the resource has its address.
+/// A kind of resource that requests create, and how a replay shows it.
+pub struct ResourceKind {
+    /// The path of the collection, which precedes the id in `Location`.
     pub collection: &'static str,
-    /// Where the answer is read.
+    /// The SQL that reads the stored answer.
     pub source: ReplaySource,
-    /// The fields that only the first answer shows. A replay has null.
+    /// The fields that only the first answer shows. In a replay they are null.
     pub hidden: &'static [&'static str],
 }
 
 /// The keyed hashes of an Idempotency-Key and of its request.
 pub struct Hashes {
-    /// Of the key.
+    /// The hash of the key.
     pub key: String,
-    /// Of the endpoint and the body. Requests with equal hashes are the same request.
+    /// The hash of the endpoint and the body. Requests with equal hashes are the same request.
     pub request: String,
 }
 
 impl Hashes {
-    /// Reads the key of a request with a body; `None` if the request has none.
+    /// Reads the Idempotency-Key. `None` if the request has no key, or no readable body.
     ///
     /// # Errors
-    /// The key is malformed.
-    pub fn of(call: &Call, body: Option<Secret>) -> Result<Option<Self>, Error> {
-        let (Some(key), Some(body)) = (key_of(call)?, body) else { return Ok(None) };
+    /// 400 if the key is malformed.
+    pub fn from_request(call: &Call, body: Option<Secret>) -> Result<Option<Self>, Error> {
+        let (Some(key), Some(body)) = (read_key(call)?, body) else { return Ok(None) };
         let secret_key = platform::secret_key(&call.env)?;
         let request = format!("{} {}", call.audit_action().unwrap_or_default(), body.expose());
         Ok(Some(Self {
@@ -58,41 +58,41 @@ impl Hashes {
         }))
     }
 
-    /// The answer to the earlier request with the key, `{request, answer}` as [`idempotency_keys`]
-    /// gives it.
+    /// The stored answer of the earlier request. `earlier` is the JSON of
+    /// [`idempotency_keys::earlier`].
     ///
     /// # Errors
-    /// The earlier request was another one.
+    /// 422 `IDEMPOTENCY_KEY_REUSED` if the earlier request was a different one.
     pub fn answer(&self, earlier: &str) -> Result<Map<String, Value>, Error> {
         #[derive(Deserialize)]
-        struct Earlier {
+        struct EarlierAnswer {
             request: String,
             answer: Map<String, Value>,
         }
-        let Earlier { request, answer } = serde_json::from_str(earlier)?;
+        let EarlierAnswer { request, answer } = serde_json::from_str(earlier)?;
         if request == self.request { Ok(answer) } else { Err(Refusal::KeyReused.into()) }
     }
 }
 
-/// The answer to a request whose key was used before.
+/// The response that repeats a stored answer.
 ///
 /// # Errors
-/// None that such an answer can have.
-pub fn replayed(answer: &Map<String, Value>, location: String) -> Result<Reply, Error> {
+/// The answer cannot be written as JSON.
+pub fn replay_reply(answer: &Map<String, Value>, location: String) -> Result<Reply, Error> {
     Ok(Reply::created(answer, location)?.header("Idempotent-Replayed", "true"))
 }
 
-/// A request that creates something, with or without an Idempotency-Key.
-pub struct Once<'a> {
+/// The creation of a resource, with or without an Idempotency-Key.
+pub struct Creation<'a> {
     call: &'a Call,
-    kept: &'static Kept,
-    /// `None`: the request has no key.
+    kind: &'static ResourceKind,
+    /// `None` if the request has no key.
     hashes: Option<Hashes>,
 }
 
-/// The outcome of a creation.
-pub enum Written {
-    /// The resource was created. This is its JSON.
+/// The outcome of [`Creation::write`].
+pub enum CreationOutcome {
+    /// The resource was created. The text is its JSON.
     Created(Caller, String),
     /// The conditions of the statements failed, and nothing was written.
     Refused(Caller),
@@ -100,38 +100,43 @@ pub enum Written {
     Replayed(Reply),
 }
 
-/// The Idempotency-Key of a request.
+/// Reads the Idempotency-Key of a request.
 ///
 /// # Errors
-/// It is malformed.
-pub fn key_of(call: &Call) -> Result<Option<Secret>, Error> {
+/// 400 if the key is malformed.
+pub fn read_key(call: &Call) -> Result<Option<Secret>, Error> {
     let Some(key) = call.header("Idempotency-Key") else { return Ok(None) };
-    if (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) {
+    if (1..=MAX_KEY_BYTES).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Ok(Some(Secret::new(key)));
     }
     let message =
-        format!("The header Idempotency-Key takes 1 to {MAX_KEY} visible ASCII characters.");
+        format!("The header Idempotency-Key takes 1 to {MAX_KEY_BYTES} visible ASCII characters.");
     Err(Error::field(NON_FIELD, message))
 }
 
-/// The canonical body of a request, if it could be read: it is taken before the fields are.
-pub fn body_of(fields: &Result<Fields, Error>) -> Option<Secret> {
+/// The canonical body of a request, if it is readable. Readers consume the fields, so it is taken
+/// first.
+pub fn canonical_body(fields: &Result<Fields, Error>) -> Option<Secret> {
     fields.as_ref().ok().map(Fields::canonical)
 }
 
-impl<'a> Once<'a> {
-    /// Reads the request's key.
+impl<'a> Creation<'a> {
+    /// Reads the Idempotency-Key of a request.
     ///
     /// # Errors
-    /// The key is malformed.
-    pub fn of(call: &'a Call, kept: &'static Kept, body: Option<Secret>) -> Result<Self, Error> {
-        Ok(Self { call, kept, hashes: Hashes::of(call, body)? })
+    /// 400 if the key is malformed.
+    pub fn from_request(
+        call: &'a Call,
+        kind: &'static ResourceKind,
+        body: Option<Secret>,
+    ) -> Result<Self, Error> {
+        Ok(Self { call, kind, hashes: Hashes::from_request(call, body)? })
     }
 
-    /// The first answer to the key, if there is one, with the caller.
+    /// The caller and the stored answer for the key, if there is one.
     ///
     /// # Errors
-    /// The credential is not alive, or the key was used for another request.
+    /// The credential is not valid; 422 `IDEMPOTENCY_KEY_REUSED`.
     pub async fn replay(
         &self,
         credential: &Credential<'_>,
@@ -142,40 +147,40 @@ impl<'a> Once<'a> {
             credential.read(idempotency_keys::earlier(&hashes.key, since)).await?;
         let Some(found) = found else { return Ok(None) };
         let mut answer = hashes.answer(&found)?;
-        answer.extend(self.kept.hidden.iter().map(|name| ((*name).to_owned(), Value::Null)));
+        answer.extend(self.kind.hidden.iter().map(|name| ((*name).to_owned(), Value::Null)));
         let id =
             answer.get("id").map(|id| id.as_str().map_or_else(|| id.to_string(), str::to_owned));
-        let location = location(self.call, self.kept.collection, id.unwrap_or_default());
-        Ok(Some((caller, replayed(&answer, location)?)))
+        let location = location(self.call, self.kind.collection, id.unwrap_or_default());
+        Ok(Some((caller, replay_reply(&answer, location)?)))
     }
 
-    /// Writes a creation, and with it the answer to a request with a key. `resource` is the new
-    /// resource's id or name.
+    /// Writes the creation, and the answer for the key, in one transaction. `resource` is the id or
+    /// the name of the new resource.
     ///
     /// # Errors
-    /// As [`Credential::write`].
+    /// Those of [`Credential::write`].
     pub async fn write(
         &self,
         credential: &Credential<'_>,
         resource: &str,
         batch: Batch,
-    ) -> Result<Written, Failure> {
+    ) -> Result<CreationOutcome, Failure> {
         let batch = match &self.hashes {
             Some(Hashes { key, request }) => idempotency_keys::insert(
                 batch,
                 &credential.scope,
                 (key, request),
-                &self.kept.source,
+                &self.kind.source,
                 resource,
             ),
             None => batch,
         };
         match credential.write(batch).await {
-            Ok((caller, Some(created))) => Ok(Written::Created(caller, created)),
-            Ok((caller, None)) => Ok(Written::Refused(caller)),
-            // A concurrent request with the same key took the key, or a name, first.
+            Ok((caller, Some(created))) => Ok(CreationOutcome::Created(caller, created)),
+            Ok((caller, None)) => Ok(CreationOutcome::Refused(caller)),
+            // A concurrent request with the same key was first, or one that took the same name.
             Err(Failure::NotUnique(rule)) => match self.replay(credential).await? {
-                Some((_, reply)) => Ok(Written::Replayed(reply)),
+                Some((_, reply)) => Ok(CreationOutcome::Replayed(reply)),
                 None => Err(Failure::NotUnique(rule)),
             },
             Err(failure) => Err(failure),

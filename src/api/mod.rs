@@ -1,6 +1,5 @@
-//! The handlers, one file per resource: each reads its input, makes one call into the store or an
-//! object, and answers. `dispatch` hands requests to them, `change` and `idempotency` have what
-//! changes share.
+//! The handlers of the API, one file per resource. `dispatch` selects the handler of a request.
+//! `change` and `idempotency` have the steps that handlers share.
 
 pub mod acl_check;
 pub mod agent;
@@ -38,8 +37,8 @@ use crate::store::db::Items;
 use crate::store::list::List;
 use crate::store::scope::Query;
 
-/// Answers with one resource, by its id, to those who are permitted it.
-async fn one_of<Id>(
+/// Answers a GET of one resource by its id. `permit` refuses callers that may not read it.
+async fn retrieve_one<Id>(
     call: &Call,
     permit: impl Fn(&Caller) -> Result<(), Error>,
     id: Result<Id, Error>,
@@ -51,8 +50,8 @@ async fn one_of<Id>(
     resource.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
-/// The address of another page of the same list: on the caller's own base URL, with the other
-/// parameters kept.
+/// The URL of another page of the same list, on the caller's own base URL. The other parameters
+/// stay.
 fn page_url(call: &Call, query: &page::Query, number: u64) -> String {
     let mut parameters = form_urlencoded::Serializer::new(String::new());
     parameters.extend_pairs(query.iter().filter(|(name, _)| name != "page"));
@@ -60,7 +59,7 @@ fn page_url(call: &Call, query: &page::Query, number: u64) -> String {
     format!("{}{}?{}", call.origin, call.path, parameters.finish())
 }
 
-/// Answers with a page of a list, in the envelope of contract 3.7 (Paginated list envelope).
+/// Answers with one page of a list (contract 3.7).
 fn envelope(
     call: &Call,
     query: &page::Query,
@@ -75,13 +74,13 @@ fn envelope(
     Ok(Reply::list(before, items))
 }
 
-/// The address of a resource in a collection, on the caller's own base URL.
+/// The URL of a resource in a collection, on the caller's own base URL.
 fn location(call: &Call, collection: &str, id: impl Display) -> String {
     format!("{}{collection}{id}/", call.origin)
 }
 
-/// The address of a resource whose JSON has a number as its id.
-fn location_of(call: &Call, collection: &str, json: &str) -> Result<String, Error> {
+/// The URL of a resource from its JSON, which has a number as `id`.
+fn location_from_json(call: &Call, collection: &str, json: &str) -> Result<String, Error> {
     #[derive(Deserialize)]
     struct Numbered {
         id: i64,
@@ -90,45 +89,45 @@ fn location_of(call: &Call, collection: &str, json: &str) -> Result<String, Erro
     Ok(location(call, collection, id))
 }
 
-/// Lets everybody read what is theirs.
-fn anybody(_: &Caller) -> Result<(), Error> {
+/// Permits every caller.
+fn any_caller(_: &Caller) -> Result<(), Error> {
     Ok(())
 }
 
-/// The refusal of what only staff and superusers may do.
-fn staff_only() -> Error {
+/// The 403 for other callers than staff.
+fn staff_only_error() -> Error {
     Error::permission_denied("Only staff and superusers may do this.")
 }
 
-/// Lets staff and superusers do something.
-fn staff(caller: &Caller) -> Result<(), Error> {
-    if caller.is_staff_or_superuser() { Ok(()) } else { Err(staff_only()) }
+/// Permits staff only.
+fn require_staff(caller: &Caller) -> Result<(), Error> {
+    if caller.is_staff_or_superuser() { Ok(()) } else { Err(staff_only_error()) }
 }
 
-/// Answers with a page of a list of the caller's that a query asks for, to those who are permitted
-/// it. `list` is a plain function: what it gives depends on the query only, so it can be kept.
-async fn page_of(
+/// Answers a GET of a list. `permit` refuses callers that may not read it. `list` is a function
+/// pointer and captures nothing, so its result depends only on the query and can be cached.
+async fn list_page(
     call: &Call,
     permit: impl Fn(&Caller) -> Result<(), Error>,
     list: fn(&page::Query, Page) -> Result<List, Error>,
 ) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let query = call.query();
-    let kept = credential.cached_list().map_or_else(
+    let cached = credential.cached_list().map_or_else(
         || {
             let page = Page::of(&query);
-            // What else is wrong is told together with what is wrong with the page.
+            // Errors of the page and of other parameters are reported together (contract 3.7).
             let list = list(&query, *page.as_ref().unwrap_or(&Page::FIRST));
             error::both(page, list).map(|(page, list)| credential.cache_list(list, page))
         },
         Ok,
     );
-    let kept = match kept {
-        Ok(kept) => kept,
-        // The caller's right comes before the input (contract 3.4).
+    let list = match cached {
+        Ok(list) => list,
+        // The permission is checked before the input (contract 3.4).
         Err(error) => return Err(permit(&credential.check().await?).err().unwrap_or(error)),
     };
-    let (caller, items, count) = credential.list(&kept).await?;
+    let (caller, items, count) = credential.list(&list).await?;
     permit(&caller)?;
-    envelope(call, &query, kept.page, items, count)
+    envelope(call, &query, list.page, items, count)
 }

@@ -1,4 +1,4 @@
-//! The operator API (contract 2): workspaces, on the bare service domain only.
+//! The operator API (contract 2): creates, lists, deletes and repairs workspaces.
 
 use farhand_domain::audit::{ActorType, CELL, CredentialType, Event};
 use farhand_domain::command::KEY_LASTS;
@@ -22,27 +22,27 @@ use crate::objects::janitor;
 use crate::platform;
 use crate::store::{idempotency_keys, workspaces};
 
-/// Whose hashing it is in the isolate's queue.
-const OPERATOR: &str = "operator";
-/// The collection of workspaces.
+/// The name under which the operator's passwords wait for hashing.
+const HASHING_USER: &str = "operator";
+/// The path of the collection of workspaces.
 const WORKSPACES: &str = "/operator/workspaces/";
 
-/// The operator's tokens, if this request can see the operator API at all: on the bare service
-/// domain, with the secret `OPERATOR_TOKEN`.
+/// The accepted operator tokens. `None` if the operator API is not visible to this request: on the
+/// host of a workspace, or without the secret `OPERATOR_TOKEN` (contract 2.1).
 fn tokens(call: &Call) -> Option<Vec<Secret>> {
     platform::operator_tokens(&call.env).filter(|_| matches!(call.host, Host::Bare(_)))
 }
 
-/// Refuses a caller that is not the operator.
+/// Refuses callers that are not the operator (contract 2.1).
 ///
-/// The right token is taken however many wrong ones came before: anybody can send those, and must
-/// not lock the operator out. What keeps guesses out is the token's length
-/// ([`SHORTEST_SECRET`](farhand_domain::secret::SHORTEST_SECRET)); the limit bounds what they cost
-/// and log.
+/// The right token is accepted after any number of wrong ones. Otherwise strangers could lock the
+/// operator out by guessing. The length of the token
+/// ([`SHORTEST_SECRET`](farhand_domain::secret::SHORTEST_SECRET)) protects it from guesses; the
+/// limit only bounds the work and the audit events that they cause.
 ///
 /// # Errors
-/// 404 on a workspace's own name or without the secret `OPERATOR_TOKEN`, 401 without a header, 403
-/// with a wrong one, 429 after ten wrong ones in a minute.
+/// 404 if the operator API is not visible, 401 without a header, 403 for a wrong token, 429 after
+/// ten wrong tokens in a minute.
 pub async fn authorize(call: &Call) -> Result<(), Error> {
     let expected = tokens(call).ok_or_else(Error::not_found)?;
     let token = call.operator_token()?;
@@ -55,13 +55,13 @@ pub async fn authorize(call: &Call) -> Result<(), Error> {
     Err(refusal)
 }
 
-/// Whether the operator API can be seen at all by this request.
+/// Whether the operator API is visible to this request.
 pub fn is_visible(call: &Call) -> bool {
     tokens(call).is_some()
 }
 
-/// The operator's event about a workspace, which is known by its slug.
-fn event_of(call: &Call, slug: &str) -> Result<Event, Error> {
+/// The audit event of the operator about a workspace. Its object has the slug as the name.
+fn workspace_event(call: &Call, slug: &str) -> Result<Event, Error> {
     let event = call
         .audit_event()?
         .by(ActorType::Operator, None, None)
@@ -75,7 +75,7 @@ struct NewWorkspace {
     admin: NewUser,
 }
 
-fn read(mut fields: Fields) -> Result<NewWorkspace, Error> {
+fn read_new_workspace(mut fields: Fields) -> Result<NewWorkspace, Error> {
     let slug = fields.text("slug", 1..=63).filter(|slug| {
         let good = workspace::is_slug(slug);
         if !good {
@@ -98,20 +98,20 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         return Err(error);
     }
     let fields = call.fields().await;
-    let hashes = Hashes::of(call, idempotency::body_of(&fields));
+    let hashes = Hashes::from_request(call, idempotency::canonical_body(&fields));
     let (NewWorkspace { slug, name, admin }, hashes) =
-        fields.and_then(read).and_then(|new| Ok((new, hashes?)))?;
+        fields.and_then(read_new_workspace).and_then(|new| Ok((new, hashes?)))?;
     if let Some(reply) = replay(call, hashes.as_ref()).await? {
         return Ok(reply);
     }
-    let hash = hashing::hash(call, OPERATOR, &admin.password).await?;
-    // One in the cell's chain, and one in the workspace's own.
-    let made = || {
+    let hash = hashing::hash(call, HASHING_USER, &admin.password).await?;
+    // One event is for the chain of the cell, one for the chain of the new workspace.
+    let creation_event = || {
         Ok::<_, Error>(
-            event_of(call, &slug)?.details(json!({"name": name, "admin": admin.username})),
+            workspace_event(call, &slug)?.details(json!({"name": name, "admin": admin.username})),
         )
     };
-    let (event, own_event) = (made()?, made()?);
+    let (event, own_event) = (creation_event()?, creation_event()?);
     let mut answer = json!({
         "slug": slug,
         "name": name,
@@ -136,17 +136,18 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         own_event: &own_event,
         answer: hashes.as_ref().map(store),
     };
-    let Some(made) = workspaces::insert(&call.env, new, call.now).await? else {
-        // A concurrent request with the same key may have been first.
-        let taken = || Error::field("slug", "A workspace with this slug already exists.");
-        return replay(call, hashes.as_ref()).await?.ok_or_else(taken);
+    let Some(created) = workspaces::insert(&call.env, new, call.now).await? else {
+        // A concurrent request with the same key may have created the workspace.
+        let duplicate_slug_error =
+            || Error::field("slug", "A workspace with this slug already exists.");
+        return replay(call, hashes.as_ref()).await?.ok_or_else(duplicate_slug_error);
     };
-    call.audited_chains.borrow_mut().extend([CELL, made.workspace]);
-    answer["admin"]["id"] = json!(made.admin);
+    call.audited_chains.borrow_mut().extend([CELL, created.workspace]);
+    answer["admin"]["id"] = json!(created.admin);
     Reply::created(&answer, location(call, WORKSPACES, &slug))
 }
 
-/// The first answer to the Idempotency-Key of a request, if there is one.
+/// The stored answer for the Idempotency-Key of a request, if there is one.
 async fn replay(call: &Call, hashes: Option<&Hashes>) -> Result<Option<Reply>, Error> {
     let Some(hashes) = hashes else { return Ok(None) };
     let since = call.now.plus_seconds(-KEY_LASTS);
@@ -157,10 +158,10 @@ async fn replay(call: &Call, hashes: Option<&Hashes>) -> Result<Option<Reply>, E
     };
     let answer = hashes.answer(&earlier)?;
     let slug = answer.get("slug").and_then(Value::as_str).unwrap_or_default();
-    idempotency::replayed(&answer, location(call, WORKSPACES, slug)).map(Some)
+    idempotency::replay_reply(&answer, location(call, WORKSPACES, slug)).map(Some)
 }
 
-/// `GET /operator/workspaces/`.
+/// `GET /operator/workspaces/`: live and deleted workspaces.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
     authorize(call).await?;
     let query = call.query();
@@ -169,29 +170,29 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     envelope(call, &query, page, items, count)
 }
 
-/// `DELETE /operator/workspaces/<slug>/`: everything in the workspace is refused when this answers.
-/// The purge follows after the grace period, or with `?now=true` immediately.
+/// `DELETE /operator/workspaces/<slug>/` (contract 2.3): when this answers, every request to the
+/// workspace is refused. The purge starts after the grace period, or immediately with `?now=true`.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     authorize(call).await?;
     let is_now = boolean_parameter(&call.query(), "now")?.unwrap_or(false);
     let slug = call.parameter("slug");
     let purge_at = if is_now { call.now } else { platform::purge_at(&call.env, call.now) };
-    let event = event_of(call, slug)?.details(json!({"purge_at": purge_at}));
+    let event = workspace_event(call, slug)?.details(json!({"purge_at": purge_at}));
     let existed =
         janitor::delete_workspace(&call.env, slug, (purge_at, purge_at <= call.now), event).await?;
     call.audited_chains.borrow_mut().push(CELL);
     workspaces::forget(slug);
-    if existed { Ok(Reply::no_content()) } else { Err(no_workspace()) }
+    if existed { Ok(Reply::no_content()) } else { Err(no_workspace_error()) }
 }
 
-/// `POST /operator/workspaces/<slug>/undelete/`: makes a deleted workspace whose purge has not
-/// begun a live one again.
+/// `POST /operator/workspaces/<slug>/undelete/`: restores a deleted workspace whose purge has not
+/// begun.
 pub async fn undelete(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     authorize(call).await?;
     input?;
     let slug = call.parameter("slug");
-    let event = event_of(call, slug)?;
+    let event = workspace_event(call, slug)?;
     if !janitor::undelete_workspace(&call.env, slug, event).await? {
         return Err(Error::new(
             Kind::NotFound,
@@ -202,20 +203,21 @@ pub async fn undelete(call: &mut Call) -> Result<Reply, Error> {
     Reply::ok(&json!({"slug": slug}))
 }
 
-fn no_workspace() -> Error {
+fn no_workspace_error() -> Error {
     Error::new(Kind::NotFound, "No such workspace.")
 }
 
-/// `POST /operator/workspaces/<slug>/resync/`: begins to have all objects of servers tell D1
-/// everything again, for when D1 was taken back to an earlier moment (docs/operations.md, Restore).
+/// `POST /operator/workspaces/<slug>/resync/`: all objects of the workspace's servers write their
+/// state to D1 again, in the background. For a D1 that was restored to an earlier time
+/// (`docs/operations.md`, Restore).
 pub async fn resync(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     authorize(call).await?;
     input?;
     let slug = call.parameter("slug");
     if !janitor::resync(&call.env, slug).await? {
-        return Err(no_workspace());
+        return Err(no_workspace_error());
     }
-    record_later(call, CELL, event_of(call, slug)?);
+    record_later(call, CELL, workspace_event(call, slug)?);
     Reply::accepted(&json!({"slug": slug}))
 }

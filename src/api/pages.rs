@@ -1,18 +1,18 @@
-//! The page on which a user chooses a new password; its files are in `web/`.
+//! The page on which a user sets a new password (contract 11.6). Its source is in `web/`.
 
 use farhand_domain::error::Error;
 
 use crate::http::request::Call;
 use crate::http::response::Reply;
 
-/// What the page may load and do: its own two files, and requests to its own workspace. Its icon is
-/// in the page itself.
+/// The Content-Security-Policy of the page: its own two files, and requests to its own origin. Its
+/// icon is a `data:` URL.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The page's files, which are part of the Worker: with the platform's own static assets every
-/// request of the API would go through their router first, which took a tenth of the service's
-/// speed (docs/performance.md).
+/// The path, media type and text of each file. They are compiled into the Worker. The static assets
+/// of the platform would add a router in front of every API request, which cost a tenth of the
+/// throughput (`docs/performance.md`).
 const FILES: [(&str, &str, &str); 3] = [
     (
         "/reset-password/",
@@ -33,8 +33,8 @@ const FILES: [(&str, &str, &str); 3] = [
 
 /// `GET /reset-password/` and its files.
 ///
-/// The page's address holds the key of a reset, so no request that it makes may tell its address
-/// (contract 4.10).
+/// The URL of the page contains the key of a reset. So its requests send no `Referer` (contract
+/// 4.10).
 pub fn file(call: &Call) -> Result<Reply, Error> {
     let file = FILES.into_iter().find(|(path, ..)| *path == call.path);
     let (_, media_type, text) = file.ok_or_else(Error::not_found)?;

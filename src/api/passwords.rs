@@ -1,5 +1,5 @@
-//! Passwords: changing one's own, setting another's, and resets by mail (contract 4.9 and 4.10;
-//! contract 4.11).
+//! Passwords: change-password, setting another user's password, and resets by mail (contract 4.9
+//! to 4.11).
 
 use farhand_domain::audit::{ActorType, CredentialType};
 use farhand_domain::caller::Caller;
@@ -11,7 +11,7 @@ use farhand_domain::user::{self, Account};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::users::target;
+use super::users::target_from_path;
 use crate::auth::credential::{self, Credential};
 use crate::auth::guesses;
 use crate::auth::hashing;
@@ -22,7 +22,8 @@ use crate::platform;
 use crate::store::reset_requests::{self, Requested};
 use crate::store::users::{self, Found, NewPassword, Target};
 
-/// 403 in place of 401, for endpoints of which contract 4.1 says so: logout and change-password.
+/// Turns 401 into 403, for the endpoints where contract 4.1 requires it: logout and
+/// change-password.
 pub fn forbidden_without_header(error: Error) -> Error {
     match error.kind {
         Kind::Unauthenticated => {
@@ -32,8 +33,8 @@ pub fn forbidden_without_header(error: Error) -> Error {
     }
 }
 
-/// Notes all rules that a new password breaks, under the field that it came in.
-fn judge(
+/// Reports all password rules that a new password violates, under the field `name`.
+fn reject_violations(
     fields: &mut Fields,
     name: &'static str,
     password: Option<&String>,
@@ -46,25 +47,26 @@ fn judge(
     }
 }
 
-/// Reads whether the waiting commands of the user's sessions stay.
-fn keep_scheduled(fields: &mut Fields) -> bool {
+/// Reads `keep_scheduled`, whose default is false (contract 11.5).
+fn read_keep_scheduled(fields: &mut Fields) -> bool {
     fields.optional_boolean("keep_scheduled").unwrap_or(false)
 }
 
-/// Reads a new password, and whether scheduled commands are kept.
-fn new_password(
+/// Reads the fields of a new password: the password and `keep_scheduled`.
+fn read_new_password(
     mut fields: Fields,
     name: &'static str,
     personal: Personal<'_>,
 ) -> Result<(String, bool), Error> {
     let new = user::read_password(&mut fields, name);
-    let keep_scheduled = keep_scheduled(&mut fields);
-    judge(&mut fields, name, new.as_ref(), personal);
+    let keep_scheduled = read_keep_scheduled(&mut fields);
+    reject_violations(&mut fields, name, new.as_ref(), personal);
     Ok((fields.finish_with(new)?, keep_scheduled))
 }
 
-/// Sets a password of a user, and ends the user's sessions. Returns the user; `None` if caller or
-/// user are not what they were any more: see [`users::set_password`].
+/// Sets the password of a user and ends the user's sessions. Returns the user object. `None` if the
+/// conditions of [`users::set_password`] no longer hold, because another request changed the caller
+/// or the password.
 async fn set_password(
     call: &Call,
     credential: &Credential<'_>,
@@ -87,11 +89,11 @@ async fn set_password(
 
 /// `POST /api/auth/change-password/`.
 ///
-/// 1. Looks the caller up, with the current password's hash.
-/// 2. Checks both fields, and tells all that is wrong together. A wrong current password counts as
-///    a guess.
-/// 3. Sets the new one, if the one that was checked is still the current one. All sessions end; API
-///    tokens stay.
+/// 1. Looks up the caller, with the hash of the current password.
+/// 2. Checks both fields, and reports all errors together. A wrong current password counts as a
+///    guess (contract 4.5).
+/// 3. Sets the new password, if the current one is still the one that was checked. All sessions
+///    end; API tokens stay valid.
 pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await.map_err(forbidden_without_header)?;
     let credential = Credential::from_request(call)?;
@@ -101,8 +103,8 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let mut fields = fields?;
     let current = user::read_password(&mut fields, "password");
     let new = user::read_password(&mut fields, "new_password");
-    let keep_scheduled = keep_scheduled(&mut fields);
-    judge(&mut fields, "new_password", new.as_ref(), account.personal());
+    let keep_scheduled = read_keep_scheduled(&mut fields);
+    reject_violations(&mut fields, "new_password", new.as_ref(), account.personal());
     if let Some(current) = current
         && !guesses::is_current_password(call, &caller.username, &current, &stored).await?
     {
@@ -115,41 +117,43 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     Reply::ok(&Value::Null)
 }
 
-/// `PUT` and `PATCH /api/users/users/<username>/`: sets a user's password, for superusers. The
-/// current one is not asked for.
+/// `PUT` and `PATCH /api/users/users/<username>/`: a superuser sets the password of a user. The
+/// current password is not checked.
 pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
-    let (caller, found) = credential.find::<Found>(users::find(&target(call)?)).await?;
+    let (caller, found) = credential.find::<Found>(users::find(&target_from_path(call)?)).await?;
     if !caller.is_superuser {
         return Err(Error::permission_denied("Only superusers may set another user's password."));
     }
     let Found { account, .. } = found.ok_or_else(Error::not_found)?;
     let mut fields = fields?;
     fields.ignore(user::READ_ONLY);
-    let (new, keep_scheduled) = new_password(fields, "password", account.personal())?;
+    let (new, keep_scheduled) = read_new_password(fields, "password", account.personal())?;
     let user =
         set_password(call, &credential, (&caller, &account), None, (&new, keep_scheduled)).await?;
     user.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
-/// `POST /api/auth/reset-password/`: `null`, whatever is answered (contract 4.10: no error body in
-/// any case).
+/// `POST /api/auth/reset-password/`. Its errors have the body `null` (contract 3.9), except 404 and
+/// 500.
 pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
-    match try_to_request(call).await {
+    match store_reset_request(call).await {
         Ok(()) => Reply::ok(&Value::Null),
         Err(error) if matches!(error.kind, Kind::Internal | Kind::NotFound) => Err(error),
         Err(error) => Err(error.silent()),
     }
 }
 
-/// Does the same for every address, registered or not (contract 4.10).
+/// Stores a request for a reset (contract 4.10). The work is the same for registered and
+/// unregistered addresses.
 ///
 /// 1. Counts the request for the client's address.
-/// 2. Stores it, unless the address asked for has as many pending as may be. What is no address is
-///    not stored.
-/// 3. Has a mail sent for it, which is dropped later if the address is nobody's.
-async fn try_to_request(call: &mut Call) -> Result<(), Error> {
+/// 2. Stores it, unless too many are pending for the e-mail address. A malformed address is not
+///    stored, and no error.
+/// 3. Notifies the mailer, which sends the mail. It drops the request if the address is not
+///    registered.
+async fn store_reset_request(call: &mut Call) -> Result<(), Error> {
     let fields = call.fields().await;
     guesses::count_reset(call).await?;
     let address = fields?.value("email").and_then(Value::as_str).and_then(user::normalized_email);
@@ -169,40 +173,40 @@ async fn try_to_request(call: &mut Call) -> Result<(), Error> {
     }
 }
 
-/// The request that the path's key is for, as far as the key itself tells.
-fn request_of_key(call: &Call) -> Result<Option<Uuid>, Error> {
+/// The id of the reset request in the key of the path, if the key is signed correctly.
+fn reset_id_from_key(call: &Call) -> Result<Option<Uuid>, Error> {
     let key = Secret::new(call.parameter("key"));
     Ok(platform::secret_key(&call.env)?.reset_request(&key))
 }
 
-/// `GET /api/auth/reset-password/confirm/<confirmation_key>/`: sends the browser to the page that
-/// asks for the password.
+/// `GET /api/auth/reset-password/confirm/<key>/`: redirects the browser to the page for a new
+/// password.
 pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
     let workspace = call.workspace()?;
-    let found = match request_of_key(call)? {
+    let found = match reset_id_from_key(call)? {
         Some(id) => reset_requests::find(&call.env, workspace, id, call.now).await?,
         None => None,
     };
-    // A good key has digits and letters only.
+    // A correct key has only characters that a URL needs no escapes for.
     let query =
         found.map_or("error=invalid".to_owned(), |_| format!("key={}", call.parameter("key")));
     let page = format!("{}/reset-password/?{query}", call.config.web_client_of(workspace));
     Ok(Reply::redirect(page).header("Referrer-Policy", "no-referrer"))
 }
 
-/// `POST /api/auth/reset-password/confirm/<confirmation_key>/`.
+/// `POST /api/auth/reset-password/confirm/<key>/`.
 ///
-/// 1. A key that is unknown, used, void or expired is 404, before the input is looked at.
+/// 1. Answers 404 for an unknown, used, void or expired key, before the input is checked.
 /// 2. Checks the new password.
-/// 3. Sets it, if the key is still good then: of two that come at once, one is.
+/// 3. Sets it, if the key is still valid. Of two concurrent requests with one key, one succeeds.
 pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields().await;
     let workspace = call.workspace()?;
-    let id = request_of_key(call)?.ok_or_else(Error::not_found)?;
+    let id = reset_id_from_key(call)?.ok_or_else(Error::not_found)?;
     let account = reset_requests::find(&call.env, workspace, id, call.now)
         .await?
         .ok_or_else(Error::not_found)?;
-    let (new, keep_scheduled) = new_password(fields?, "new_password", account.personal())?;
+    let (new, keep_scheduled) = read_new_password(fields?, "new_password", account.personal())?;
     let hash = hashing::hash(call, &account.username, &new).await?;
     let event = call.audit_event()?.on(Some(account.id.to_string()), Some(&account.username));
     let event = event.by(ActorType::User, Some(account.id.to_string()), Some(account.username));

@@ -1,5 +1,5 @@
-//! Registration tokens, for staff, and the servers that agents register with them (contract 6.4;
-//! agent-protocol 1.2).
+//! Registration tokens (contract 6.4), and the registration of servers with them (agent-protocol
+//! 1.2).
 
 use farhand_domain::audit::show_ids;
 use farhand_domain::error::Error;
@@ -8,8 +8,10 @@ use farhand_domain::registration_token::{NewRegistrationToken, Registration};
 use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
 
-use super::idempotency::{self, Kept, Once, Written};
-use super::{location, one_of, page_of, servers as api_servers, staff, staff_only};
+use super::idempotency::{self, Creation, CreationOutcome, ResourceKind};
+use super::{
+    list_page, location, require_staff, retrieve_one, servers as api_servers, staff_only_error,
+};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
@@ -17,40 +19,41 @@ use crate::platform;
 use crate::store::registration_tokens::{self, NewServer};
 use crate::store::servers;
 
-/// `GET /api/servers/registration-tokens/`: the workspace's, newest first.
+/// `GET /api/servers/registration-tokens/`: the tokens of the workspace, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, staff, |_, _| Ok(registration_tokens::list())).await
+    list_page(call, require_staff, |_, _| Ok(registration_tokens::list())).await
 }
 
 /// `GET /api/servers/registration-tokens/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, staff, call.path_id(Error::not_found), registration_tokens::one).await
+    retrieve_one(call, require_staff, call.path_id(Error::not_found), registration_tokens::one)
+        .await
 }
 
-/// What a replay of a creation shows.
-const KEPT: Kept = Kept {
+/// Registration tokens as a creatable resource.
+const RESOURCE: ResourceKind = ResourceKind {
     collection: "/api/servers/registration-tokens/",
     source: registration_tokens::REPLAY,
     hidden: &["key"],
 };
 
-/// `POST /api/servers/registration-tokens/`: the one answer that has the key.
+/// `POST /api/servers/registration-tokens/`. Only its answer shows the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
     let fields = call.user_fields().await?;
-    let body = idempotency::body_of(&fields);
+    let body = idempotency::canonical_body(&fields);
     let credential = Credential::from_request(call)?;
     let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
     let groups = input.as_ref().map_or(&[][..], |new| &new.groups);
     let (caller, problem) = credential.read(servers::problem_of_groups(groups)).await?;
-    // The caller's right comes before the input (contract 3.4).
-    staff(&caller)?;
+    // The permission is checked before the input (contract 3.4).
+    require_staff(&caller)?;
     let new = input?;
-    let once = Once::of(call, &KEPT, body)?;
-    if let Some((_, reply)) = once.replay(&credential).await? {
+    let creation = Creation::from_request(call, &RESOURCE, body)?;
+    if let Some((_, reply)) = creation.replay(&credential).await? {
         return Ok(reply);
     }
-    if let Some(error) = api_servers::bad_groups(problem.as_deref()) {
+    if let Some(error) = api_servers::group_error(problem.as_deref()) {
         return Err(error);
     }
     let key = platform::new_secret()?;
@@ -72,14 +75,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         &key_hash,
         &event.details(details),
     )?;
-    match once.write(&credential, &id.to_string(), batch).await? {
-        Written::Created(_, token) => {
+    match creation.write(&credential, &id.to_string(), batch).await? {
+        CreationOutcome::Created(_, token) => {
             let mut token: Value = serde_json::from_str(&token)?;
             token["key"] = json!(key.expose());
-            Reply::created(&token, location(call, KEPT.collection, id))
+            Reply::created(&token, location(call, RESOURCE.collection, id))
         }
-        Written::Refused(_) => Err(staff_only()),
-        Written::Replayed(reply) => Ok(reply),
+        CreationOutcome::Refused(_) => Err(staff_only_error()),
+        CreationOutcome::Replayed(reply) => Ok(reply),
     }
 }
 
@@ -90,14 +93,14 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let event = call.audit_event()?.on(Some(id.to_string()), None);
     let (caller, deleted) =
         credential.write(registration_tokens::delete(&credential.scope, id, &event)?).await?;
-    staff(&caller)?;
+    require_staff(&caller)?;
     deleted.map(|_| Reply::no_content()).ok_or_else(Error::not_found)
 }
 
-/// `POST /api/servers/servers/register/`: an agent makes a server of its host. Exactly 201
-/// (agent-protocol 1.2).
+/// `POST /api/servers/servers/register/`: an agent registers its host as a server (agent-protocol
+/// 1.2).
 ///
-/// The server has no owner and is in the token's groups. A name that is taken gets a number.
+/// The server has no owner, and joins the groups of the token. A name that is in use gets a number.
 pub async fn register(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let key = call.user_token()?;
@@ -135,15 +138,15 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
     let registered =
         registration_tokens::register(&call.env, &workspace, &token, new, call.now).await?;
     let Some(registered) = registered else {
-        let asked = (Some(registration.name.as_str()), remote_ip.as_str());
-        registration_tokens::refusal(&call.env, &workspace, &token, asked, call.now).await?;
+        let requested = (Some(registration.name.as_str()), remote_ip.as_str());
+        registration_tokens::refusal(&call.env, &workspace, &token, requested, call.now).await?;
         return Err(Error::field(
             "name",
             "Servers of this name have all the numbers that there are.",
         ));
     };
     call.audited_chains.borrow_mut().push(registered.workspace_id);
-    api_servers::adopt(call, registered.workspace_id, id).await?;
-    let made = json!({"id": id, "key": key.expose(), "name": registered.name});
-    Reply::created(&made, location(call, api_servers::SERVERS, id))
+    api_servers::init_object(call, registered.workspace_id, id).await?;
+    let answer = json!({"id": id, "key": key.expose(), "name": registered.name});
+    Reply::created(&answer, location(call, api_servers::SERVERS, id))
 }

@@ -11,9 +11,9 @@ use farhand_domain::server::{self, ServerChanges, ServerList};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::change::{Extent, changed_fields, conflict, find, retry};
-use super::idempotency::{self, Kept, Once, Written};
-use super::{agent, anybody, location, one_of, page_of, staff};
+use super::change::{Extent, changed_fields, conflict_error, find, retry};
+use super::idempotency::{self, Creation, CreationOutcome, ResourceKind};
+use super::{agent, any_caller, list_page, location, require_staff, retrieve_one};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
@@ -23,33 +23,34 @@ use crate::platform::log;
 use crate::store::db::Failure;
 use crate::store::servers::{self, ForApproval, ForChange};
 
-/// Where servers are.
+/// The path of the collection of servers.
 pub const SERVERS: &str = "/api/servers/servers/";
 
-/// `GET /api/servers/` and `/api/servers/servers/`: those that the caller reaches.
+/// `GET /api/servers/` and `/api/servers/servers/`: the servers that the caller can access.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| ServerList::of(query).map(|list| servers::list(&list))).await
+    list_page(call, any_caller, |query, _| ServerList::of(query).map(|list| servers::list(&list)))
+        .await
 }
 
-/// `GET /api/servers/servers/<id>/`: a server that the caller reaches; for an agent, with `-`, its
-/// own.
+/// `GET /api/servers/servers/<id>/`: a server that the caller can access. An agent reads its own
+/// server, also as `-`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::own_server(call).await;
     }
-    one_of(call, anybody, call.path_id(Error::not_found), servers::one).await
+    retrieve_one(call, any_caller, call.path_id(Error::not_found), servers::one).await
 }
 
-/// A new key for an agent, with its hash.
+/// A new key for an agent, and its hash.
 pub fn new_key() -> Result<(Secret, String), Error> {
     let key = platform::new_secret()?;
     let hash = credential_hash(Purpose::AgentKey, &key);
     Ok((key, hash))
 }
 
-/// A server with its agent's key and how to start one: the one answer that shows them. The agent's
-/// address of the service comes from configuration: the caller's Host header must not decide whom
-/// the agent obeys.
+/// Adds the agent's key and the install commands to a server (contract 6.3). The service address in
+/// the commands comes from the configuration. If it came from the Host header, a caller could make
+/// an agent obey another service.
 fn with_key(call: &Call, mut server: Value, id: Uuid, key: &Secret) -> Result<Value, Error> {
     let service = call.config.base_url_of(call.workspace()?);
     server["install"] = json!(server::install_commands(&service, id, key));
@@ -58,16 +59,16 @@ fn with_key(call: &Call, mut server: Value, id: Uuid, key: &Secret) -> Result<Va
     Ok(server)
 }
 
-/// What a name that another server has is to the client.
-fn taken(failure: Failure) -> Error {
+/// Maps a duplicate name to a field error.
+fn duplicate_name_error(failure: Failure) -> Error {
     match failure {
         Failure::NotUnique(_) => Error::field("name", "A server with this name already exists."),
         other => other.into(),
     }
 }
 
-/// What is wrong with the groups that are asked for, by what the store says of them.
-pub fn bad_groups(problem: Option<&str>) -> Option<Error> {
+/// Maps the result of [`servers::problem_of_groups`] to a field error.
+pub fn group_error(problem: Option<&str>) -> Option<Error> {
     match problem {
         Some("unknown") => Some(Error::field("groups", "No such group.")),
         Some("full") => {
@@ -77,28 +78,29 @@ pub fn bad_groups(problem: Option<&str>) -> Option<Error> {
     }
 }
 
-/// What a replay of a creation shows.
-const KEPT: Kept = Kept {
+/// Servers as a creatable resource.
+const RESOURCE: ResourceKind = ResourceKind {
     collection: SERVERS,
     source: servers::REPLAY,
     hidden: &["key", "install", "install_alpamon"],
 };
 
-/// `POST /api/servers/`: makes a server, if the caller is staff; the one answer that has the
-/// agent's key.
+/// `POST /api/servers/`: staff create a server. Only its answer shows the agent's key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
-    let body = idempotency::body_of(&fields);
+    let body = idempotency::canonical_body(&fields);
     let credential = Credential::from_request(call)?;
-    let once = Once::of(call, &KEPT, body);
-    let (new, once) =
-        match fields.and_then(ServerChanges::read_new).and_then(|new| Ok((new, once?))) {
-            Ok(read) => read,
-            // The caller's right comes before the input (contract 3.4).
-            Err(error) => return Err(staff(&credential.check().await?).err().unwrap_or(error)),
-        };
-    if let Some((caller, reply)) = once.replay(&credential).await? {
-        staff(&caller)?;
+    let creation = Creation::from_request(call, &RESOURCE, body);
+    let (new, creation) = match fields
+        .and_then(ServerChanges::read_new)
+        .and_then(|new| Ok((new, creation?)))
+    {
+        Ok(read) => read,
+        // The permission is checked before the input (contract 3.4).
+        Err(error) => return Err(require_staff(&credential.check().await?).err().unwrap_or(error)),
+    };
+    if let Some((caller, reply)) = creation.replay(&credential).await? {
+        require_staff(&caller)?;
         return Ok(reply);
     }
     let (name, groups) = (new.name.unwrap_or_default(), new.groups.unwrap_or_default());
@@ -115,47 +117,47 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let mut details = json!({});
     show_ids(&mut details, "groups", &groups);
     let batch = servers::insert(&credential.scope, &new, &event.details(details))?;
-    match once.write(&credential, &id.to_string(), batch).await.map_err(taken)? {
-        Written::Created(caller, server) => {
-            adopt(call, caller.workspace_id, id).await?;
+    match creation.write(&credential, &id.to_string(), batch).await.map_err(duplicate_name_error)? {
+        CreationOutcome::Created(caller, server) => {
+            init_object(call, caller.workspace_id, id).await?;
             let server = serde_json::from_str(&server)?;
             Reply::created(&with_key(call, server, id, &key)?, location(call, SERVERS, id))
         }
-        Written::Refused(caller) => {
-            staff(&caller)?;
+        CreationOutcome::Refused(caller) => {
+            require_staff(&caller)?;
             let (_, problem) = credential.read(servers::problem_of_groups(&groups)).await?;
-            Err(bad_groups(problem.as_deref()).unwrap_or_else(|| conflict("group")))
+            Err(group_error(problem.as_deref()).unwrap_or_else(|| conflict_error("group")))
         }
-        Written::Replayed(reply) => Ok(reply),
+        CreationOutcome::Replayed(reply) => Ok(reply),
     }
 }
 
-/// A server, for an object that may not know yet whose it is.
-fn of_server(call: &Call, workspace_id: i64, server: Uuid) -> Result<OfServer, Error> {
+/// The identity of a server, for an object that may not know it yet.
+fn server_identity(call: &Call, workspace_id: i64, server: Uuid) -> Result<OfServer, Error> {
     Ok(OfServer { workspace: call.workspace()?.to_owned(), workspace_id, server })
 }
 
-/// Tells a new server's object who the server is. Where that fails, it learns it from D1 at its
-/// agent's first call.
+/// Sends the identity of a new server to its object. If that fails, the object reads it from D1 at
+/// the first call of its agent.
 ///
 /// # Errors
-/// The request has no workspace.
-pub async fn adopt(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), Error> {
-    let of = of_server(call, workspace_id, server)?;
+/// The Host header selects no workspace.
+pub async fn init_object(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), Error> {
+    let of = server_identity(call, workspace_id, server)?;
     if let Err(error) = calls::ask::<Value>(&call.env, server, &Ask::Adopt(of)).await {
         log::trouble("object_not_told", json!({"server": server}), &error.detail);
     }
     Ok(())
 }
 
-/// Who changes servers (contract 5.7).
-const EDITS: &str = "Only staff and the server's owner may change or delete it.";
+/// The message for callers that may not change a server (contract 5.7).
+const EDITORS_ONLY: &str = "Only staff and the server's owner may change or delete it.";
 
-/// What a server is to somebody who wants to change it, for whom it is there at all.
+/// Finds the caller and a server that the caller may change.
 ///
 /// # Errors
-/// No such server; no right to change it.
-async fn for_change(
+/// 404 if the caller cannot access the server, 403 if the caller may not change it.
+async fn find_editable(
     credential: &Credential<'_>,
     id: Uuid,
     groups: &[i64],
@@ -163,21 +165,24 @@ async fn for_change(
 ) -> Result<(Caller, ForChange), Error> {
     let (caller, found) =
         find::<ForChange>(credential, servers::for_change(id, groups, owner)).await?;
-    if found.is_editable { Ok((caller, found)) } else { Err(Error::permission_denied(EDITS)) }
+    if found.is_editable {
+        Ok((caller, found))
+    } else {
+        Err(Error::permission_denied(EDITORS_ONLY))
+    }
 }
 
-/// `PUT` and `PATCH /api/servers/servers/<id>/`: its name, its groups and its owner.
+/// `PUT` and `PATCH /api/servers/servers/<id>/`.
 ///
-/// 1. Finds caller and server. A caller who may not change it is refused before the input is looked
-///    at.
-/// 2. Only staff change its groups (contract 5.7). To name the same groups is no change. A `PUT`
-///    without groups removes them if the caller is staff, and keeps them otherwise.
-/// 3. Only superusers change its owner. To name the same owner is no change. A `PUT` without an
-///    owner keeps it.
-/// 4. Writes, if the caller still may.
+/// 1. Finds the caller and the server. The permission is checked before the input.
+/// 2. Only staff change `groups` (contract 5.7). Sending the current groups is no change. A `PUT`
+///    without `groups` removes them if the caller is staff, and keeps them otherwise.
+/// 3. Only superusers change `owner`. Sending the current owner is no change. A `PUT` without
+///    `owner` keeps it.
+/// 4. Writes, if the caller still has the permission.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     if call.is_agent() {
-        return agent::denied(call).await;
+        return agent::refuse_agent(call).await;
     }
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
@@ -187,7 +192,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let groups = input.as_ref().ok().and_then(|changes| changes.groups.clone()).unwrap_or_default();
     let owner = input.as_ref().ok().and_then(|changes| changes.owner).flatten();
     let attempt = async || {
-        let (caller, found) = for_change(&credential, id, &groups, owner).await?;
+        let (caller, found) = find_editable(&credential, id, &groups, owner).await?;
         let mut changes = input.clone()?;
         let is_staff = caller.is_staff_or_superuser();
         if extent == Extent::Whole && is_staff {
@@ -202,27 +207,27 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         if changes.owner.is_some() && !caller.is_superuser {
             return Err(Error::permission_denied("Only superusers may set a server's owner."));
         }
-        if let Some(error) = bad_groups(found.group_problem.as_deref()) {
+        if let Some(error) = group_error(found.group_problem.as_deref()) {
             return Err(error);
         }
         if changes.owner.flatten().is_some() && !found.has_new_owner {
             return Err(Error::field("owner", "No such user."));
         }
         let event = call.audit_event()?.on(Some(id.to_string()), found.server["name"].as_str());
-        let event = event.details(details(&changes, owner_before));
+        let event = event.details(audit_details(&changes, owner_before));
         let batch = servers::update(&credential.scope, id, &changes, &event)?;
-        let (_, server) = credential.write(batch).await.map_err(taken)?;
+        let (_, server) = credential.write(batch).await.map_err(duplicate_name_error)?;
         if let (Some(_), Some(name)) = (&server, changes.name) {
-            rename(call, id, name);
+            send_new_name(call, id, name);
         }
         Ok(server.map(Reply::ok_text))
     };
     retry("server", attempt).await
 }
 
-/// The details of a change's audit event: the changed fields, their new values, and the owner
-/// before.
-fn details(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
+/// The details of the audit event of a change: the changed fields, their new values, and the former
+/// owner.
+fn audit_details(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
     let mut details = changed_fields(&[
         ("name", changes.name.is_some()),
         ("groups", changes.groups.is_some()),
@@ -245,9 +250,8 @@ fn details(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
     details
 }
 
-/// After the response: tells the object of a server its new name, which its agent is told when it
-/// asks.
-fn rename(call: &Call, id: Uuid, name: String) {
+/// After the response: sends the new name to the server's object, which shows it to the agent.
+fn send_new_name(call: &Call, id: Uuid, name: String) {
     let (env, rename) = (call.env.clone(), Rename { name, at: call.now });
     call.context.wait_until(async move {
         if let Err(error) = calls::ask::<Value>(&env, id, &Ask::Rename(rename)).await {
@@ -256,16 +260,16 @@ fn rename(call: &Call, id: Uuid, name: String) {
     });
 }
 
-/// `DELETE /api/servers/servers/<id>/`: its agent is cut off, what waits is taken back, what went
-/// out stays readable.
+/// `DELETE /api/servers/servers/<id>/` (contract 6.6): disconnects the agent and cancels waiting
+/// commands. Delivered commands stay readable.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
-        return agent::denied(call).await;
+        return agent::refuse_agent(call).await;
     }
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
-    let (caller, found) = for_change(&credential, id, &[], None).await?;
-    let of = of_server(call, found.workspace_id, id)?;
+    let (caller, found) = find_editable(&credential, id, &[], None).await?;
+    let of = server_identity(call, found.workspace_id, id)?;
     let event =
         caller.sign(call.audit_event()?).on(Some(id.to_string()), found.server["name"].as_str());
     let remove = Remove { of, by: Some(caller.user_id), only_pending: false, event };
@@ -273,14 +277,14 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     Ok(Reply::no_content())
 }
 
-/// `POST /api/servers/servers/<id>/approve/`: lets a pending server run commands, if staff know the
-/// fingerprint of its agent's key. To approve it again with the same fingerprint changes nothing.
+/// `POST /api/servers/servers/<id>/approve/` (contract 6.5): staff approve a pending server by the
+/// fingerprint of its agent's key. Approving an active server with its fingerprint changes nothing.
 pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let (caller, found) = find::<ForApproval>(&credential, servers::for_approval(id)).await?;
-    staff(&caller)?;
+    require_staff(&caller)?;
     let fingerprint = fields.and_then(registration_token::read_fingerprint)?;
     let wrong =
         || Error::field("fingerprint", "This is not the fingerprint of the server's agent.");
@@ -300,19 +304,19 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     let event = event.details(json!({"fingerprint": fingerprint}));
     let (_, server) =
         credential.write(servers::approve(&credential.scope, id, &fingerprint, &event)?).await?;
-    // Without a reply, another request approved the server first, or its key was rotated.
-    server.map(Reply::ok_text).ok_or_else(|| conflict("server"))
+    // Without a reply, another request approved the server first, or its key was replaced.
+    server.map(Reply::ok_text).ok_or_else(|| conflict_error("server"))
 }
 
-/// `POST /api/servers/servers/<id>/rotate-key/`: another key for its agent, told this once. The old
-/// one is dead when this answers.
+/// `POST /api/servers/servers/<id>/rotate-key/` (contract 6.3): replaces the agent's key. When
+/// this answers, the old key is refused.
 pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
-    let (caller, mut found) = for_change(&credential, id, &[], None).await?;
+    let (caller, mut found) = find_editable(&credential, id, &[], None).await?;
     input?;
-    let of = of_server(call, found.workspace_id, id)?;
+    let of = server_identity(call, found.workspace_id, id)?;
     let (key, key_hash) = new_key()?;
     let event =
         caller.sign(call.audit_event()?).on(Some(id.to_string()), found.server["name"].as_str());

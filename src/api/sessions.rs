@@ -1,4 +1,4 @@
-//! Login sessions: logging in and out, and the list of them (contract 4.4; contract 4.7).
+//! Login sessions: login, logout, and the list of sessions (contract 4.4 and 4.7).
 
 use farhand_domain::audit::{ActorType, CredentialType, Event};
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::passwords::forbidden_without_header;
-use super::{anybody, one_of, page_of};
+use super::{any_caller, list_page, retrieve_one};
 use crate::auth::audit::count_failed_login;
 use crate::auth::credential::{self, Credential};
 use crate::auth::guesses::{self, Guesser};
@@ -24,23 +24,22 @@ use crate::platform::log;
 use crate::store::login_tokens::{self, Entry};
 use crate::store::{sessions, users};
 
-/// The one answer to an unknown username, a wrong password and a user who may not log in.
+/// The one message for an unknown user, an inactive user and a wrong password (contract 4.4).
 const WRONG_CREDENTIALS: &str = "Unable to log in with the provided credentials.";
-/// The most characters of a User-Agent header that a session keeps.
-const MAX_USER_AGENT: usize = 512;
+/// The length to which a User-Agent is cut (contract 4.7).
+const MAX_USER_AGENT_CHARS: usize = 512;
 
 /// `POST /api/auth/login/`.
 ///
-/// 1. Reads the fields from JSON or either kind of form; missing ones are 403 with the field arrays
-///    (contract 4.4).
-/// 2. Refuses whoever guessed too often lately.
-/// 3. Looks the user up, and checks the password; for a user who is unknown or inactive the same
-///    work is done.
-/// 4. Makes the session in D1, on the condition that the user and the password are still the same.
-/// 5. Puts the token into KV and answers with it.
+/// 1. Reads the fields, from JSON or a form. Missing fields are 403 with field arrays.
+/// 2. Refuses the request if too many guesses were wrong (contract 4.5).
+/// 3. Looks up the user and checks the password. For an unknown or inactive user it does the same
+///    work.
+/// 4. Creates the session in D1, if the user is active and the password still the same.
+/// 5. Writes the token to KV, and answers with it.
 pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.login_fields().await?;
-    let (username, password) = read(fields)?;
+    let (username, password) = read_login(fields)?;
     let workspace = call.workspace()?;
 
     let check = async |rank: &Rank| log_in(call, workspace, (&username, &password), rank).await;
@@ -51,12 +50,12 @@ pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     })
 }
 
-/// The name of the user whom a login's name means: users' names are in lower case.
-fn name_of_user(username: &str) -> String {
+/// The stored form of a username.
+fn normalized_username(username: &str) -> String {
     username.to_lowercase()
 }
 
-/// Logs a user in, if that is their password.
+/// Creates a session if the password is correct; `None` if it is not.
 async fn log_in(
     call: &Call,
     workspace: &str,
@@ -64,13 +63,14 @@ async fn log_in(
     rank: &Rank,
 ) -> Result<Option<Reply>, Error> {
     let mut failed = None;
-    // Another login of the same user may renew the hash between the look and the session: then all
-    // is done once more.
+    // A concurrent login of the same user may store a new hash of the same password after the
+    // lookup. Then the session is not created, and a second attempt is made.
     for _ in 0..2 {
         let found =
             users::for_login(&call.env, workspace, username).await?.ok_or_else(Error::not_found)?;
         let checked = hashing::check(call, rank, password, found.password.as_deref()).await?;
-        failed = Some((found.workspace_id, found.user_id.map(|id| (id, name_of_user(username)))));
+        failed =
+            Some((found.workspace_id, found.user_id.map(|id| (id, normalized_username(username)))));
         let (Some(user_id), Some(stored), true) =
             (found.user_id, &found.password, checked.is_right)
         else {
@@ -78,10 +78,13 @@ async fn log_in(
         };
         let id = platform::new_id(call.now)?;
         let event = call.audit_event()?.on(Some(id.to_string()), None);
-        let event =
-            event.by(ActorType::User, Some(user_id.to_string()), Some(name_of_user(username)));
+        let event = event.by(
+            ActorType::User,
+            Some(user_id.to_string()),
+            Some(normalized_username(username)),
+        );
         let event = event.with(CredentialType::Session, Some(id.to_string()));
-        if let Some(reply) = begin_session(
+        if let Some(reply) = create_session(
             call,
             workspace,
             (id, user_id),
@@ -101,9 +104,9 @@ async fn log_in(
     Ok(None)
 }
 
-/// Makes a session for a user whose password was checked against `stored`; `None` where that is not
-/// the user's any more.
-async fn begin_session(
+/// Creates a session for a user whose password was checked against `stored`. `None` if the user's
+/// hash is no longer `stored`, or the user is no longer active.
+async fn create_session(
     call: &Call,
     workspace: &str,
     (id, user_id): (Uuid, i64),
@@ -120,7 +123,7 @@ async fn begin_session(
         None
     };
     let user_agent: String =
-        call.header("User-Agent").unwrap_or_default().chars().take(MAX_USER_AGENT).collect();
+        call.header("User-Agent").unwrap_or_default().chars().take(MAX_USER_AGENT_CHARS).collect();
     let new = sessions::New {
         id,
         user_id,
@@ -133,19 +136,19 @@ async fn begin_session(
         most: call.config.quotas.sessions_of_user,
     };
     let entry = Entry { session: new.id, expires_at: new.expires_at };
-    let made = sessions::insert(&call.env, workspace, new, event, call.now).await?;
-    let Some(workspace_id) = made else { return Ok(None) };
+    let created = sessions::insert(&call.env, workspace, new, event, call.now).await?;
+    let Some(workspace_id) = created else { return Ok(None) };
     call.audited_chains.borrow_mut().push(workspace_id);
-    // Without the entry the token is as good: KV only remembers, and the next request writes it.
+    // Without its KV entry the token works too. The next request writes the entry.
     if let Err(error) = login_tokens::put(&call.env, workspace, &token_hash, entry).await {
         log::trouble("kv_not_written", json!({"request_id": call.id}), &error.detail);
     }
     Reply::ok(&json!({"token": token.expose(), "expires_at": entry.expires_at})).map(Some)
 }
 
-/// A login's fields. Missing or blank ones are 403 and not 400 (contract 4.4: 403 on failure);
-/// unknown ones are 400.
-fn read(mut fields: Fields) -> Result<(String, String), Error> {
+/// Reads the username and the password of a login. Missing or blank fields are 403, unknown fields
+/// are 400 (contract 4.4).
+fn read_login(mut fields: Fields) -> Result<(String, String), Error> {
     let username = fields.text("username", 1..=usize::MAX);
     let password = fields.text("password", 1..=usize::MAX);
     let kind = if fields.has_unknown() { Kind::Invalid } else { Kind::Forbidden };
@@ -154,7 +157,7 @@ fn read(mut fields: Fields) -> Result<(String, String), Error> {
     fields.finish_with(username.zip(password)).map_err(refused)
 }
 
-/// `GET /api/auth/is-authenticated/`: 200 whatever the header holds (contract 4.4).
+/// `GET /api/auth/is-authenticated/`: 200 for every header (contract 4.4).
 pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
     let outcome = match Credential::from_request(call) {
         Ok(credential) => credential.check().await.map(drop),
@@ -168,8 +171,8 @@ pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
     Reply::ok(&json!({"authenticated": authenticated}))
 }
 
-/// `GET` or `POST /api/auth/logout/`: ends the session of a login token. Without a header it is
-/// 403, not 401 (contract 4.4); with an API token it is 403, and the token stays (contract 4.4).
+/// `GET` and `POST /api/auth/logout/`: ends the session of a login token (contract 4.4). Without a
+/// header, and with an API token, it is 403.
 pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     let credential = Credential::from_request(call).map_err(forbidden_without_header)?;
@@ -183,24 +186,24 @@ pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     Reply::ok(&Value::Null)
 }
 
-/// `GET /api/auth/sessions/`: the caller's live ones, newest first.
+/// `GET /api/auth/sessions/`: the caller's live sessions, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |_, _| Ok(sessions::list())).await
+    list_page(call, any_caller, |_, _| Ok(sessions::list())).await
 }
 
 /// `GET /api/auth/sessions/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, anybody, call.path_id(Error::not_found), sessions::one).await
+    retrieve_one(call, any_caller, call.path_id(Error::not_found), sessions::one).await
 }
 
-/// `DELETE /api/auth/sessions/<id>/`: refuses the session's token from the next request on. The
-/// waiting commands that it created are cancelled, unless `keep_scheduled` says otherwise.
+/// `DELETE /api/auth/sessions/<id>/`: revokes a session of the caller. Its waiting commands are
+/// cancelled, unless `keep_scheduled` is true (contract 11.5).
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let keep_scheduled = match boolean_parameter(&call.query(), "keep_scheduled") {
         Ok(keep_scheduled) => keep_scheduled.unwrap_or(false),
-        // That there is no such session comes before the input (contract 3.4).
+        // A missing session is refused before the input (contract 3.4).
         Err(error) => {
             retrieve(call).await?;
             return Err(error);

@@ -1,36 +1,38 @@
 //! API tokens (contract 4.8).
 
+use std::time::Duration;
+
 use farhand_domain::api_token::{self, NewToken, TokenChanges, TokenFilter, TokenReplacement};
 use farhand_domain::error::Error;
 use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
 
 use super::change::{Extent, changed_fields};
-use super::idempotency::{self, Kept, Once, Written};
-use super::{anybody, location, one_of, page_of};
+use super::idempotency::{self, Creation, CreationOutcome, ResourceKind};
+use super::{any_caller, list_page, location, retrieve_one};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform;
 use crate::store::api_tokens;
 
-/// The Retry-After of a used-up quota, in seconds.
-const QUOTA_RETRY_AFTER: u64 = 60;
+/// The `Retry-After` if the user has too many tokens (contract 11.4).
+const QUOTA_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// What a replay of a creation shows.
-const KEPT: Kept =
-    Kept { collection: "/api/auth/tokens/", source: api_tokens::REPLAY, hidden: &["key"] };
+/// API tokens as a creatable resource.
+const RESOURCE: ResourceKind =
+    ResourceKind { collection: "/api/auth/tokens/", source: api_tokens::REPLAY, hidden: &["key"] };
 
-/// `POST /api/auth/tokens/`: the one answer that has the key.
+/// `POST /api/auth/tokens/`. Only its answer shows the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
     let fields = call.user_fields().await?;
-    let body = idempotency::body_of(&fields);
+    let body = idempotency::canonical_body(&fields);
     let credential = Credential::from_request(call)?;
     let new =
         credential.require_input(fields.and_then(|fields| NewToken::read(fields, now))).await?;
-    let once = credential.require_input(Once::of(call, &KEPT, body)).await?;
-    if let Some((_, reply)) = once.replay(&credential).await? {
+    let creation = credential.require_input(Creation::from_request(call, &RESOURCE, body)).await?;
+    if let Some((_, reply)) = creation.replay(&credential).await? {
         return Ok(reply);
     }
     let key = platform::new_secret()?;
@@ -40,31 +42,31 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let mut event =
         event.details(json!({"expires_at": new.expires_at, "has_acl": new.acl.is_some()}));
     api_tokens::tell_acl(&mut event, new.acl.as_ref())?;
-    let most = call.config.quotas.tokens_of_user;
-    let batch = api_tokens::insert(&credential.scope, id, &new, &key_hash, most, &event)?;
-    match once.write(&credential, &id.to_string(), batch).await? {
-        Written::Created(_, token) => {
+    let max_tokens = call.config.quotas.tokens_of_user;
+    let batch = api_tokens::insert(&credential.scope, id, &new, &key_hash, max_tokens, &event)?;
+    match creation.write(&credential, &id.to_string(), batch).await? {
+        CreationOutcome::Created(_, token) => {
             let mut token: Value = serde_json::from_str(&token)?;
             token["key"] = json!(key.expose());
-            Reply::created(&token, location(call, KEPT.collection, id))
+            Reply::created(&token, location(call, RESOURCE.collection, id))
         }
-        Written::Refused(caller) => {
+        CreationOutcome::Refused(caller) => {
             let limit = caller
                 .token_expires_at()
                 .filter(|limit| new.expires_at.is_none_or(|end| end > *limit));
-            let detail = format!("You have {most} API tokens. Delete one first.");
+            let detail = format!("You have {max_tokens} API tokens. Delete one first.");
             Err(limit.map_or_else(
-                || Error::quota_exceeded(detail, QUOTA_RETRY_AFTER),
+                || Error::quota_exceeded(detail, QUOTA_RETRY_AFTER.as_secs()),
                 |limit| api_token::outlives("expires_at", limit),
             ))
         }
-        Written::Replayed(reply) => Ok(reply),
+        CreationOutcome::Replayed(reply) => Ok(reply),
     }
 }
 
-/// `GET /api/auth/tokens/`: the caller's own, newest first; with `name` and `enabled` as filters.
+/// `GET /api/auth/tokens/`: the caller's tokens, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| {
+    list_page(call, any_caller, |query, _| {
         TokenFilter::of(query).map(|filter| api_tokens::list(&filter))
     })
     .await
@@ -72,11 +74,12 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/auth/tokens/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, anybody, call.path_id(Error::not_found), api_tokens::one).await
+    retrieve_one(call, any_caller, call.path_id(Error::not_found), api_tokens::one).await
 }
 
-/// `PUT` and `PATCH /api/auth/tokens/<id>/`: everything but the key. In a `PUT`, fields that are
-/// left out are as in a new token. A missing token is refused before the input (contract 3.4).
+/// `PUT` and `PATCH /api/auth/tokens/<id>/`: changes everything except the key. In a `PUT`, omitted
+/// fields get the defaults of a new token. A missing token is refused before the input (contract
+/// 3.4).
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let now = call.now;
     let whole = |fields| TokenReplacement::read(fields, now).map(TokenChanges::from);

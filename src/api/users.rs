@@ -1,13 +1,13 @@
-//! Users (contract 5.1): under `/api/iam/users/` by id, with `-` for the caller, and under
-//! `/api/users/users/` by name.
+//! Users (contract 5.1 to 5.3): below `/api/iam/users/` by id, with `-` for the caller, and below
+//! `/api/users/users/` by username.
 
 use farhand_domain::error::{Error, FieldErrors};
 use farhand_domain::user::{self, Account, Changes, Filter, Proof};
 use serde_json::{Value, json};
 
 use super::change::{Extent, changed_fields, find, retry};
-use super::idempotency::{self, Kept, Once, Written};
-use super::{anybody, location_of, one_of, page_of, staff_only};
+use super::idempotency::{self, Creation, CreationOutcome, ResourceKind};
+use super::{any_caller, list_page, location_from_json, retrieve_one, staff_only_error};
 use crate::auth::credential::Credential;
 use crate::auth::guesses;
 use crate::auth::hashing;
@@ -17,11 +17,11 @@ use crate::objects::janitor;
 use crate::store::db::Failure;
 use crate::store::users::{self, Found, Target};
 
-/// The user that the path names.
+/// The user in the path.
 ///
 /// # Errors
-/// A malformed id is a 404 (contract 3.6).
-pub fn target(call: &Call) -> Result<Target, Error> {
+/// 404 for a malformed id (contract 3.6).
+pub fn target_from_path(call: &Call) -> Result<Target, Error> {
     let (id, username) = (call.parameter("id"), call.parameter("username"));
     if !username.is_empty() {
         return Ok(Target::Username(username.to_owned()));
@@ -32,35 +32,37 @@ pub fn target(call: &Call) -> Result<Target, Error> {
     call.path_number(Error::not_found).map(Target::Id)
 }
 
-/// `GET` one: everyone reads all users of their workspace.
+/// `GET` of one user. Every user can read all users of the workspace.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    one_of(call, anybody, target(call), users::one).await
+    retrieve_one(call, any_caller, target_from_path(call), users::one).await
 }
 
-/// `GET` the list: the workspace's users, oldest first.
+/// `GET` of the list: the users of the workspace, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    page_of(call, anybody, |query, _| Filter::of(query).map(|filter| users::list(&filter))).await
+    list_page(call, any_caller, |query, _| Filter::of(query).map(|filter| users::list(&filter)))
+        .await
 }
 
-/// What a replay of a creation shows.
-const KEPT: Kept = Kept { collection: "/api/iam/users/", source: users::REPLAY, hidden: &[] };
+/// Users as a creatable resource.
+const RESOURCE: ResourceKind =
+    ResourceKind { collection: "/api/iam/users/", source: users::REPLAY, hidden: &[] };
 
-/// `POST`: makes a user. Staff make ordinary users, superusers all.
+/// `POST`: staff create ordinary users, superusers create all users (contract 5.2).
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let caller = credential.check().await?;
     let rank = caller.rank();
     if !rank.is_staff_or_superuser() {
-        return Err(staff_only());
+        return Err(staff_only_error());
     }
-    let body = idempotency::body_of(&fields);
+    let body = idempotency::canonical_body(&fields);
     let (new, rest) = fields.and_then(user::read_creation)?;
     if (rest.is_staff == Some(true) || rest.is_superuser == Some(true)) && !rank.is_superuser {
         return Err(Error::permission_denied(user::RANKS));
     }
-    let once = Once::of(call, &KEPT, body)?;
-    if let Some((_, reply)) = once.replay(&credential).await? {
+    let creation = Creation::from_request(call, &RESOURCE, body)?;
+    if let Some((_, reply)) = creation.replay(&credential).await? {
         return Ok(reply);
     }
     let hash = hashing::hash(call, &caller.username, &new.password).await?;
@@ -70,22 +72,26 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "is_superuser": rest.is_superuser.unwrap_or(false),
     }));
     let batch = users::insert(&credential.scope, rank, &new, &rest, &hash, &event)?;
-    match once.write(&credential, &new.username, batch).await {
-        Ok(Written::Created(_, user)) => {
-            let location = location_of(call, KEPT.collection, &user)?;
+    match creation.write(&credential, &new.username, batch).await {
+        Ok(CreationOutcome::Created(_, user)) => {
+            let location = location_from_json(call, RESOURCE.collection, &user)?;
             Ok(Reply::created_text(user, location))
         }
-        Ok(Written::Refused(_)) => Err(staff_only()),
-        Ok(Written::Replayed(reply)) => Ok(reply),
-        Err(failure) => {
-            Err(taken(&credential, failure, Some(&new.username), Some(&new.email), None).await)
-        }
+        Ok(CreationOutcome::Refused(_)) => Err(staff_only_error()),
+        Ok(CreationOutcome::Replayed(reply)) => Ok(reply),
+        Err(failure) => Err(duplicate_field_errors(
+            &credential,
+            failure,
+            Some(&new.username),
+            Some(&new.email),
+            None,
+        )
+        .await),
     }
 }
 
-/// What a broken uniqueness rule is to the client: messages for all the fields that somebody has
-/// already.
-async fn taken(
+/// Maps a violated uniqueness rule to errors of all fields whose values another user has.
+async fn duplicate_field_errors(
     credential: &Credential<'_>,
     failure: Failure,
     username: Option<&String>,
@@ -109,8 +115,9 @@ async fn taken(
     Error::fields(errors)
 }
 
-/// The details of a change's audit event: the fields, and the permissions before and after it.
-fn details(account: &Account, changes: &Changes) -> Value {
+/// The details of the audit event of a change: the changed fields, and the old and new values of
+/// permissions and e-mail address.
+fn audit_details(account: &Account, changes: &Changes) -> Value {
     let mut details = changed_fields(&[
         ("username", changes.username.is_some()),
         ("email", changes.email.is_some()),
@@ -137,16 +144,16 @@ fn details(account: &Account, changes: &Changes) -> Value {
     details
 }
 
-/// `PUT` and `PATCH`: everything but the password.
+/// `PUT` and `PATCH`: changes everything except the password.
 ///
-/// 1. Finds caller and user. A user whom the caller may not change at all is refused before the
-///    input is looked at.
+/// 1. Finds the caller and the user. A caller who may not change the user at all is refused before
+///    the input is checked.
 /// 2. Decides by contract 5.2, and checks the caller's password if the change needs it.
-/// 3. Writes, if caller and user are still what was decided on.
+/// 3. Writes, if the caller and the user are still as they were found.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
-    let target = credential.require_input(target(call)).await?;
+    let target = credential.require_input(target_from_path(call)).await?;
     let input = fields.and_then(|fields| extent.read(fields, Changes::read_all, Changes::read));
     let attempt = async || {
         let (caller, found) = find::<Found>(&credential, users::find(&target)).await?;
@@ -172,28 +179,30 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         let event = caller
             .sign(call.audit_event()?)
             .on(Some(account.id.to_string()), Some(&account.username));
-        let event = event.details(details(account, &changes));
+        let event = event.details(audit_details(account, &changes));
         let batch = users::update(&credential.scope, &caller, account, &changes, proved, &event)?;
         match credential.write(batch).await {
             Ok((_, user)) => Ok(user.map(Reply::ok_text)),
             Err(failure) => {
                 let (username, email) = (changes.username.as_ref(), changes.email.as_ref());
-                Err(taken(&credential, failure, username, email, Some(account.id)).await)
+                Err(duplicate_field_errors(&credential, failure, username, email, Some(account.id))
+                    .await)
             }
         }
     };
     retry("user", attempt).await
 }
 
-/// `DELETE`: the user's credentials end immediately, their commands stay.
+/// `DELETE`: deletes the user and all credentials of the user. The user's commands stay (contract
+/// 5.3).
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
-    let target = credential.require_input(target(call)).await?;
+    let target = credential.require_input(target_from_path(call)).await?;
     let attempt = async || {
         let (caller, found) = find::<Found>(&credential, users::find(&target)).await?;
         user::may_delete(caller.rank(), &found.account, found.has_other, found.is_only_owner)?;
-        // The janitor takes the user off their commands. It is woken before the deletion too, in
-        // case this request is cut off.
+        // The janitor removes the user from the commands. It is woken before the deletion too, in
+        // case this request is cut off after it.
         janitor::wake(&call.env).await?;
         let account = &found.account;
         let event = caller

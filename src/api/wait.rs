@@ -1,4 +1,6 @@
-//! How long an answer may be waited for (contract 7.6).
+//! How long a client lets an answer wait for the end of a command (contract 7.6).
+
+use std::time::Duration;
 
 use farhand_domain::error::Error;
 use farhand_domain::page::parameter;
@@ -6,36 +8,38 @@ use farhand_domain::page::parameter;
 use crate::http::request::Call;
 use crate::platform;
 
-/// The longest time that an answer may be waited for, in seconds (contract 7.6).
-pub const MAX_WAIT: u32 = 60;
+/// The longest wait, in seconds.
+pub const MAX_WAIT_SECONDS: u32 = 60;
 
-/// After how long a wait the caller's permission is checked again, in milliseconds.
-const RECHECKED_AFTER: i64 = 1_000;
+/// After a longer wait than this, the credential and its permission are checked again.
+const RECHECK_AFTER: Duration = Duration::from_secs(1);
 
-/// N of `Prefer: wait=N` (RFC 7240). A preference that is malformed is as good as none.
+/// The seconds of `Prefer: wait=N` (RFC 7240). A malformed preference is ignored.
 pub fn preferred_wait(header: &str) -> Option<u32> {
     let preference = header.split(',').find_map(|part| {
         let (name, value) = part.split(';').next()?.split_once('=')?;
         name.trim().eq_ignore_ascii_case("wait").then_some(value)
     })?;
     let seconds: Option<u32> = preference.trim().trim_matches('"').parse().ok();
-    seconds.map(|seconds| seconds.min(MAX_WAIT))
+    seconds.map(|seconds| seconds.min(MAX_WAIT_SECONDS))
 }
 
-/// N of `?wait=N`.
-pub fn asked_wait(call: &Call) -> Result<Option<u32>, Error> {
+/// The seconds of the query parameter `wait`.
+///
+/// # Errors
+/// 400 if it is not a whole number up to [`MAX_WAIT_SECONDS`].
+pub fn requested_wait(call: &Call) -> Result<Option<u32>, Error> {
     let query = call.query();
     let Some(text) = parameter(&query, "wait") else { return Ok(None) };
-    let seconds = text.parse().ok().filter(|seconds| *seconds <= MAX_WAIT);
-    seconds
-        .map(Some)
-        .ok_or_else(|| Error::field("wait", format!("Enter whole seconds from 0 to {MAX_WAIT}.")))
+    let seconds = text.parse().ok().filter(|seconds| *seconds <= MAX_WAIT_SECONDS);
+    seconds.map(Some).ok_or_else(|| {
+        Error::field("wait", format!("Enter whole seconds from 0 to {MAX_WAIT_SECONDS}."))
+    })
 }
 
-/// Whether an answer waited so long that the caller may have lost permission since.
-pub fn has_waited(call: &Call, wait: Option<u32>) -> bool {
-    wait.is_some_and(|seconds| seconds > 0)
-        && call.now.plus_millis(RECHECKED_AFTER) < platform::now()
+/// Whether the answer waited so long that the credential and its permission must be checked again.
+pub fn needs_recheck(call: &Call, wait: Option<u32>) -> bool {
+    wait.is_some_and(|seconds| seconds > 0) && call.now.plus(RECHECK_AFTER) < platform::now()
 }
 
 #[cfg(test)]
