@@ -47,7 +47,7 @@ fn require_own_list(caller: &Caller, tried: &Tried) -> Result<(), Error> {
 /// [`Rights::allow`].
 ///
 /// `networks` is ignored, because the check may come from another address than the command.
-fn refusal(
+fn refusal_reason(
     check: &AclCheck,
     caller: &Caller,
     target: Option<Target>,
@@ -118,6 +118,6 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
             token.acl
         }
     };
-    let reason = refusal(&check, &caller, target, acl);
+    let reason = refusal_reason(&check, &caller, target, acl);
     Reply::ok(&json!({"allowed": reason.is_none(), "reason": reason}))
 }

@@ -135,20 +135,20 @@ pub async fn full(call: &Call) -> Result<Reply, Error> {
     let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, body) = find(&credential, id).await?;
     audit::record_read(call, &caller, id);
-    let mut rest =
+    let mut output =
         FullOutput { env: call.env.clone(), id, server: server_of(&body)?, next: Some(0) };
-    let first = match rest.next_text().await? {
+    let first = match output.next_text().await? {
         Some(text) => text,
-        None => result_of(call, id, rest.server, &body).await?,
+        None => result_of(call, id, output.server, &body).await?,
     };
-    let texts = stream::unfold((rest, Some(first)), |(mut rest, first)| async move {
+    let texts = stream::unfold((output, Some(first)), |(mut output, first)| async move {
         if let Some(text) = first {
-            return Some((Ok(text), (rest, None)));
+            return Some((Ok(text), (output, None)));
         }
-        match rest.next_text().await {
-            Ok(text) => text.map(|text| (Ok(text), (rest, None))),
+        match output.next_text().await {
+            Ok(text) => text.map(|text| (Ok(text), (output, None))),
             // An error cuts the connection, so that the client does not mistake a part for all.
-            Err(error) => Some((Err(error.detail.to_string().into()), (rest, None))),
+            Err(error) => Some((Err(error.detail.to_string().into()), (output, None))),
         }
     });
     Ok(Reply::stream("text/plain; charset=utf-8", texts))

@@ -33,11 +33,11 @@ pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
         // exist.
         call.require_https()?;
         setup::require_secrets(&call)?;
-        match answer(&mut call).await {
+        match find_and_handle(&mut call).await {
             // If the workspace does not exist, the 404 for it replaces every other error (contract
             // 3.4).
             Err(error) => {
-                Err(command_error(&call, workspace_missing(&call).await.unwrap_or(error)))
+                Err(with_command_code(&call, missing_workspace_error(&call).await.unwrap_or(error)))
             }
             reply => reply,
         }
@@ -48,7 +48,7 @@ pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
         auth::audit::record_denial(&call, error);
     }
     auth::audit::seal_later(&call);
-    let reply = outcome.unwrap_or_else(|error| refusal(&call, &error));
+    let reply = outcome.unwrap_or_else(|error| error_reply(&call, &error));
     let reply =
         if call.is_https() { reply.header("Strict-Transport-Security", HSTS) } else { reply };
     let status = reply.status();
@@ -59,11 +59,11 @@ pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
 }
 
 /// The response to an error, with `WWW-Authenticate` or `Allow` if its status requires one.
-fn refusal(call: &Call, error: &Error) -> Reply {
+fn error_reply(call: &Call, error: &Error) -> Reply {
     let reply = Reply::from_error(error, &call.id);
     match (error.kind, endpoints::find(&call.path)) {
         (Kind::Unauthenticated, Some((route, _))) => {
-            reply.header("WWW-Authenticate", challenge(route.access))
+            reply.header("WWW-Authenticate", www_authenticate(route.access))
         }
         (Kind::MethodNotAllowed, Some((route, _))) => {
             reply.header("Allow", route.allow(call.config.on_prem))
@@ -73,7 +73,7 @@ fn refusal(call: &Call, error: &Error) -> Reply {
 }
 
 /// The value of the header `WWW-Authenticate`.
-fn challenge(access: Access) -> &'static str {
+fn www_authenticate(access: Access) -> &'static str {
     match access {
         Access::Operator => "Bearer realm=\"farhand operator\"",
         Access::Agent => "id realm=\"farhand agent\"",
@@ -85,7 +85,7 @@ fn challenge(access: Access) -> &'static str {
 
 /// Gives 400s of command endpoints the code `INVALID_COMMAND` (contract 3.9). Reports of agents
 /// keep the plain form.
-fn command_error(call: &Call, error: Error) -> Error {
+fn with_command_code(call: &Call, error: Error) -> Error {
     let is_command = call
         .route
         .is_some_and(|route| route.access == Access::User && route.path.starts_with(COMMANDS));
@@ -94,14 +94,14 @@ fn command_error(call: &Call, error: Error) -> Error {
 
 /// Finds the endpoint and calls its handler. Refusals follow the order of contract 3.4: host, path,
 /// method, then those of the handler.
-async fn answer(call: &mut Call) -> Result<Reply, Error> {
+async fn find_and_handle(call: &mut Call) -> Result<Reply, Error> {
     let needs_workspace = call.path != "/healthz"
         && !(call.path.starts_with("/operator/") && operator::is_visible(call));
     if needs_workspace {
         call.workspace()?;
     }
     if let Some(path) = endpoints::with_slash(&call.path) {
-        if let Some(error) = workspace_missing(call).await {
+        if let Some(error) = missing_workspace_error(call).await {
             return Err(error);
         }
         // Agents are served without a redirect, because their HTTP client turns a redirected POST
@@ -121,7 +121,7 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
         .filter(|(route, _)| is_served(call, route))
         .ok_or_else(Error::no_path)?;
     if call.method == "OPTIONS" {
-        if let Some(error) = workspace_missing(call).await {
+        if let Some(error) = missing_workspace_error(call).await {
             return Err(error);
         }
         return Ok(Reply::no_content().header("Allow", route.allow(call.config.on_prem)));
@@ -133,21 +133,22 @@ async fn answer(call: &mut Call) -> Result<Reply, Error> {
     call.parameters =
         parameters.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let reply = handle(endpoint, call).await?;
-    match workspace_missing(call).await {
+    match missing_workspace_error(call).await {
         Some(error) => Err(error),
         None => Ok(reply),
     }
 }
 
-/// Whether this host and this deployment serve the route. If not, it is 404 for every method.
+/// Whether this host and this deployment serve the endpoint (contract 2.1 and 4.15). An endpoint
+/// that is not served is 404, never 405.
 fn is_served(call: &Call, route: &Route) -> bool {
     let is_hidden_operator = route.access == Access::Operator && !operator::is_visible(call);
     !is_hidden_operator && !route.is_hidden(&call.method, call.config.on_prem)
 }
 
 /// The 404 for a workspace that does not exist, or the error of the lookup. `None` if the workspace
-/// exists, or if the path needs none. D1 is asked only if the handler did not find out.
-async fn workspace_missing(call: &Call) -> Option<Error> {
+/// exists, or if the path needs none. D1 is asked only if the handler has not found out already.
+async fn missing_workspace_error(call: &Call) -> Option<Error> {
     let outside = call.path == "/healthz" || call.path.starts_with("/operator/");
     let slug = call.host.workspace().filter(|_| !outside && !call.is_workspace_known.get())?;
     match workspaces::id_of(&call.env, slug, call.now).await {

@@ -50,7 +50,7 @@ fn unknown_server_error() -> Error {
     Error::field("servers", "No such server.")
 }
 
-/// Groups as a creatable resource.
+/// The path and the replay of new groups.
 const RESOURCE: ResourceKind =
     ResourceKind { collection: "/api/iam/groups/", source: groups::REPLAY, hidden: &[] };
 
@@ -191,7 +191,7 @@ pub async fn retrieve_membership(call: &Call) -> Result<Reply, Error> {
     retrieve_one(call, any_caller, call.path_id(Error::not_found), groups::membership).await
 }
 
-/// Memberships as a creatable resource.
+/// The path and the replay of new memberships.
 const MEMBERSHIP_RESOURCE: ResourceKind = ResourceKind {
     collection: "/api/iam/memberships/",
     source: groups::MEMBERSHIP_REPLAY,
@@ -234,20 +234,15 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
         let event =
             event.details(json!({"group": new.group, "user": new.user, "role": new.role.as_str()}));
         let batch = groups::insert_membership(&credential.scope, id, new, &event)?;
-        Ok(
-            match creation
-                .write(&credential, &id.to_string(), batch)
-                .await
-                .map_err(duplicate_membership_error)?
-            {
-                CreationOutcome::Created(_, membership) => Some(Reply::created_text(
-                    membership,
-                    location(call, MEMBERSHIP_RESOURCE.collection, id),
-                )),
-                CreationOutcome::Refused(_) => None,
-                CreationOutcome::Replayed(reply) => Some(reply),
-            },
-        )
+        let outcome = creation.write(&credential, &id.to_string(), batch).await;
+        Ok(match outcome.map_err(duplicate_membership_error)? {
+            CreationOutcome::Created(_, membership) => Some(Reply::created_text(
+                membership,
+                location(call, MEMBERSHIP_RESOURCE.collection, id),
+            )),
+            CreationOutcome::Refused(_) => None,
+            CreationOutcome::Replayed(reply) => Some(reply),
+        })
     };
     retry("group", attempt).await
 }

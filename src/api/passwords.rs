@@ -149,8 +149,8 @@ pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
 /// unregistered addresses.
 ///
 /// 1. Counts the request for the client's address.
-/// 2. Stores it, unless too many are pending for the e-mail address. A malformed address is not
-///    stored, and no error.
+/// 2. Stores it, unless too many are pending for the e-mail address. A malformed address is ignored
+///    without an error.
 /// 3. Notifies the mailer, which sends the mail. It drops the request if the address is not
 ///    registered.
 async fn store_reset_request(call: &mut Call) -> Result<(), Error> {
@@ -187,7 +187,7 @@ pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
         Some(id) => reset_requests::find(&call.env, workspace, id, call.now).await?,
         None => None,
     };
-    // A correct key has only characters that a URL needs no escapes for.
+    // The characters of a valid key need no escaping in a URL.
     let query =
         found.map_or("error=invalid".to_owned(), |_| format!("key={}", call.parameter("key")));
     let page = format!("{}/reset-password/?{query}", call.config.web_client_of(workspace));

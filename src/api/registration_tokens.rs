@@ -30,7 +30,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
         .await
 }
 
-/// Registration tokens as a creatable resource.
+/// The path and the replay of new registration tokens.
 const RESOURCE: ResourceKind = ResourceKind {
     collection: "/api/servers/registration-tokens/",
     source: registration_tokens::REPLAY,

@@ -78,7 +78,7 @@ pub fn group_error(problem: Option<&str>) -> Option<Error> {
     }
 }
 
-/// Servers as a creatable resource.
+/// The path and the replay of new servers.
 const RESOURCE: ResourceKind = ResourceKind {
     collection: SERVERS,
     source: servers::REPLAY,

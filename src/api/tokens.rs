@@ -19,7 +19,7 @@ use crate::store::api_tokens;
 /// The `Retry-After` if the user has too many tokens (contract 11.4).
 const QUOTA_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// API tokens as a creatable resource.
+/// The path and the replay of new API tokens.
 const RESOURCE: ResourceKind =
     ResourceKind { collection: "/api/auth/tokens/", source: api_tokens::REPLAY, hidden: &["key"] };
 

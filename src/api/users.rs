@@ -43,7 +43,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
         .await
 }
 
-/// Users as a creatable resource.
+/// The path and the replay of new users.
 const RESOURCE: ResourceKind =
     ResourceKind { collection: "/api/iam/users/", source: users::REPLAY, hidden: &[] };
 
