@@ -112,7 +112,7 @@ async fn relay(
     Ok(Reply::no_content())
 }
 
-/// `POST /api/events/commands/<id>/ack/`.
+/// `POST /api/events/commands/<id>/ack/` (agent-protocol 4.1). The body is ignored.
 pub async fn ack(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         call.discard_report().await?;
@@ -121,7 +121,7 @@ pub async fn ack(call: &mut Call) -> Result<Reply, Error> {
     .await
 }
 
-/// `POST /api/events/commands/<id>/chunk/`.
+/// `POST /api/events/commands/<id>/chunk/` (agent-protocol 4.1).
 pub async fn chunk(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         Ok(Report::Chunk { chunk: call.read_report().await?, command: command_id(call)? })
@@ -129,7 +129,7 @@ pub async fn chunk(call: &mut Call) -> Result<Reply, Error> {
     .await
 }
 
-/// `POST /api/events/commands/<id>/fin/`.
+/// `POST /api/events/commands/<id>/fin/` (agent-protocol 4.2).
 pub async fn fin(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         Ok(Report::Fin { fin: call.read_report().await?, command: command_id(call)? })
@@ -283,7 +283,8 @@ pub async fn unknown_get(call: &Call) -> Result<Reply, Error> {
     Err(Error::not_found())
 }
 
-/// `GET /ws/servers/backhaul/` and `/ws/servers/control/`: the object accepts the WebSocket.
+/// `GET /ws/servers/backhaul/` and `/ws/servers/control/` (agent-protocol 2.1): the
+/// object accepts the WebSocket.
 pub async fn web_socket(call: &Call, path: &str) -> Result<Reply, Error> {
     let identity = read_identity(call)?;
     if !call.header("Upgrade").is_some_and(|value| value.eq_ignore_ascii_case("websocket")) {

@@ -27,9 +27,7 @@ use crate::store::commands;
 /// The server of a new command, if the caller can access it.
 #[derive(Deserialize)]
 pub struct Target {
-    /// The id of the server.
     pub id: Uuid,
-    /// The name of the server.
     pub name: String,
     /// Whether the caller may name any account there (contract 5.6).
     pub any_account: bool,
@@ -79,7 +77,7 @@ struct CreationLookup {
 /// request takes the key after the first lookup.
 const MAX_KEY_LOOKUPS: u32 = 3;
 
-/// `POST /api/events/commands/`.
+/// `POST /api/events/commands/` (contract 7.2).
 ///
 /// 1. Reads the fields. Input errors are reported after the credential check (contract 3.4).
 /// 2. Looks up the caller, the server, and an earlier command with the same Idempotency-Key, in one

@@ -174,13 +174,13 @@ async fn end_command(
     }
 }
 
-/// `POST /api/events/commands/<id>/cancel/`.
+/// `POST /api/events/commands/<id>/cancel/` (contract 7.7).
 pub async fn cancel(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     Reply::ok(&Shown(&end_command(call, input, Ask::Cancel).await?))
 }
 
-/// `DELETE /api/events/commands/<id>/`: cancels the command.
+/// `DELETE /api/events/commands/<id>/`: cancels the command (contract 7.7).
 pub async fn delete(call: &mut Call) -> Result<Reply, Error> {
     call.discard().await;
     end_command(call, Ok(()), Ask::Cancel).await?;

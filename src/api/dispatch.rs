@@ -72,7 +72,6 @@ fn error_reply(call: &Call, error: &Error) -> Reply {
     }
 }
 
-/// The value of the header `WWW-Authenticate`.
 fn www_authenticate(access: Access) -> &'static str {
     match access {
         Access::Operator => "Bearer realm=\"farhand operator\"",

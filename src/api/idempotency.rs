@@ -37,7 +37,6 @@ pub struct ResourceKind {
 
 /// The keyed hashes of an Idempotency-Key and of its request.
 pub struct Hashes {
-    /// The hash of the key.
     pub key: String,
     /// The hash of the endpoint and the body. Requests with equal hashes are the same request.
     pub request: String,

@@ -91,7 +91,7 @@ fn read_new_workspace(mut fields: Fields) -> Result<NewWorkspace, Error> {
     Ok(NewWorkspace { name: name.unwrap_or_else(|| slug.clone()), slug, admin })
 }
 
-/// `POST /operator/workspaces/`.
+/// `POST /operator/workspaces/` (contract 2.2): creates a workspace and its first superuser.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     if let Err(error) = authorize(call).await {
         call.discard().await;

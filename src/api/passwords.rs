@@ -87,7 +87,7 @@ async fn set_password(
     Ok(user)
 }
 
-/// `POST /api/auth/change-password/`.
+/// `POST /api/auth/change-password/` (contract 4.9).
 ///
 /// 1. Looks up the caller, with the hash of the current password.
 /// 2. Checks both fields, and reports all errors together. A wrong current password counts as a
@@ -117,8 +117,8 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     Reply::ok(&Value::Null)
 }
 
-/// `PUT` and `PATCH /api/users/users/<username>/`: a superuser sets the password of a user. The
-/// current password is not checked.
+/// `PUT` and `PATCH /api/users/users/<username>/`: a superuser sets the password of a user
+/// (contract 4.9). The current password is not checked.
 pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
@@ -179,8 +179,8 @@ fn reset_id_from_key(call: &Call) -> Result<Option<Uuid>, Error> {
     Ok(platform::secret_key(&call.env)?.reset_request(&key))
 }
 
-/// `GET /api/auth/reset-password/confirm/<key>/`: redirects the browser to the page for a new
-/// password.
+/// `GET /api/auth/reset-password/confirm/<key>/` (contract 4.10): redirects the browser to the
+/// page for a new password.
 pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
     let workspace = call.workspace()?;
     let found = match reset_id_from_key(call)? {
@@ -194,7 +194,7 @@ pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
     Ok(Reply::redirect(page).header("Referrer-Policy", "no-referrer"))
 }
 
-/// `POST /api/auth/reset-password/confirm/<key>/`.
+/// `POST /api/auth/reset-password/confirm/<key>/` (contract 4.10).
 ///
 /// 1. Answers 404 for an unknown, used, void or expired key, before the input is checked.
 /// 2. Checks the new password.

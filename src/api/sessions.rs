@@ -29,7 +29,7 @@ const WRONG_CREDENTIALS: &str = "Unable to log in with the provided credentials.
 /// The length to which a User-Agent is cut (contract 4.7).
 const MAX_USER_AGENT_CHARS: usize = 512;
 
-/// `POST /api/auth/login/`.
+/// `POST /api/auth/login/` (contract 4.4).
 ///
 /// 1. Reads the fields, from JSON or a form. Missing fields are 403 with field arrays.
 /// 2. Refuses the request if too many guesses were wrong (contract 4.5).

@@ -294,8 +294,8 @@ impl<'a> Credential<'a> {
         if !found.0.reads_narrowly() {
             return Ok(found);
         }
-        // The filtered read must be the last one: the token may have got an access control list
-        // between two reads, and must not see a page that was read without it.
+        // The filtered read must be the last one. The token may have got an access control list
+        // between two reads. It must not see a page that was read without the list.
         let (caller, items, total) = self.page(narrow).await?;
         Ok((caller, items, total.unwrap_or(0)))
     }

@@ -90,8 +90,8 @@ async fn derive(place: &GatePlace, mut derivation: Derivation) -> [u8; 32] {
     }
 }
 
-/// Checks a password against a stored hash. `stored` is `None` if there is no user who may log in;
-/// the check then takes as many rounds as a wrong password, so that the duration does not reveal
+/// Checks a password against a stored hash. `stored` is `None` if there is no user who may log in.
+/// The check then takes as many rounds as for a wrong password. So the duration does not reveal
 /// whether the account exists. The number of rounds is logged.
 ///
 /// # Errors

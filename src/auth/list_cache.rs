@@ -34,7 +34,6 @@ impl Key {
 }
 
 thread_local! {
-    /// The cached lists of this isolate.
     static CACHE: RefCell<HashMap<Key, Rc<CachedList>>> = RefCell::default();
 }
 
@@ -62,7 +61,6 @@ impl CachedStatement {
 
 /// The statements that read one page of a list. [`List`] says which callers each one is for.
 pub struct CachedList {
-    /// The page that they read.
     pub page: Page,
     /// Correct for all callers, without the filter for limited API tokens.
     pub select: CachedStatement,

@@ -15,14 +15,12 @@ extern "C" {
 pub struct Head {
     /// The method, as sent.
     pub method: String,
-    /// The whole URL.
     pub url: String,
     /// Names and values of the headers in `http.js`. The value of a missing header is `None`.
     headers: Vec<(String, Option<String>)>,
 }
 
 impl Head {
-    /// Reads the head of a request.
     pub fn read(request: &web_sys::Request) -> Self {
         serde_json::from_str(&read_head(request)).unwrap_or_default()
     }

@@ -39,19 +39,15 @@ const MAX_DISCARDED_BYTES: usize = 64 * 1024 * 1024;
 
 /// Details for the audit event of a refusal, if the handler knows more than the path shows.
 pub struct DenialDetails {
-    /// The object of the refused action.
     pub object: Option<Object>,
-    /// The `details` of the event.
     pub details: Value,
 }
 
 /// A request, with everything that its handler needs.
 pub struct Call {
-    /// The bindings.
     pub env: Env,
     /// Runs work after the response.
     pub context: Context,
-    /// The configuration.
     pub config: Rc<Config>,
     /// When the request arrived.
     pub now: Timestamp,
@@ -156,7 +152,6 @@ impl Call {
         Err(Error::new(Kind::Forbidden, detail).code(Code::HttpsRequired))
     }
 
-    /// The value of a header.
     pub fn header(&self, name: &str) -> Option<String> {
         self.head.header(&self.request, name)
     }

@@ -185,7 +185,6 @@ impl Reply {
         }
     }
 
-    /// The status code.
     pub fn status(&self) -> u16 {
         self.status
     }
