@@ -1,6 +1,5 @@
-//! The endpoints for agents ([agent protocol](../../docs/spec/agent-protocol.md)). Each call goes
-//! to the object of the agent's server. The object has the hash of the agent's key, so no call
-//! reads D1.
+//! The endpoints for agents (`docs/spec/agent-protocol.md`). Each call goes to the object of the
+//! agent's server. The object has the hash of the agent's key, so the Worker reads nothing from D1.
 
 use std::collections::BTreeMap;
 
@@ -107,8 +106,8 @@ async fn relay(
     read: impl AsyncFnOnce(&mut Call) -> Result<Report, Error>,
 ) -> Result<Reply, Error> {
     let identity = identify(call).await?;
-    let read = read(call).await;
-    forward_or_refuse(call, identity, read).await?;
+    let report = read(call).await;
+    forward_or_refuse(call, identity, report).await?;
     Ok(Reply::no_content())
 }
 

@@ -111,6 +111,7 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
     let workspace = call.workspace()?.to_owned();
     let registration = match fields.and_then(Registration::read) {
         Ok(registration) => registration,
+        // The token is checked before the input (contract 3.4).
         Err(error) => {
             let remote_ip = call.remote_ip();
             registration_tokens::refusal(

@@ -50,9 +50,8 @@ thread_local! {
     static CALLERS: Hints<String, CallerHint> = Hints::new(CALLER_HINT_TTL);
     /// KV entries that were correct when this isolate read or wrote them.
     static KV_ENTRIES: Hints<String, Entry> = Hints::new(KV_ENTRY_HINT_TTL);
-    /// Keys whose missing KV entry was written. KV may keep returning "missing" for
-    /// [`KV_PROPAGATION_TIME`], and accepts one write a second per key. So the entry is not
-    /// written again within that time.
+    /// Keys whose KV entry was repaired. KV may return the old value for [`KV_PROPAGATION_TIME`],
+    /// and accepts one write a second per key. So the entry is not repaired again within that time.
     static RECENT_KV_WRITES: Hints<String> = Hints::new(KV_PROPAGATION_TIME);
 }
 
@@ -183,8 +182,9 @@ impl<'a> Credential<'a> {
         Ok(caller)
     }
 
-    /// After the response: extends the session and repairs its KV entry, or updates `last_used_at`
-    /// of an API token. Each is done at most every 10 minutes (contract 4.3 and 4.8).
+    /// After the response: extends the session, or updates `last_used_at` of the API token. Both are
+    /// done at most every 10 minutes (contract 4.3 and 4.8). A KV entry that does not match the
+    /// session is repaired.
     fn record_use_later(&self, caller: &Caller, KvLookup { entry, is_remembered }: KvLookup) {
         let (env, now) = (self.call.env.clone(), self.scope.now);
         let (workspace_id, id, key) = (caller.workspace_id, caller.credential_id, self.key.clone());
@@ -231,7 +231,7 @@ impl<'a> Credential<'a> {
         CALLERS.with(|callers| callers.get(&self.key, self.scope.now)).unwrap_or_default()
     }
 
-    /// Whether a missing KV entry may be written now. If so, further writes are blocked for
+    /// Whether the KV entry may be repaired now. If so, further repairs are blocked for
     /// [`KV_PROPAGATION_TIME`].
     fn claim_kv_write(&self) -> bool {
         RECENT_KV_WRITES.with(|written| written.is_new(self.key.clone(), self.scope.now))
@@ -398,7 +398,8 @@ pub fn cancel_revoked(call: &Call) {
     call.context.wait_until(log_failure(async move { janitor::cancel_revoked(&env).await }));
 }
 
-/// Runs work after the response. A failure is only logged, because later work makes up for it.
+/// Runs work after the response. A failure is only logged, because a later request or alarm does
+/// the work again.
 async fn log_failure(work: impl Future<Output = Result<(), Error>>) {
     if let Err(error) = work.await {
         log::trouble("afterwork_failed", json!({}), &error.detail);
