@@ -182,8 +182,8 @@ impl<'a> Credential<'a> {
         Ok(caller)
     }
 
-    /// After the response: extends the session, or updates `last_used_at` of the API token. Both are
-    /// done at most every 10 minutes (contract 4.3 and 4.8). A KV entry that does not match the
+    /// After the response: extends the session, or updates `last_used_at` of the API token. Both
+    /// are done at most every 10 minutes (contract 4.3 and 4.8). A KV entry that does not match the
     /// session is repaired.
     fn record_use_later(&self, caller: &Caller, KvLookup { entry, is_remembered }: KvLookup) {
         let (env, now) = (self.call.env.clone(), self.scope.now);
