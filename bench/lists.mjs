@@ -1,4 +1,4 @@
-// node bench/lists.mjs [FOLDER [made]]: what lists of commands cost at 1,000,000 commands, in relation to 1,000 (docs/performance.md,
+// node bench/lists.mjs [FOLDER [made]]: what lists of commands cost at 1,000,000 commands, in relation to 1,000 (docs/contributing/performance.md,
 // What lists cost). Two instances of the service, one after the other in short windows: `shared` with a workspace of 1,000,000,
 // one of 1,000 and one of 10,000 long lines, and `alone` with one of 1,000. What they hold is made once and stays in FOLDER, if one is named; it takes
 // 2 GB and a minute or two, and is all that is done with `made`. Loopback only.

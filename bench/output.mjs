@@ -1,5 +1,5 @@
 // npm run bench -- output [--megabytes N] [--runs N]: how fast the output of one command goes from the agent to the service, and from
-// there to a reader. The project's agent and the service run on this machine. Writes the table `output` of docs/performance.md.
+// there to a reader. The project's agent and the service run on this machine. Writes the table `output` of docs/contributing/performance.md.
 import { openSync, writeFileSync } from "node:fs";
 import { userInfo } from "node:os";
 import { join } from "node:path";

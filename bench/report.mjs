@@ -1,8 +1,8 @@
-// What every bench here shares: how figures become tables, and where these stand in docs/performance.md. The long forms of tests
+// What every bench here shares: how figures become tables, and where these stand in docs/contributing/performance.md. The long forms of tests
 // (scripts/faults.mjs, scripts/fuzz.mjs) have documents of their own.
 //
 // A bench is a file bench/NAME.mjs that `npm run bench -- NAME` runs in a process of its own; bench/run.mjs has the list of them.
-// Its table stands between two lines of docs/performance.md, which are there already:
+// Its table stands between two lines of docs/contributing/performance.md, which are there already:
 //
 //     <!-- bench:NAME -->
 //     <!-- /bench:NAME -->
@@ -47,7 +47,7 @@ export function table(columns, rows) {
  * @param {string} text lines of Markdown
  * @param {string} document from the folder of the checkout
  */
-export function publish(name, text, document = "docs/performance.md") {
+export function publish(name, text, document = "docs/contributing/performance.md") {
   console.log(`\n${text}\n`);
   const [start, end] = [`<!-- bench:${name} -->`, `<!-- /bench:${name} -->`];
   const file = join(root, document);

@@ -1,6 +1,6 @@
 // node bench/requests.mjs [--windows N] [--milliseconds N] [--against CHECKOUT] [--only TEXT]: what requests cost, each in relation to
 // peers that run beside the service and take their turns with it, and what the Worker weighs. Writes the table `requests` of
-// docs/performance.md; with another checkout, whose service is one more peer, or for some rows only, it only prints it.
+// docs/contributing/performance.md; with another checkout, whose service is one more peer, or for some rows only, it only prints it.
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";

@@ -1,4 +1,4 @@
-// npm run bench [-- NAME...] [-- --OPTION...]: measures the service and writes the tables of docs/performance.md. Without names,
+// npm run bench [-- NAME...] [-- --OPTION...]: measures the service and writes the tables of docs/contributing/performance.md. Without names,
 // everything; options go to each bench that is named, or else to `requests`.
 import { join } from "node:path";
 import { root, run } from "../scripts/lib.mjs";

@@ -1,5 +1,5 @@
 // `npm run fuzz [SECONDS]`: every target of domain/fuzz under libFuzzer for so long (60), then requests made by chance from the
-// OpenAPI document for ten times that, and 10^7 sequences of events for the server's object (`link`). The figures go into docs/fuzzing.md. `npm run fuzz SECONDS TARGET` runs one target, and
+// OpenAPI document for ten times that, and 10^7 sequences of events for the server's object (`link`). The figures go into docs/contributing/fuzzing.md. `npm run fuzz SECONDS TARGET` runs one target, and
 // writes nothing down.
 //
 // libFuzzer needs no nightly compiler without a sanitizer: the parsers are safe Rust, where a bad access is a panic.
@@ -67,6 +67,6 @@ if (only === undefined) {
   const commit = output("git", ["rev-parse", "--short", "HEAD"]) ?? "?";
   const day = new Date().toISOString().slice(0, 10);
   const how = `${seconds} s for each target, on ${day}, at ${commit}, with ${output("rustc", ["--version"])}.`;
-  publish("fuzz", `${how}\n\n${figures}`, "docs/fuzzing.md");
+  publish("fuzz", `${how}\n\n${figures}`, "docs/contributing/fuzzing.md");
 }
 process.exit(areAnswersGood && rows.every(({ crashes }) => crashes === 0) ? 0 : 1);

@@ -26,7 +26,7 @@ const MAX_BYTES: usize = 32_768;
 /// The most bytes of the JSON of a list that stands whole in an audit event.
 pub const MAX_IN_EVENT: usize = 4_096;
 /// The most `*` of a pattern or a word. This and the next two bound what it costs to compare a
-/// command with a list (`docs/performance.md`, What lists cost).
+/// command with a list (`docs/contributing/performance.md`, What lists cost).
 const MAX_STARS: usize = 8;
 /// The most `*` of all patterns and words together, without the words that are all `*`.
 const MAX_STARS_IN_ALL: usize = 256;

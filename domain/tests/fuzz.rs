@@ -1,5 +1,6 @@
 //! The checks of the fuzz targets (`fuzz/`), the very same files: on every file of their corpora,
-//! and on what comes of those by a few changes. `npm run fuzz` looks for more (docs/fuzzing.md).
+//! and on what comes of those by a few changes. `npm run fuzz` looks for more
+//! (docs/contributing/fuzzing.md).
 
 // A test says with unwrap that the rest makes no sense without it.
 #![allow(clippy::unwrap_used)]

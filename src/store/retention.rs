@@ -1,5 +1,5 @@
-//! The end of commands that are over for long (contract 7.13; docs/scaling.md): found by their ids,
-//! and removed with what is noted of servers and requesters for their sake alone.
+//! The end of commands that are over for long (contract 7.13; docs/contributing/retention.md): found
+//! by their ids, and removed with what is noted of servers and requesters for their sake alone.
 //!
 //! A command ends after it was created, and its id begins with the time of its creation. So what
 //! ended long ago is among the first ids. Commands that were created long ago and have not ended,

@@ -70,7 +70,7 @@ pub fn word_lists(acl: &str) -> String {
 
 /// SQL for what the comparison of one command costs at most, from the tables `patterns` and
 /// `lists`: for each, and for each 1,000 characters that it has, as it was measured
-/// (`docs/performance.md`).
+/// (`docs/contributing/performance.md`).
 pub const COST: &str = "SELECT
     (SELECT coalesce(sum(5 + 16 * stars), 0) FROM patterns) AS line,
     (SELECT coalesce(sum(iif(star, 1000, 10)), 0) FROM patterns) AS line_characters,

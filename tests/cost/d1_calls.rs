@@ -1,5 +1,5 @@
-//! How often the service asks D1 and KV, as its log tells (`docs/performance.md`, D1 round trips):
-//! for each endpoint, and over the life of a command.
+//! How often the service asks D1 and KV, as its log tells (`docs/contributing/performance.md`,
+//! D1 round trips): for each endpoint, and over the life of a command.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! What requests cost, and what the benches need (`docs/performance.md`, `docs/scaling.md`).
+//! What requests cost, and what the benches need (`docs/contributing/performance.md`,
+//! `docs/contributing/scaling.md`).
 
 mod bench;
 pub mod d1_calls;

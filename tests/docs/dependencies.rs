@@ -1,5 +1,5 @@
-//! `docs/dependencies.md` against the manifests: every direct dependency is in there with its
-//! licence, and no other.
+//! `docs/contributing/dependencies.md` against the manifests: every direct dependency is in
+//! there with its licence, and no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,7 +15,7 @@ fn read(path: &str) -> String {
 
 /// The packages that the document has for a manifest, with their licences.
 fn documented(manifest: &str) -> BTreeMap<String, String> {
-    let document = read("docs/dependencies.md");
+    let document = read("docs/contributing/dependencies.md");
     let section = document
         .split("\n## ")
         .find(|section| section.lines().next().unwrap().contains(manifest))

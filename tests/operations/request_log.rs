@@ -1,4 +1,5 @@
-//! The line that the Worker logs at the end of a request (`docs/performance.md`, What lists cost).
+//! The line that the Worker logs at the end of a request (`docs/contributing/performance.md`,
+//! What lists cost).
 
 use std::path::Path;
 

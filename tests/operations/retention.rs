@@ -1,5 +1,5 @@
-//! Retention (docs/scaling.md): commands that are over for long are deleted, by the clock, in
-//! bounded steps. Here the clock ticks when an instance starts; commands are made through the API,
+//! Retention (docs/contributing/retention.md): commands that are over for long are deleted, by the
+//! clock, in bounded steps. Here the clock ticks when an instance starts; commands are made through the API,
 //! and then the moments at which they ended are moved into the past, in D1 and in their server's
 //! object.
 

@@ -1,6 +1,6 @@
 //! `GET /api/events/commands/`: filters, search, ordering, pages and counts (contract 7.10), and
-//! what they cost (`docs/performance.md`, What lists cost). Commands are put into the database of
-//! an instance of the test's own: by the hundred thousand, and with moments of any kind.
+//! what they cost (`docs/contributing/performance.md`, What lists cost). Commands are put into the
+//! database of an instance of the test's own: by the hundred thousand, and with moments of any kind.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};

@@ -332,8 +332,8 @@ fn stored(line: &str, argv: Option<&str>) -> rusqlite::Connection {
     database
 }
 
-/// The worst lists that are taken, over as many commands as are looked at (`docs/performance.md`,
-/// What lists cost).
+/// The worst lists that are taken, over as many commands as are looked at
+/// (`docs/contributing/performance.md`, What lists cost).
 #[test]
 fn the_dearest_lists_are_bounded() {
     let words = |words: &[String]| serde_json::to_string(words).unwrap();
