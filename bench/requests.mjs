@@ -200,7 +200,7 @@ async function bench(folder) {
   if (options.only === "") rows.push(...(await weigh(folder)));
   const columns = ["what", "in relation to", "reached", "must reach", ...(options.against ? ["now / other"] : [])];
   const how = `How many times as much of workerd's CPU the peer takes for a request, with ${CONNECTIONS} connections; or the time of \
-one, one at a time. Medians of ${turns.windows} pairs of windows of ${turns.milliseconds} ms in turn. The client was busy for ${(100 * busiest).toFixed(0)} % of the time at most.`;
+one, one at a time.\nMedians of ${turns.windows} pairs of windows of ${turns.milliseconds} ms in turn.\nThe client was busy for ${(100 * busiest).toFixed(0)} % of the time at most.`;
   const text = `${table(columns, rows)}\n\n${how}`;
   if (options.against || options.only) console.log(`\n${text}`);
   else publish("requests", text);
