@@ -12,7 +12,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 /// The path, media type and text of each file. They are compiled into the Worker. The static assets
 /// of the platform would add a router in front of every API request, which cost a tenth of the
-/// throughput (`docs/performance.md`).
+/// throughput (`docs/contributing/performance.md`).
 const FILES: [(&str, &str, &str); 3] = [
     (
         "/reset-password/",

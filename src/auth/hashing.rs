@@ -14,8 +14,9 @@ use crate::http::request::Call;
 use crate::platform;
 use crate::platform::log;
 
-/// PBKDF2 rounds of one slice, which take at most a few milliseconds (`docs/performance.md`). The
-/// number is fixed, because the runtime's clock does not advance during a computation.
+/// PBKDF2 rounds of one slice, which take at most a few milliseconds
+/// (`docs/contributing/performance.md`). The number is fixed, because the runtime's clock does not
+/// advance during a computation.
 const ROUNDS_PER_SLICE: u32 = 5_000;
 /// How often a waiting request asks whether it is its turn. It polls, because the runtime forbids
 /// awaiting a future of another request.

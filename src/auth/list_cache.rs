@@ -1,5 +1,5 @@
 //! The cached SQL statements of lists, in the memory of an isolate. Building their text takes
-//! longer than all other work of the Worker for a list (`docs/performance.md`).
+//! longer than all other work of the Worker for a list (`docs/contributing/performance.md`).
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
