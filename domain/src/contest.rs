@@ -1,46 +1,45 @@
-//! Two hosts with one identity (agent-protocol 5.2): when a newer connection no longer replaces the
-//! older one.
+//! Detects two hosts with one identity (agent-protocol 5.2). While they keep replacing each other's
+//! connection, a newer connection must first prove that the older one is dead.
 
 use serde::{Deserialize, Serialize};
 
 use crate::time::Timestamp;
 
-/// After how many replacements within [`WINDOW`] the older connection is asked whether it is alive.
-const REPLACEMENTS: usize = 3;
-/// The time in which replacements count, in seconds.
-const WINDOW: i64 = 60;
-/// How long after a refused connection the next one is refused too, in seconds. Agents dial at
-/// least every 60 s.
-const AFTER_REFUSAL: i64 = 180;
+/// After this number of replacements within [`REPLACEMENT_WINDOW`], the older connection is pinged.
+const MAX_REPLACEMENTS: usize = 3;
+/// How long a replacement counts, in seconds.
+const REPLACEMENT_WINDOW: i64 = 60;
+/// How long a refusal counts, in seconds. Agents dial at least every 60 s.
+const REFUSAL_WINDOW: i64 = 180;
 
-/// The recent history of one kind of socket: connections that replaced an older one, and
-/// connections that were refused.
+/// The recent history of one kind of connection: when a connection replaced an older one, and when
+/// a connection was refused.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub struct Contest {
+pub struct ReplacementHistory {
     /// The latest replacements, the oldest first.
     replaced_at: Vec<Timestamp>,
     refused_at: Option<Timestamp>,
 }
 
-impl Contest {
-    /// Whether connections replaced each other so often that the next one has to prove that the
-    /// older one is dead.
-    pub fn is_open(&self, now: Timestamp) -> bool {
+impl ReplacementHistory {
+    /// Whether the older connection must be pinged before a newer one may replace it.
+    pub fn is_contested(&self, now: Timestamp) -> bool {
         let is_within = |at: &Timestamp, seconds| *at <= now && at.plus_seconds(seconds) > now;
-        let replacements = self.replaced_at.iter().filter(|at| is_within(at, WINDOW)).count();
-        replacements >= REPLACEMENTS
-            || self.refused_at.is_some_and(|at| is_within(&at, AFTER_REFUSAL))
+        let replacements =
+            self.replaced_at.iter().filter(|at| is_within(at, REPLACEMENT_WINDOW)).count();
+        replacements >= MAX_REPLACEMENTS
+            || self.refused_at.is_some_and(|at| is_within(&at, REFUSAL_WINDOW))
     }
 
-    /// A connection replaced an older one that was still open.
-    pub fn note_replacement(&mut self, now: Timestamp) {
+    /// Records that a connection replaced an older one that was still open.
+    pub fn record_replacement(&mut self, now: Timestamp) {
         self.replaced_at.push(now);
-        let surplus = self.replaced_at.len().saturating_sub(REPLACEMENTS);
+        let surplus = self.replaced_at.len().saturating_sub(MAX_REPLACEMENTS);
         self.replaced_at.drain(..surplus);
     }
 
-    /// A connection was refused, as the older one is alive.
-    pub fn note_refusal(&mut self, now: Timestamp) {
+    /// Records that a connection was refused because the older one is alive.
+    pub fn record_refusal(&mut self, now: Timestamp) {
         self.refused_at = Some(now);
     }
 }
@@ -54,33 +53,33 @@ mod tests {
     }
 
     #[test]
-    fn three_replacements_within_a_minute_open_a_contest() {
-        let mut contest = Contest::default();
+    fn three_replacements_within_a_minute_are_a_contest() {
+        let mut history = ReplacementHistory::default();
         for seconds in [0, 30, 59] {
-            assert!(!contest.is_open(at(seconds)));
-            contest.note_replacement(at(seconds));
+            assert!(!history.is_contested(at(seconds)));
+            history.record_replacement(at(seconds));
         }
-        assert!(contest.is_open(at(59)));
-        assert!(!contest.is_open(at(60)), "the first one is a minute old");
-        contest.note_replacement(at(61));
-        assert!(contest.is_open(at(61)) && contest.replaced_at.len() == REPLACEMENTS);
-        // The clock was set back: what happened later does not count.
-        assert!(!contest.is_open(at(10)));
+        assert!(history.is_contested(at(59)));
+        assert!(!history.is_contested(at(60)), "the first one is a minute old");
+        history.record_replacement(at(61));
+        assert!(history.is_contested(at(61)) && history.replaced_at.len() == MAX_REPLACEMENTS);
+        // The clock was set back: later replacements do not count.
+        assert!(!history.is_contested(at(10)));
     }
 
     #[test]
-    fn a_refusal_keeps_it_open_until_the_agent_has_dialed_again() {
-        let mut contest = Contest::default();
-        for _ in 0..REPLACEMENTS {
-            contest.note_replacement(at(0));
+    fn each_refusal_prolongs_the_contest() {
+        let mut history = ReplacementHistory::default();
+        for _ in 0..MAX_REPLACEMENTS {
+            history.record_replacement(at(0));
         }
         for seconds in [5, 15, 35, 75, 135, 195] {
-            assert!(contest.is_open(at(seconds)), "{seconds}");
-            contest.note_refusal(at(seconds));
+            assert!(history.is_contested(at(seconds)), "{seconds}");
+            history.record_refusal(at(seconds));
         }
         assert!(
-            contest.is_open(at(195 + AFTER_REFUSAL - 1))
-                && !contest.is_open(at(195 + AFTER_REFUSAL))
+            history.is_contested(at(195 + REFUSAL_WINDOW - 1))
+                && !history.is_contested(at(195 + REFUSAL_WINDOW))
         );
     }
 }

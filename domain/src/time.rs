@@ -81,6 +81,11 @@ impl Timestamp {
         self.plus_micros(i64::try_from(period.as_micros()).unwrap_or(i64::MAX))
     }
 
+    /// The time `period` earlier.
+    pub fn minus(self, period: Duration) -> Self {
+        Self(self.0.saturating_sub(i64::try_from(period.as_micros()).unwrap_or(i64::MAX)))
+    }
+
     /// The moment `millis` later; no later than the year 9999.
     pub fn plus_millis(self, millis: i64) -> Self {
         self.plus_micros(millis.saturating_mul(1000))

@@ -1,4 +1,4 @@
-//! Answers about commands: the command object, its output, and a stream of it.
+//! Answers about commands: the command object, pages of its output, and the stream of its output.
 
 use serde_json::{Map, Value};
 use uuid::Uuid;
@@ -6,16 +6,18 @@ use uuid::Uuid;
 use super::call::{Answer, ChunkPage, Chunks, Follow, Followed, Forget, Forgotten, Refusal};
 use super::event::Ticket;
 use super::machine::Link;
-use super::memory::{Then, What};
+use super::memory::{AfterWait, WaitsFor};
 use super::store::{Most, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 use crate::command_object;
 use crate::time::Timestamp;
 
-/// How much output one answer to a follower has at most: chunks, and about as many bytes.
-const TOLD_AT_ONCE: (u64, usize) = (1_000, 256 * 1024);
-/// How much one call deletes at most, in rows and in pages of 4 KiB together.
-const FORGOTTEN_AT_ONCE: u64 = 8_000;
+/// The largest number of chunks in one answer to a follower.
+const MAX_STREAM_CHUNKS: u64 = 1_000;
+/// The largest number of bytes in one answer to a follower. The last chunk may exceed it.
+const MAX_STREAM_BYTES: usize = 256 * 1024;
+/// The most that one call deletes: rows plus pages of 4 KiB.
+const MAX_DELETED_PER_CALL: u64 = 8_000;
 
 impl<S: Store> Link<S> {
     fn live_fields(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
@@ -24,11 +26,11 @@ impl<S: Store> Link<S> {
     }
 
     /// The whole command object.
-    pub(super) fn whole(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
+    pub(super) fn command_json(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
         Ok(command_object::object(&stored.command, self.live_fields(stored)?))
     }
 
-    /// The live fields of a command that was accepted.
+    /// The live fields of an accepted command.
     pub(super) fn live_answer(&self, id: Uuid) -> Result<Answer> {
         match self.find(id)?.filter(|stored| stored.phase == Phase::Accepted) {
             Some(stored) => Ok(Answer::done(self.live_fields(&stored)?)),
@@ -37,48 +39,49 @@ impl<S: Store> Link<S> {
     }
 
     /// Answers with a page of a command's output.
-    pub(super) fn tell_chunks(&mut self, ticket: Ticket, asked: &Chunks) -> Result<()> {
-        let Some(stored) = self.find(asked.id)? else {
+    pub(super) fn output_page(&mut self, ticket: Ticket, page: &Chunks) -> Result<()> {
+        let Some(stored) = self.find(page.id)? else {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());
         };
-        let most = Most { chunks: asked.limit, bytes: usize::MAX, until_gap: false };
-        let chunks = match self.store.find_chunk(&stored, asked.from, asked.offset)? {
+        let most = Most { chunks: page.limit, bytes: usize::MAX, until_gap: false };
+        let chunks = match self.store.find_chunk(&stored, page.from, page.offset)? {
             Some(first) => self.store.chunks(&stored, first, most)?,
             None => vec![],
         };
-        let count = self.store.count_chunks(&stored, asked.from)?;
+        let count = self.store.count_chunks(&stored, page.from)?;
         self.reply(ticket, Answer::done(ChunkPage { count, chunks }));
         Ok(())
     }
 
     /// Answers with the next output of a command as soon as there is some, or with its end.
-    pub(super) fn follow(&mut self, ticket: Ticket, asked: Follow) -> Result<()> {
-        let until = self.scene.now.plus_millis(asked.wait_millis);
-        self.follow_until(ticket, asked, until, false)
+    pub(super) fn follow(&mut self, ticket: Ticket, follow: Follow) -> Result<()> {
+        let until = self.scene.now.plus_millis(follow.wait_millis);
+        self.follow_until(ticket, follow, until, false)
     }
 
-    /// The same, with the latest time of the answer. `is_told`: D1 has the command's end, or was
-    /// waited for long enough.
+    /// Like [`Self::follow`], with the time of the latest answer. `is_end_in_d1`: D1 has the
+    /// command's end, or the wait for that timed out.
     pub(super) fn follow_until(
         &mut self,
         ticket: Ticket,
-        asked: Follow,
+        follow: Follow,
         until: Timestamp,
-        is_told: bool,
+        is_end_in_d1: bool,
     ) -> Result<()> {
         let now = self.scene.now;
-        let Some(stored) = self.find(asked.id)? else {
+        let Some(stored) = self.find(follow.id)? else {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());
         };
-        let settles_at = stored.settles_at();
-        let is_settled = settles_at.is_some_and(|at| at <= now);
-        let most = Most { chunks: TOLD_AT_ONCE.0, bytes: TOLD_AT_ONCE.1, until_gap: !is_settled };
-        let first = self.store.find_chunk(&stored, asked.from, 0)?;
-        // Output after a gap waits until the gap is filled.
+        let complete_at = stored.output_complete_at();
+        let is_complete = complete_at.is_some_and(|at| at <= now);
+        let most =
+            Most { chunks: MAX_STREAM_CHUNKS, bytes: MAX_STREAM_BYTES, until_gap: !is_complete };
+        let first = self.store.find_chunk(&stored, follow.from, 0)?;
+        // Output behind a gap is held back until the gap is filled.
         let chunks = match first {
-            Some(first) if first == asked.from || is_settled || asked.skips_gap => {
+            Some(first) if first == follow.from || is_complete || follow.skips_gap => {
                 self.store.chunks(&stored, first, most)?
             }
             _ => vec![],
@@ -87,42 +90,42 @@ impl<S: Store> Link<S> {
             Some(last) => self.store.find_chunk(&stored, u64::from(last.seq) + 1, 0)?.is_some(),
             None => first.is_some(),
         };
-        let is_over = is_settled && !has_more;
-        if is_over && !is_told {
-            return self.await_d1(ticket, asked.id, Then::Followed(asked));
+        let is_at_end = is_complete && !has_more;
+        if is_at_end && !is_end_in_d1 {
+            return self.await_d1(ticket, follow.id, AfterWait::EndStream(follow));
         }
-        if !chunks.is_empty() || is_over || until <= now {
-            let end = if is_over { Some(self.end(&stored)?) } else { None };
+        if !chunks.is_empty() || is_at_end || until <= now {
+            let end = if is_at_end { Some(self.stream_end(&stored)?) } else { None };
             self.reply(ticket, Answer::done(Followed { chunks, has_more, end }));
             return Ok(());
         }
-        let look_at = settles_at.map_or(until, |at| at.min(until));
-        self.wait(ticket, Some(look_at), What::Follow(asked, until));
+        let resume_at = complete_at.map_or(until, |at| at.min(until));
+        self.wait(ticket, Some(resume_at), WaitsFor::NextOutput(follow, until));
         Ok(())
     }
 
     /// The end of a stream: the live fields, and whether some of the output is missing.
-    fn end(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
+    fn stream_end(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
         let mut end = self.live_fields(stored)?;
-        end.insert("output_truncated".to_owned(), stored.lacks_output().into());
+        end.insert("output_truncated".to_owned(), stored.is_output_incomplete().into());
         Ok(end)
     }
 
     /// Deletes commands that ended long ago, with their output. A command stays if it has not ended
-    /// here or if D1 does not have its latest revision. Repeating the call is harmless.
-    pub(super) fn forget(&mut self, ticket: Ticket, forget: Forget) -> Result<()> {
+    /// here, or if D1 does not have its latest revision. The call can be repeated.
+    pub(super) fn delete_old_commands(&mut self, ticket: Ticket, forget: Forget) -> Result<()> {
         let Forget { ids, until } = forget;
-        let forgotten = match self.server {
+        let deleted = match self.server {
             None => Forgotten { ids, is_all: true },
             Some(_) => {
-                let (ids, is_all) = self.store.forget(&ids, until, FORGOTTEN_AT_ONCE)?;
-                // Calls that still follow one of them get an answer.
-                self.touched.extend(&ids);
+                let (ids, is_all) = self.store.forget(&ids, until, MAX_DELETED_PER_CALL)?;
+                // Followers of a deleted command get an answer.
+                self.changed_commands.extend(&ids);
                 Forgotten { ids, is_all }
             }
         };
-        self.reply(ticket, Answer::done(forgotten));
-        self.look_at_waits()?;
+        self.reply(ticket, Answer::done(deleted));
+        self.resume_waiting()?;
         self.wipe_if_unused()
     }
 }

@@ -1,4 +1,5 @@
-//! The calls into a server's object, typed: requests, answers and refusals. They travel as JSON.
+//! The calls from the Worker to a server's object: request messages, response messages and
+//! refusals. They are sent as JSON.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -11,65 +12,65 @@ use crate::features::{Feature, Features};
 use crate::time::Timestamp;
 use crate::wire::{Chunk, Fin, HostFacts};
 
-/// A request to a server's object.
+/// A request message to a server's object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// Create a command and deliver it, now or when it is due. Answers with [`Created`].
+    /// Create a command and deliver it when it is due. Answers with [`Created`].
     Create(Box<Create>),
-    /// Repeat the first answer to a request with an Idempotency-Key, and wait for it if that
-    /// request is under way. Answers with [`Created`].
+    /// Replay the first answer to a request with an Idempotency-Key. Waits for that answer if the
+    /// first request is under way. Answers with [`Created`].
     Replay(Key),
-    /// Answer with the live fields of a command.
+    /// Read the live fields of a command.
     Live(Live),
     /// Cancel a command. Answers with its live fields.
     Cancel(ByUser),
-    /// Cancel the waiting commands that revoked login sessions created.
+    /// Cancel the waiting commands that were created with revoked login sessions.
     CancelOf(RevokedSessions),
     /// Kill a command. Answers with its live fields.
     Kill(ByUser),
-    /// Answer with a page of a command's output: [`ChunkPage`].
+    /// Read a page of a command's output. Answers with [`ChunkPage`].
     Chunks(Chunks),
     /// Wait for the next output of a command. Answers with [`Followed`].
     Follow(Follow),
-    /// Learn the identity of the server, which was just created.
+    /// Load the identity of the server, which was just created.
     Adopt(OfServer),
-    /// Learn the new name of the server.
+    /// Take the new name of the server.
     Rename(Rename),
-    /// Replace the key of the server's agent, and refuse the old one.
+    /// Replace the key of the server's agent, and refuse the old key.
     Rotate(Rotate),
-    /// Delete the server: disconnect its agent and cancel waiting commands. Delivered commands and
-    /// their output stay.
+    /// Delete the server: disconnect its agent and cancel waiting commands. The commands that it
+    /// ran stay, with their output.
     Remove(Remove),
     /// Write everything to D1 again: D1 was restored to an earlier time.
     Resync(OfServer),
-    /// Take an agent's report. The answer is for the agent.
+    /// Handle a report of an agent. The answer is for the agent.
     Agent(AgentCall),
     /// Delete commands that ended long ago. Answers with [`Forgotten`].
     Forget(Forget),
-    /// Disconnect the agent and wipe the object: the server is gone.
+    /// Disconnect the agent and wipe the object: its workspace is purged.
     Sever,
-    /// Disconnect the agent and refuse agents, or accept them again: the workspace was deleted or
-    /// undeleted. Nothing is deleted.
+    /// True: the workspace was deleted, so disconnect the agent and refuse agents. False: it was
+    /// undeleted, so accept agents again. Nothing is deleted.
     Suspend(bool),
 }
 
-/// A new name.
+/// A new name of a server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Rename {
-    /// The name.
+    /// The new name.
     pub name: String,
-    /// When it was set. Of two names the later one counts.
+    /// When it was set. Renames can arrive out of order: the latest one is kept.
     pub at: Timestamp,
 }
 
-/// The server's identity, for an object that may not know it.
+/// Which server an object belongs to. An object does not know that before its first call.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OfServer {
     /// The workspace's slug.
     pub workspace: String,
-    /// The workspace.
+    /// The workspace's id.
     pub workspace_id: i64,
-    /// The server.
+    /// The server's id.
     pub server: Uuid,
 }
 
@@ -78,13 +79,13 @@ pub struct OfServer {
 pub struct Rotate {
     /// The server.
     pub of: OfServer,
-    /// The user who asks for it.
+    /// The id of the user who requests it.
     pub by: i64,
-    /// The key's hash.
+    /// The hash of the new key.
     pub key_hash: String,
-    /// The key's fingerprint.
+    /// The fingerprint of the new key.
     pub fingerprint: String,
-    /// When it was asked for.
+    /// When it was requested.
     pub at: Timestamp,
     /// Its audit event.
     pub event: Event,
@@ -95,9 +96,9 @@ pub struct Rotate {
 pub struct Remove {
     /// The server.
     pub of: OfServer,
-    /// The user who asks for it; `None`: its own agent, or the service.
+    /// The id of the user who requests it; `None`: its own agent, or the service.
     pub by: Option<i64>,
-    /// Whether the server is deleted only if it is still pending.
+    /// Whether the server is deleted only if it is still pending, that is, not approved.
     pub only_pending: bool,
     /// Its audit event.
     pub event: Event,
@@ -106,36 +107,36 @@ pub struct Remove {
 /// A new command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Create {
-    /// The workspace.
+    /// The workspace's id.
     pub workspace_id: i64,
-    /// The command.
+    /// What to run.
     pub command: Command,
     /// The credential of the request, and whether the command has inputs.
     pub origin: Origin,
     /// Its environment, standard input and working directory.
     pub inputs: Option<Inputs>,
-    /// Seconds that it may run.
+    /// How long it may run, in seconds.
     pub timeout: i64,
-    /// When to run it.
+    /// When to run it; `None`: now.
     pub scheduled_at: Option<Timestamp>,
-    /// When to deliver it at the latest.
+    /// The latest time of its delivery; `None`: the default.
     pub expires_at: Option<Timestamp>,
     /// What to do if the agent is not connected.
     pub on_offline: OnOffline,
-    /// Seconds to wait for its end.
+    /// How long the client waits for its end, in seconds.
     pub wait: Option<u32>,
-    /// The Idempotency-Key.
+    /// The request's Idempotency-Key.
     pub key: Option<Key>,
     /// Its audit event.
     pub event: Event,
 }
 
-/// A user's Idempotency-Key and the body that it came with, both hashed.
+/// An Idempotency-Key and the body of its request, both hashed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Key {
-    /// The user's id and the key.
+    /// The hash of the user's id and the key: keys of different users never collide.
     pub hash: String,
-    /// The body.
+    /// The hash of the body.
     pub body: String,
 }
 
@@ -144,7 +145,7 @@ pub struct Key {
 pub struct Created {
     /// The command object.
     pub command: Map<String, Value>,
-    /// Whether this is the first answer to the same request, repeated.
+    /// Whether this repeats the answer to an earlier request with the same Idempotency-Key.
     pub replayed: bool,
 }
 
@@ -152,7 +153,7 @@ impl Created {
     /// The command's id.
     ///
     /// # Errors
-    /// The command object has none.
+    /// The command object has no id.
     pub fn id(&self) -> Result<Uuid, Error> {
         let id =
             self.command.get("id").and_then(Value::as_str).and_then(|id| Uuid::try_parse(id).ok());
@@ -163,16 +164,16 @@ impl Created {
 /// A request for a command's live fields.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Live {
-    /// The command.
+    /// The command's id.
     pub id: Uuid,
-    /// Seconds to wait for its end.
+    /// How long to wait for its end, in seconds.
     pub wait: Option<u32>,
 }
 
 /// A user cancels or kills a command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ByUser {
-    /// The command.
+    /// The command's id.
     pub id: Uuid,
     /// The user's name.
     pub username: String,
@@ -183,27 +184,27 @@ pub struct ByUser {
 /// Login sessions that were revoked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RevokedSessions {
-    /// Their ids.
+    /// The ids of the sessions.
     pub sessions: Vec<Uuid>,
 }
 
 /// A request for a page of a command's output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Chunks {
-    /// The command.
+    /// The command's id.
     pub id: Uuid,
     /// The lowest `seq`.
     pub from: u64,
-    /// How many of them to skip.
+    /// How many chunks to skip, from `from` on.
     pub offset: u64,
-    /// How many to return.
+    /// How many chunks to return at most.
     pub limit: u64,
 }
 
 /// A page of a command's output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChunkPage {
-    /// How many chunks there are in all, from the lowest `seq` on.
+    /// The number of chunks on all pages.
     pub count: u64,
     /// The chunks of the page.
     pub chunks: Vec<Chunk>,
@@ -212,42 +213,42 @@ pub struct ChunkPage {
 /// A request for a command's next output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Follow {
-    /// The command.
+    /// The command's id.
     pub id: Uuid,
     /// The lowest `seq`.
     pub from: u64,
-    /// Milliseconds to wait for output.
+    /// How long to wait for output, in milliseconds.
     pub wait_millis: i64,
-    /// Whether to return output behind a gap that was not filled.
+    /// Whether to return output behind a gap before the gap is filled.
     pub skips_gap: bool,
 }
 
 /// The next output of a command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Followed {
-    /// The chunks. They have no gap while more output is expected.
+    /// The next chunks. They have no gap while more output is expected.
     pub chunks: Vec<Chunk>,
     /// Whether more chunks are stored. If `chunks` is empty, they are behind a gap.
     pub has_more: bool,
-    /// After the last chunk: the command's live fields and `output_truncated`.
+    /// With the last chunk: the command's live fields and `output_truncated`.
     pub end: Option<Map<String, Value>>,
 }
 
 /// A request to delete commands that ended long ago.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Forget {
-    /// The commands.
+    /// The ids of the commands.
     pub ids: Vec<Uuid>,
-    /// They must have ended by this time.
+    /// A command that ended later stays.
     pub until: Timestamp,
 }
 
 /// The outcome of [`Forget`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Forgotten {
-    /// The commands that are deleted entirely.
+    /// The ids of the commands that are deleted completely.
     pub ids: Vec<Uuid>,
-    /// Whether the others stay. False: there is more to delete than one call does; repeat it.
+    /// Whether all others stay. False: the call reached its limit and must be repeated.
     pub is_all: bool,
 }
 
@@ -256,11 +257,11 @@ pub struct Forgotten {
 pub struct Identity {
     /// The slug of the workspace in the request's host name.
     pub workspace: String,
-    /// The server.
+    /// The server's id.
     pub server: Uuid,
-    /// The hash of its key.
+    /// The hash of the key that the agent sent.
     pub key_hash: String,
-    /// Its address.
+    /// The agent's address.
     pub remote_ip: String,
     /// The features that it announced (agent-protocol 6.1).
     #[serde(default)]
@@ -268,7 +269,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Where a request of the agent came from.
+    /// The source of the agent's request, for the audit log.
     pub fn source(&self, request_id: Option<String>) -> Source {
         let remote_ip = Some(self.remote_ip.clone()).filter(|ip| !ip.is_empty());
         Source { remote_ip, request_id: request_id.filter(|id| !id.is_empty()) }
@@ -280,9 +281,9 @@ impl Identity {
 pub struct AgentCall {
     /// The identity that the agent claims.
     pub identity: Identity,
-    /// The report.
+    /// What it reports.
     pub report: Report,
-    /// The request's id.
+    /// The id of the HTTP request, for the audit log.
     #[serde(default)]
     pub request_id: String,
 }
@@ -290,7 +291,7 @@ pub struct AgentCall {
 /// What an agent can report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Report {
-    /// Asks for its own server.
+    /// It asks for its own server's id and name.
     Whoami,
     /// It is alive.
     Seen,
@@ -298,21 +299,21 @@ pub enum Report {
     Started,
     /// It acknowledged a command.
     Ack {
-        /// The command.
+        /// The command's id.
         command: Uuid,
     },
-    /// A piece of output.
+    /// A command wrote output.
     Chunk {
-        /// The command.
+        /// The command's id.
         command: Uuid,
-        /// The piece.
+        /// A piece of the output.
         chunk: Chunk,
     },
     /// A command ended.
     Fin {
-        /// The command.
+        /// The command's id.
         command: Uuid,
-        /// How.
+        /// The result.
         fin: Fin,
     },
     /// Facts about it and its host.
@@ -324,32 +325,33 @@ pub enum Report {
     },
     /// A heartbeat.
     Heartbeat {
-        /// The host's load, if the agent sends it.
+        /// The host's load; `None`: the agent does not send it.
         load: Option<f64>,
     },
-    /// It unregisters: the server is to be deleted.
+    /// It unregisters: delete the server.
     Unregister,
 }
 
-/// An answer of the object.
+/// A response message of a server's object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// Done, with a result.
+    /// The call succeeded, with this result as JSON.
     Done(Value),
-    /// The object refuses.
+    /// The object refuses the call.
     Refused(Refusal),
-    /// The call failed. A command that was not accepted yet is withdrawn.
+    /// The call failed with this error. If it was to create a command, the command is withdrawn.
     Failed(String),
 }
 
 impl Answer {
-    /// Done, without a result.
+    /// Success without a result.
     pub const NOTHING: Self = Self::Done(Value::Null);
 
-    /// Done, with a result.
-    pub fn done(told: impl Serialize) -> Self {
-        // All results have texts as keys, so this does not fail.
-        serde_json::to_value(told).map_or_else(|error| Self::Failed(error.to_string()), Self::Done)
+    /// Success with a result.
+    pub fn done(result: impl Serialize) -> Self {
+        // JSON objects need texts as keys. All results have them, so this does not fail.
+        serde_json::to_value(result)
+            .map_or_else(|error| Self::Failed(error.to_string()), Self::Done)
     }
 }
 
@@ -358,17 +360,17 @@ impl Answer {
 pub enum Refusal {
     /// The agent's id or key is wrong.
     InvalidAgent,
-    /// An older connection of an agent with the same identity is alive (agent-protocol 5.2).
+    /// Another agent with the same identity is connected and alive (agent-protocol 5.2).
     IdentityInUse,
-    /// No such command here.
+    /// The object has no such command.
     NotFound,
     /// No agent is connected, and nothing was stored.
     NotConnected,
     /// The server was deleted, and nothing was stored.
     NoServer,
-    /// The user lost the permission before the change's turn came.
+    /// The user lost the permission while the change was waiting for earlier ones.
     NotPermitted,
-    /// The command was delivered.
+    /// The command was delivered already.
     AlreadySent,
     /// The command has ended.
     AlreadyHandled,
@@ -379,18 +381,18 @@ pub enum Refusal {
     /// The Idempotency-Key was used with another body.
     KeyReused,
     /// The Idempotency-Key was used for a command of another server, or its first request was cut
-    /// off just now; nothing was stored.
+    /// off just now. Nothing was stored.
     KeyTaken,
-    /// The user or the workspace has as many waiting commands as the quota allows; nothing was
+    /// The user or the workspace has as many waiting commands as the quota allows. Nothing was
     /// stored.
     TooManyWaiting,
-    /// The workspace stored as many bytes today as its quota allows; nothing was stored.
+    /// The workspace stored as many bytes today as its quota allows. Nothing was stored.
     TooManyBytes,
 }
 
-/// The Retry-After of a used-up quota of waiting commands, in seconds.
+/// The Retry-After, in seconds, if a quota of waiting commands is used up.
 const WAITING_RETRY_AFTER: u64 = 60;
-/// The Retry-After of a used-up quota of a day, in seconds: it may end within the hour.
+/// The Retry-After, in seconds, if a daily quota is used up. The day may end within the hour.
 const DAY_RETRY_AFTER: u64 = 3_600;
 
 impl From<Refusal> for Error {

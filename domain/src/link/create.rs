@@ -1,31 +1,34 @@
 //! New commands: stored here, inserted into D1, then accepted and delivered.
 
+use std::time::Duration;
+
 use uuid::Uuid;
 
 use super::call::{Answer, Create, Created, Key, Refusal};
 use super::event::{FromD1, Ticket, ToD1};
 use super::machine::Link;
-use super::memory::{Asked, FromD1Result, Recording, Then, What};
+use super::memory::{AfterWait, FromD1Result, PendingRequest, Recording, WaitsFor};
 use super::store::{Failed, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 use crate::command::{Inputs, KEY_LASTS, OnOffline};
 use crate::command_end::Cancellation;
 use crate::lifecycle::{Lifecycle, State as Life};
 
-/// After this time, in seconds, a command that is still being recorded is withdrawn. Only a crash
-/// makes recording take that long.
-const RECORD_WITHIN: i64 = 60;
+/// A command that is still being recorded after this time is withdrawn. Only a crash makes the
+/// recording take that long.
+const RECORDING_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl<S: Store> Link<S> {
-    /// Creates a command, or repeats the answer to the same request.
+    /// Creates a command, or replays the answer to an earlier request with the same key.
     pub(super) fn create(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
         match create.key.clone() {
             Some(key) => self.replay(ticket, key, Some(create)),
-            None => self.take_in(ticket, create),
+            None => self.record(ticket, create),
         }
     }
 
-    /// Repeats the answer to an Idempotency-Key. Without one, creates the command or refuses.
+    /// Replays the answer to an Idempotency-Key. If the key is new, creates the command; without
+    /// `create`, refuses the call.
     pub(super) fn replay(
         &mut self,
         ticket: Ticket,
@@ -38,7 +41,7 @@ impl<S: Store> Link<S> {
         };
         let Some(stored) = stored else {
             return match create {
-                Some(create) => self.take_in(ticket, create),
+                Some(create) => self.record(ticket, create),
                 None => {
                     self.refuse(ticket, Refusal::NotFound);
                     Ok(())
@@ -55,17 +58,17 @@ impl<S: Store> Link<S> {
             self.reply(ticket, Answer::done(Created { command, replayed: true }));
             return Ok(());
         }
-        if self.is_answering(&key.hash) {
-            self.wait(ticket, None, What::Twin(key, create));
+        if self.is_answer_pending(&key.hash) {
+            self.wait(ticket, None, WaitsFor::FirstAnswer(key, create));
             return Ok(());
         }
-        // A crash lost the request. Its command, if it came that far, is the answer.
-        self.await_d1(ticket, stored.command, Then::Made(key))
+        // A crash lost the first request. If it had created its command, that is the answer.
+        self.await_d1(ticket, stored.command, AfterWait::Recovered(key))
     }
 
-    /// Stores a new command and asks D1 to insert it, or refuses it.
-    fn take_in(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
-        if self.is_gone() {
+    /// Stores a new command and sends it to D1, or refuses it.
+    fn record(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
+        if self.is_server_deleted() {
             self.refuse(ticket, Refusal::NoServer);
             return Ok(());
         }
@@ -79,25 +82,26 @@ impl<S: Store> Link<S> {
             return Ok(());
         }
         let mut life = Lifecycle::new(now, create.scheduled_at, create.expires_at, create.timeout);
-        let must_go = life.is_immediate() && create.on_offline == OnOffline::Reject;
-        if must_go && backhaul.is_none() {
+        let must_deliver_now = life.is_immediate() && create.on_offline == OnOffline::Reject;
+        if must_deliver_now && backhaul.is_none() {
             self.refuse(ticket, Refusal::NotConnected);
             return Ok(());
         }
         let inputs = match &create.inputs {
-            Some(inputs) => Some(self.seal(create.command.id, inputs)?),
+            Some(inputs) => Some(self.encrypt_inputs(create.command.id, inputs)?),
             None => None,
         };
-        self.begin_use()?;
-        let is_sent = life.is_immediate() && backhaul.is_some() && self.has_room()?;
+        self.ensure_tables()?;
+        let is_inserted_as_delivered =
+            life.is_immediate() && backhaul.is_some() && self.has_room()?;
         let (command, origin) = (create.command.clone(), create.origin.clone());
         let new = StoredCommand::new(create.workspace_id, command, origin, inputs, life.clone());
-        self.store.insert(&new, now.plus_seconds(RECORD_WITHIN))?;
+        self.store.insert(&new, now.plus(RECORDING_TIMEOUT))?;
         if let Some(key) = &create.key {
             let until = now.plus_seconds(KEY_LASTS);
             self.store.insert_answer(&key.hash, &key.body, create.command.id, until)?;
         }
-        if is_sent {
+        if is_inserted_as_delivered {
             life.deliver(now);
         }
         let Create { workspace_id, wait, .. } = *create;
@@ -106,24 +110,24 @@ impl<S: Store> Link<S> {
             workspace_id,
             key: create.key.clone(),
             wait,
-            must_go,
-            is_sent,
+            must_deliver_now,
+            is_inserted_as_delivered,
         };
-        self.wait(ticket, None, What::Recording(recording));
-        self.ask(Asked::Insert(ticket), ToD1::Insert { create, life });
+        self.wait(ticket, None, WaitsFor::Recording(recording));
+        self.request_d1(PendingRequest::Insert(ticket), ToD1::Insert { create, life });
         Ok(())
     }
 
-    /// Takes D1's answer to the insertion of a command.
+    /// Handles D1's answer to the insertion of a command.
     pub(super) fn inserted(&mut self, ticket: Ticket, answer: FromD1Result) -> Result<()> {
         let Some(recording) = self.take_recording(ticket) else { return Ok(()) };
         let id = recording.id;
-        self.touched.insert(id);
+        self.changed_commands.insert(id);
         if let Some(key) = &recording.key {
-            self.freed_keys.insert(key.hash.clone());
+            self.released_keys.insert(key.hash.clone());
         }
         // D1 stores an audit event with the command.
-        self.seal_soon(recording.workspace_id);
+        self.request_seal(recording.workspace_id);
         match answer {
             Ok(FromD1::Inserted(Some(refusal))) => {
                 self.store.delete(id)?;
@@ -136,9 +140,9 @@ impl<S: Store> Link<S> {
                 Ok(())
             }
             // The server was deleted in the meantime, and its waiting commands were cancelled.
-            Ok(_) if self.is_gone() => {
+            Ok(_) if self.is_server_deleted() => {
                 self.withdraw(id)?;
-                self.await_d1(ticket, id, Then::Refuse(Refusal::NoServer))
+                self.await_d1(ticket, id, AfterWait::Refuse(Refusal::NoServer))
             }
             Ok(_) => self.accept(ticket, recording),
         }
@@ -153,34 +157,34 @@ impl<S: Store> Link<S> {
             return Ok(());
         };
         let stored = StoredCommand { phase: Phase::Accepted, ..stored };
-        let goes_now = stored.life.is_immediate() && stored.life.is_due(now);
-        match self.backhaul().filter(|_| goes_now) {
+        let is_due_now = stored.life.is_immediate() && stored.life.is_due(now);
+        match self.backhaul().filter(|_| is_due_now) {
             // The permission was checked with the request.
             Some((generation, features)) if self.has_room()? => {
-                self.hand_over(generation, features, stored.clone())?;
+                self.deliver(generation, features, stored.clone())?;
             }
             _ => {
                 self.store.accept(&stored, now)?;
                 // It may have come due while it was recorded.
-                self.hand_out_soon()?;
-                if recording.is_sent {
-                    // It waits after all. D1 gets that by the outbox.
+                self.schedule_delivery()?;
+                if recording.is_inserted_as_delivered {
+                    // It was inserted as delivered, but waits. The outbox corrects that in D1.
                     self.save(&stored)?;
                 }
             }
         }
         let stored = Box::new(stored);
-        if recording.must_go {
-            // The shell reports if the message could not be sent: wait for that.
-            self.wait(ticket, Some(now), What::Sent(recording, stored));
+        if recording.must_deliver_now {
+            // If the message cannot be sent, the shell reports it in this turn: wait for that.
+            self.wait(ticket, Some(now), WaitsFor::SendOutcome(recording, stored));
             return Ok(());
         }
-        self.await_end(ticket, id, recording.wait, Then::Created(recording.key, stored))
+        self.await_end(ticket, id, recording.wait, AfterWait::Created(recording.key, stored))
     }
 
-    /// Goes on with a command that must be delivered immediately or not at all, when the outcome of
-    /// sending it is known.
-    pub(super) fn sent(
+    /// Continues a command that must be delivered now or refused, when it is known whether it was
+    /// sent.
+    pub(super) fn send_settled(
         &mut self,
         ticket: Ticket,
         recording: Recording,
@@ -189,33 +193,33 @@ impl<S: Store> Link<S> {
         let id = recording.id;
         let waits = self.find(id)?.is_some_and(|stored| stored.life.state() == Life::Waiting);
         if waits && self.backhaul().is_none() {
-            self.freed_keys.extend(recording.key.map(|key| key.hash));
+            self.released_keys.extend(recording.key.map(|key| key.hash));
             self.withdraw(id)?;
-            return self.await_d1(ticket, id, Then::Refuse(Refusal::NotConnected));
+            return self.await_d1(ticket, id, AfterWait::Refuse(Refusal::NotConnected));
         }
-        self.await_end(ticket, id, recording.wait, Then::Created(recording.key, stored))
+        self.await_end(ticket, id, recording.wait, AfterWait::Created(recording.key, stored))
     }
 
-    /// Withdraws a command that was neither delivered nor answered with 201. D1 deletes it, and
-    /// then the object does.
+    /// Withdraws a command that was neither delivered nor answered with 201: deletes it from D1,
+    /// and then from the object.
     pub(super) fn withdraw(&mut self, id: Uuid) -> Result<()> {
         let found = self.find(id)?;
         if let Some(mut stored) = found.filter(|stored| stored.life.state() == Life::Waiting) {
             stored.phase = Phase::Withdrawing;
             self.save(&stored)?;
-            self.tell()?;
+            self.flush()?;
         }
         Ok(())
     }
 
-    /// The insertion of a command ended after it was given up. D1 may have the command now, so its
-    /// withdrawal is written again.
+    /// The insertion of a command ended after it had been reported as failed. D1 may have the
+    /// command now, so its withdrawal is written again.
     pub(super) fn inserted_late(&mut self, create: Create, life: Lifecycle) -> Result<()> {
         let id = create.command.id;
         if self.find(id)?.is_none() {
-            self.begin_use()?;
+            self.ensure_tables()?;
             let Create { workspace_id, command, origin, .. } = create;
-            // It was never delivered, also if D1 has it as delivered.
+            // It was never delivered, even if D1 has it as delivered.
             let life = Lifecycle { delivered_at: None, ..life };
             let new = StoredCommand::new(workspace_id, command, origin, None, life);
             self.store.insert(&new, self.scene.now)?;
@@ -223,16 +227,17 @@ impl<S: Store> Link<S> {
         self.withdraw(id)
     }
 
-    /// Stores a changed command, schedules a flush, and has the calls looked at that wait for it.
+    /// Stores a changed command, schedules a flush, and resumes the calls that wait for the
+    /// command at the end of the step.
     pub(super) fn save(&mut self, stored: &StoredCommand) -> Result<()> {
         self.store.save(stored, self.scene.now)?;
-        self.touched.insert(stored.command.id);
-        self.tell_after(stored.life.state());
+        self.changed_commands.insert(stored.command.id);
+        self.schedule_flush_for(stored.life.state());
         Ok(())
     }
 
-    /// Encrypts a command's inputs while it waits.
-    fn seal(&mut self, id: Uuid, inputs: &Inputs) -> Result<String> {
+    /// Encrypts a command's inputs for the storage.
+    fn encrypt_inputs(&mut self, id: Uuid, inputs: &Inputs) -> Result<String> {
         let nonce = self.random()?;
         let Some(key) = &self.settings.key else {
             return Err(Failed("there is no SECRET_KEY".to_owned()));
@@ -242,8 +247,9 @@ impl<S: Store> Link<S> {
             .map_err(|_| Failed("a command's inputs are too long to be encrypted".to_owned()))
     }
 
-    /// A waiting command's inputs; `Err` if they cannot be decrypted.
-    pub(super) fn open_inputs(
+    /// The decrypted inputs of a waiting command. If they cannot be decrypted, the error is the
+    /// reason to cancel the command.
+    pub(super) fn decrypt_inputs(
         &self,
         stored: &StoredCommand,
     ) -> std::result::Result<Option<Inputs>, Cancellation> {

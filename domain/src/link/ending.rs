@@ -6,8 +6,8 @@ use uuid::Uuid;
 use super::call::{Answer, ByUser, Refusal, RevokedSessions};
 use super::event::{Effect, Kind, Ticket};
 use super::machine::Link;
-use super::memory::Then;
-use super::state::Known;
+use super::memory::AfterWait;
+use super::state::ServerIdentity;
 use super::store::{Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 use crate::audit::{Event, Source};
@@ -16,74 +16,75 @@ use crate::lifecycle::{Lifecycle, State as Life};
 use crate::time::Timestamp;
 use crate::wire::ToAgent;
 
-/// The audit action of a cancelled command.
-const CANCEL: &str = "command.cancel";
-/// The audit action of a command that ended in another way.
-const FINISH: &str = "command.finish";
-/// The audit action of output that came after the end.
-const OUTPUT: &str = "command.output";
+/// The audit action for a cancelled command.
+const CANCEL_ACTION: &str = "command.cancel";
+/// The audit action for a command that ended in another way.
+const FINISH_ACTION: &str = "command.finish";
+/// The audit action for output that arrived after the end.
+const OUTPUT_ACTION: &str = "command.output";
 
-/// The details of an audit event about a command's end. They have the hash of the output if it is
-/// known to be complete.
-fn told_of_end(stored: &StoredCommand, hash: Option<String>) -> Value {
-    let mut told = json!({
+/// The details of an audit event about a command's end. `hash`: the SHA-256 of the output, if the
+/// output is complete.
+fn finish_details(stored: &StoredCommand, hash: Option<String>) -> Value {
+    let mut details = json!({
         "state": stored.life.state().as_str(),
         "exit_code": stored.life.outcome().and_then(|outcome| outcome.exit_code),
         "server": {"id": stored.command.server, "name": stored.command.server_name},
     });
     if let Some(hash) = hash {
-        told["output_bytes"] = json!(stored.output_bytes());
-        told["output_sha256"] = json!(hash);
+        details["output_bytes"] = json!(stored.output_bytes());
+        details["output_sha256"] = json!(hash);
     }
-    told
+    details
 }
 
 impl<S: Store> Link<S> {
-    /// An audit event of the service about a command.
+    /// An audit event with the service as the actor and a command as the object.
     fn command_event(&mut self, stored: &StoredCommand, action: &str) -> Result<Event> {
         let event = self.service_event(action)?;
         Ok(event.on(Some(stored.command.id.to_string()), None))
     }
 
     /// Adds the audit event for the end of a command that timed out or was not delivered.
-    pub(super) fn note_end(&mut self, stored: &mut StoredCommand) -> Result<()> {
+    pub(super) fn add_finish_event(&mut self, stored: &mut StoredCommand) -> Result<()> {
         let hash = match stored.life.delivered_at {
             Some(_) => self.store.output_hash(stored, true)?,
             None => None,
         };
-        let event = self.command_event(stored, FINISH)?.details(told_of_end(stored, hash));
-        stored.note(event);
+        let event =
+            self.command_event(stored, FINISH_ACTION)?.details(finish_details(stored, hash));
+        stored.add_event(event);
         Ok(())
     }
 
-    /// Adds the audit event for the end of a command that its agent reported. If output is still on
-    /// its way, an event with its hash follows.
-    pub(super) fn note_end_by_agent(
+    /// Adds the audit event for the end of a command that its agent reported. If output is still
+    /// missing, an event with the output's hash follows.
+    pub(super) fn add_agent_finish_event(
         &mut self,
         stored: &mut StoredCommand,
-        known: &Known,
+        server: &ServerIdentity,
         source: Source,
     ) -> Result<()> {
         let hash = self.store.output_hash(stored, false)?;
         stored.lacks_hash = hash.is_none();
-        let object = self.command_event(stored, FINISH)?.object;
-        let event = Event { object, ..self.agent_event(FINISH, known, source)? };
-        stored.note(event.details(told_of_end(stored, hash)));
+        let object = self.command_event(stored, FINISH_ACTION)?.object;
+        let event = Event { object, ..self.agent_event(FINISH_ACTION, server, source)? };
+        stored.add_event(event.details(finish_details(stored, hash)));
         Ok(())
     }
 
-    /// Adds the audit event with the output's hash, for a command whose end has its event already.
-    pub(super) fn note_output(&mut self, stored: &mut StoredCommand) -> Result<()> {
+    /// Adds the audit event with the output's hash. The command's end has its event already.
+    pub(super) fn add_output_event(&mut self, stored: &mut StoredCommand) -> Result<()> {
         stored.lacks_hash = false;
-        let details = told_of_end(stored, self.store.output_hash(stored, true)?);
-        let event = self.command_event(stored, OUTPUT)?.details(details);
-        stored.note(event);
+        let details = finish_details(stored, self.store.output_hash(stored, true)?);
+        let event = self.command_event(stored, OUTPUT_ACTION)?.details(details);
+        stored.add_event(event);
         Ok(())
     }
 
-    /// Cancels a waiting command. `event` is the audit event of the user who cancels it, if one
-    /// does.
-    pub(super) fn cancel_as(
+    /// Cancels a waiting command. `event`: the audit event of the user who cancels it; `None`: the
+    /// service cancels it.
+    pub(super) fn cancel_by_id(
         &mut self,
         id: Uuid,
         why: Cancellation,
@@ -91,14 +92,15 @@ impl<S: Store> Link<S> {
     ) -> Result<()> {
         match self.find(id)? {
             Some(stored) if stored.phase == Phase::Accepted => {
-                self.cancel_accepted(stored, why, event)
+                self.cancel_stored(stored, why, event)
             }
             _ => Ok(()),
         }
     }
 
-    /// The same for a command that is at hand. It need not be stored as accepted yet.
-    pub(super) fn cancel_accepted(
+    /// Like [`Self::cancel_by_id`], for a command that was read already. The stored command may
+    /// still be in the phase `Recording`.
+    pub(super) fn cancel_stored(
         &mut self,
         mut stored: StoredCommand,
         why: Cancellation,
@@ -106,26 +108,30 @@ impl<S: Store> Link<S> {
     ) -> Result<()> {
         if stored.life.cancel(self.scene.now, why.clone()) {
             let event = match event {
-                Some(event) => Event { action: CANCEL.to_owned(), ..event },
+                Some(event) => Event { action: CANCEL_ACTION.to_owned(), ..event },
                 None => {
-                    let event = self.command_event(&stored, CANCEL)?;
+                    let event = self.command_event(&stored, CANCEL_ACTION)?;
                     event.details(json!({"reason": why.to_string()}))
                 }
             };
-            stored.note(event);
+            stored.add_event(event);
             self.save(&stored)?;
         }
         Ok(())
     }
 
-    /// Cancels the waiting commands that revoked sessions created.
-    pub(super) fn cancel_of(&mut self, ticket: Ticket, revoked: &RevokedSessions) -> Result<()> {
+    /// Cancels the waiting commands that were created with revoked sessions.
+    pub(super) fn cancel_of_sessions(
+        &mut self,
+        ticket: Ticket,
+        revoked: &RevokedSessions,
+    ) -> Result<()> {
         if self.server.is_some() {
             for stored in self.store.waiting()? {
                 let session = stored.origin.session;
                 if session.is_some_and(|session| revoked.sessions.contains(&session)) {
                     let why = Cancellation::NotAllowed(Denial::Session);
-                    self.cancel_as(stored.command.id, why, None)?;
+                    self.cancel_by_id(stored.command.id, why, None)?;
                 }
             }
         }
@@ -133,7 +139,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Cancels a command that was not delivered.
+    /// Cancels a command for a user. A delivered command is refused.
     pub(super) fn cancel(&mut self, ticket: Ticket, by: ByUser) -> Result<()> {
         let Some(stored) = self.find(by.id)? else {
             self.refuse(ticket, Refusal::NotFound);
@@ -154,11 +160,11 @@ impl<S: Store> Link<S> {
             self.refuse(ticket, refusal);
             return Ok(());
         }
-        self.cancel_as(by.id, Cancellation::By(by.username), Some(by.event))?;
-        self.await_d1(ticket, by.id, Then::Live)
+        self.cancel_by_id(by.id, Cancellation::By(by.username), Some(by.event))?;
+        self.await_d1(ticket, by.id, AfterWait::Live)
     }
 
-    /// Kills a delivered command. A waiting one is cancelled (contract 7.8).
+    /// Kills a delivered command for a user. A waiting command is cancelled (contract 7.8).
     pub(super) fn kill(&mut self, ticket: Ticket, by: ByUser) -> Result<()> {
         let Some(mut stored) = self.find(by.id)? else {
             self.refuse(ticket, Refusal::NotFound);
@@ -175,7 +181,7 @@ impl<S: Store> Link<S> {
             self.refuse(ticket, Refusal::CannotKill);
             return Ok(());
         };
-        stored.note(by.event);
+        stored.add_event(by.event);
         self.save(&stored)?;
         self.send_kill(generation, by.id);
         let answer = self.live_answer(by.id)?;
@@ -183,13 +189,13 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// If it does not arrive, it is sent again when the agent connects.
+    /// Sends the kill once. [`Self::send_kills`] repeats it when the agent connects.
     fn send_kill(&mut self, generation: u64, id: Uuid) {
         let message = ToAgent::Kill { id };
         self.effects.push(Effect::Send { kind: Kind::Backhaul, generation, message, before: None });
     }
 
-    /// Repeats pending kills to an agent that has connected.
+    /// Repeats the kills of running commands to an agent that has just connected.
     pub(super) fn send_kills(&mut self, generation: u64) -> Result<()> {
         for stored in self.store.open()? {
             if stored.life.killed_by.is_some() {
@@ -199,9 +205,9 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Notes why commands that were delivered before `before` may never be reported: the agent
-    /// restarted, or the server was deleted.
-    pub(super) fn doubt(
+    /// Marks the running commands that were delivered before `before`. The agent may never report
+    /// their end, because it restarted or because the server was deleted.
+    pub(super) fn mark_delivered_before(
         &mut self,
         before: Timestamp,
         mark: fn(&mut Lifecycle, Timestamp) -> bool,

@@ -18,7 +18,7 @@ use crate::rights::Rights;
 use crate::time::Timestamp;
 use crate::wire::ToAgent;
 
-/// How long D1 may take to answer. The shell then reports the request as failed.
+/// A request to D1 that takes longer than this counts as failed.
 pub const D1_WITHIN: Duration = Duration::from_secs(30);
 
 /// Identifies a call, from the event to the answer.
@@ -27,21 +27,21 @@ pub type Ticket = u64;
 /// Identifies a request to D1, from the effect to the answer.
 pub type RequestId = u64;
 
-/// The kinds of an agent's connections.
+/// The two kinds of connections that an agent opens (agent-protocol 5.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Commands are sent over it.
     Backhaul,
-    /// Opened by agents that expect it. Only pings are sent over it.
+    /// Some agents open it too. Only pings are sent over it.
     Control,
 }
 
 impl Kind {
-    /// Both.
+    /// Both kinds.
     pub const ALL: [Self; 2] = [Self::Backhaul, Self::Control];
 
-    /// The name in paths, and the tag of its sockets.
+    /// The name in paths. It is also the tag of the sockets.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Backhaul => "backhaul",
@@ -50,12 +50,12 @@ impl Kind {
     }
 }
 
-/// The time of a step, and the sockets that the runtime has at that time.
+/// The input of a step beside its event: the time, and the sockets that the runtime has open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scene {
-    /// The time.
+    /// The time of the step.
     pub now: Timestamp,
-    /// The number of the newest backhaul connection, and its agent's features.
+    /// The number of the newest backhaul connection, and the features of its agent.
     pub backhaul: Option<(u64, Features)>,
     /// The number of the newest control connection.
     pub control: Option<u64>,
@@ -66,73 +66,73 @@ pub struct Scene {
 pub enum Event {
     /// The Worker calls.
     Call {
-        /// Answered by [`Effect::Reply`].
+        /// [`Effect::Reply`] answers it.
         ticket: Ticket,
-        /// The request.
+        /// The request message.
         ask: Box<Ask>,
     },
     /// An agent connects.
     Connect {
-        /// Answered by [`Effect::Accept`] or [`Effect::Reply`].
+        /// [`Effect::Accept`] or [`Effect::Reply`] answers it.
         ticket: Ticket,
         /// The identity that the agent claims.
         identity: Identity,
         /// The kind of connection.
         kind: Kind,
-        /// The request's id.
+        /// The id of the HTTP request, for the audit log.
         request_id: Option<String>,
     },
-    /// A connection ended.
+    /// The connection with this number ended.
     Closed(u64),
-    /// The agent at a connection answered a ping.
+    /// The agent at the connection with this number answered a ping.
     Pong(u64),
-    /// An [`Effect::Send`] failed, as the connection is gone. Follows in the turn of the step that
-    /// sent the message.
+    /// An [`Effect::Send`] failed, because the connection is closed. The event follows in the same
+    /// turn as the step that sent the message.
     NotSent {
-        /// The connection.
+        /// The number of the connection.
         generation: u64,
-        /// The command in the message, as it was before the step; `None` for other messages.
+        /// The command in the message, as it was before the step; `None`: another message.
         before: Option<Box<StoredCommand>>,
     },
     /// The alarm went off.
     Alarm,
-    /// D1 answered, or the request failed: then it is unknown whether D1 carried it out.
+    /// D1 answered, or the request failed. If it failed, D1 may have carried it out.
     Answered {
         /// The request.
         id: RequestId,
-        /// The answer, or why there is none.
+        /// The answer, or the error.
         answer: Result<FromD1, String>,
     },
     /// A request to D1 ended after [`Event::Answered`] had reported it as failed. D1 may have
     /// carried it out.
     Late(Box<ToD1>),
-    /// The timer of an [`Effect::Later`] ran out.
+    /// The timer that [`Effect::Later`] started ran out.
     TimeUp(Ticket),
 }
 
-/// An output of the machine. The shell carries effects out after the step's writes: what needs no
-/// waiting in the order of the effects, then the alarm, the answers to calls, and the requests to
-/// D1.
+/// An output of the machine. The shell carries the effects out after the step's writes. First come
+/// those that need no `await`, in their order. Then come the alarm, the answers to calls, and the
+/// requests to D1.
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Send a message. If that fails, [`Event::NotSent`] follows immediately.
     Send {
         /// The kind of connection.
         kind: Kind,
-        /// Its number.
+        /// The number of the connection.
         generation: u64,
-        /// The message.
+        /// What is sent.
         message: ToAgent,
-        /// The command in the message, as it was before the step.
+        /// The command in the message, as it was before the step. [`Event::NotSent`] returns it.
         before: Option<Box<StoredCommand>>,
     },
     /// Close all connections of a kind.
     Close {
-        /// The kind.
+        /// The kind of connection.
         kind: Kind,
-        /// The status code.
+        /// The WebSocket status code.
         code: u16,
-        /// Why.
+        /// The reason, for the agent.
         reason: &'static str,
     },
     /// Accept the connection of an [`Event::Connect`].
@@ -141,30 +141,30 @@ pub enum Effect {
         ticket: Ticket,
         /// The kind of connection.
         kind: Kind,
-        /// Its number.
+        /// The number of the new connection.
         generation: u64,
-        /// Its agent's features.
+        /// The features of its agent.
         features: Features,
     },
-    /// Answer a call. Each call gets one answer.
+    /// Answer a call. Each call gets exactly one answer.
     Reply(Ticket, Answer),
     /// Set the alarm for this time, unless it goes off earlier.
     Alarm(Timestamp),
-    /// Start the timer of a call, which ends with [`Event::TimeUp`]. It replaces the call's earlier
-    /// timer. If its time has already come, the event follows in this turn, after any
-    /// [`Event::NotSent`].
+    /// Start the timer of a call, which ends with [`Event::TimeUp`]. A call has one timer: a new
+    /// one replaces it. If the time has passed already, the event follows in the same turn, after
+    /// any [`Event::NotSent`].
     Later(Ticket, Timestamp),
     /// Send a request to D1.
     Ask(RequestId, Box<ToD1>),
-    /// Ask a workspace's sealer to seal its audit events.
+    /// Ask the sealer of the workspace with this id to seal its audit events.
     Seal(i64),
     /// Write a line to the log.
     Log {
-        /// The line's `event` (docs/operations.md).
+        /// The `event` of the line (docs/operations.md).
         event: &'static str,
-        /// Further fields: a JSON object. The shell adds the server.
+        /// More fields, as a JSON object. The shell adds the server.
         about: Value,
-        /// What went wrong.
+        /// The error.
         error: String,
     },
 }
@@ -179,79 +179,80 @@ pub enum ToD1 {
         /// The server.
         server: Uuid,
     },
-    /// Change a server, then find it.
+    /// Change a server, then read it.
     Change(OfServer, ServerChange),
     /// Insert a command.
     Insert {
-        /// The request.
+        /// The request message.
         create: Box<Create>,
-        /// Its life. If it can be delivered immediately, it is inserted as delivered: so it never
-        /// counts as waiting.
+        /// Its life. A command that can be delivered immediately is inserted as delivered, so it
+        /// never counts as waiting.
         life: Lifecycle,
     },
-    /// Find the present rights of the commands' requesters.
+    /// Read the present permissions of the commands' requesters.
     FindRights(Vec<StoredCommand>),
-    /// Write what D1 lacks.
+    /// Write entries of the outbox.
     Tell {
         /// The entries.
         lacking: Vec<Lacking>,
-        /// Whether each entry is written alone, so that one that D1 refuses holds up no other.
+        /// Whether each entry is written in its own transaction, so that a rejected entry does not
+        /// block the others.
         is_one_by_one: bool,
     },
-    /// Insert commands that D1 may have lost.
+    /// Insert commands that D1 may have lost. Rows that D1 has stay as they are.
     Restore(Vec<StoredCommand>),
-    /// Delete restored commands that are withdrawn.
+    /// Delete restored commands that the object does not have any more.
     Unrestore(Vec<StoredCommand>),
 }
 
 /// A change of a server.
 #[derive(Clone, Debug)]
 pub enum ServerChange {
-    /// None: the server is only read.
+    /// No change: the server is only read.
     Nothing,
     /// Its agent gets another key.
     Key {
-        /// The user who asked for it.
+        /// The id of the user who requested it.
         by: i64,
-        /// The key's hash.
+        /// The hash of the new key.
         key_hash: String,
-        /// The key's fingerprint.
+        /// The fingerprint of the new key.
         fingerprint: String,
-        /// When it was asked for.
+        /// When it was requested.
         at: Timestamp,
         /// Its audit event.
         event: Box<AuditEvent>,
     },
     /// It is deleted.
     Delete {
-        /// The user who asked for it; `None`: the server's own agent, or the service.
+        /// The id of the user who requested it; `None`: the server's own agent, or the service.
         by: Option<i64>,
-        /// Whether it is deleted only if it is still pending.
+        /// Whether the server is deleted only if it is still pending, that is, not approved.
         only_pending: bool,
         /// Its audit event.
         event: Box<AuditEvent>,
     },
 }
 
-/// Something that D1 lacks.
+/// An entry of the outbox: a change that D1 does not have yet.
 #[derive(Clone, Debug)]
 pub enum Lacking {
     /// The latest state of a command.
     Command(Box<StoredCommand>, Output),
     /// The withdrawal of a command.
     Withdrawal {
-        /// The workspace.
+        /// The workspace's id.
         workspace_id: i64,
-        /// The command.
+        /// The command's id.
         id: Uuid,
     },
     /// The latest facts of the server.
     Server {
-        /// The workspace.
+        /// The workspace's id.
         workspace_id: i64,
-        /// The server.
+        /// The server's id.
         server: Uuid,
-        /// The facts.
+        /// Its facts.
         facts: Box<ServerFacts>,
     },
 }
@@ -259,30 +260,31 @@ pub enum Lacking {
 /// A server as D1 has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// The workspace.
+    /// The workspace's id.
     pub workspace_id: i64,
     /// The server's name.
     pub name: String,
     /// The hash of its agent's key.
     pub key_hash: String,
-    /// Whether an agent was here before.
+    /// Whether an agent has reported its host completely before (agent-protocol 2.1).
     pub commissioned: bool,
     /// The revision of the object's facts that D1 has.
     pub revision: i64,
 }
 
-/// An answer of D1.
+/// An answer of D1 to a [`ToD1`].
 #[derive(Clone, Debug)]
 pub enum FromD1 {
-    /// To [`ToD1::Find`] and [`ToD1::Change`]: the server as it is now; `None`: there is none.
+    /// To [`ToD1::Find`] and [`ToD1::Change`]: the server as it is now; `None`: D1 has no such
+    /// server.
     Server(Option<Found>),
-    /// To [`ToD1::Insert`]: `None` if the command was inserted, otherwise why not.
+    /// To [`ToD1::Insert`]: `None` if the command was inserted, otherwise the refusal.
     Inserted(Option<Refusal>),
-    /// To [`ToD1::FindRights`]: the rights in the order of the commands. `None`: the workspace is
-    /// deleted, and nothing may be delivered until it is undeleted.
+    /// To [`ToD1::FindRights`]: the permissions in the order of the commands. `None`: the workspace
+    /// is deleted, and nothing may be delivered until it is undeleted.
     Rights(Option<Vec<Result<Rights, Denial>>>),
     /// To [`ToD1::Tell`]: the result for each entry, in the order of the entries.
     Told(Vec<Result<(), String>>),
-    /// To [`ToD1::Restore`] and [`ToD1::Unrestore`]: it is done.
+    /// To [`ToD1::Restore`] and [`ToD1::Unrestore`]: success.
     Restored,
 }

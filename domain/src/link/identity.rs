@@ -1,54 +1,65 @@
-//! The server's identity: how its agent is verified, and how the key changes and the server ends.
+//! The server's identity: how the object verifies the agent, replaces its key, and deletes the
+//! server.
 //!
-//! D1 has the server's row, the object the hash of its agent's key, so that reports read nothing
-//! from D1. A new key and the deletion of the server go through the object, one after the other: it
-//! sets `unsure`, sends the change to D1, and then takes over what D1 has. Until then, also after a
-//! cut-off in between, D1 is asked about every call of an agent.
+//! D1 has the server's row. The object keeps the hash of the agent's key, so reports read nothing
+//! from D1. A new key and the deletion of the server go through the object, one change at a time:
+//! 1. The object sets `unconfirmed`.
+//! 2. It sends the change to D1.
+//! 3. It applies the row that D1 returns.
+//!
+//! Until step 3 is done, the object verifies each call of an agent in D1. That also holds if the
+//! change was cut off in between.
 
 use serde_json::json;
 
 use super::call::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
 use super::event::{D1_WITHIN, Found, FromD1, RequestId, ServerChange, Ticket, ToD1};
 use super::machine::Link;
-use super::memory::{Asked, Change, FromD1Result, Identified, ThenAgent, ThenChanged};
+use super::memory::{
+    AfterChange, AfterVerification, FromD1Result, PendingRequest, QueuedChange, UnverifiedCall,
+};
 use super::server_facts::ServerFacts;
-use super::state::Known;
+use super::state::ServerIdentity;
 use super::store::{Result, Store};
 use crate::command_end::Cancellation;
 use crate::lifecycle::Lifecycle;
 
 impl<S: Store> Link<S> {
-    fn is_shut(&self) -> bool {
-        self.server.as_ref().is_some_and(|server| server.is_gone || server.is_suspended)
+    fn refuses_agents(&self) -> bool {
+        self.server.as_ref().is_some_and(|server| server.is_deleted || server.is_suspended)
     }
 
-    /// The server's identity, if D1 certainly has the same.
-    fn sure(&self) -> Option<Known> {
+    /// The server's identity, if D1 has the same one for certain.
+    fn confirmed_identity(&self) -> Option<ServerIdentity> {
         let server = self.server.as_ref()?;
-        if server.unsure.is_some() { None } else { server.known.clone() }
+        if server.unconfirmed.is_some() { None } else { server.identity.clone() }
     }
 
-    /// Verifies an agent and goes on with its call. The first time D1 is asked, and its answer is
-    /// kept.
-    pub(super) fn identify(&mut self, identified: Identified) -> Result<()> {
-        if self.is_shut() {
-            self.refuse(identified.ticket(), Refusal::InvalidAgent);
+    /// Verifies an agent and continues its call. The first time it reads the identity from D1, and
+    /// keeps it.
+    pub(super) fn verify_agent(&mut self, call: UnverifiedCall) -> Result<()> {
+        if self.refuses_agents() {
+            self.refuse(call.ticket(), Refusal::InvalidAgent);
             return Ok(());
         }
-        match self.sure() {
-            Some(known) => self.admit(identified, &known),
+        match self.confirmed_identity() {
+            Some(identity) => self.admit(call, &identity),
             None => {
-                let Identity { workspace, server, .. } = &identified.identity;
+                let Identity { workspace, server, .. } = &call.claimed;
                 let request = ToD1::Find { workspace: workspace.clone(), server: *server };
-                self.ask(Asked::Find(Box::new(identified)), request);
+                self.request_d1(PendingRequest::VerifyAgent(Box::new(call)), request);
                 Ok(())
             }
         }
     }
 
-    /// Takes D1's answer about the server.
-    pub(super) fn found(&mut self, identified: Identified, answer: FromD1Result) -> Result<()> {
-        let ticket = identified.ticket();
+    /// Handles D1's answer about the server.
+    pub(super) fn server_found(
+        &mut self,
+        call: UnverifiedCall,
+        answer: FromD1Result,
+    ) -> Result<()> {
+        let ticket = call.ticket();
         let found = match answer {
             Ok(FromD1::Server(found)) => found,
             Ok(_) => None,
@@ -57,265 +68,285 @@ impl<S: Store> Link<S> {
                 return Ok(());
             }
         };
-        let Some(found) = found.filter(|_| !self.is_shut()) else {
+        let Some(found) = found.filter(|_| !self.refuses_agents()) else {
             self.refuse(ticket, Refusal::InvalidAgent);
             return Ok(());
         };
-        // Another call may have loaded the identity while D1 was asked; keep its result.
-        if let Some(known) = self.sure() {
-            return self.admit(identified, &known);
+        // Another call may have loaded the identity in the meantime; keep its result.
+        if let Some(identity) = self.confirmed_identity() {
+            return self.admit(call, &identity);
         }
         let facts = ServerFacts::beginning(found.commissioned, found.revision);
-        let Identity { workspace, server, .. } = &identified.identity;
-        let known = Known::found(workspace, *server, found);
-        // While a change is under way, this answer may be from before it: it counts for this call
-        // only.
-        let is_unsure = self.server.as_ref().is_some_and(|server| server.unsure.is_some());
-        if known.is_of(&identified.identity) && !is_unsure {
+        let Identity { workspace, server, .. } = &call.claimed;
+        let identity = ServerIdentity::from_d1(workspace, *server, found);
+        // While a change is under way, this answer may be older than the change. It is valid for
+        // this call only.
+        let is_unsure = self.server.as_ref().is_some_and(|server| server.unconfirmed.is_some());
+        if identity.matches(&call.claimed) && !is_unsure {
             let state = self.state();
-            state.known = Some(known.clone());
+            state.identity = Some(identity.clone());
             state.facts = facts;
-            self.begin_use()?;
+            self.ensure_tables()?;
         }
-        self.admit(identified, &known)
+        self.admit(call, &identity)
     }
 
-    fn admit(&mut self, identified: Identified, known: &Known) -> Result<()> {
-        if !known.is_of(&identified.identity) {
-            self.refuse(identified.ticket(), Refusal::InvalidAgent);
+    fn admit(&mut self, call: UnverifiedCall, identity: &ServerIdentity) -> Result<()> {
+        if !identity.matches(&call.claimed) {
+            self.refuse(call.ticket(), Refusal::InvalidAgent);
             return Ok(());
         }
-        match identified.then {
-            ThenAgent::Reports(ticket, report) => {
-                self.report(ticket, known, identified.source, report)
+        match call.then {
+            AfterVerification::Report(ticket, report) => {
+                self.report(ticket, identity, call.source, report)
             }
-            ThenAgent::Connects { .. } => self.connect(identified, known),
+            AfterVerification::Connect { .. } => self.connect(call, identity),
         }
     }
 
-    /// Learns the identity of the server, which was just created and may be deleted already.
-    pub(super) fn adopt(&mut self, ticket: Ticket, of: OfServer) -> Result<()> {
-        if self.known().is_some() {
+    /// Loads the identity of a new server. It may be deleted already.
+    pub(super) fn init_identity(&mut self, ticket: Ticket, of: OfServer) -> Result<()> {
+        if self.identity().is_some() {
             self.reply(ticket, Answer::NOTHING);
             return Ok(());
         }
-        self.change(Change { of, what: ServerChange::Nothing, then: ThenChanged::Done(ticket) })
+        self.queue_change(QueuedChange {
+            of,
+            change: ServerChange::Nothing,
+            then: AfterChange::Reply(ticket),
+        })
     }
 
-    /// Learns the new name of the server.
+    /// Takes the new name of the server.
     pub(super) fn rename(&mut self, ticket: Ticket, rename: Rename) -> Result<()> {
-        if let Some(known) = self.server.as_mut().and_then(|server| server.known.as_mut())
-            && known.named_at.is_none_or(|at| at <= rename.at)
+        if let Some(identity) = self.server.as_mut().and_then(|server| server.identity.as_mut())
+            && identity.named_at.is_none_or(|at| at <= rename.at)
         {
-            (known.name, known.named_at) = (rename.name, Some(rename.at));
+            (identity.name, identity.named_at) = (rename.name, Some(rename.at));
         }
         self.reply(ticket, Answer::NOTHING);
         Ok(())
     }
 
-    /// Replaces the agent's key. Before the call is answered, the old key is refused and
-    /// connections that were made with it are closed.
+    /// Replaces the agent's key. When the call is answered, the old key is refused, and connections
+    /// that were opened with it are closed.
     pub(super) fn rotate(&mut self, ticket: Ticket, rotate: Rotate) -> Result<()> {
         let Rotate { of, by, key_hash, fingerprint, at, event } = rotate;
-        let then = ThenChanged::HasKey(ticket, key_hash.clone());
+        let then = AfterChange::ReplyIfKey(ticket, key_hash.clone());
         let event = Box::new(event);
-        self.change(Change {
+        self.queue_change(QueuedChange {
             of,
-            what: ServerChange::Key { by, key_hash, fingerprint, at, event },
+            change: ServerChange::Key { by, key_hash, fingerprint, at, event },
             then,
         })
     }
 
-    /// Deletes the server. Repeating the call is harmless.
+    /// Deletes the server. The call can be repeated.
     pub(super) fn remove(&mut self, ticket: Ticket, remove: Remove) -> Result<()> {
         let Remove { of, by, only_pending, event } = remove;
         let what = ServerChange::Delete { by, only_pending, event: Box::new(event) };
-        self.change(Change { of, what, then: ThenChanged::IsGone(ticket) })
+        self.queue_change(QueuedChange {
+            of,
+            change: what,
+            then: AfterChange::ReplyIfDeleted(ticket),
+        })
     }
 
-    /// Sends a change to D1 when the changes before it are done.
-    pub(super) fn change(&mut self, change: Change) -> Result<()> {
-        self.changes.push_back(change);
-        if self.changes.len() == 1 { self.begin_change() } else { Ok(()) }
+    /// Sends a change to D1, after the changes before it.
+    pub(super) fn queue_change(&mut self, change: QueuedChange) -> Result<()> {
+        self.queued_changes.push_back(change);
+        if self.queued_changes.len() == 1 { self.send_next_change() } else { Ok(()) }
     }
 
-    fn begin_change(&mut self) -> Result<()> {
-        let Some(Change { of, what, .. }) = self.changes.front() else { return Ok(()) };
-        let (of, what) = (of.clone(), what.clone());
-        if self.is_gone() {
-            // D1 has the server all the same if it was restored to an earlier time.
-            if !matches!(what, ServerChange::Delete { .. }) {
-                return self.end_change(None);
+    fn send_next_change(&mut self) -> Result<()> {
+        let Some(QueuedChange { of, change, .. }) = self.queued_changes.front() else {
+            return Ok(());
+        };
+        let (of, change) = (of.clone(), change.clone());
+        if self.is_server_deleted() {
+            // D1 may have the server again, if D1 was restored to an earlier time.
+            if !matches!(change, ServerChange::Delete { .. }) {
+                return self.finish_change(None);
             }
         } else {
-            let look = self.scene.now.plus(D1_WITHIN);
+            let answered_by = self.scene.now.plus(D1_WITHIN);
             let state = self.state();
-            state.unsure = Some(of.clone());
-            state.timers.look = Some(look);
+            state.unconfirmed = Some(of.clone());
+            state.timers.revalidate = Some(answered_by);
         }
-        self.ask(Asked::Change, ToD1::Change(of, what));
+        self.request_d1(PendingRequest::Change, ToD1::Change(of, change));
         Ok(())
     }
 
-    /// Takes D1's answer to the change under way.
+    /// Handles D1's answer to the change under way.
     pub(super) fn change_answered(&mut self, answer: FromD1Result) -> Result<()> {
-        let Some(Change { of, .. }) = self.changes.front() else { return Ok(()) };
+        let Some(QueuedChange { of, .. }) = self.queued_changes.front() else { return Ok(()) };
         let of = of.clone();
-        self.seal_soon(of.workspace_id);
+        self.request_seal(of.workspace_id);
         match answer {
             Ok(FromD1::Server(found)) => {
-                let key = if self.is_gone() { None } else { self.take_over(&of, found)? };
-                self.end_change(key)?;
-                self.identify_again()
+                let key =
+                    if self.is_server_deleted() { None } else { self.apply_identity(&of, found)? };
+                self.finish_change(key)?;
+                self.reverify_agents()
             }
-            // It is unknown whether D1 made the change. The timer has it read again.
-            Ok(_) => self.fail_change("D1 gave another answer"),
-            Err(error) => self.fail_change(&error),
+            // It is unknown whether D1 made the change. The timer reads the server again.
+            Ok(_) => self.change_failed("D1 gave another answer"),
+            Err(error) => self.change_failed(&error),
         }
     }
 
-    /// Verifies agents again about whom D1 is being asked: its answer may be from before the
-    /// change.
-    fn identify_again(&mut self) -> Result<()> {
+    /// Repeats the verifications under way: their answers may be older than the change.
+    fn reverify_agents(&mut self) -> Result<()> {
         let ids: Vec<RequestId> = self
-            .asked
+            .requests
             .iter()
-            .filter(|(_, asked)| matches!(asked, Asked::Find(_)))
+            .filter(|(_, request)| matches!(request, PendingRequest::VerifyAgent(_)))
             .map(|(id, _)| *id)
             .collect();
         for id in ids {
-            if let Some(Asked::Find(identified)) = self.asked.remove(&id) {
-                self.identify(*identified)?;
+            if let Some(PendingRequest::VerifyAgent(call)) = self.requests.remove(&id) {
+                self.verify_agent(*call)?;
             }
         }
         Ok(())
     }
 
-    fn fail_change(&mut self, error: &str) -> Result<()> {
-        let Some(Change { then, .. }) = self.changes.pop_front() else { return Ok(()) };
-        match then.ticket() {
-            Some(ticket) => self.reply(ticket, Answer::Failed(error.to_owned())),
-            None => self.trouble("change_not_known", json!({}), error),
-        }
-        self.begin_change()
-    }
-
-    /// Ends the change under way. `key` is the hash of the agent's key in D1; `None`: D1 has no
-    /// such server.
-    fn end_change(&mut self, key: Option<String>) -> Result<()> {
-        if let Some(change) = self.changes.pop_front() {
-            self.changed(change, key)?;
-        }
-        self.begin_change()
-    }
-
-    /// Answers the call that asked for a change. `key` as in `end_change`.
-    pub(super) fn changed(&mut self, change: Change, key: Option<String>) -> Result<()> {
-        match (change.then, key) {
-            (ThenChanged::Done(ticket), _) | (ThenChanged::IsGone(ticket), None) => {
-                self.reply(ticket, Answer::NOTHING);
-            }
-            (ThenChanged::HasKey(ticket, wanted), Some(key)) if key == wanted => {
-                self.reply(ticket, Answer::NOTHING);
-            }
-            (ThenChanged::HasKey(ticket, _), None) => self.refuse(ticket, Refusal::NoServer),
-            (ThenChanged::HasKey(ticket, _) | ThenChanged::IsGone(ticket), Some(_)) => {
-                self.refuse(ticket, Refusal::NotPermitted);
-            }
-            (ThenChanged::Resync(ticket), _) => return self.begin_resync(ticket),
-            (ThenChanged::Nobody, _) => {}
-        }
-        Ok(())
-    }
-
-    /// A change ended after it was given up. D1 is read after the changes under way, whose answers
-    /// may be from before that.
-    pub(super) fn changed_late(&mut self, of: OfServer) -> Result<()> {
-        if self.server.is_none() || self.is_gone() {
-            return Ok(());
-        }
-        self.change(Change { of, what: ServerChange::Nothing, then: ThenChanged::Nobody })
-    }
-
-    /// Asks D1 what became of a change that was cut off.
-    pub(super) fn look_into_d1(&mut self) -> Result<()> {
-        let unsure = self.server.as_ref().and_then(|server| server.unsure.clone());
-        let Some(of) = unsure else {
-            self.state().timers.look = None;
+    fn change_failed(&mut self, error: &str) -> Result<()> {
+        let Some(QueuedChange { then, .. }) = self.queued_changes.pop_front() else {
             return Ok(());
         };
-        self.state().timers.look = Some(self.scene.now.plus(D1_WITHIN));
-        if self.changes.is_empty() {
-            let then = ThenChanged::Nobody;
-            return self.change(Change { of, what: ServerChange::Nothing, then });
+        match then.ticket() {
+            Some(ticket) => self.reply(ticket, Answer::Failed(error.to_owned())),
+            None => self.log_error("change_not_known", json!({}), error),
+        }
+        self.send_next_change()
+    }
+
+    /// Finishes the change under way. `key` is the hash of the agent's key in D1; `None`: D1 has no
+    /// such server.
+    fn finish_change(&mut self, key: Option<String>) -> Result<()> {
+        if let Some(change) = self.queued_changes.pop_front() {
+            self.answer_change(change, key)?;
+        }
+        self.send_next_change()
+    }
+
+    /// Answers the call that requested a change. `key`: see [`Self::finish_change`].
+    pub(super) fn answer_change(
+        &mut self,
+        change: QueuedChange,
+        key: Option<String>,
+    ) -> Result<()> {
+        match (change.then, key) {
+            (AfterChange::Reply(ticket), _) | (AfterChange::ReplyIfDeleted(ticket), None) => {
+                self.reply(ticket, Answer::NOTHING);
+            }
+            (AfterChange::ReplyIfKey(ticket, wanted), Some(key)) if key == wanted => {
+                self.reply(ticket, Answer::NOTHING);
+            }
+            (AfterChange::ReplyIfKey(ticket, _), None) => self.refuse(ticket, Refusal::NoServer),
+            (AfterChange::ReplyIfKey(ticket, _) | AfterChange::ReplyIfDeleted(ticket), Some(_)) => {
+                self.refuse(ticket, Refusal::NotPermitted);
+            }
+            (AfterChange::BeginResync(ticket), _) => return self.begin_resync(ticket),
+            (AfterChange::Nothing, _) => {}
         }
         Ok(())
     }
 
-    /// Takes over what D1 has of the server. Returns the hash of its agent's key, if D1 has the
-    /// server.
-    fn take_over(&mut self, of: &OfServer, found: Option<Found>) -> Result<Option<String>> {
+    /// A change ended after it had been reported as failed. Reads D1 again after the queued
+    /// changes, because their answers may be older.
+    pub(super) fn change_ended_late(&mut self, of: OfServer) -> Result<()> {
+        if self.server.is_none() || self.is_server_deleted() {
+            return Ok(());
+        }
+        self.queue_change(QueuedChange {
+            of,
+            change: ServerChange::Nothing,
+            then: AfterChange::Nothing,
+        })
+    }
+
+    /// Reads the server from D1 again, after a change that was cut off.
+    pub(super) fn revalidate_identity(&mut self) -> Result<()> {
+        let unsure = self.server.as_ref().and_then(|server| server.unconfirmed.clone());
+        let Some(of) = unsure else {
+            self.state().timers.revalidate = None;
+            return Ok(());
+        };
+        self.state().timers.revalidate = Some(self.scene.now.plus(D1_WITHIN));
+        if self.queued_changes.is_empty() {
+            let then = AfterChange::Nothing;
+            return self.queue_change(QueuedChange { of, change: ServerChange::Nothing, then });
+        }
+        Ok(())
+    }
+
+    /// Applies the row that D1 has of the server. Returns the hash of its agent's key; `None`: D1
+    /// has no such server.
+    fn apply_identity(&mut self, of: &OfServer, found: Option<Found>) -> Result<Option<String>> {
         let state = self.state();
-        state.unsure = None;
-        state.timers.look = None;
+        state.unconfirmed = None;
+        state.timers.revalidate = None;
         let Some(found) = found else {
             self.end_server()?;
             return Ok(None);
         };
-        let before = state.known.clone();
+        let before = state.identity.clone();
         if before.is_none() {
             state.facts = ServerFacts::beginning(found.commissioned, found.revision);
         }
         let named_at = before.as_ref().and_then(|before| before.named_at);
-        let known = Known { named_at, ..Known::found(&of.workspace, of.server, found) };
-        let key = known.key_hash.clone();
-        state.known = Some(known);
+        let identity =
+            ServerIdentity { named_at, ..ServerIdentity::from_d1(&of.workspace, of.server, found) };
+        let key = identity.key_hash.clone();
+        state.identity = Some(identity);
         if before.is_none_or(|before| before.key_hash != key) {
-            self.cut_off("the key was changed")?;
+            self.disconnect("the key was changed")?;
         }
         Ok(Some(key))
     }
 
-    /// The server was deleted: its agent is refused, waiting commands are cancelled, and commands
-    /// under way are given up soon.
+    /// The server was deleted: refuses its agent, cancels waiting commands, and marks delivered
+    /// ones, which end as stuck soon.
     fn end_server(&mut self) -> Result<()> {
         let state = self.state();
-        state.is_gone = true;
-        state.known = None;
-        self.cut_off("the server was removed")?;
-        self.begin_use()?;
+        state.is_deleted = true;
+        state.identity = None;
+        self.disconnect("the server was removed")?;
+        self.ensure_tables()?;
         for stored in self.store.waiting()? {
-            self.cancel_as(stored.command.id, Cancellation::ServerDeleted, None)?;
+            self.cancel_by_id(stored.command.id, Cancellation::ServerDeleted, None)?;
         }
-        self.doubt(self.scene.now.plus_millis(1), Lifecycle::server_deleted)?;
+        self.mark_delivered_before(self.scene.now.plus_millis(1), Lifecycle::server_deleted)?;
         self.wipe_if_unused()
     }
 
-    /// Wipes an object without server and commands.
+    /// Wipes the object if it has neither a server nor commands.
     pub(super) fn wipe_if_unused(&mut self) -> Result<()> {
         let has_server = self
             .server
             .as_ref()
-            .is_none_or(|server| server.known.is_some() || server.unsure.is_some());
+            .is_none_or(|server| server.identity.is_some() || server.unconfirmed.is_some());
         if has_server || self.store.has_commands()? { Ok(()) } else { self.wipe() }
     }
 
-    /// Disconnects the agent and deletes everything.
-    pub(super) fn sever(&mut self, ticket: Ticket) -> Result<()> {
-        self.close_all("the server was removed");
+    pub(super) fn disconnect_and_wipe(&mut self, ticket: Ticket) -> Result<()> {
+        self.close_sockets("the server was removed");
         self.wipe()?;
         self.reply(ticket, Answer::NOTHING);
         Ok(())
     }
 
-    /// Disconnects the agent and refuses agents until the workspace is undeleted: without an agent
-    /// nothing is delivered. An unused object asks D1 about its first agent, and D1 finds no server
-    /// in a deleted workspace.
+    /// Disconnects the agent and refuses agents until the workspace is undeleted. Without an agent
+    /// nothing is delivered. An unused object stores nothing: it verifies its first agent in D1,
+    /// and D1 finds no server in a deleted workspace.
     pub(super) fn suspend(&mut self, ticket: Ticket, is_suspended: bool) -> Result<()> {
         if let Some(server) = &mut self.server {
             server.is_suspended = is_suspended;
             if is_suspended {
-                self.cut_off("the workspace was deleted")?;
+                self.disconnect("the workspace was deleted")?;
             }
         }
         self.reply(ticket, Answer::NOTHING);

@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::call::{AgentCall, Answer, Ask, Refusal};
 use super::event::{Effect, Event, Kind, RequestId, Scene, Ticket, ToD1};
-use super::memory::{Asked, Change, FromD1Result, Identified, ThenAgent, Wait};
+use super::memory::{
+    AfterVerification, FromD1Result, PendingRequest, QueuedChange, UnverifiedCall, WaitingCall,
+};
 use super::server_facts::ServerFacts;
-use super::state::{Known, Plan, ServerState};
+use super::state::{Plan, ServerIdentity, ServerState};
 use super::store::{Failed, Result, Store};
 use super::stored_command::StoredCommand;
 use crate::audit::{ActorType, Event as AuditEvent, Source};
@@ -18,8 +21,8 @@ use crate::features::Features;
 use crate::id;
 use crate::secret::SecretKey;
 
-/// How long after a failed step the alarm tries again, in seconds.
-const AFTER_FAILURE: i64 = 60;
+/// After a failed step the alarm goes off again after this time.
+const FAILED_STEP_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Settings of the deployment.
 #[derive(Clone)]
@@ -28,14 +31,14 @@ pub struct Settings {
     pub ping_every: i64,
     /// Seconds between two heartbeats of the agent.
     pub heartbeat_every: i64,
-    /// The key that encrypts inputs; `None`: there is none, and commands with inputs fail.
+    /// The key that encrypts inputs. Without it, commands with inputs fail.
     pub key: Option<SecretKey>,
-    /// How many unfinished commands an agent has at most. Further ones wait in the object, where
-    /// they can be cancelled.
+    /// The largest number of unfinished commands that an agent has. Further commands wait in the
+    /// object, where they can be cancelled.
     pub window: u64,
 }
 
-/// A source of random bytes.
+/// Fills a slice with random bytes.
 pub type Random = Box<dyn FnMut(&mut [u8]) -> std::result::Result<(), String>>;
 
 /// The machine of one server.
@@ -45,22 +48,23 @@ pub struct Link<S> {
     random: Random,
     /// The state beside the commands; `None`: this object was never used, or was wiped.
     pub(super) server: Option<ServerState>,
-    stored: Option<ServerState>,
+    /// The copy of `server` that is in the storage.
+    saved_server: Option<ServerState>,
     is_loaded: bool,
     pub(super) plan: Plan,
     pub(super) scene: Scene,
     pub(super) effects: Vec<Effect>,
-    /// The waiting calls.
-    pub(super) waits: BTreeMap<Ticket, Wait>,
-    /// Commands and Idempotency-Keys that this step changed. At its end it looks at the calls that
-    /// wait for them.
-    pub(super) touched: BTreeSet<Uuid>,
-    pub(super) freed_keys: BTreeSet<String>,
-    /// Requests to D1 without an answer yet.
-    pub(super) asked: BTreeMap<RequestId, Asked>,
+    pub(super) waits: BTreeMap<Ticket, WaitingCall>,
+    /// Commands that this step changed. At its end it resumes the calls that wait for them.
+    pub(super) changed_commands: BTreeSet<Uuid>,
+    /// Hashes of Idempotency-Keys that got their answer in this step, or will get none. At its end
+    /// it resumes the calls that wait for them.
+    pub(super) released_keys: BTreeSet<String>,
+    /// Requests to D1 that have no answer yet.
+    pub(super) requests: BTreeMap<RequestId, PendingRequest>,
     last_request: RequestId,
-    /// Changes of the server: the first one is under way, the others follow one by one.
-    pub(super) changes: VecDeque<Change>,
+    /// Changes of the server: the first is under way, the others follow one by one.
+    pub(super) queued_changes: VecDeque<QueuedChange>,
 }
 
 impl<S> fmt::Debug for Link<S> {
@@ -77,31 +81,31 @@ impl<S: Store> Link<S> {
             settings,
             random,
             is_loaded: false,
-            stored: None,
+            saved_server: None,
             server: None,
             plan: Plan::default(),
             scene,
             effects: Vec::new(),
             waits: BTreeMap::new(),
-            touched: BTreeSet::new(),
-            freed_keys: BTreeSet::new(),
-            asked: BTreeMap::new(),
+            changed_commands: BTreeSet::new(),
+            released_keys: BTreeSet::new(),
+            requests: BTreeMap::new(),
             last_request: 0,
-            changes: VecDeque::new(),
+            queued_changes: VecDeque::new(),
         }
     }
 
-    /// The storage.
+    /// The storage, for tests.
     pub fn store(&self) -> &S {
         &self.store
     }
 
-    /// When the alarm has something to do; `None`: the state is not loaded.
+    /// The timers that are not stored; `None`: the state is not loaded.
     pub fn plan(&self) -> Option<Plan> {
         self.is_loaded.then_some(self.plan)
     }
 
-    /// Takes an event, writes to the storage, and returns the effects.
+    /// Handles an event: writes to the storage, and returns the effects.
     pub fn step(&mut self, event: Event, scene: Scene) -> Vec<Effect> {
         self.scene = scene;
         let ticket = match &event {
@@ -110,56 +114,57 @@ impl<S: Store> Link<S> {
             }
             _ => None,
         };
-        if let Err(failed) = self.take(event) {
-            self.forget_all(ticket, &failed);
+        if let Err(failed) = self.handle(event) {
+            self.drop_memory(ticket, &failed);
         }
         std::mem::take(&mut self.effects)
     }
 
-    /// The storage failed, so the memory may differ from what is stored. The memory is dropped as
-    /// after a crash, the step's effects are not carried out, and every call fails.
-    fn forget_all(&mut self, ticket: Option<Ticket>, failed: &Failed) {
-        let in_effects =
+    /// The storage failed, so the memory may differ from the storage. Drops the memory as a crash
+    /// does, discards the step's effects, and lets every call fail.
+    fn drop_memory(&mut self, ticket: Option<Ticket>, failed: &Failed) {
+        let answered =
             std::mem::take(&mut self.effects).into_iter().filter_map(|effect| match effect {
                 Effect::Reply(ticket, _) | Effect::Accept { ticket, .. } => Some(ticket),
                 _ => None,
             });
         let waiting = std::mem::take(&mut self.waits).into_keys();
-        let unknown =
-            std::mem::take(&mut self.asked).into_values().filter_map(|asked| match asked {
-                Asked::Find(identified) => Some(identified.ticket()),
+        let verifying =
+            std::mem::take(&mut self.requests).into_values().filter_map(|request| match request {
+                PendingRequest::VerifyAgent(call) => Some(call.ticket()),
                 _ => None,
             });
-        let changing =
-            std::mem::take(&mut self.changes).into_iter().filter_map(|change| change.then.ticket());
+        let changing = std::mem::take(&mut self.queued_changes)
+            .into_iter()
+            .filter_map(|change| change.then.ticket());
         let tickets: BTreeSet<_> =
-            in_effects.chain(waiting).chain(unknown).chain(changing).chain(ticket).collect();
+            answered.chain(waiting).chain(verifying).chain(changing).chain(ticket).collect();
         for ticket in tickets {
             self.reply(ticket, Answer::Failed(failed.0.clone()));
         }
-        self.touched.clear();
-        self.freed_keys.clear();
+        self.changed_commands.clear();
+        self.released_keys.clear();
         self.is_loaded = false;
-        self.trouble("step_failed", json!({}), &failed.0);
-        // The alarm tries again what is due.
-        self.effects.push(Effect::Alarm(self.scene.now.plus_seconds(AFTER_FAILURE)));
+        self.log_error("step_failed", json!({}), &failed.0);
+        // The alarm repeats the work that is due.
+        self.effects.push(Effect::Alarm(self.scene.now.plus(FAILED_STEP_RETRY_DELAY)));
     }
 
-    fn take(&mut self, event: Event) -> Result<()> {
+    fn handle(&mut self, event: Event) -> Result<()> {
         if !self.is_loaded {
             self.server = self.store.server()?;
-            self.stored = self.server.clone();
+            self.saved_server = self.server.clone();
             self.plan = Plan::default();
             if self.server.is_some() {
-                self.plan_telling()?;
-                self.hand_out_soon()?;
+                self.plan_flush()?;
+                self.schedule_delivery()?;
             }
             self.is_loaded = true;
         }
-        let taken = self.notice_lost_sockets().and_then(|()| self.dispatch(event));
-        let looked = self.look_at_waits();
+        let dispatched = self.notice_lost_sockets().and_then(|()| self.dispatch(event));
+        let resumed = self.resume_waiting();
         let saved = self.save_server();
-        taken.and(looked).and(saved).and_then(|()| self.set_alarm())
+        dispatched.and(resumed).and(saved).and_then(|()| self.set_alarm())
     }
 
     fn dispatch(&mut self, event: Event) -> Result<()> {
@@ -167,44 +172,46 @@ impl<S: Store> Link<S> {
             Event::Call { ticket, ask } => self.call(ticket, *ask),
             Event::Connect { ticket, identity, kind, request_id } => {
                 let source = identity.source(request_id);
-                let then = ThenAgent::Connects { ticket, kind, was_asked: false };
-                self.identify(Identified { identity, source, then })
+                let then = AfterVerification::Connect { ticket, kind, was_pinged: false };
+                self.verify_agent(UnverifiedCall { claimed: identity, source, then })
             }
-            Event::Closed(generation) => self.closed(generation),
-            Event::Pong(generation) => self.pong(generation),
+            Event::Closed(generation) => self.connection_closed(generation),
+            Event::Pong(generation) => self.pong_received(generation),
             Event::NotSent { generation, before } => self.not_sent(generation, before),
             Event::Alarm => self.alarm(),
-            Event::Answered { id, answer } => self.answered(id, answer),
-            Event::Late(request) => self.late(*request),
-            Event::TimeUp(ticket) => self.look(ticket, true),
+            Event::Answered { id, answer } => self.d1_answered(id, answer),
+            Event::Late(request) => self.request_ended_late(*request),
+            Event::TimeUp(ticket) => self.resume(ticket, true),
         }
     }
 
-    fn answered(&mut self, id: RequestId, answer: FromD1Result) -> Result<()> {
-        let Some(asked) = self.asked.remove(&id) else { return Ok(()) };
-        match asked {
-            Asked::Insert(ticket) => self.inserted(ticket, answer),
-            Asked::Rights(commands) => self.checked(&commands, answer),
-            Asked::Tell(told) => self.told(told, answer),
-            Asked::Change => self.change_answered(answer),
-            Asked::Find(identified) => self.found(*identified, answer),
-            Asked::Restore(resync, commands) => self.restored(resync, &commands, answer),
-            Asked::Nothing => {
+    fn d1_answered(&mut self, id: RequestId, answer: FromD1Result) -> Result<()> {
+        let Some(request) = self.requests.remove(&id) else { return Ok(()) };
+        match request {
+            PendingRequest::Insert(ticket) => self.inserted(ticket, answer),
+            PendingRequest::CheckPermissions(commands) => {
+                self.permissions_answered(&commands, answer)
+            }
+            PendingRequest::Flush(entries) => self.flush_answered(entries, answer),
+            PendingRequest::Change => self.change_answered(answer),
+            PendingRequest::VerifyAgent(call) => self.server_found(*call, answer),
+            PendingRequest::Restore(resync, commands) => self.restored(resync, &commands, answer),
+            PendingRequest::Unawaited => {
                 if let Err(error) = answer {
-                    self.trouble("d1_not_told", json!({}), &error);
+                    self.log_error("d1_not_told", json!({}), &error);
                 }
                 Ok(())
             }
         }
     }
 
-    /// A request to D1 that was given up has ended after all.
-    fn late(&mut self, request: ToD1) -> Result<()> {
+    /// A request to D1 ended after it had been reported as failed.
+    fn request_ended_late(&mut self, request: ToD1) -> Result<()> {
         match request {
             ToD1::Insert { create, life, .. } => self.inserted_late(*create, life)?,
-            ToD1::Change(of, _) => self.changed_late(of)?,
+            ToD1::Change(of, _) => self.change_ended_late(of)?,
             ToD1::Restore(commands) => self.restored_late(&commands)?,
-            // These change nothing, or D1 ignores them because of their older revision.
+            // These change nothing, or D1 ignores them because their revision is older.
             ToD1::Find { .. } | ToD1::FindRights(_) | ToD1::Tell { .. } | ToD1::Unrestore(_) => {}
         }
         Ok(())
@@ -216,22 +223,22 @@ impl<S: Store> Link<S> {
             Ask::Replay(key) => self.replay(ticket, key, None),
             Ask::Live(live) => self.live(ticket, live),
             Ask::Cancel(by) => self.cancel(ticket, by),
-            Ask::CancelOf(revoked) => self.cancel_of(ticket, &revoked),
+            Ask::CancelOf(revoked) => self.cancel_of_sessions(ticket, &revoked),
             Ask::Kill(by) => self.kill(ticket, by),
-            Ask::Chunks(asked) => self.tell_chunks(ticket, &asked),
-            Ask::Follow(asked) => self.follow(ticket, asked),
-            Ask::Adopt(of) => self.adopt(ticket, of),
+            Ask::Chunks(page) => self.output_page(ticket, &page),
+            Ask::Follow(follow) => self.follow(ticket, follow),
+            Ask::Adopt(of) => self.init_identity(ticket, of),
             Ask::Rename(rename) => self.rename(ticket, rename),
             Ask::Rotate(rotate) => self.rotate(ticket, rotate),
             Ask::Remove(remove) => self.remove(ticket, remove),
             Ask::Resync(of) => self.resync(ticket, of),
             Ask::Agent(AgentCall { identity, report, request_id }) => {
                 let source = identity.source(Some(request_id));
-                let then = ThenAgent::Reports(ticket, report);
-                self.identify(Identified { identity, source, then })
+                let then = AfterVerification::Report(ticket, report);
+                self.verify_agent(UnverifiedCall { claimed: identity, source, then })
             }
-            Ask::Forget(forget) => self.forget(ticket, forget),
-            Ask::Sever => self.sever(ticket),
+            Ask::Forget(forget) => self.delete_old_commands(ticket, forget),
+            Ask::Sever => self.disconnect_and_wipe(ticket),
             Ask::Suspend(is_suspended) => self.suspend(ticket, is_suspended),
         }
     }
@@ -244,45 +251,45 @@ impl<S: Store> Link<S> {
         self.reply(ticket, Answer::Refused(refusal));
     }
 
-    pub(super) fn ask(&mut self, asked: Asked, request: ToD1) {
+    pub(super) fn request_d1(&mut self, pending: PendingRequest, request: ToD1) {
         self.last_request += 1;
-        self.asked.insert(self.last_request, asked);
+        self.requests.insert(self.last_request, pending);
         self.effects.push(Effect::Ask(self.last_request, Box::new(request)));
     }
 
-    /// Whether a request of a kind is under way.
-    pub(super) fn is_asking(&self, is_of_kind: impl Fn(&Asked) -> bool) -> bool {
-        self.asked.values().any(is_of_kind)
+    /// Whether a request of this kind has no answer yet.
+    pub(super) fn is_request_pending(&self, is_of_kind: impl Fn(&PendingRequest) -> bool) -> bool {
+        self.requests.values().any(is_of_kind)
     }
 
-    pub(super) fn trouble(&mut self, event: &'static str, about: Value, error: &str) {
+    pub(super) fn log_error(&mut self, event: &'static str, about: Value, error: &str) {
         self.effects.push(Effect::Log { event, about, error: error.to_owned() });
     }
 
-    /// The state beside the commands. From now on the object is in use.
+    /// The state beside the commands. Creates it if the object was unused.
     pub(super) fn state(&mut self) -> &mut ServerState {
         self.server.get_or_insert_default()
     }
 
-    /// The server's identity, if the object knows it.
-    pub(super) fn known(&self) -> Option<&Known> {
-        self.server.as_ref()?.known.as_ref()
+    /// The server's identity, if the object has loaded it.
+    pub(super) fn identity(&self) -> Option<&ServerIdentity> {
+        self.server.as_ref()?.identity.as_ref()
     }
 
-    pub(super) fn is_gone(&self) -> bool {
-        self.server.as_ref().is_some_and(|server| server.is_gone)
+    pub(super) fn is_server_deleted(&self) -> bool {
+        self.server.as_ref().is_some_and(|server| server.is_deleted)
     }
 
     pub(super) fn find(&self, id: Uuid) -> Result<Option<StoredCommand>> {
         if self.server.is_some() { self.store.command(id) } else { Ok(None) }
     }
 
-    /// Changes the facts of host and connection, and schedules a flush.
+    /// Changes the facts of the host and the connection, and schedules a flush.
     pub(super) fn change_facts(&mut self, change: impl FnOnce(&mut ServerFacts)) {
         let facts = &mut self.state().facts;
         change(facts);
         facts.revision += 1;
-        self.tell_soon();
+        self.schedule_flush();
     }
 
     /// The open backhaul connection, and its agent's features.
@@ -317,35 +324,35 @@ impl<S: Store> Link<S> {
 
     fn save_server(&mut self) -> Result<()> {
         if let Some(server) = &self.server
-            && self.stored.as_ref() != Some(server)
+            && self.saved_server.as_ref() != Some(server)
         {
-            self.store.save_server(server, self.stored.is_none())?;
-            self.stored = Some(server.clone());
+            self.store.save_server(server, self.saved_server.is_none())?;
+            self.saved_server = Some(server.clone());
         }
         Ok(())
     }
 
-    /// Creates the tables. To be called before anything else is stored.
-    pub(super) fn begin_use(&mut self) -> Result<()> {
+    /// Creates the tables. Call this before anything else is stored.
+    pub(super) fn ensure_tables(&mut self) -> Result<()> {
         self.state();
         self.save_server()
     }
 
-    /// Deletes everything, and answers all waiting calls. Answers of D1 to earlier requests are
-    /// ignored.
+    /// Deletes everything, and answers all waiting calls. Later answers to pending requests to D1
+    /// are ignored.
     pub(super) fn wipe(&mut self) -> Result<()> {
         self.store.wipe()?;
-        (self.server, self.stored, self.plan) = (None, None, Plan::default());
-        for asked in std::mem::take(&mut self.asked).into_values() {
-            if let Asked::Find(identified) = asked {
-                self.refuse(identified.ticket(), Refusal::InvalidAgent);
+        (self.server, self.saved_server, self.plan) = (None, None, Plan::default());
+        for request in std::mem::take(&mut self.requests).into_values() {
+            if let PendingRequest::VerifyAgent(call) = request {
+                self.refuse(call.ticket(), Refusal::InvalidAgent);
             }
         }
         for (ticket, wait) in std::mem::take(&mut self.waits) {
             self.refuse(ticket, wait.refusal());
         }
-        for change in std::mem::take(&mut self.changes) {
-            self.changed(change, None)?;
+        for change in std::mem::take(&mut self.queued_changes) {
+            self.answer_change(change, None)?;
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! What the machine remembers of work under way: waiting calls, changes of the server, requests to
-//! D1. A crash loses it.
+//! The work that the machine has under way: waiting calls, changes of the server, requests to D1.
+//! A crash loses all of it.
 
 use uuid::Uuid;
 
@@ -10,187 +10,201 @@ use super::stored_command::StoredCommand;
 use crate::audit::Source;
 use crate::time::Timestamp;
 
-/// A waiting call.
+/// A call that waits for its answer.
 #[derive(Debug)]
-pub(super) struct Wait {
-    /// When it stops waiting; `None`: not by time.
+pub(super) struct WaitingCall {
+    /// When it stops waiting; `None`: it has no time limit.
     pub until: Option<Timestamp>,
-    pub what: What,
+    pub waits_for: WaitsFor,
 }
 
-/// What a call waits for.
 #[derive(Debug)]
-pub(super) enum What {
-    /// D1's answer to the insertion of its command.
+pub(super) enum WaitsFor {
+    /// D1 inserts the command of this call.
     Recording(Recording),
-    /// The outcome of sending its command, which must be delivered immediately or not at all.
-    Sent(Recording, Box<StoredCommand>),
-    /// The answer of an earlier call with the same Idempotency-Key, or this call's turn if that
-    /// call gets none.
-    Twin(Key, Option<Box<Create>>),
-    /// The end of the recording of a command by another call.
+    /// The shell sends the command of this call. The command must be delivered now or refused.
+    SendOutcome(Recording, Box<StoredCommand>),
+    /// An earlier call with the same Idempotency-Key gets its answer. If that call gets none, this
+    /// call takes its turn.
+    FirstAnswer(Key, Option<Box<Create>>),
+    /// Another call finishes recording this command.
     Recorded(Live),
-    /// A command's end.
-    End(Uuid, Then),
-    /// Output that its command's end has overtaken (agent-protocol 4.1).
-    Output(Uuid, Then),
-    /// D1's copy: until it has a command's end, or a withdrawn command is deleted from it.
-    D1(Uuid, Then),
-    /// The next output for a follower, who is answered by this time.
-    Follow(Follow, Timestamp),
-    /// A pong of the older connection, which has this number.
-    Pong(u64, Box<Identified>),
+    /// The command ends.
+    End(Uuid, AfterWait),
+    /// The agent reported the end before the last output, which arrives (agent-protocol 4.1).
+    Output(Uuid, AfterWait),
+    /// D1 has the command's end, or has deleted the withdrawn command.
+    D1Copy(Uuid, AfterWait),
+    /// The command has new output for a follower. The follower gets an answer by this time.
+    NextOutput(Follow, Timestamp),
+    /// The agent at the older connection, which has this number, answers a ping.
+    Pong(u64, Box<UnverifiedCall>),
 }
 
-/// A call whose command is being recorded: inserted into D1.
+/// A new command that the object has stored and that D1 is asked to insert.
 #[derive(Debug)]
 pub(super) struct Recording {
     pub id: Uuid,
     pub workspace_id: i64,
     pub key: Option<Key>,
-    /// Seconds to wait for the command's end.
+    /// Seconds that the client waits for the command's end.
     pub wait: Option<u32>,
-    /// Whether the command must be delivered immediately or not at all.
-    pub must_go: bool,
-    /// Whether it is inserted as delivered.
-    pub is_sent: bool,
+    /// Whether the command must be delivered now or refused.
+    pub must_deliver_now: bool,
+    /// Whether D1 inserts it as already delivered.
+    pub is_inserted_as_delivered: bool,
 }
 
-/// How a call goes on after its wait.
+/// How a call gets its answer when its wait ends.
 #[derive(Debug)]
-pub(super) enum Then {
-    /// Answers with the new command, also to other calls with its Idempotency-Key.
+pub(super) enum AfterWait {
+    /// Answer with the new command, and store the answer for its Idempotency-Key.
     Created(Option<Key>, Box<StoredCommand>),
-    /// Answers with the live fields.
+    /// Answer with the live fields.
     Live,
-    /// Refuses the call.
+    /// Refuse the call.
     Refuse(Refusal),
-    /// Answers with the command that a lost request with this key created. If there is none,
-    /// refuses the call with `KeyTaken`.
-    Made(Key),
-    /// Answers a follower with the end.
-    Followed(Follow),
+    /// A crash lost the first request with this key. Answer with the command that the request
+    /// created, or refuse with [`Refusal::KeyTaken`] if it created none.
+    Recovered(Key),
+    /// Answer a follower with the end of the stream.
+    EndStream(Follow),
 }
 
-impl Wait {
-    /// The answer to a call when the object is wiped.
+impl WaitingCall {
+    /// The answer if the object is wiped.
     pub(super) fn refusal(&self) -> Refusal {
-        match &self.what {
-            What::Twin(_, None) => Refusal::NotFound,
-            What::Recording(_) | What::Sent(..) | What::Twin(..) => Refusal::NoServer,
-            What::Pong(..) => Refusal::InvalidAgent,
-            What::End(_, then) | What::Output(_, then) | What::D1(_, then) => match then {
-                Then::Created(..) => Refusal::NoServer,
-                Then::Refuse(refusal) => *refusal,
-                Then::Live | Then::Made(_) | Then::Followed(_) => Refusal::NotFound,
-            },
-            What::Recorded(_) | What::Follow(..) => Refusal::NotFound,
+        match &self.waits_for {
+            WaitsFor::FirstAnswer(_, None) => Refusal::NotFound,
+            WaitsFor::Recording(_) | WaitsFor::SendOutcome(..) | WaitsFor::FirstAnswer(..) => {
+                Refusal::NoServer
+            }
+            WaitsFor::Pong(..) => Refusal::InvalidAgent,
+            WaitsFor::End(_, then) | WaitsFor::Output(_, then) | WaitsFor::D1Copy(_, then) => {
+                match then {
+                    AfterWait::Created(..) => Refusal::NoServer,
+                    AfterWait::Refuse(refusal) => *refusal,
+                    AfterWait::Live | AfterWait::Recovered(_) | AfterWait::EndStream(_) => {
+                        Refusal::NotFound
+                    }
+                }
+            }
+            WaitsFor::Recorded(_) | WaitsFor::NextOutput(..) => Refusal::NotFound,
         }
     }
 
-    pub(super) fn command(&self) -> Option<Uuid> {
-        match &self.what {
-            What::Recorded(Live { id, .. })
-            | What::End(id, _)
-            | What::Output(id, _)
-            | What::D1(id, _)
-            | What::Follow(Follow { id, .. }, _) => Some(*id),
-            What::Recording(_) | What::Sent(..) | What::Twin(..) | What::Pong(..) => None,
+    /// The command whose changes resume this call.
+    pub(super) fn awaited_command(&self) -> Option<Uuid> {
+        match &self.waits_for {
+            WaitsFor::Recorded(Live { id, .. })
+            | WaitsFor::End(id, _)
+            | WaitsFor::Output(id, _)
+            | WaitsFor::D1Copy(id, _)
+            | WaitsFor::NextOutput(Follow { id, .. }, _) => Some(*id),
+            WaitsFor::Recording(_)
+            | WaitsFor::SendOutcome(..)
+            | WaitsFor::FirstAnswer(..)
+            | WaitsFor::Pong(..) => None,
         }
     }
 
-    /// The Idempotency-Key whose answer this call will store.
-    pub(super) fn answers_to(&self) -> Option<&str> {
-        let key = match &self.what {
-            What::Recording(recording) | What::Sent(recording, _) => recording.key.as_ref(),
-            What::End(_, then) | What::Output(_, then) | What::D1(_, then) => match then {
-                Then::Created(key, _) => key.as_ref(),
-                Then::Made(key) => Some(key),
-                _ => None,
-            },
+    /// The hash of the Idempotency-Key whose answer this call will store.
+    pub(super) fn key_to_answer(&self) -> Option<&str> {
+        let key = match &self.waits_for {
+            WaitsFor::Recording(recording) | WaitsFor::SendOutcome(recording, _) => {
+                recording.key.as_ref()
+            }
+            WaitsFor::End(_, then) | WaitsFor::Output(_, then) | WaitsFor::D1Copy(_, then) => {
+                match then {
+                    AfterWait::Created(key, _) => key.as_ref(),
+                    AfterWait::Recovered(key) => Some(key),
+                    _ => None,
+                }
+            }
             _ => None,
         };
         key.map(|key| key.hash.as_str())
     }
 
-    /// The key whose answer the call waits for.
-    pub(super) fn wants(&self) -> Option<&str> {
-        match &self.what {
-            What::Twin(key, _) => Some(&key.hash),
+    /// The hash of the Idempotency-Key whose first answer resumes this call.
+    pub(super) fn awaited_key(&self) -> Option<&str> {
+        match &self.waits_for {
+            WaitsFor::FirstAnswer(key, _) => Some(&key.hash),
             _ => None,
         }
     }
 
-    /// The number of the connection whose pong it waits for.
-    pub(super) fn connection(&self) -> Option<u64> {
-        match self.what {
-            What::Pong(generation, _) => Some(generation),
+    /// The number of the connection whose pong resumes this call.
+    pub(super) fn awaited_pong(&self) -> Option<u64> {
+        match self.waits_for {
+            WaitsFor::Pong(generation, _) => Some(generation),
             _ => None,
         }
     }
 }
 
-/// An agent's call, and how it goes on when the agent's identity is verified.
+/// A call of an agent whose claimed identity is not verified yet.
 #[derive(Debug)]
-pub(super) struct Identified {
-    pub identity: Identity,
+pub(super) struct UnverifiedCall {
+    pub claimed: Identity,
     pub source: Source,
-    pub then: ThenAgent,
+    pub then: AfterVerification,
 }
 
+/// What the agent asks for.
 #[derive(Debug)]
-pub(super) enum ThenAgent {
-    /// Takes its report.
-    Reports(Ticket, Report),
-    /// Accepts its connection.
-    Connects {
+pub(super) enum AfterVerification {
+    Report(Ticket, Report),
+    Connect {
         ticket: Ticket,
         kind: Kind,
-        /// Whether the older connection was already pinged.
-        was_asked: bool,
+        /// Whether the agent at the older connection was already pinged.
+        was_pinged: bool,
     },
 }
 
-impl Identified {
-    /// The call.
+impl UnverifiedCall {
     pub(super) fn ticket(&self) -> Ticket {
         match &self.then {
-            ThenAgent::Reports(ticket, _) | ThenAgent::Connects { ticket, .. } => *ticket,
+            AfterVerification::Report(ticket, _) | AfterVerification::Connect { ticket, .. } => {
+                *ticket
+            }
         }
     }
 }
 
-/// A change of the server, and what follows when D1 has answered.
+/// A change of the server. Changes go to D1 one after the other.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct QueuedChange {
     pub of: OfServer,
-    pub what: ServerChange,
-    pub then: ThenChanged,
+    pub change: ServerChange,
+    pub then: AfterChange,
 }
 
+/// What follows when D1 has answered a change.
 #[derive(Debug)]
-pub(super) enum ThenChanged {
-    /// The call is answered.
-    Done(Ticket),
-    /// The call is answered: done if the agent's key has this hash.
-    HasKey(Ticket, String),
-    /// The call is answered: done if the server is gone.
-    IsGone(Ticket),
-    /// A resync begins, and the call is answered.
-    Resync(Ticket),
-    /// No call waits for it.
-    Nobody,
+pub(super) enum AfterChange {
+    /// Answer the call.
+    Reply(Ticket),
+    /// Answer the call: done if D1 has this hash of the agent's key, otherwise a refusal.
+    ReplyIfKey(Ticket, String),
+    /// Answer the call: done if D1 has deleted the server, otherwise a refusal.
+    ReplyIfDeleted(Ticket),
+    /// Begin a resync, and answer the call.
+    BeginResync(Ticket),
+    /// No call waits for the change.
+    Nothing,
 }
 
-impl ThenChanged {
-    /// The call, if one waits.
+impl AfterChange {
+    /// The waiting call.
     pub(super) fn ticket(&self) -> Option<Ticket> {
         match self {
-            Self::Done(ticket)
-            | Self::HasKey(ticket, _)
-            | Self::IsGone(ticket)
-            | Self::Resync(ticket) => Some(*ticket),
-            Self::Nobody => None,
+            Self::Reply(ticket)
+            | Self::ReplyIfKey(ticket, _)
+            | Self::ReplyIfDeleted(ticket)
+            | Self::BeginResync(ticket) => Some(*ticket),
+            Self::Nothing => None,
         }
     }
 }
@@ -198,37 +212,38 @@ impl ThenChanged {
 /// D1's answer, or why there is none.
 pub(super) type FromD1Result = std::result::Result<FromD1, String>;
 
-/// What a request to D1 is for.
+/// A request to D1 that has no answer yet: what the answer is for.
 #[derive(Debug)]
-pub(super) enum Asked {
-    /// Inserts the command of this call, which waits as [`What::Recording`].
+pub(super) enum PendingRequest {
+    /// Insert the command of this call, which waits as [`WaitsFor::Recording`].
     Insert(Ticket),
-    /// Checks the permission for these commands.
-    Rights(Vec<StoredCommand>),
-    /// Writes these entries, which D1 lacks.
-    Tell(Vec<Told>),
-    /// Makes the first of the changes.
+    /// Check the permission for these commands.
+    CheckPermissions(Vec<StoredCommand>),
+    /// Write these entries of the outbox.
+    Flush(Vec<FlushedEntry>),
+    /// Make the first of the queued changes.
     Change,
-    /// Verifies an agent's identity.
-    Find(Box<Identified>),
-    /// Restores these commands.
+    /// Verify an agent's identity.
+    VerifyAgent(Box<UnverifiedCall>),
+    /// Restore these commands.
     Restore(Resync, Vec<StoredCommand>),
-    /// Nothing depends on the answer.
-    Nothing,
+    /// Nothing waits for the answer.
+    Unawaited,
 }
 
-/// An entry of a flush.
+/// An entry of the outbox that a flush writes, as of a revision.
 #[derive(Debug)]
-pub(super) enum Told {
-    /// A command, by its revision.
+pub(super) enum FlushedEntry {
     Command {
         id: Uuid,
         revision: i64,
-        /// Whether audit events go along.
+        /// Whether audit events are written with it.
         has_events: bool,
     },
-    /// The withdrawal of a command, by its revision.
-    Withdrawal { id: Uuid, revision: i64 },
+    Withdrawal {
+        id: Uuid,
+        revision: i64,
+    },
     /// The facts of the server, by their revision.
     Server(i64),
 }

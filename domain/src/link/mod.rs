@@ -1,7 +1,7 @@
 //! The server's object as a state machine: no platform, no clock, no randomness, no I/O.
 //!
-//! [`machine::Link::step`] takes one [`event::Event`] and returns [`event::Effect`]s. What a step
-//! writes to its [`store::Store`] becomes durable together, before any effect leaves the object. In
+//! [`machine::Link::step`] takes one [`event::Event`] and returns [`event::Effect`]s. The writes of
+//! a step to its [`store::Store`] become durable together, before any effect leaves the object. In
 //! memory the machine holds the waiting calls, the requests to D1 and a copy of the stored state. A
 //! crash loses the calls and the requests, and nothing else.
 //!
@@ -10,9 +10,9 @@
 //! Invariants, which the property tests check after every step:
 //! - A command is sent to a connection at most once, and `delivered_at` is stored before that.
 //! - The fields of a command's life only move forward.
-//! - A 201 is answered only when D1 has the command. A refused command is in the end neither in the
-//!   object nor in D1.
-//! - What D1 lacks is written again until D1 has it: `flushed < revision`.
+//! - A client gets 201 only after D1 has the command. A refused command is deleted from the object
+//!   and from D1.
+//! - The outbox writes a change again until D1 has it: while `flushed < revision`.
 //! - A call is answered exactly once, unless the object crashes.
 //! - While anything is due, the alarm is set.
 

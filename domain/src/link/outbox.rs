@@ -1,148 +1,166 @@
-//! The outbox: writes to D1 what it lacks of the server and its commands, all in one request, and
-//! again until D1 has it.
+//! The outbox: changes of the server and its commands that D1 does not have yet. A flush writes
+//! them in one request, and repeats it until D1 has them.
+
+use std::time::Duration;
 
 use serde_json::json;
 
 use super::event::{Effect, FromD1, Lacking, ToD1};
 use super::machine::Link;
-use super::memory::{Asked, FromD1Result, Told};
+use super::memory::{FlushedEntry, FromD1Result, PendingRequest};
 use super::store::{Result, Store, Unflushed};
 use super::stored_command::Phase;
 use crate::lifecycle::State as Life;
 
-/// How many commands one request to D1 has at most.
-pub(super) const BATCH: u32 = 50;
-/// How long changes are collected before a flush, in milliseconds. Lists follow within a second
-/// (contract 8.1).
-const GATHER: i64 = 300;
-/// How long a command under way waits for its next report, to be written together with it, in
-/// milliseconds: most end within a moment. The rest of the second is for the way to D1.
-const GATHER_REPORTS: i64 = 800;
-/// After so many failures in a row each entry is written alone, so that one that D1 refuses holds
-/// up no other.
-const TOGETHER: u32 = 3;
-/// The longest delay before a failed flush is repeated, in seconds.
-const SLOWEST_RETRY: i64 = 60;
+/// The largest number of commands in one request to D1.
+pub(super) const MAX_BATCH: u32 = 50;
+/// The delay before a flush, so that several changes share one request. Lists follow within a
+/// second (contract 8.1).
+const FLUSH_DELAY: Duration = Duration::from_millis(300);
+/// The delay before a running command is flushed, so that its next report shares the request: most
+/// commands end quickly. It leaves 200 ms of the contract's second for the request itself.
+const RUNNING_FLUSH_DELAY: Duration = Duration::from_millis(800);
+/// After this number of failures in a row, each entry is written in its own transaction, so that
+/// one rejected entry does not block the others.
+const MAX_BATCHED_FAILURES: u32 = 3;
+/// The longest delay before a failed flush is repeated, in seconds. The delay doubles with each
+/// failure.
+const MAX_RETRY_DELAY: i64 = 60;
 
 impl<S: Store> Link<S> {
-    /// Schedules a flush, unless one is scheduled. Changes of the next moments go along.
-    pub(super) fn tell_soon(&mut self) {
-        self.plan.tell.get_or_insert(self.scene.now.plus_millis(GATHER));
+    /// Schedules a flush, unless one is scheduled.
+    pub(super) fn schedule_flush(&mut self) {
+        self.plan.flush.get_or_insert(self.scene.now.plus(FLUSH_DELAY));
     }
 
     /// Schedules a flush for a command in this state, unless one is scheduled.
-    pub(super) fn tell_after(&mut self, state: Life) {
-        // A command under way is written with its next report.
-        let gather =
-            if matches!(state, Life::Sent | Life::Acked) { GATHER_REPORTS } else { GATHER };
-        self.plan.tell.get_or_insert(self.scene.now.plus_millis(gather));
+    pub(super) fn schedule_flush_for(&mut self, state: Life) {
+        let delay = if matches!(state, Life::Sent | Life::Acked) {
+            RUNNING_FLUSH_DELAY
+        } else {
+            FLUSH_DELAY
+        };
+        self.plan.flush.get_or_insert(self.scene.now.plus(delay));
     }
 
-    /// Flushes, with one request at a time. While commands are restored, D1 may not have them yet,
-    /// and an update would be lost.
-    pub(super) fn tell(&mut self) -> Result<()> {
+    /// Flushes the outbox. One flush runs at a time. While commands are being restored, D1 may not
+    /// have their rows yet, and their updates would be lost.
+    pub(super) fn flush(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
-        if self.is_asking(|asked| matches!(asked, Asked::Tell(_) | Asked::Restore(..))) {
+        if self.is_request_pending(|request| {
+            matches!(request, PendingRequest::Flush(_) | PendingRequest::Restore(..))
+        }) {
             return Ok(());
         }
-        let is_one_by_one = server.failures >= TOGETHER;
-        let (mut told, mut lacking) = (Vec::new(), Vec::new());
-        let reported_by = self.scene.now.plus_millis(-GATHER_REPORTS);
-        for stored in self.store.unflushed(reported_by, BATCH)? {
+        let is_one_by_one = server.failures >= MAX_BATCHED_FAILURES;
+        let (mut flushed, mut entries) = (Vec::new(), Vec::new());
+        let reported_by = self.scene.now.minus(RUNNING_FLUSH_DELAY);
+        for stored in self.store.unflushed(reported_by, MAX_BATCH)? {
             let (id, revision) = (stored.command.id, stored.revision);
             if stored.phase == Phase::Withdrawing {
-                told.push(Told::Withdrawal { id, revision });
-                lacking.push(Lacking::Withdrawal { workspace_id: stored.workspace_id, id });
+                flushed.push(FlushedEntry::Withdrawal { id, revision });
+                entries.push(Lacking::Withdrawal { workspace_id: stored.workspace_id, id });
             } else {
-                told.push(Told::Command { id, revision, has_events: !stored.events.is_empty() });
+                flushed.push(FlushedEntry::Command {
+                    id,
+                    revision,
+                    has_events: !stored.events.is_empty(),
+                });
                 let output = self.store.output(&stored)?;
-                lacking.push(Lacking::Command(Box::new(stored), output));
+                entries.push(Lacking::Command(Box::new(stored), output));
             }
         }
-        if let Some(known) = &server.known
+        if let Some(identity) = &server.identity
             && server.facts.revision > server.facts.flushed
         {
             let facts = Box::new(server.facts.clone());
-            told.push(Told::Server(facts.revision));
-            let (workspace_id, server) = (known.workspace_id, known.server);
-            lacking.push(Lacking::Server { workspace_id, server, facts });
+            flushed.push(FlushedEntry::Server(facts.revision));
+            let (workspace_id, server) = (identity.workspace_id, identity.server);
+            entries.push(Lacking::Server { workspace_id, server, facts });
         }
-        if lacking.is_empty() {
-            return self.plan_telling();
+        if entries.is_empty() {
+            return self.plan_flush();
         }
-        self.seal_for(&lacking);
-        self.ask(Asked::Tell(told), ToD1::Tell { lacking, is_one_by_one });
+        self.request_seal_for(&entries);
+        self.request_d1(
+            PendingRequest::Flush(flushed),
+            ToD1::Tell { lacking: entries, is_one_by_one },
+        );
         Ok(())
     }
 
-    /// Takes D1's answer to a flush. What failed is written again, with a longer delay each time.
-    pub(super) fn told(&mut self, told: Vec<Told>, answer: FromD1Result) -> Result<()> {
+    /// Handles D1's answer to a flush. Entries that failed are written again.
+    pub(super) fn flush_answered(
+        &mut self,
+        flushed: Vec<FlushedEntry>,
+        answer: FromD1Result,
+    ) -> Result<()> {
         let outcomes = match answer {
             Ok(FromD1::Told(outcomes)) => outcomes,
-            Ok(_) => vec![Err("D1 gave another answer".to_owned()); told.len()],
-            Err(error) => vec![Err(error); told.len()],
+            Ok(_) => vec![Err("D1 gave another answer".to_owned()); flushed.len()],
+            Err(error) => vec![Err(error); flushed.len()],
         };
         let mut failure = None;
-        for (told, outcome) in told.into_iter().zip(outcomes) {
+        for (entry, outcome) in flushed.into_iter().zip(outcomes) {
             match outcome {
-                Ok(()) => self.d1_knows(told)?,
+                Ok(()) => self.mark_in_d1(entry)?,
                 Err(error) => failure = Some(error),
             }
         }
-        // Calls that wait for D1 go on, or have it written again.
-        self.touched.extend(self.awaited_in_d1());
+        // Resumes the calls that wait for D1. If D1 failed, they are answered without it.
+        self.changed_commands.extend(self.awaited_in_d1());
         let now = self.scene.now;
         let state = self.state();
         let Some(error) = failure else {
             state.failures = 0;
-            self.plan_telling()?;
+            self.plan_flush()?;
             return self.wipe_if_unused();
         };
         state.failures = state.failures.saturating_add(1);
-        let delay = (1 << state.failures.min(6)).min(SLOWEST_RETRY);
+        let delay = (1 << state.failures.min(6)).min(MAX_RETRY_DELAY);
         let about = json!({"try": state.failures});
-        self.plan.tell = Some(now.plus_seconds(delay));
-        self.trouble("d1_not_told", about, &error);
+        self.plan.flush = Some(now.plus_seconds(delay));
+        self.log_error("d1_not_told", about, &error);
         Ok(())
     }
 
-    /// Schedules the next flush, if D1 lacks something.
-    pub(super) fn plan_telling(&mut self) -> Result<()> {
+    /// Schedules the next flush if the outbox has entries.
+    pub(super) fn plan_flush(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
         let now = self.scene.now;
-        let lacks_facts = server.known.is_some() && server.facts.revision > server.facts.flushed;
-        self.plan.tell = match self.store.next_unflushed()? {
+        let lacks_facts = server.identity.is_some() && server.facts.revision > server.facts.flushed;
+        self.plan.flush = match self.store.next_unflushed()? {
             _ if lacks_facts => Some(now),
             Some(Unflushed::Now) => Some(now),
-            Some(Unflushed::After(report)) => Some(report.plus_millis(GATHER_REPORTS)),
+            Some(Unflushed::After(report)) => Some(report.plus(RUNNING_FLUSH_DELAY)),
             None => None,
         };
         Ok(())
     }
 
-    fn d1_knows(&mut self, told: Told) -> Result<()> {
-        match told {
-            Told::Command { id, revision, has_events } => {
+    fn mark_in_d1(&mut self, entry: FlushedEntry) -> Result<()> {
+        match entry {
+            FlushedEntry::Command { id, revision, has_events } => {
                 self.store.mark_flushed(id, revision, has_events)
             }
-            Told::Withdrawal { id, revision } => {
-                // A late insertion may have made another withdrawal necessary.
+            FlushedEntry::Withdrawal { id, revision } => {
+                // A late insertion in D1 may have started another withdrawal.
                 let is_latest = self.find(id)?.is_some_and(|stored| stored.revision == revision);
                 if is_latest { self.store.delete(id) } else { Ok(()) }
             }
-            Told::Server(revision) => {
+            FlushedEntry::Server(revision) => {
                 let facts = &mut self.state().facts;
                 facts.flushed = facts.flushed.max(revision);
-                facts.events.retain(|noted| noted.revision > revision);
+                facts.events.retain(|pending| pending.revision > revision);
                 Ok(())
             }
         }
     }
 
-    /// Has audit events sealed that a flush writes.
-    fn seal_for(&mut self, lacking: &[Lacking]) {
-        for lacking in lacking {
-            let workspace = match lacking {
+    /// Requests sealing if a flush writes audit events.
+    fn request_seal_for(&mut self, entries: &[Lacking]) {
+        for entry in entries {
+            let workspace = match entry {
                 Lacking::Command(stored, _) if stored.events.is_empty() => None,
                 Lacking::Command(stored, _) => Some(stored.workspace_id),
                 Lacking::Withdrawal { workspace_id, .. } => Some(*workspace_id),
@@ -151,14 +169,15 @@ impl<S: Store> Link<S> {
             };
             if let Some(workspace) = workspace {
                 // A server is in one workspace.
-                self.seal_soon(workspace);
+                self.request_seal(workspace);
                 return;
             }
         }
     }
 
-    /// Has the workspace's audit events sealed that D1 has, or gets soon. Nothing waits for that.
-    pub(super) fn seal_soon(&mut self, workspace: i64) {
+    /// Asks the workspace's sealer to seal the audit events that D1 has or gets soon. Nothing waits
+    /// for that.
+    pub(super) fn request_seal(&mut self, workspace: i64) {
         self.effects.push(Effect::Seal(workspace));
     }
 }

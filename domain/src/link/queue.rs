@@ -1,37 +1,37 @@
 //! The queue: which of the waiting commands are delivered to the agent, and when.
 
-use std::result::Result as Answered;
+use std::time::Duration;
 
 use serde_json::json;
 use uuid::Uuid;
 
 use super::event::{Effect, FromD1, Kind, ToD1};
 use super::machine::Link;
-use super::memory::Asked;
+use super::memory::{FromD1Result, PendingRequest};
 use super::store::{Result, Store};
 use super::stored_command::StoredCommand;
 use crate::command_end::Cancellation;
 use crate::features::Features;
 use crate::wire::ToAgent;
 
-/// How many commands one permission check covers at most.
-const CHECKED_TOGETHER: u64 = 50;
-/// When a failed permission check is repeated, in seconds.
-const CHECK_AGAIN: i64 = 2;
+/// The largest number of commands in one permission check.
+const MAX_CHECKED_TOGETHER: u64 = 50;
+/// The delay before a failed permission check is repeated.
+const CHECK_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 impl<S: Store> Link<S> {
-    /// Delivers what is due, in order (contract 8.5), after a permission check.
-    pub(super) fn hand_out(&mut self) -> Result<()> {
-        self.hand_out_with(&[])
+    /// Delivers the due commands in order (contract 8.5), after a permission check.
+    pub(super) fn deliver_due(&mut self) -> Result<()> {
+        self.deliver_allowed(&[])
     }
 
-    /// Delivers due commands from the front of the queue, up to the first one that is not among the
-    /// `allowed`. If there is none before that, D1 is asked for the permission of those at the
-    /// front.
-    pub(super) fn hand_out_with(&mut self, allowed: &[Uuid]) -> Result<()> {
+    /// Delivers due commands from the front of the queue, up to the first one that is not
+    /// `allowed`. If the first one is not allowed, requests a permission check for the commands at
+    /// the front.
+    pub(super) fn deliver_allowed(&mut self, allowed: &[Uuid]) -> Result<()> {
         loop {
             let Some((generation, features)) = self.backhaul() else { return Ok(()) };
-            let due = self.store.due_waiting(self.scene.now, CHECKED_TOGETHER)?;
+            let due = self.store.due_waiting(self.scene.now, MAX_CHECKED_TOGETHER)?;
             let room = self.settings.window.saturating_sub(self.store.count_open()?);
             let due: Vec<_> =
                 due.into_iter().take(usize::try_from(room).unwrap_or(usize::MAX)).collect();
@@ -42,68 +42,74 @@ impl<S: Store> Link<S> {
                     due.into_iter().take_while(|stored| !is_allowed(&stored)).collect();
                 if !unchecked.is_empty() {
                     // If no answer comes, the alarm repeats the check.
-                    self.plan.hand_out = Some(self.scene.now);
-                    if !self.is_asking(|asked| matches!(asked, Asked::Rights(_))) {
-                        self.ask(Asked::Rights(unchecked.clone()), ToD1::FindRights(unchecked));
+                    self.plan.deliver = Some(self.scene.now);
+                    if !self.is_request_pending(|request| {
+                        matches!(request, PendingRequest::CheckPermissions(_))
+                    }) {
+                        self.request_d1(
+                            PendingRequest::CheckPermissions(unchecked.clone()),
+                            ToD1::FindRights(unchecked),
+                        );
                     }
                 }
                 return Ok(());
             }
             for stored in due.into_iter().take(ready) {
-                self.hand_over(generation, features, stored)?;
+                self.deliver(generation, features, stored)?;
             }
         }
     }
 
-    /// Takes D1's answer to a permission check.
-    pub(super) fn checked(
+    /// Handles D1's answer to a permission check.
+    pub(super) fn permissions_answered(
         &mut self,
         commands: &[StoredCommand],
-        answer: Answered<FromD1, String>,
+        answer: FromD1Result,
     ) -> Result<()> {
         let verdicts = match answer {
             Ok(FromD1::Rights(Some(verdicts))) => verdicts,
-            // A deleted workspace's objects are suspended soon. Until then nothing is delivered.
+            // No answer, or the workspace is deleted: its objects are suspended soon, and until
+            // then nothing is delivered.
             other => {
                 if let Err(error) = other {
-                    self.trouble("rights_not_checked", json!({}), &error);
+                    self.log_error("rights_not_checked", json!({}), &error);
                 }
-                self.plan.hand_out = Some(self.scene.now.plus_seconds(CHECK_AGAIN));
+                self.plan.deliver = Some(self.scene.now.plus(CHECK_RETRY_DELAY));
                 return Ok(());
             }
         };
-        self.plan.hand_out = None;
+        self.plan.deliver = None;
         let mut allowed = Vec::new();
         for (stored, rights) in commands.iter().zip(verdicts) {
             let id = stored.command.id;
             match rights.and_then(|rights| rights.allow(&stored.command, &stored.origin)) {
                 Ok(()) => allowed.push(id),
-                Err(denial) => self.cancel_as(id, Cancellation::NotAllowed(denial), None)?,
+                Err(denial) => self.cancel_by_id(id, Cancellation::NotAllowed(denial), None)?,
             }
         }
-        self.hand_out_with(&allowed)
+        self.deliver_allowed(&allowed)
     }
 
-    /// Delivers a command to the agent, or ends it if that is impossible. It need not be stored as
-    /// accepted yet.
-    pub(super) fn hand_over(
+    /// Delivers a command to the agent, or ends it if the agent cannot run it. The stored command
+    /// may still be in the phase `Recording`.
+    pub(super) fn deliver(
         &mut self,
         generation: u64,
         features: Features,
         mut stored: StoredCommand,
     ) -> Result<()> {
         let id = stored.command.id;
-        let inputs = match self.open_inputs(&stored) {
+        let inputs = match self.decrypt_inputs(&stored) {
             Ok(inputs) => inputs,
             Err(why) => {
-                self.trouble("inputs_not_decrypted", json!({"command": id}), &why.to_string());
-                return self.cancel_accepted(stored, why, None);
+                self.log_error("inputs_not_decrypted", json!({"command": id}), &why.to_string());
+                return self.cancel_stored(stored, why, None);
             }
         };
         if let Some(feature) = stored.command.lacks(inputs.as_ref(), features) {
-            // Another agent was connected, or none, when the command was created.
+            // When the command was created, another agent was connected, or none.
             if stored.life.undeliverable(self.scene.now, feature) {
-                self.note_end(&mut stored)?;
+                self.add_finish_event(&mut stored)?;
                 self.save(&stored)?;
             }
             return Ok(());
@@ -123,7 +129,7 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// A message did not leave: the connection is gone, and a command in it was not delivered.
+    /// A message was not sent because the connection is closed. A command in it waits again.
     pub(super) fn not_sent(
         &mut self,
         generation: u64,
@@ -134,7 +140,7 @@ impl<S: Store> Link<S> {
         {
             self.save(&StoredCommand { revision: stored.revision, ..*before })?;
             // Another connection may be open already.
-            self.hand_out_soon()?;
+            self.schedule_delivery()?;
         }
         if self.server.as_ref().is_some_and(|server| server.backhaul.open == Some(generation)) {
             self.disconnected()?;
@@ -142,17 +148,17 @@ impl<S: Store> Link<S> {
         Ok(())
     }
 
-    /// Has the alarm look at the queue immediately, if something in it is due.
-    pub(super) fn hand_out_soon(&mut self) -> Result<()> {
+    /// Sets the delivery timer to now if a waiting command is due.
+    pub(super) fn schedule_delivery(&mut self) -> Result<()> {
         let now = self.scene.now;
         if !self.store.due_waiting(now, 1)?.is_empty() {
-            self.plan.hand_out = Some(now);
+            self.plan.deliver = Some(now);
         }
         Ok(())
     }
 
-    /// Whether a new command would be delivered immediately: no due command waits, and the agent
-    /// has room for it.
+    /// Whether a new command can be delivered immediately: no due command waits before it, and the
+    /// agent has room.
     pub(super) fn has_room(&self) -> Result<bool> {
         let is_first = self.store.due_waiting(self.scene.now, 1)?.is_empty();
         Ok(is_first && self.store.count_open()? < self.settings.window)

@@ -1,48 +1,53 @@
-//! Resync, after D1 was restored to an earlier time (docs/operations.md, Restore): the object takes
-//! over what D1 has of the server, and writes all its commands to D1 again. Commands that D1 does
-//! not have any more are inserted.
+//! Resync, after D1 was restored to an earlier time (docs/operations.md, Restore):
+//! 1. The object applies the row that D1 has of the server.
+//! 2. It restores the commands that D1 lost: it inserts their rows.
+//! 3. It marks all commands as pending, so that the outbox writes their latest state.
+
+use std::time::Duration;
 
 use serde_json::json;
 
 use super::call::{Answer, OfServer};
 use super::event::{ServerChange, Ticket, ToD1};
 use super::machine::Link;
-use super::memory::{Asked, FromD1Result};
-use super::memory::{Change, ThenChanged};
-use super::outbox::BATCH;
+use super::memory::{AfterChange, QueuedChange};
+use super::memory::{FromD1Result, PendingRequest};
+use super::outbox::MAX_BATCH;
 use super::state::Resync;
 use super::store::{Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 
-/// When D1 is given commands again that it did not take, in seconds.
-const AGAIN: i64 = 5;
+/// The delay before a failed restore is repeated.
+const RESTORE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 impl<S: Store> Link<S> {
-    /// Begins a resync. One that is under way starts again from the beginning.
+    /// Begins a resync. A resync that is under way starts again.
     pub(super) fn resync(&mut self, ticket: Ticket, of: OfServer) -> Result<()> {
-        if self.server.is_some() && !self.is_gone() {
-            let then = ThenChanged::Resync(ticket);
-            return self.change(Change { of, what: ServerChange::Nothing, then });
+        if self.server.is_some() && !self.is_server_deleted() {
+            let then = AfterChange::BeginResync(ticket);
+            return self.queue_change(QueuedChange { of, change: ServerChange::Nothing, then });
         }
         self.begin_resync(ticket)
     }
 
-    /// Begins with the commands, when the server was taken over from D1. If D1 had no server and
-    /// the object no commands, the object was wiped.
+    /// Starts to restore commands, after the object has applied D1's row of the server. If the
+    /// object was wiped at that (D1 has no server, and the object no commands), nothing follows.
     pub(super) fn begin_resync(&mut self, ticket: Ticket) -> Result<()> {
         let now = self.scene.now;
         if let Some(server) = &mut self.server {
-            server.resync = Some(Resync { run: now, after: String::new() });
+            server.resync = Some(Resync { requested_at: now, after: String::new() });
             server.timers.resync = Some(now);
         }
         self.reply(ticket, Answer::NOTHING);
         Ok(())
     }
 
-    /// Gives D1 the next commands that it may lack. Their latest state follows by the outbox.
-    pub(super) fn resync_some(&mut self) -> Result<()> {
-        // A flush under way may be from before D1 was restored.
-        if self.is_asking(|asked| matches!(asked, Asked::Tell(_) | Asked::Restore(..))) {
+    /// Restores the next commands in D1. The outbox then writes their latest state.
+    pub(super) fn restore_next_commands(&mut self) -> Result<()> {
+        // A pending flush may be older than the restore of D1.
+        if self.is_request_pending(|request| {
+            matches!(request, PendingRequest::Flush(_) | PendingRequest::Restore(..))
+        }) {
             return Ok(());
         }
         let now = self.scene.now;
@@ -52,24 +57,24 @@ impl<S: Store> Link<S> {
         if resync.after.is_empty() {
             state.facts.flushed = 0;
         }
-        let some = self.store.accepted_after(&resync.after, BATCH)?;
-        if some.is_empty() {
+        let batch = self.store.accepted_after(&resync.after, MAX_BATCH)?;
+        if batch.is_empty() {
             self.state().resync = None;
-            self.plan.tell = Some(now);
+            self.plan.flush = Some(now);
             return Ok(());
         }
-        // Before the request: retention leaves a command alone that D1 does not have.
-        for stored in &some {
+        // Before the request, because retention does not delete commands that are pending.
+        for stored in &batch {
             self.store.mark_unflushed(stored.command.id)?;
         }
-        // After a crash the timer repeats it.
+        // After a crash the timer repeats the request.
         self.state().timers.resync = Some(now);
-        self.plan.tell = Some(now);
-        self.ask(Asked::Restore(resync, some.clone()), ToD1::Restore(some));
+        self.plan.flush = Some(now);
+        self.request_d1(PendingRequest::Restore(resync, batch.clone()), ToD1::Restore(batch));
         Ok(())
     }
 
-    /// Takes D1's answer to the restoring of commands.
+    /// Handles D1's answer to a restore.
     pub(super) fn restored(
         &mut self,
         resync: Resync,
@@ -78,40 +83,40 @@ impl<S: Store> Link<S> {
     ) -> Result<()> {
         let now = self.scene.now;
         if let Err(error) = answer {
-            self.trouble("d1_not_told", json!({}), &error);
-            self.state().timers.resync = Some(now.plus_seconds(AGAIN));
+            self.log_error("d1_not_told", json!({}), &error);
+            self.state().timers.resync = Some(now.plus(RESTORE_RETRY_DELAY));
             return Ok(());
         }
         let last = commands.last().map(|stored| stored.command.id.to_string());
         let state = self.state();
         if state.resync.as_ref() == Some(&resync) {
             let after = last.unwrap_or(resync.after);
-            state.resync = Some(Resync { run: resync.run, after });
+            state.resync = Some(Resync { requested_at: resync.requested_at, after });
         }
         state.timers.resync = Some(now);
-        self.plan.tell = Some(now);
+        self.plan.flush = Some(now);
         Ok(())
     }
 
-    /// Commands were restored after that was given up, perhaps after a flush that found none of
-    /// them: the resync starts again. Commands that were deleted here in the meantime are deleted
-    /// from D1 again.
+    /// A restore ended after it had been reported as failed. A flush before it may have found none
+    /// of the rows, so the resync starts again. Commands that the object has deleted in the meantime
+    /// are deleted from D1 again.
     pub(super) fn restored_late(&mut self, commands: &[StoredCommand]) -> Result<()> {
         if self.server.is_some() {
-            let run = self.scene.now;
+            let requested_at = self.scene.now;
             let state = self.state();
-            state.resync = Some(Resync { run, after: String::new() });
-            state.timers.resync = Some(run);
+            state.resync = Some(Resync { requested_at, after: String::new() });
+            state.timers.resync = Some(requested_at);
         }
-        let mut withdrawn = Vec::new();
+        let mut deleted = Vec::new();
         for stored in commands {
-            let is_there = self.find(stored.command.id)?;
-            if is_there.is_none_or(|stored| stored.phase != Phase::Accepted) {
-                withdrawn.push(stored.clone());
+            let found = self.find(stored.command.id)?;
+            if found.is_none_or(|stored| stored.phase != Phase::Accepted) {
+                deleted.push(stored.clone());
             }
         }
-        if !withdrawn.is_empty() {
-            self.ask(Asked::Nothing, ToD1::Unrestore(withdrawn));
+        if !deleted.is_empty() {
+            self.request_d1(PendingRequest::Unawaited, ToD1::Unrestore(deleted));
         }
         Ok(())
     }

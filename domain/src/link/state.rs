@@ -1,4 +1,5 @@
-//! What the object of a server stores beside its commands, as one JSON document.
+//! What the object of a server stores beside its commands, as one JSON document. Some fields have
+//! an older name in the stored JSON (`serde(rename)`).
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -6,20 +7,20 @@ use uuid::Uuid;
 use super::call::{Identity, OfServer};
 use super::event::{Found, Kind};
 use super::server_facts::ServerFacts;
-use crate::contest::Contest;
+use crate::contest::ReplacementHistory;
 use crate::time::Timestamp;
 
-/// A server's identity, and the hash of its agent's key. With it every call of the agent is checked
+/// A server's identity, and the hash of its agent's key. An object that has it verifies its agent
 /// without D1.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Known {
+pub struct ServerIdentity {
     /// The workspace's slug.
     pub workspace: String,
-    /// The workspace.
+    /// The workspace's id.
     pub workspace_id: i64,
-    /// The server.
+    /// The server's id.
     pub server: Uuid,
-    /// Its name.
+    /// The server's name.
     pub name: String,
     /// When it got that name; `None`: unknown.
     pub named_at: Option<Timestamp>,
@@ -27,9 +28,9 @@ pub struct Known {
     pub key_hash: String,
 }
 
-impl Known {
+impl ServerIdentity {
     /// The identity of a server as D1 has it. `workspace` is a slug.
-    pub fn found(workspace: &str, server: Uuid, found: Found) -> Self {
+    pub fn from_d1(workspace: &str, server: Uuid, found: Found) -> Self {
         Self {
             workspace: workspace.to_owned(),
             workspace_id: found.workspace_id,
@@ -40,81 +41,88 @@ impl Known {
         }
     }
 
-    /// Whether an agent has this server's key.
-    pub fn is_of(&self, identity: &Identity) -> bool {
-        self.workspace == identity.workspace && self.key_hash == identity.key_hash
+    /// Whether an agent that claims this identity has the server's key.
+    pub fn matches(&self, claimed: &Identity) -> bool {
+        self.workspace == claimed.workspace && self.key_hash == claimed.key_hash
     }
 }
 
-/// One kind of the agent's connections.
+/// The open connection of one kind.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Connection {
     /// The number of the open connection.
     pub open: Option<u64>,
     /// How often connections replaced each other recently.
-    pub contest: Contest,
+    #[serde(rename = "contest")]
+    pub replacements: ReplacementHistory,
 }
 
-/// How far a resync has come.
+/// The progress of a resync.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Resync {
-    /// When it was asked for. A later request starts again from the beginning.
-    pub run: Timestamp,
-    /// The id of the last command that D1 was given; empty at the start.
+    /// When it was requested. A later request starts again from the beginning.
+    #[serde(rename = "run")]
+    pub requested_at: Timestamp,
+    /// The id of the last command that was restored in D1; empty at the start.
     pub after: String,
 }
 
-/// When the alarm has something to do; `None`: nothing. Commands have their own times.
+/// The stored timers: when the alarm has something to do; `None`: nothing. Each command has a due
+/// time of its own.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Timers {
     /// Ping the agent.
     pub ping: Option<Timestamp>,
-    /// Close the connection: the agent did not answer a ping.
+    /// Close the connection, because the agent did not answer a ping.
     pub pong: Option<Timestamp>,
-    /// Ask D1 what became of a change that was cut off.
-    pub look: Option<Timestamp>,
-    /// Give D1 the next commands of a resync.
+    /// Read the server from D1 again, after a change that was cut off.
+    #[serde(rename = "look")]
+    pub revalidate: Option<Timestamp>,
+    /// Restore the next commands of a resync.
     pub resync: Option<Timestamp>,
 }
 
-/// When the alarm has something to do that follows from what is stored. It is not stored itself:
-/// the machine plans it when it loads the state.
+/// Timers that follow from the stored commands and facts, so they are not stored. The machine
+/// computes them when it loads the state.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Plan {
-    /// Write to D1 what it lacks.
-    pub tell: Option<Timestamp>,
-    /// Look at the queue.
-    pub hand_out: Option<Timestamp>,
+    /// Flush the outbox.
+    pub flush: Option<Timestamp>,
+    /// Deliver due commands.
+    pub deliver: Option<Timestamp>,
 }
 
-/// What the object stores beside commands, output and answers.
+/// What the object stores beside commands, their output, and answers to Idempotency-Keys.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct ServerState {
-    /// The server's identity; `None` before the object learns it, and after the server was deleted.
-    pub known: Option<Known>,
-    /// The server, while D1 may differ from `known`: a change is under way, or was cut off. Then D1
-    /// is asked about every call of an agent.
-    pub unsure: Option<OfServer>,
+    /// `None` before the object loads the identity from D1, and after the server was deleted.
+    #[serde(rename = "known")]
+    pub identity: Option<ServerIdentity>,
+    /// The server, while D1 may differ from `identity`: a change is under way, or was cut off.
+    /// Until it is confirmed, each call of an agent is verified in D1.
+    #[serde(rename = "unsure")]
+    pub unconfirmed: Option<OfServer>,
     /// Whether the server was deleted. Delivered commands stay.
-    pub is_gone: bool,
-    /// Whether its workspace is deleted, and may be undeleted.
+    #[serde(rename = "is_gone")]
+    pub is_deleted: bool,
+    /// Whether the workspace is deleted. It may be undeleted.
     pub is_suspended: bool,
-    /// The facts of the server that D1 gets.
+    /// What D1 gets to know of the host and the connection.
     pub facts: ServerFacts,
-    /// The number of the last connection.
+    /// The number of the last connection of either kind.
     pub last_generation: u64,
     /// The connection over which commands are sent.
     pub backhaul: Connection,
     /// The control connection.
     pub control: Connection,
     /// When the agent last reported a new process, while it is unknown whether the open connection
-    /// is of that process.
+    /// belongs to that process.
     pub agent_started_at: Option<Timestamp>,
     /// How many flushes failed in a row.
     pub failures: u32,
     /// The resync under way.
     pub resync: Option<Resync>,
-    /// The timers.
+    /// The stored timers.
     pub timers: Timers,
 }
 

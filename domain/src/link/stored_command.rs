@@ -1,5 +1,7 @@
-//! A command as the object of its server stores it, and what follows from that: whether its output
-//! is complete, and when the alarm looks at it.
+//! A command in the storage of its server's object: its document, whether its output is complete,
+//! and when the alarm serves it.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,38 +13,39 @@ use crate::output;
 use crate::time::Timestamp;
 use crate::wire::Fin;
 
-/// How long after its end a command's last output may come, in seconds, if the output is not known
-/// to be complete.
-const SETTLES_WITHIN: i64 = 2;
-/// The same if some output is known to be missing.
-const COMPLETES_WITHIN: i64 = 10;
-/// How long after its end a command's output is in the audit log, in seconds.
-const HASHED_WITHIN: i64 = 60;
-/// How long after its end a command's output is accepted, in seconds.
-const OUTPUT_WITHIN: i64 = 24 * 60 * 60;
-/// How far beyond the highest `seq` a chunk is accepted after the end, if the agent did not report
-/// how many there are.
-const LATE_CHUNKS: u64 = 256;
-/// From this size on an agent may have cut a result: agents cut it to about 1 MiB.
-const AGENT_CUT: u64 = 1_000_000;
-/// The largest number of bytes that is accepted from an agent: JSON is exact up to here.
-const MAX_COUNT: u64 = 1 << 53;
+/// If it is unknown whether the output is complete, it counts as complete this much after the end
+/// or the last output.
+const SETTLE_DELAY: Duration = Duration::from_secs(2);
+/// If output is known to be missing, it counts as complete this much after the end or the last
+/// output.
+const MISSING_OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The audit log gets the hash of the output at most this much after the end.
+const HASH_TIMEOUT: Duration = Duration::from_secs(60);
+/// Chunks are accepted this much after the end.
+const LATE_OUTPUT_WINDOW: Duration = Duration::from_secs(24 * 60 * 60);
+/// After the end, a chunk's `seq` may exceed the highest one by this, if the agent did not report
+/// the number of chunks.
+const MAX_LATE_CHUNKS: u64 = 256;
+/// The agent may have cut a result of this size or more: agents cut at about 1 MiB.
+const AGENT_CUT_BYTES: u64 = 1_000_000;
+/// The largest integer that JSON holds exactly. A larger number of bytes from an agent is ignored.
+const MAX_EXACT_JSON: u64 = 1 << 53;
 
-/// Where a command is between the client's request and the agent.
+/// The progress of the request that creates a command.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Being written to D1; the client has no answer yet.
+    /// The command is being inserted into D1. The client has no answer yet.
     #[default]
     Recording,
-    /// Accepted.
+    /// D1 has the command, and it counts.
     Accepted,
-    /// Withdrawn, and perhaps still in D1.
+    /// The command was refused. D1 may still have it, and deletes it.
     Withdrawing,
 }
 
 impl Phase {
-    /// Its name in the table.
+    /// The value in the column.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Recording => "recording",
@@ -52,15 +55,15 @@ impl Phase {
     }
 }
 
-/// A command as the object of its server stores it: one JSON document, beside the columns that are
-/// queried.
+/// A command in the storage of its server's object: a JSON document, and the columns that queries
+/// use (`serde(skip)`).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StoredCommand {
-    /// The workspace.
+    /// The workspace's id.
     pub workspace_id: i64,
-    /// The command.
+    /// What the client asked for.
     pub command: Command,
-    /// Its life so far.
+    /// What has happened to it so far.
     pub life: Lifecycle,
     /// The credential of its request, and whether it has inputs.
     pub origin: Origin,
@@ -68,62 +71,62 @@ pub struct StoredCommand {
     pub inputs: Option<String>,
     /// Whether the agent's result was cut.
     pub result_cut: bool,
-    /// Bytes of the agent's result before the cut.
+    /// Bytes of the agent's result before it was cut.
     pub result_bytes: u64,
-    /// How many chunks there are in all, if the agent reported it.
+    /// The number of chunks of its whole output, if the agent reported it.
     pub chunk_total: Option<u64>,
-    /// The lowest `seq` of a chunk that was not kept, because the chunks before it fill the space.
+    /// The lowest `seq` of a chunk that was not kept because the output is larger than the limit.
     pub cut_at: Option<u64>,
-    /// When output last came at or after its end.
+    /// When the last output arrived at or after its end.
     pub output_at: Option<Timestamp>,
-    /// Whether the audit log has its end, but not the hash of its output.
+    /// Whether the audit log has its end, but not yet the hash of its output.
     pub lacks_hash: bool,
-    /// Its audit events that D1 does not have yet.
+    /// Audit events that D1 does not have yet.
     pub events: Vec<PendingEvent>,
-    /// The agent's result, cut: a column of its own. In JSON it could be six times as long.
+    /// The agent's result, cut. A column, because in JSON it can be six times as long.
     #[serde(skip)]
     pub result: Option<String>,
-    /// Where it is between the client's request and the agent: a column of its own.
+    /// The progress of its creation.
     #[serde(skip)]
     pub phase: Phase,
-    /// Counts its changes: a column of its own.
+    /// The number of its changes. D1 ignores an update with an older revision.
     #[serde(skip)]
     pub revision: i64,
     /// Whether D1 has its latest revision.
     #[serde(skip)]
     pub is_flushed: bool,
-    /// The sums of its chunks, which have rows of their own.
+    /// The sums of its chunks, which are stored in rows of their own.
     #[serde(skip)]
     pub chunks: ChunkSums,
 }
 
-/// The sums of a command's chunks.
+/// The sums of a command's chunks of output.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
 pub struct ChunkSums {
-    /// Rows.
+    /// The number of stored rows. A row has one or more chunks.
     pub rows: u64,
-    /// Bytes in all.
+    /// The bytes of all chunks that arrived, kept or not.
     pub bytes: u64,
-    /// Chunks.
+    /// The number of chunks that arrived.
     pub count: u64,
-    /// The highest `seq`, and one.
+    /// One more than the highest `seq`.
     pub top: u64,
-    /// Bytes that are kept.
+    /// The bytes of the chunks that are kept.
     pub kept_bytes: u64,
 }
 
 /// An audit event that D1 may not have yet.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PendingEvent {
-    /// The revision of the command or the server that it belongs to. D1 has the event if it has
-    /// that revision.
+    /// The revision of the command or the server that the event belongs to. D1 has the event if it
+    /// has that revision.
     pub revision: i64,
-    /// The event.
+    /// What happened.
     pub event: Event,
 }
 
 impl StoredCommand {
-    /// A new command, which is to be recorded.
+    /// A new command in the phase [`Phase::Recording`].
     pub fn new(
         workspace_id: i64,
         command: Command,
@@ -152,10 +155,10 @@ impl StoredCommand {
         }
     }
 
-    /// The JSON document. It has the inputs only while the command may still be delivered.
+    /// The JSON document. It has the inputs only while the command waits.
     ///
     /// # Errors
-    /// Never, as every field is JSON.
+    /// None in practice: every field can be written as JSON.
     pub fn document(&self) -> serde_json::Result<String> {
         if self.inputs.is_some() && self.life.state() != State::Waiting {
             return serde_json::to_string(&Self { inputs: None, ..self.clone() });
@@ -168,29 +171,29 @@ impl StoredCommand {
         self.chunks.bytes.max(self.result_bytes)
     }
 
-    /// Whether a chunk is missing before one that came.
+    /// Whether a chunk is missing before a chunk that arrived.
     pub fn has_gap(&self) -> bool {
         self.chunks.count < self.chunks.top
     }
 
-    /// Whether a chunk that comes now is part of its output (contract 7.9). Later chunks
-    /// could change history.
-    pub fn takes_chunk(&self, seq: u64, now: Timestamp) -> bool {
+    /// Whether a chunk that arrives now is accepted (contract 7.9). Chunks that arrive too late
+    /// could change the history.
+    pub fn accepts_chunk(&self, seq: u64, now: Timestamp) -> bool {
         if self.life.delivered_at.is_none() {
             return false;
         }
         let Some(handled_at) = self.life.handled_at else { return true };
-        let end = self.chunk_total.unwrap_or(self.chunks.top + LATE_CHUNKS);
-        handled_at.plus_seconds(OUTPUT_WITHIN) > now && seq < end
+        let end = self.chunk_total.unwrap_or(self.chunks.top + MAX_LATE_CHUNKS);
+        handled_at.plus(LATE_OUTPUT_WINDOW) > now && seq < end
     }
 
-    /// From when on no more output is waited for; `None` while it may run.
+    /// The time from which its output counts as complete; `None` while it runs or waits.
     ///
-    /// An agent's reports can overtake each other: its fin may come before its last chunks
-    /// (agent-protocol 4.1). The output is complete if the agent reported the number of chunks, or
-    /// if the chunks are as long as its result. Otherwise chunks that come shortly after still
-    /// count.
-    pub fn settles_at(&self) -> Option<Timestamp> {
+    /// The reports of an agent can overtake each other: its fin may arrive before its last chunks
+    /// (agent-protocol 4.1). The output is complete when all chunks that the agent counted have
+    /// arrived, or when the chunks are as long as the result. Otherwise it counts as complete after
+    /// a delay.
+    pub fn output_complete_at(&self) -> Option<Timestamp> {
         let handled_at = self.life.handled_at?;
         let ended = self.output_at.unwrap_or(handled_at).max(handled_at);
         let misses_some = self.has_gap()
@@ -198,44 +201,46 @@ impl StoredCommand {
             || self.chunk_total.is_some_and(|total| self.chunks.count < total);
         Some(match (self.has_all_chunks(), misses_some) {
             (true, _) => handled_at,
-            (false, true) => ended.plus_seconds(COMPLETES_WITHIN),
-            (false, false) => ended.plus_seconds(SETTLES_WITHIN),
+            (false, true) => ended.plus(MISSING_OUTPUT_TIMEOUT),
+            (false, false) => ended.plus(SETTLE_DELAY),
         })
     }
 
-    /// Whether all chunks are known to be there.
+    /// Whether all chunks have arrived for certain.
     pub fn has_all_chunks(&self) -> bool {
         match (self.life.outcome(), self.chunk_total) {
             (None, _) => self.life.handled_at.is_some() && self.life.delivered_at.is_none(),
             (Some(_), Some(total)) => self.chunks.count >= total,
-            // An agent that reports no result may still send what it would have been.
+            // An agent that reports no result may still send chunks.
             (Some(_), None) => {
                 !self.has_gap() && self.result.is_some() && self.chunks.bytes == self.result_bytes
             }
         }
     }
 
-    /// When the audit log gets the hash of its output, if it lacks that.
+    /// When the audit log gets the hash of its output; `None`: it has the hash, or the command has
+    /// not ended.
     pub fn hash_due_at(&self) -> Option<Timestamp> {
-        let latest = self.life.handled_at?.plus_seconds(HASHED_WITHIN);
-        self.settles_at().map(|at| at.min(latest)).filter(|_| self.lacks_hash)
+        let latest = self.life.handled_at?.plus(HASH_TIMEOUT);
+        self.output_complete_at().map(|at| at.min(latest)).filter(|_| self.lacks_hash)
     }
 
-    /// Whether more output of an ended command is known or likely to be on its way.
+    /// Whether more output of an ended command will arrive for certain, or is likely to.
     pub fn awaits_output(&self) -> bool {
         let Some(_) = self.life.outcome() else { return false };
         match self.chunk_total {
             Some(total) => self.chunks.count < total,
-            // A result that the agent cut says nothing about how much there was.
+            // If the agent cut the result, its length is not the length of the output.
             None => {
                 self.has_gap()
-                    || (self.result_bytes >= AGENT_CUT && self.chunks.bytes != self.result_bytes)
+                    || (self.result_bytes >= AGENT_CUT_BYTES
+                        && self.chunks.bytes != self.result_bytes)
             }
         }
     }
 
-    /// Whether the chunks that are kept are known to be less than the whole output.
-    pub fn lacks_output(&self) -> bool {
+    /// Whether the kept chunks are less than the whole output for certain.
+    pub fn is_output_incomplete(&self) -> bool {
         let are_missing = match self.chunk_total {
             Some(total) => self.chunks.count < total,
             None => self.chunks.bytes < self.result_bytes,
@@ -243,17 +248,17 @@ impl StoredCommand {
         self.cut_at.is_some() || self.has_gap() || are_missing
     }
 
-    /// The `seq` after the last chunk that is kept.
+    /// One more than the highest `seq` of a kept chunk.
     pub fn kept_end(&self) -> u64 {
         self.cut_at.map_or(self.chunks.top, |cut_at| cut_at.min(self.chunks.top))
     }
 
-    /// Adds an audit event, which is saved with the command.
-    pub fn note(&mut self, event: Event) {
+    /// Adds an audit event to the change that is saved next.
+    pub fn add_event(&mut self, event: Event) {
         self.events.push(PendingEvent { revision: self.revision + 1, event });
     }
 
-    /// The queue that it is in; `None`: it is not accepted yet, or goes to no agent any more.
+    /// The queue that it is in; `None`: it is not accepted yet, or has ended.
     pub fn stage(&self) -> Option<Stage> {
         match self.life.state() {
             State::Waiting if self.phase == Phase::Accepted => Some(Stage::Waiting),
@@ -262,7 +267,7 @@ impl StoredCommand {
         }
     }
 
-    /// When the alarm is to look at it; `None`: never.
+    /// When the alarm serves it; `None`: never.
     pub fn due_at(&self, now: Timestamp) -> Option<Timestamp> {
         self.life
             .deadline(now)
@@ -270,12 +275,13 @@ impl StoredCommand {
             .filter(|_| self.phase == Phase::Accepted)
     }
 
-    /// Ends it by its agent's report. Returns false for a repeated report, which changes nothing.
+    /// Ends it with its agent's report. Returns whether something changed: a repeated report
+    /// changes nothing.
     pub fn finish(&mut self, fin: Fin, now: Timestamp) -> bool {
-        let safe = |code: &i64| i32::try_from(*code).is_ok();
+        let is_exit_code = |code: &i64| i32::try_from(*code).is_ok();
         let outcome = Outcome {
             success: fin.success,
-            exit_code: fin.exit_code.filter(safe),
+            exit_code: fin.exit_code.filter(is_exit_code),
             elapsed_time: fin
                 .elapsed_time
                 .filter(|seconds| *seconds >= 0.0)
@@ -286,7 +292,8 @@ impl StoredCommand {
         if changed {
             self.chunk_total = fin.chunks.map(u64::from);
             self.output_at = Some(now);
-            self.result_bytes = fin.output_bytes.filter(|bytes| *bytes <= MAX_COUNT).unwrap_or(0);
+            self.result_bytes =
+                fin.output_bytes.filter(|bytes| *bytes <= MAX_EXACT_JSON).unwrap_or(0);
         }
         if changed && let Some(result) = fin.result {
             self.result_bytes = self.result_bytes.max(result.len() as u64);
@@ -300,14 +307,14 @@ impl StoredCommand {
 /// A queue of commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// Accepted and not delivered.
+    /// Accepted, not delivered.
     Waiting,
-    /// Delivered, and not ended.
+    /// Delivered, not ended.
     Open,
 }
 
 impl Stage {
-    /// Its name in the table.
+    /// The value in the column.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -328,7 +335,7 @@ mod tests {
         Timestamp::parse("2026-11-22T12:00:00Z").unwrap().plus_seconds(seconds)
     }
 
-    /// An accepted command that was added at 0 s.
+    /// An accepted command, added at 0 s.
     fn accepted() -> StoredCommand {
         let command = Command {
             id: Uuid::nil(),
@@ -348,7 +355,7 @@ mod tests {
         StoredCommand { phase: Phase::Accepted, ..new }
     }
 
-    /// One that was delivered at 1 s.
+    /// A command that was delivered at 1 s.
     fn delivered() -> StoredCommand {
         let mut stored = accepted();
         assert!(stored.life.deliver(at(1)));
@@ -365,7 +372,7 @@ mod tests {
         }
     }
 
-    /// One that ended at 10 s, with so many chunks of four bytes from the first on.
+    /// A command that ended at 10 s, with `count` chunks of four bytes.
     fn ended(result: Option<&str>, total: Option<u32>, count: u64) -> StoredCommand {
         let mut stored = delivered();
         assert!(stored.finish(fin(result, total), at(10)));
@@ -375,12 +382,12 @@ mod tests {
     }
 
     #[test]
-    fn the_document_keeps_all_but_the_columns() {
+    fn the_document_has_every_field_but_the_columns() {
         let mut stored = ended(Some("result"), Some(3), 0);
         stored.inputs = None;
         (stored.result_cut, stored.cut_at, stored.lacks_hash) = (true, Some(1), true);
         (stored.origin.api_token, stored.origin.session) = (Some(Uuid::max()), Some(Uuid::nil()));
-        stored.note(Event::new(
+        stored.add_event(Event::new(
             Uuid::nil(),
             at(1),
             crate::audit::Source::default(),
@@ -394,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn no_result_makes_the_document_too_long_for_a_row() {
+    fn a_long_result_does_not_lengthen_the_document() {
         let stored = ended(Some(&"\u{1b}".repeat(output::MAX_RESULT)), None, 0);
         assert!(stored.document().unwrap().len() < 10_000);
     }
@@ -407,7 +414,7 @@ mod tests {
             document["inputs"].clone()
         };
         assert_eq!(inputs(&accepted()), json!("sealed"));
-        // In memory they stay: a message that does not leave is taken back.
+        // In memory they stay: if the message is not sent, the command waits again.
         let delivered = delivered();
         assert_eq!(
             (inputs(&delivered), delivered.inputs.as_deref()),
@@ -419,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queues() {
+    fn stage_is_the_queue_of_a_command() {
         let recording = StoredCommand { phase: Phase::Recording, ..accepted() };
         assert_eq!(recording.stage(), None);
         assert_eq!(accepted().stage(), Some(Stage::Waiting));
@@ -428,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn only_accepted_commands_are_due_by_themselves() {
+    fn only_accepted_commands_have_a_due_time() {
         let delivered = delivered();
         assert_eq!(delivered.due_at(at(2)), delivered.life.deadline(at(2)));
         assert!(delivered.due_at(at(2)).is_some());
@@ -437,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_the_end_counts_once() {
+    fn a_repeated_fin_changes_nothing() {
         let mut stored = delivered();
         let report = Fin {
             output_bytes: Some(1 << 60),
@@ -446,7 +453,7 @@ mod tests {
         };
         assert!(stored.finish(report.clone(), at(10)));
         assert_eq!((stored.chunk_total, stored.output_at), (Some(2), Some(at(10))));
-        // A number that JSON does not count to exactly is not believed.
+        // A number that JSON does not hold exactly is ignored.
         assert_eq!((stored.result.as_deref(), stored.result_bytes), (Some("four"), 4));
         assert_eq!(stored.life.outcome().unwrap().reason, None, "it succeeded");
         let before = stored.clone();
@@ -461,43 +468,43 @@ mod tests {
     }
 
     #[test]
-    fn output_settles_when_nothing_more_is_waited_for() {
-        // Nothing runs any more, and no agent ever had it.
+    fn output_is_complete_when_no_more_is_expected() {
+        // No agent ever had it.
         let mut cancelled = accepted();
         cancelled.life.cancel(at(5), crate::command_end::Cancellation::By("boss".into()));
-        assert_eq!(cancelled.settles_at(), Some(at(5)));
-        assert_eq!(delivered().settles_at(), None);
+        assert_eq!(cancelled.output_complete_at(), Some(at(5)));
+        assert_eq!(delivered().output_complete_at(), None);
         for (stored, seconds, awaits, lacks) in [
-            // The agent reported how many chunks there are.
+            // The agent reported the number of chunks.
             (ended(None, Some(2), 2), 10, false, false),
             (ended(None, Some(3), 2), 20, true, true),
-            // It did not: what came is as long as the result, shorter, or there is no result.
+            // It did not: the chunks are as long as the result, or shorter, or there is no result.
             (ended(Some("12345678"), None, 2), 10, false, false),
             (ended(Some("123456789"), None, 2), 20, false, true),
             (ended(None, None, 2), 12, false, false),
         ] {
-            assert_eq!(stored.settles_at(), Some(at(seconds)), "{stored:?}");
+            assert_eq!(stored.output_complete_at(), Some(at(seconds)), "{stored:?}");
             assert_eq!(
-                (stored.awaits_output(), stored.lacks_output()),
+                (stored.awaits_output(), stored.is_output_incomplete()),
                 (awaits, lacks),
                 "{stored:?}"
             );
         }
-        // A gap, and output that came after the end.
+        // A gap, and output that arrived after the end.
         let mut gap = ended(None, None, 2);
         gap.chunks.top = 3;
         gap.output_at = Some(at(15));
         assert_eq!(
-            (gap.settles_at(), gap.awaits_output(), gap.lacks_output()),
+            (gap.output_complete_at(), gap.awaits_output(), gap.is_output_incomplete()),
             (Some(at(25)), true, true)
         );
-        // More than is kept.
+        // The output is larger than the limit.
         let cut = StoredCommand { cut_at: Some(1), ..ended(None, Some(2), 2) };
-        assert_eq!((cut.kept_end(), cut.lacks_output()), (1, true));
+        assert_eq!((cut.kept_end(), cut.is_output_incomplete()), (1, true));
     }
 
     #[test]
-    fn the_hash_of_output_is_due_when_it_settles_or_a_minute_after_the_end() {
+    fn the_output_hash_is_due_within_a_minute() {
         let lacks = |stored: StoredCommand| StoredCommand { lacks_hash: true, ..stored };
         assert_eq!(ended(None, None, 2).hash_due_at(), None);
         assert_eq!(lacks(ended(None, None, 2)).hash_due_at(), Some(at(12)));
@@ -506,24 +513,24 @@ mod tests {
     }
 
     #[test]
-    fn late_chunks_are_taken_for_a_day_and_not_far_from_the_others() {
-        assert!(!accepted().takes_chunk(0, at(1)), "nobody has it");
-        assert!(delivered().takes_chunk(u64::from(u32::MAX), at(1)));
+    fn late_chunks_are_accepted_for_a_day_if_near_the_others() {
+        assert!(!accepted().accepts_chunk(0, at(1)), "no agent has it");
+        assert!(delivered().accepts_chunk(u64::from(u32::MAX), at(1)));
         let known = ended(None, Some(3), 2);
-        assert!(known.takes_chunk(2, at(11)) && !known.takes_chunk(3, at(11)));
+        assert!(known.accepts_chunk(2, at(11)) && !known.accepts_chunk(3, at(11)));
         let unknown = ended(None, None, 2);
-        assert!(unknown.takes_chunk(257, at(11)) && !unknown.takes_chunk(258, at(11)));
+        assert!(unknown.accepts_chunk(257, at(11)) && !unknown.accepts_chunk(258, at(11)));
         assert!(
-            unknown.takes_chunk(2, at(10 + 86_399)) && !unknown.takes_chunk(2, at(10 + 86_400))
+            unknown.accepts_chunk(2, at(10 + 86_399)) && !unknown.accepts_chunk(2, at(10 + 86_400))
         );
     }
 
     #[test]
-    fn events_belong_to_the_next_revision() {
+    fn an_added_event_belongs_to_the_next_revision() {
         let mut stored = accepted();
         let event =
             Event::new(Uuid::nil(), at(1), crate::audit::Source::default(), "command.finish");
-        stored.note(event.clone());
+        stored.add_event(event.clone());
         assert_eq!(stored.events, [PendingEvent { revision: 2, event }]);
     }
 }

@@ -49,7 +49,7 @@ impl World {
     /// Nothing goes to a connection that does not count.
     pub fn check_may_send(&self, kind: Kind, generation: u64) -> Check {
         let state = self.store().state.as_ref().ok_or("a message is sent by an unused object")?;
-        ensure!(!state.is_gone && !state.is_suspended, "a message is sent after the end");
+        ensure!(!state.is_deleted && !state.is_suspended, "a message is sent after the end");
         let is_known =
             |socket: &&super::world::Socket| socket.generation == generation && socket.kind == kind;
         let socket =
@@ -262,11 +262,11 @@ impl World {
             return Ok(());
         };
         let timers = &state.timers;
-        let lacks_facts = state.known.is_some() && state.facts.revision > state.facts.flushed;
+        let lacks_facts = state.identity.is_some() && state.facts.revision > state.facts.flushed;
         let is_unflushed =
             lacks_facts || store.next_unflushed().map_err(|error| error.0)?.is_some();
         ensure!(
-            timers.look.is_some() || state.unsure.is_none(),
+            timers.revalidate.is_some() || state.unconfirmed.is_none(),
             "what is not sure is not looked at"
         );
         ensure!(timers.resync.is_some() || state.resync.is_none(), "the resync does not go on");
@@ -289,11 +289,11 @@ impl World {
         // A machine that is not loaded plans it when its alarm goes off, which was set before.
         let longest = self.now.plus_seconds(SLOWEST_RETRY);
         let plan = self.link.plan().unwrap_or(Plan {
-            tell: is_unflushed.then_some(longest),
-            hand_out: is_queue_due.then_some(longest),
+            flush: is_unflushed.then_some(longest),
+            deliver: is_queue_due.then_some(longest),
         });
-        ensure!(plan.tell.is_some() || !is_unflushed, "D1 is not told");
-        ensure!(plan.hand_out.is_some() || !is_queue_due, "the queue is not looked at");
+        ensure!(plan.flush.is_some() || !is_unflushed, "D1 is not told");
+        ensure!(plan.deliver.is_some() || !is_queue_due, "the queue is not looked at");
         let asked = |kind: &str| {
             self.flights.iter().any(|flight| {
                 flight.is_awaited() && single(&flight.request).is_some_and(|of| of == kind)
@@ -307,9 +307,9 @@ impl World {
         let due = [
             timers.ping,
             timers.pong,
-            unless(plan.tell, &["tell", "restore"]),
-            unless(plan.hand_out, &["rights"]),
-            unless(timers.look, &["change"]),
+            unless(plan.flush, &["tell", "restore"]),
+            unless(plan.deliver, &["rights"]),
+            unless(timers.revalidate, &["change"]),
             unless(timers.resync, &["restore", "tell"]),
             store.next_due().map_err(|error| error.0)?,
         ];

@@ -136,9 +136,9 @@ impl World {
             ensure!(store.rows.is_empty() && store.answers.is_empty(), "something is left over");
             return Ok(());
         };
-        ensure!(state.unsure.is_none(), "what D1 says is not sure");
+        ensure!(state.unconfirmed.is_none(), "what D1 says is not sure");
         ensure!(state.resync.is_none(), "the resync is not over");
-        let Some(known) = &state.known else {
+        let Some(known) = &state.identity else {
             ensure!(!store.rows.is_empty(), "an object without a server is left over");
             return Ok(());
         };
