@@ -1,4 +1,4 @@
-//! Commands: what a request for one must look like (contract 7.2), and how one is shown.
+//! Commands: the fields of a request for a command (contract 7.2), and what the agent is sent.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,37 +16,37 @@ use crate::shell_words;
 use crate::time::Timestamp;
 use crate::wire::Order;
 
-/// The longest line, in characters.
+/// The longest `line`, in characters.
 pub const MAX_LINE: usize = 16_384;
-/// The most words of a command without a shell.
+/// The largest number of words in `argv`.
 pub const MAX_WORDS: usize = 256;
-/// The most input of a command, in bytes.
+/// The longest `stdin`, in bytes.
 const MAX_STDIN: usize = 64 * 1024;
-/// The longest name of a directory, in bytes: the longest that Linux takes.
+/// The longest `cwd`, in bytes. Linux takes no longer path.
 const MAX_CWD: usize = 4_095;
-/// Seconds that a command may run where the caller does not say.
+/// The default of `timeout`, in seconds.
 const DEFAULT_TIMEOUT: i64 = 1_800;
-/// Seconds that a command may run at most.
+/// The largest `timeout`, in seconds.
 const MAX_TIMEOUT: i64 = 86_400;
-/// The most environment variables of a command.
+/// The largest number of environment variables.
 const MAX_VARIABLES: usize = 100;
 /// The longest name of an environment variable, in characters.
 const MAX_VARIABLE_NAME: usize = 128;
-/// The most bytes that the names and values of a command's environment have together.
+/// The largest environment: bytes of all names and values together.
 const MAX_ENVIRONMENT: usize = 32 * 1024;
 
-/// What a line is for.
+/// What runs the line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shell {
     /// The host's `/bin/sh`.
     System,
-    /// The agent's built-ins; for staff only.
+    /// The agent itself: the line is one of its built-in commands. For staff only.
     Internal,
 }
 
 impl Shell {
-    /// The name in requests, answers and D1.
+    /// The name in requests, responses and D1.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -64,79 +64,79 @@ pub enum ServerRef {
     Name(String),
 }
 
-/// How long an Idempotency-Key gives the first answer again, in seconds (contract 3.11).
+/// How long the answer to an Idempotency-Key is replayed, in seconds (contract 3.11).
 pub const KEY_LASTS: i64 = 24 * 60 * 60;
 
 /// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
 
-/// What a command is given beside what it runs. It is never returned, and deleted when the command
-/// is delivered or ends.
+/// The inputs of a command besides its line. The API never returns them, and the service deletes
+/// them when the command is delivered or ends.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Inputs {
-    /// More environment variables.
+    /// Additional environment variables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env: Option<Environment>,
-    /// What the command reads on its standard input.
+    /// The standard input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<String>,
-    /// The directory to run in, in place of the account's home.
+    /// The working directory; `None`: the account's home.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
 }
 
 impl Inputs {
-    /// The inputs, if there are any.
-    pub fn given(self) -> Option<Self> {
+    /// `None` if no input is set.
+    pub fn non_empty(self) -> Option<Self> {
         (self != Self::default()).then_some(self)
     }
 }
 
-/// What becomes of an immediate command whose agent is not connected (contract 7.4).
+/// What happens to an immediate command if the agent is not connected (contract 7.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum OnOffline {
-    /// It is refused, and nothing is stored.
+    /// The command is refused, and nothing is stored.
     Reject,
-    /// It waits for the agent until its latest delivery.
+    /// The command waits for the agent until `expires_at`.
     Queue,
 }
 
-/// A request for a command, checked as far as can be told without looking anything up.
+/// A valid request for a command. Server, account and permission are not checked yet.
 #[derive(Clone, Debug)]
 pub struct NewCommand {
     /// Where to run it.
     pub server: ServerRef,
-    /// What the line is for.
+    /// What runs the line.
     pub shell: Shell,
-    /// What to run; for a command without a shell, its words as a shell would read them.
+    /// What to run. With `argv`: the words, quoted as a shell would read them.
     pub line: String,
-    /// The words of a command without a shell.
+    /// The program and its arguments, to run without a shell.
     pub argv: Option<Vec<String>>,
-    /// The remote account; `None` means the caller's own name.
+    /// The remote account; `None`: the caller's username.
     pub username: Option<String>,
-    /// The remote group; empty means the account's own.
+    /// The remote group; empty: the account's own group.
     pub groupname: String,
-    /// Seconds that it may run.
+    /// How long it may run, in seconds.
     pub timeout: i64,
-    /// What it is given beside that.
+    /// Environment, standard input and working directory.
     pub inputs: Option<Inputs>,
-    /// When to run it; `None` or a past time means now.
+    /// When to run it; `None` or a past time: now.
     pub scheduled_at: Option<Timestamp>,
-    /// When to deliver it at the latest.
+    /// The latest time of its delivery; `None`: the default of [`crate::lifecycle::Lifecycle::new`].
     pub expires_at: Option<Timestamp>,
-    /// What becomes of it where it is immediate and the agent is not connected.
+    /// What happens if it is immediate and the agent is not connected.
     pub on_offline: OnOffline,
 }
 
-/// The server, by its id or its name.
+/// Reads `server`: an id or a name.
 pub(crate) fn read_server(fields: &mut Fields) -> Option<ServerRef> {
     fields
         .text("server", 1..=64)
         .map(|text| id::parse(&text).map_or(ServerRef::Name(text), ServerRef::Id))
 }
 
-/// A moment that may be missing or null.
-fn read_moment(fields: &mut Fields, name: &'static str) -> Option<Timestamp> {
+/// Reads a time that may be missing or null.
+fn read_time(fields: &mut Fields, name: &'static str) -> Option<Timestamp> {
     let text = match fields.value(name)? {
         Value::String(text) => text.clone(),
         _ => {
@@ -153,7 +153,7 @@ fn read_moment(fields: &mut Fields, name: &'static str) -> Option<Timestamp> {
     }
 }
 
-/// The environment: an object of strings, with names as a shell takes them.
+/// Reads `env`: an object of strings whose names are valid in a shell.
 fn read_environment(fields: &mut Fields) -> Option<Environment> {
     let is_name = |name: &str| {
         let first = name.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
@@ -191,7 +191,7 @@ fn read_environment(fields: &mut Fields) -> Option<Environment> {
     None
 }
 
-/// The standard input: any text of at most [`MAX_STDIN`] bytes.
+/// Reads `stdin`: any text of at most [`MAX_STDIN`] bytes.
 fn read_stdin(fields: &mut Fields) -> Option<String> {
     let problem: Cow<'static, str> = match fields.value("stdin")? {
         Value::String(text) if text.len() > MAX_STDIN => {
@@ -204,7 +204,7 @@ fn read_stdin(fields: &mut Fields) -> Option<String> {
     None
 }
 
-/// The directory to run in: an absolute path.
+/// Reads `cwd`: an absolute path.
 fn read_cwd(fields: &mut Fields) -> Option<String> {
     let problem: Cow<'static, str> = match fields.value("cwd")? {
         Value::String(path) if path.contains('\0') => "Null characters are not allowed.".into(),
@@ -219,7 +219,7 @@ fn read_cwd(fields: &mut Fields) -> Option<String> {
     None
 }
 
-/// Reads the line from `line` or its alias `command`.
+/// Reads `line`, or its alias `command`.
 fn read_line(fields: &mut Fields) -> Option<String> {
     let (has_line, has_command) =
         (fields.value("line").is_some(), fields.value("command").is_some());
@@ -250,7 +250,7 @@ fn read_line(fields: &mut Fields) -> Option<String> {
     None
 }
 
-/// Reads the words of a command without a shell.
+/// Reads `argv`.
 fn read_words(fields: &mut Fields) -> Option<Vec<String>> {
     if fields.value("line").is_some() || fields.value("command").is_some() {
         fields.reject("argv", "Give either line or argv.");
@@ -282,8 +282,8 @@ fn read_words(fields: &mut Fields) -> Option<Vec<String>> {
     None
 }
 
-/// Reads what to run: a line, or words and the line that shows them.
-pub(crate) fn read_run(fields: &mut Fields) -> Option<(String, Option<Vec<String>>)> {
+/// Reads what to run: a line, or `argv` and the line that shows its words.
+pub(crate) fn read_line_or_argv(fields: &mut Fields) -> Option<(String, Option<Vec<String>>)> {
     if fields.value("argv").is_some() {
         return read_words(fields).map(|words| (shell_words::quoted(&words), Some(words)));
     }
@@ -291,14 +291,14 @@ pub(crate) fn read_run(fields: &mut Fields) -> Option<(String, Option<Vec<String
 }
 
 impl NewCommand {
-    /// Reads a request for a command that came in at `now`, and is scheduled at most so many days
-    /// ahead.
+    /// Reads a request for a command. `now` is the time of the request. `max_days_ahead` limits
+    /// `scheduled_at`.
     ///
     /// # Errors
-    /// All bad fields together.
-    pub fn read(mut fields: Fields, now: Timestamp, most_days: i64) -> Result<Self, Error> {
+    /// All invalid fields together.
+    pub fn read(mut fields: Fields, now: Timestamp, max_days_ahead: i64) -> Result<Self, Error> {
         let server = read_server(&mut fields);
-        let run = read_run(&mut fields);
+        let run = read_line_or_argv(&mut fields);
         let shell = match fields.value("shell").map(Value::as_str) {
             None | Some(Some("system")) => Some(Shell::System),
             Some(Some("internal")) => Some(Shell::Internal),
@@ -320,14 +320,14 @@ impl NewCommand {
         }
         let env = read_environment(&mut fields);
         let (stdin, cwd) = (read_stdin(&mut fields), read_cwd(&mut fields));
-        let inputs = Inputs { env, stdin, cwd }.given();
-        let scheduled_at = read_moment(&mut fields, "scheduled_at");
+        let inputs = Inputs { env, stdin, cwd }.non_empty();
+        let scheduled_at = read_time(&mut fields, "scheduled_at");
         if scheduled_at
-            .is_some_and(|at| at > now.plus_seconds(most_days.saturating_mul(24 * 60 * 60)))
+            .is_some_and(|at| at > now.plus_seconds(max_days_ahead.saturating_mul(24 * 60 * 60)))
         {
-            fields.reject("scheduled_at", format!("Must be at most {most_days} days ahead."));
+            fields.reject("scheduled_at", format!("Must be at most {max_days_ahead} days ahead."));
         }
-        let expires_at = read_moment(&mut fields, "expires_at");
+        let expires_at = read_time(&mut fields, "expires_at");
         if expires_at.is_some_and(|expires| {
             expires <= scheduled_at.map_or(now, |scheduled| scheduled.max(now))
         }) {
@@ -359,23 +359,23 @@ impl NewCommand {
     }
 }
 
-/// What a command was asked for with: its right is checked against that again when it goes out
-/// (contract 7.5).
+/// The credential of a command's request. The permission is checked again with it before a waiting
+/// command is delivered (contract 7.5).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Origin {
-    /// The API token, where it was one.
+    /// The id of the API token, if the request had one.
     pub api_token: Option<Uuid>,
-    /// The login session, where it was one. Its logout or expiry changes nothing, its revocation
-    /// cancels the command.
+    /// The id of the login session, if the request had one. Its revocation cancels the waiting
+    /// command; its logout or expiry does not.
     #[serde(default)]
     pub session: Option<Uuid>,
     /// The client's address.
     pub remote_ip: String,
-    /// Whether it has an environment, input or a directory of its own.
+    /// Whether the command has [`Inputs`]. Some access control lists do not allow them.
     pub has_inputs: bool,
 }
 
-/// Who asked for a command (contract 7.1).
+/// The user who requested a command (contract 7.1).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Requester {
     /// The user's id.
@@ -386,40 +386,40 @@ pub struct Requester {
     pub email: String,
 }
 
-/// What a command is, which never changes.
+/// The part of a command that never changes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Command {
-    /// Its id.
+    /// The command's id.
     pub id: Uuid,
-    /// What the line is for.
+    /// What runs the line.
     pub shell: Shell,
-    /// What to run; for a command without a shell, its words as a shell would read them.
+    /// What to run. With `argv`: the words, quoted as a shell would read them.
     pub line: String,
-    /// The words of a command without a shell.
+    /// The program and its arguments, to run without a shell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<String>>,
     /// The remote account.
     pub username: String,
-    /// The remote group; empty means the account's own.
+    /// The remote group; empty: the account's own group.
     pub groupname: String,
-    /// Where to run it.
+    /// The server's id.
     pub server: Uuid,
-    /// The server's name when the command was made.
+    /// The server's name when the command was created.
     pub server_name: String,
-    /// Who asked for it.
+    /// The user who requested it; `None`: the user was deleted.
     pub requested_by: Option<Requester>,
 }
 
 impl Command {
-    /// How many bytes it adds to its workspace's quota, without its output.
+    /// The bytes that count for the workspace's quota, without the output.
     pub fn stored_bytes(&self, inputs: Option<&Inputs>) -> u64 {
         (self.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
     }
 
-    /// A feature that the command needs and an agent lacks.
-    pub fn lacks(&self, inputs: Option<&Inputs>, features: Features) -> Option<Feature> {
+    /// A feature that the command needs and an agent with these features lacks.
+    pub fn missing_feature(&self, inputs: Option<&Inputs>, features: Features) -> Option<Feature> {
         let needs_words = self.argv.as_ref().is_some_and(|words| !shell_words::fit_a_line(words));
-        let has = |given: fn(&Inputs) -> bool| inputs.is_some_and(given);
+        let has = |is_set: fn(&Inputs) -> bool| inputs.is_some_and(is_set);
         let lacking = [
             (needs_words && !features.argv, Feature::Argv),
             (has(|inputs| inputs.stdin.is_some()) && !features.stdin, Feature::Stdin),
@@ -428,7 +428,7 @@ impl Command {
         lacking.into_iter().find_map(|(is_lacking, feature)| is_lacking.then_some(feature))
     }
 
-    /// What the agent is sent. It has what the command needs; see [`Command::lacks`].
+    /// The message for the agent, which must not lack a feature ([`Command::missing_feature`]).
     pub fn order(&self, inputs: Option<&Inputs>, timeout: i64, features: Features) -> Order {
         let inputs = inputs.cloned().unwrap_or_default();
         let env = inputs
@@ -437,7 +437,7 @@ impl Command {
         Order {
             id: self.id,
             shell: self.shell.as_str().to_owned(),
-            // An agent without the feature splits the line at blanks.
+            // An agent without the feature `argv` splits the line at blanks.
             line: self.argv.as_ref().map_or_else(|| self.line.clone(), |words| words.join(" ")),
             user: self.username.clone(),
             group: self.groupname.clone(),
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_of_the_payload() {
+    fn a_request_names_server_and_line_in_either_form() {
         let command = read(&json!({"server": SERVER, "line": "id", "username": "deploy"})).unwrap();
         assert_eq!(
             (command.server, command.line.as_str()),
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_cannot_be_run() {
+    fn blank_and_too_long_lines_are_refused() {
         let longest = "é".repeat(MAX_LINE);
         assert!(read(&json!({"server": "a", "line": longest})).is_ok());
         for bad in ["", " \t\n", "a\0b", &format!("{longest}x")] {
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_the_wrong_form() {
+    fn malformed_fields_are_refused() {
         refused(&json!({}), &["line", "server"]);
         refused(&json!({"server": "a", "line": "id", "command": "ls"}), &["command"]);
         refused(&json!({"server": "a", "line": 7}), &["line"]);
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_being_offline() {
+    fn times_and_on_offline_are_read() {
         let with = |more: Value| {
             let mut body = json!({"server": "a", "line": "id"});
             body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn environments() {
+    fn env_is_an_object_of_strings() {
         let with = |env: Value| json!({"server": "a", "line": "id", "env": env});
         let command = read(&with(json!({"A_1": "b", "_": "", "a": "ü\n"}))).unwrap();
         assert_eq!(command.inputs.unwrap().env.unwrap().len(), 3);
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_without_a_shell() {
+    fn argv_is_a_list_of_words() {
         let with = |argv: Value| json!({"server": "a", "argv": argv});
         let command = read(&with(json!(["echo", "a b", "", "$(id)\n'"]))).unwrap();
         assert_eq!(command.argv.as_deref().map(<[String]>::len), Some(4));
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn input_and_directory() {
+    fn stdin_is_a_text_and_cwd_an_absolute_path() {
         let with = |name: &str, value: Value| json!({"server": "a", "line": "id", name: value});
         let inputs = |name: &str, value: Value| read(&with(name, value)).unwrap().inputs;
         assert_eq!(
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_is_sent() {
+    fn an_order_has_what_the_agent_understands() {
         let command = Command {
             id: Uuid::nil(),
             shell: Shell::System,
@@ -718,24 +718,24 @@ mod tests {
             (order.line.as_str(), order.allow_sh, order.timeout, order.argv),
             ("echo A=a", false, None, None)
         );
-        assert_eq!(command.lacks(None, none), None);
+        assert_eq!(command.missing_feature(None, none), None);
         let blank = Command { argv: Some(vec!["echo".into(), String::new()]), ..command.clone() };
-        assert_eq!((blank.lacks(None, none), blank.lacks(None, all)), (Some(Feature::Argv), None));
+        assert_eq!((blank.missing_feature(None, none), blank.missing_feature(None, all)), (Some(Feature::Argv), None));
         let inputs = Inputs { stdin: Some("x".into()), cwd: Some("/".into()), ..Inputs::default() };
         assert_eq!(
-            command.lacks(Some(&inputs), Features { stdin: false, ..all }),
+            command.missing_feature(Some(&inputs), Features { stdin: false, ..all }),
             Some(Feature::Stdin)
         );
         assert_eq!(
-            command.lacks(Some(&inputs), Features { cwd: false, ..all }),
+            command.missing_feature(Some(&inputs), Features { cwd: false, ..all }),
             Some(Feature::Cwd)
         );
-        assert_eq!(command.lacks(Some(&inputs), all), None);
+        assert_eq!(command.missing_feature(Some(&inputs), all), None);
         let order = command.order(Some(&inputs), 60, all);
         assert_eq!((order.stdin.as_deref(), order.cwd.as_deref()), (Some("x"), Some("/")));
         let line = Command { argv: None, ..command };
         let order = line.order(None, 60, all);
         assert_eq!((order.line.as_str(), order.allow_sh, order.argv), ("echo 'A=a'", true, None));
-        assert_eq!(line.lacks(None, none), None);
+        assert_eq!(line.missing_feature(None, none), None);
     }
 }

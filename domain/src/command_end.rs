@@ -6,18 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::features::Feature;
 
-/// Why a command was cancelled; its display completes "Cancelled at ...".
+/// Why a command was cancelled. Its display completes the sentence "Cancelled ...".
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Cancellation {
-    /// A user took it back, by name.
+    /// The user with this name cancelled it.
     By(String),
-    /// When it was to go out, it was not allowed any more (contract 7.5: its right is checked
-    /// again).
+    /// The permission check before the delivery failed (contract 7.5).
     NotAllowed(Denial),
     /// Its server was deleted.
     ServerDeleted,
-    /// Its environment or input could not be decrypted when it was due: the service has another
-    /// `SECRET_KEY`.
+    /// Its inputs could not be decrypted when it was due: the service has another `SECRET_KEY`.
     InputsUnreadable,
 }
 
@@ -42,13 +40,13 @@ impl fmt::Display for Cancellation {
 pub enum Denial {
     /// Its requester was deactivated or deleted.
     Requester,
-    /// The API token that it was made with was disabled or deleted, or expired.
+    /// The API token of its request was disabled or deleted, or has expired.
     Token,
-    /// The login session that it was made with was revoked.
+    /// The login session of its request was revoked.
     Session,
-    /// Its requester does not reach the server.
+    /// Its requester has no access to the server.
     Server,
-    /// Its requester may not run commands as that account or group there.
+    /// Its requester may not run commands as this account or group on the server.
     Account,
     /// Its requester may not use the agent's built-ins.
     Internal,
@@ -73,39 +71,38 @@ impl fmt::Display for Denial {
 /// How a command ended.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum End {
-    /// It never went out.
+    /// It was cancelled before the delivery.
     Cancelled(Cancellation),
-    /// It was not delivered by its latest time.
+    /// It was not delivered by `expires_at`.
     Expired,
-    /// It was not delivered: the agent that connected lacks a feature that it needs.
+    /// It was not delivered, because the connected agent lacks this feature.
     Undeliverable(Feature),
-    /// The agent gave up on it, or never took it: no result came in time. A late result still
-    /// replaces this.
+    /// It was delivered, and no result arrived in time. A late result replaces this end.
     Stuck,
     /// The agent reported the end.
     Finished(Outcome),
 }
 
-/// What the agent reported of the end.
+/// The result that the agent reported.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Whether it ended well.
+    /// Whether the agent reported success.
     pub success: bool,
-    /// The exit code, where the agent tells it.
+    /// The exit code, if the agent reported it.
     pub exit_code: Option<i64>,
-    /// Seconds.
+    /// How long it ran, in seconds, if the agent reported it.
     pub elapsed_time: Option<f64>,
-    /// Why the agent did not run it, in one sentence.
+    /// Why the agent did not run it: one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// The most characters of [`Outcome::reason`].
+/// The longest [`Outcome::reason`], in characters, without the full stop that is added.
 pub const MAX_REASON: usize = 500;
 
 impl Outcome {
-    /// A reason as it is kept: one line of bounded length that ends like a sentence. `None` if
-    /// nothing is left of it.
+    /// Turns an agent's reason into one line of bounded length that ends like a sentence. `None` if
+    /// the text is blank.
     pub fn reason(text: &str) -> Option<String> {
         let line: String =
             text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect();

@@ -1,4 +1,4 @@
-//! Lists of commands: what may be asked of them (contract 7.10).
+//! The query of a list of commands: filters, search and ordering (contract 7.10).
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,21 +11,22 @@ use crate::lifecycle::State;
 use crate::page::{boolean_parameter, id_parameter, ordering, parameter};
 use crate::time::Timestamp;
 
-/// How many words of a search the index of all lines is asked for; the others are looked for in
-/// what that finds.
+/// A search looks up at most this number of words in the full-text index of lines. It compares the
+/// other words with the lines that the index finds.
 pub const INDEXED_WORDS: usize = 16;
-/// The longest phrase that the index is asked for, in characters.
+/// The longest phrase in a query on the full-text index, in characters.
 const MAX_PHRASE: usize = 64;
 /// The longest pattern that D1 takes, in bytes.
 const MAX_PATTERN: usize = 50;
-/// How many characters make a token of the index of all lines.
+/// The length of the index's tokens, in characters: it is a trigram index.
 const TOKEN: usize = 3;
-/// How many characters of each line the index of all lines has (see the migration).
+/// The index has this number of characters of each line (see the migration).
 pub const INDEXED_CHARACTERS: u64 = 1_024;
-/// How many characters of longer lines a search of one short word of ASCII reads.
+/// The characters that a search for one short ASCII word reads in lines longer than
+/// [`INDEXED_CHARACTERS`].
 const READ_CHARACTERS: u64 = 24_000_000;
 
-/// A moment of a command's that a list is ordered by.
+/// A timestamp column by which a list can be ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
     /// `added_at`.
@@ -41,11 +42,11 @@ pub enum Moment {
 }
 
 impl Moment {
-    /// All of them.
+    /// All columns.
     pub const ALL: [Self; 5] =
         [Self::Added, Self::Scheduled, Self::Delivered, Self::Acked, Self::Handled];
 
-    /// The name in requests, answers and D1.
+    /// The name in requests, responses and D1.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Added => "added_at",
@@ -57,41 +58,41 @@ impl Moment {
     }
 }
 
-/// One of the fields that a list is ordered by.
+/// A column of an ordering, with its direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Key {
-    /// Which.
+    /// The column.
     pub moment: Moment,
-    /// The latest first.
+    /// Whether the latest time comes first.
     pub descending: bool,
 }
 
-/// The message for an unknown state.
+/// The error message for an unknown `state`.
 const STATES: &str = "Use any of scheduled, queued, sent, acked, success, failed, cancelled, expired and stuck, separated \
     by commas.";
 
-/// What a list without `ordering` is ordered by.
+/// The order of a list without `ordering`.
 const DEFAULT_ORDER: Key = Key { moment: Moment::Scheduled, descending: true };
 
-/// A word that each command of a list has in the name of its server, its line or the name of its
-/// requester.
+/// A word of a search. Each command of the list has it in its server's name, its line or its
+/// requester's name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Word(String);
 
 impl Word {
-    /// The word in lower case. Names have no other.
+    /// The word in lower case, to compare with names, which are stored in lower case.
     pub fn name(&self) -> String {
         self.0.to_lowercase()
     }
 
-    /// A query on the index of all lines that finds every line with the word, in upper and lower
-    /// case; `None` where that is no help. Every character stands for itself. The index has the
-    /// column `line`, which ends with a line feed, and `wide`, which is `yes` for lines that are
+    /// A query on the full-text index that finds every line with the word, in upper and lower case;
+    /// `None` if the index cannot help. Every character stands for itself. The index has two
+    /// columns: `line`, which ends with a line feed, and `wide`, which is `yes` for lines that are
     /// not all ASCII.
     ///
-    /// Of a long word only a part is asked for, in which no three characters come again: the index
-    /// steps through every place of each of a phrase's tokens, so a line of one character thousands
-    /// of times would cost the square of that.
+    /// The query has only a part of a long word, in which no three characters repeat. The index
+    /// visits every position of each token of a phrase. So a line with thousands of equal
+    /// characters would cost the square of their number.
     pub fn query(&self) -> Option<String> {
         let length = self.0.chars().count();
         if length >= TOKEN {
@@ -100,14 +101,14 @@ impl Word {
         if !self.0.is_ascii() {
             return Some("wide:\"yes\"".to_owned());
         }
-        // Whatever may come after the word in a line of ASCII. The index has no case.
+        // Every character that can follow the word in an ASCII line. The index ignores case.
         let next = (1..=127_u8).filter(|next| !next.is_ascii_uppercase()).map(char::from);
         let phrases: Vec<String> = next.map(|next| phrase(&format!("{}{next}", self.0))).collect();
         (length + 1 == TOKEN).then(|| format!("line:({}) OR wide:\"yes\"", phrases.join(" OR ")))
     }
 
-    /// The longest part in which no three characters come again, in upper and lower case, of at
-    /// most [`MAX_PHRASE`].
+    /// The longest part of at most [`MAX_PHRASE`] characters in which no three characters repeat,
+    /// in upper or lower case.
     fn part(&self) -> &str {
         let ends: Vec<usize> =
             self.0.char_indices().map(|(at, _)| at).chain([self.0.len()]).collect();
@@ -128,24 +129,23 @@ impl Word {
         &self.0[ends[longest.start]..ends[longest.end]]
     }
 
-    /// Tells whether [`Word::query`] finds just the lines with the word, and no others.
+    /// Whether [`Word::query`] finds only lines that have the word.
     pub fn is_exact(&self) -> bool {
         self.0.chars().count() >= TOKEN && self.part().len() == self.0.len()
     }
 
-    /// Tells whether it is all ASCII: then [`Word::name`] and [`Word::in_line`] are the same.
+    /// Whether the word is all ASCII. Then [`Word::name`] and [`Word::in_line`] are equal.
     pub fn is_ascii(&self) -> bool {
         self.0.is_ascii()
     }
 
-    /// The word with A to Z in lower case, and other letters as they are: what SQLite's `lower`
-    /// makes of it.
+    /// The word with A to Z in lower case and other letters unchanged, like SQLite's `lower`.
     pub fn in_line(&self) -> String {
         self.0.to_ascii_lowercase()
     }
 
-    /// A GLOB pattern that finds it in a line, in upper and lower case, and in which every
-    /// character stands for itself; `None` where it would be longer than D1 takes.
+    /// A GLOB pattern that finds the word in a line, in upper and lower case. Every character
+    /// stands for itself. `None` if the pattern is longer than D1 takes.
     pub fn glob(&self) -> Option<String> {
         let mut pattern = String::from("*");
         for letter in self.0.chars() {
@@ -164,25 +164,25 @@ impl Word {
 }
 
 impl Word {
-    /// How long it takes to look for it in a line, as a multiple of a short word of ASCII.
+    /// The cost of finding the word in a line, as a multiple of a short ASCII word.
     fn weight(&self) -> u64 {
         let length = 1 + (self.0.len() / MAX_PHRASE) as u64;
         if self.is_ascii() { length } else { 4 * length }
     }
 }
 
-/// How many characters of lines that are longer than [`INDEXED_CHARACTERS`] a search for words
-/// reads, so that its time is bounded.
+/// The number of characters that a search for these words may read in lines longer than
+/// [`INDEXED_CHARACTERS`]. It bounds the time of the search.
 pub fn read_characters(words: &[Word]) -> u64 {
     READ_CHARACTERS / words.iter().map(Word::weight).sum::<u64>().max(1)
 }
 
-/// A text as a phrase of an FTS5 query.
+/// A text as a phrase in an FTS5 query.
 fn phrase(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\"\""))
 }
 
-/// A character, and what it is in the other case where that is one character.
+/// A character in each case, if that is a single character.
 fn cases(letter: char) -> Vec<char> {
     fn single(mut cases: impl Iterator<Item = char>) -> Option<char> {
         cases.next().filter(|_| cases.next().is_none())
@@ -195,34 +195,35 @@ fn cases(letter: char) -> Vec<char> {
     all
 }
 
-/// Which commands a list shows, and in which order.
+/// Which commands a list shows, and in which order. `None`: no such filter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CommandList {
-    /// Of this server.
+    /// The server's id.
     pub server: Option<Uuid>,
-    /// Of this shell.
+    /// What runs the line.
     pub shell: Option<Shell>,
-    /// Asked for by this user.
+    /// The requester's id; 0 matches no user.
     pub requested_by: Option<i64>,
-    /// Without a requester, or with one.
+    /// Whether the command has no requester, because the user was deleted.
     pub requested_by_isnull: Option<bool>,
-    /// Scheduled for later than now, or not.
+    /// Whether `scheduled_at` is later than now.
     pub is_scheduled: Option<bool>,
-    /// In one of these states, as command objects show them.
+    /// One of these states, by their names in command objects.
     pub states: Option<Vec<&'static str>>,
-    /// With this outcome.
+    /// The outcome.
     pub success: Option<bool>,
-    /// With this exit code.
+    /// The exit code.
     pub exit_code: Option<i64>,
-    /// Running as this remote account.
+    /// The remote account.
     pub username: Option<String>,
-    /// Created at this moment or later.
+    /// Created at this time or later.
     pub added_from: Option<Timestamp>,
-    /// Created before this moment.
+    /// Created before this time.
     pub added_before: Option<Timestamp>,
-    /// With each of these words, which differ.
+    /// The words of the search, each once. A command must have all of them.
     pub words: Vec<Word>,
-    /// Never empty, each field once. Ties are broken by id, in the direction of the first one.
+    /// Never empty, and each column once. Commands with equal times are ordered by id, in the
+    /// direction of the first column.
     pub order: Vec<Key>,
 }
 
@@ -232,7 +233,6 @@ fn read_server(query: &[(String, String)]) -> Result<Option<Uuid>, Error> {
 }
 
 fn read_shell(query: &[(String, String)]) -> Result<Option<Shell>, Error> {
-    // There are no others, so another one is not a shell at all.
     let read = |text| match text {
         "system" => Ok(Shell::System),
         "internal" => Ok(Shell::Internal),
@@ -241,7 +241,7 @@ fn read_shell(query: &[(String, String)]) -> Result<Option<Shell>, Error> {
     parameter(query, "shell").map(read).transpose()
 }
 
-/// `state`: a comma-separated list.
+/// Reads `state`: a comma-separated list.
 fn read_states(query: &[(String, String)]) -> Result<Option<Vec<&'static str>>, Error> {
     let all = || State::ALL.into_iter().flat_map(|state| [state.shown(false), state.shown(true)]);
     let read = |name| all().find(|known| *known == name);
@@ -262,7 +262,7 @@ fn read_exit_code(query: &[(String, String)]) -> Result<Option<i64>, Error> {
     parameter(query, "exit_code").map(read).transpose()
 }
 
-fn read_moment(query: &[(String, String)], name: &'static str) -> Result<Option<Timestamp>, Error> {
+fn read_time(query: &[(String, String)], name: &'static str) -> Result<Option<Timestamp>, Error> {
     let read =
         |text: &str| Timestamp::parse(text).map_err(|error| Error::field(name, error.to_string()));
     parameter(query, name).map(read).transpose()
@@ -273,10 +273,10 @@ fn read_words(query: &[(String, String)]) -> Result<Vec<Word>, Error> {
     if text.contains('\0') {
         return Err(Error::field("search", "Null characters are not allowed."));
     }
-    let mut known = HashSet::new();
+    let mut seen = HashSet::new();
     Ok(text
         .split_whitespace()
-        .filter(|word| known.insert(*word))
+        .filter(|word| seen.insert(*word))
         .map(|word| Word(word.to_owned()))
         .collect())
 }
@@ -293,7 +293,7 @@ impl CommandList {
     /// Reads the filters, `search` and `ordering`.
     ///
     /// # Errors
-    /// All bad parameters together.
+    /// All invalid parameters together.
     pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
         fn take<T>(read: Result<T, Error>, errors: &mut FieldErrors) -> Option<T> {
             read.map_err(|error| errors.extend(error.fields)).ok()
@@ -309,8 +309,8 @@ impl CommandList {
         let success = take(boolean_parameter(query, "success"), &mut errors);
         let exit_code = take(read_exit_code(query), &mut errors);
         let username = parameter(query, "username").map(str::to_owned);
-        let added_from = take(read_moment(query, "added_at__gte"), &mut errors);
-        let added_before = take(read_moment(query, "added_at__lt"), &mut errors);
+        let added_from = take(read_time(query, "added_at__gte"), &mut errors);
+        let added_before = take(read_time(query, "added_at__lt"), &mut errors);
         let words = take(read_words(query), &mut errors);
         let order = take(read_order(query), &mut errors);
         let read = || {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn without_parameters_all_commands_the_latest_first() {
+    fn a_query_without_parameters_lists_all_latest_first() {
         let list = of("page=2&other=x").unwrap();
         let all = CommandList {
             server: None,
@@ -377,18 +377,18 @@ mod tests {
     }
 
     #[test]
-    fn filters() {
+    fn filters_by_server_shell_and_requester() {
         let list = of("server=01936D3E-7A00-7000-8000-000000000000&shell=internal&requested_by=7&\
             requested_by_isnull=False&is_scheduled=1")
         .unwrap();
         assert_eq!(list.server, id::parse("01936d3e-7a00-7000-8000-000000000000"));
         assert_eq!((list.shell, list.requested_by), (Some(Shell::Internal), Some(7)));
         assert_eq!((list.requested_by_isnull, list.is_scheduled), (Some(false), Some(true)));
-        for nobody in ["0", "-1", "9007199254740992", "99999999999999999999"] {
+        for unknown in ["0", "-1", "9007199254740992", "99999999999999999999"] {
             assert_eq!(
-                of(&format!("requested_by={nobody}")).unwrap().requested_by,
+                of(&format!("requested_by={unknown}")).unwrap().requested_by,
                 Some(0),
-                "{nobody}"
+                "{unknown}"
             );
         }
     }
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_parameters_are_told_together() {
+    fn malformed_parameters_are_reported_together() {
         for (name, bad) in [
             ("server", "web-1"),
             ("server", ""),
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn orderings() {
+    fn ordering_names_each_column_once() {
         for moment in Moment::ALL {
             assert_eq!(
                 of(&format!("ordering={}", moment.as_str())).unwrap().order,
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn words() {
+    fn a_search_is_split_into_distinct_words() {
         let words = |text: &str| of(&format!("search={text}")).unwrap().words;
         assert_eq!(words("  a \t Bc\u{a0}a "), [Word("a".into()), Word("Bc".into())]);
         assert_eq!(words(" "), []);
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_stands_for_itself() {
+    fn every_character_of_a_word_stands_for_itself() {
         let word = |text: &str| Word(text.to_owned());
         assert_eq!(word(r#"a"B*"#).query().unwrap(), r#"line:"a""B*""#);
         assert_eq!(word("ÄrGer").name(), "ärger");
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_word_a_part_is_asked_for() {
+    fn the_index_query_has_a_part_of_a_long_word() {
         let word = |text: &str| Word(text.to_owned());
         let long: String = (0x4E00..0x4E64).filter_map(char::from_u32).collect();
         let beginning: String = long.chars().take(64).collect();
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn the_more_there_is_to_look_for_the_less_is_read() {
+    fn a_search_for_more_words_reads_fewer_characters() {
         let words =
             |texts: &[&str]| texts.iter().map(|text| Word((*text).to_owned())).collect::<Vec<_>>();
         assert_eq!(read_characters(&words(&["deploy"])), 24_000_000);
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn short_words_are_looked_up_by_what_may_follow_them() {
+    fn a_short_word_is_found_with_its_next_character() {
         let word = |text: &str| Word(text.to_owned());
         assert!(word("日本語").is_exact() && !word("日本").is_exact() && !word("ls").is_exact());
         for wide in ["ä", "日本", "aß"] {

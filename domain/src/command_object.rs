@@ -1,4 +1,4 @@
-//! How a command is shown: the command object of answers, and the same in SQL.
+//! The command object of the API (contract 7.1): its JSON, and the SQL for its computed fields.
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize};
@@ -9,20 +9,20 @@ use crate::lifecycle::{Label, Lifecycle, SCHEDULED, State};
 use crate::output;
 use crate::time::Timestamp;
 
-/// What is known of a command's output.
+/// The output of a command, as far as it has arrived.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Output {
-    /// The output, cut as [`output::result`] does; null until the command has ended.
+    /// The output, cut by [`output::result`]; `None` until the command has ended.
     pub result: Option<String>,
-    /// Whether it was cut.
+    /// Whether `result` was cut.
     pub truncated: bool,
-    /// Bytes before any cut.
+    /// The bytes of the whole output.
     pub bytes: u64,
 }
 
-/// The part of a command object that changes during its life, as JSON fields.
+/// The fields of a command object that change during the command's life.
 ///
-/// The Worker lays it over what D1 tells of a command whose object knows more.
+/// If the server's object has a newer state than D1, the Worker replaces D1's fields by these.
 pub fn live_fields(life: &Lifecycle, output: &Output, now: Timestamp) -> Map<String, Value> {
     let outcome = life.outcome();
     let fields = json!({
@@ -46,7 +46,7 @@ pub fn live_fields(life: &Lifecycle, output: &Output, now: Timestamp) -> Map<Str
     members(fields)
 }
 
-/// The members of what is an object by the way it was made.
+/// The members of a JSON object.
 fn members(object: Value) -> Map<String, Value> {
     match object {
         Value::Object(members) => members,
@@ -70,7 +70,7 @@ pub fn object(command: &Command, live: Map<String, Value>) -> Map<String, Value>
     object
 }
 
-/// The order in which answers show the fields of a command object, and of the objects in it.
+/// The order of the fields in a command object, and in the objects inside it.
 const ORDER: [&str; 30] = [
     "id",
     "shell",
@@ -104,15 +104,14 @@ const ORDER: [&str; 30] = [
     "email",
 ];
 
-/// A command object as answers show it: its fields in the order of [`ORDER`], any others after
-/// them.
+/// Serializes a command object with its fields in the order of [`ORDER`]. Other fields follow.
 #[derive(Debug)]
 pub struct Shown<'a>(pub &'a Map<String, Value>);
 
 impl Serialize for Shown<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let place =
-            |name: &str| ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len());
+            |name: &str| ORDER.iter().position(|field| *field == name).unwrap_or(ORDER.len());
         let mut members: Vec<_> = self.0.iter().collect();
         members.sort_by_cached_key(|(name, _)| place(name));
         let mut map = serializer.serialize_map(Some(members.len()))?;
@@ -126,7 +125,7 @@ impl Serialize for Shown<'_> {
     }
 }
 
-/// SQL for the `state` of a row of `commands c`, at the moment in the parameter `now`.
+/// SQL for the `state` field of a row of `commands c`. `now` is the SQL of the present time.
 pub fn state_sql(now: &str) -> String {
     let waiting = State::Waiting;
     format!(
@@ -137,11 +136,11 @@ pub fn state_sql(now: &str) -> String {
     )
 }
 
-/// SQL for the status object of a row of `commands c`, as JSON, at the moment in the parameter
-/// `now`.
+/// SQL for the status object of a row of `commands c`, as JSON. `now` is the SQL of the present
+/// time.
 ///
-/// It is made from the same table as [`Lifecycle::status`], so that the two cannot differ; the
-/// Worker's tests compare what both say of each command.
+/// It uses the same labels as [`Lifecycle::status`]. The Worker's tests compare both for each
+/// command.
 pub fn status_sql(now: &str) -> String {
     let json = |label: Label, message: &str| {
         let Label { text, color, cancellable } = label;
@@ -169,7 +168,7 @@ pub fn status_sql(now: &str) -> String {
     )
 }
 
-/// Cuts a result into what lists show and, where that is not all of it, the whole.
+/// Returns the part of a result that lists show, and the whole result if it is longer.
 pub fn split_result(result: Option<&str>) -> (Option<&str>, Option<&str>) {
     match result {
         None => (None, None),
@@ -184,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_object_is_shown_in_one_order() {
+    fn fields_of_a_command_object_have_a_fixed_order() {
         let object = members(
             json!({"zzz": 1, "status": {"message": "m", "text": "t"}, "line": "id", "id": 7,
             "requested_by": {"email": "e", "id": 1, "username": "u"}}),

@@ -1,5 +1,5 @@
-//! The life of a command: its timestamps, how they move, and the status that they make (contract 7
-//! and 8).
+//! The life of a command: its timestamps, the events that set them, and the resulting state and
+//! status (contract 7 and 8).
 
 use serde::{Deserialize, Serialize};
 
@@ -7,72 +7,71 @@ use crate::command_end::{Cancellation, End, Outcome};
 use crate::features::Feature;
 use crate::time::Timestamp;
 
-/// How long a delivered command may go unacknowledged before it is stuck, in seconds.
-const ACK_WITHIN: i64 = 60;
-/// How long after its timeout a running command is stuck, in seconds.
-const GRACE: i64 = 60;
-/// How long an agent that started anew has to tell of the commands that it had before, in seconds.
-const AFTER_RESTART: i64 = 60;
-/// How long after its time a command is delivered at the latest where the caller does not say, in
-/// seconds.
-const DELIVERED_WITHIN: i64 = 3_600;
+/// A delivered command is stuck if it is not acknowledged within this time, in seconds.
+const ACK_TIMEOUT: i64 = 60;
+/// A running command is stuck this much after its timeout, in seconds.
+const RESULT_GRACE: i64 = 60;
+/// After a restart of the agent or the deletion of the server, a running command is stuck after
+/// this time, in seconds.
+const LOST_AGENT_GRACE: i64 = 60;
+/// The default of `expires_at`: this much after `scheduled_at`, in seconds.
+const DEFAULT_EXPIRY: i64 = 3_600;
 
-/// Seconds, rounded to microseconds. Numbers too large for that stay as they are.
-pub fn in_micros(seconds: f64) -> f64 {
+/// Rounds seconds to microseconds. A number that is too large for that stays as it is.
+pub fn round_to_micros(seconds: f64) -> f64 {
     let rounded = (seconds * 1e6).round() / 1e6;
     if rounded.is_finite() { rounded } else { seconds }
 }
 
-/// The moments of a command and how it ended.
+/// The timestamps of a command, and how it ended.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Lifecycle {
-    /// Created.
+    /// When it was created.
     pub added_at: Timestamp,
-    /// Planned execution.
+    /// When it is due.
     pub scheduled_at: Timestamp,
-    /// Latest delivery.
+    /// The latest time of its delivery.
     pub expires_at: Timestamp,
-    /// Seconds that it may run.
+    /// How long it may run, in seconds.
     pub timeout: i64,
-    /// Handed to the agent's socket.
+    /// When it was written to the agent's socket.
     pub delivered_at: Option<Timestamp>,
-    /// Acknowledged: the agent began.
+    /// When the agent acknowledged it.
     pub acked_at: Option<Timestamp>,
-    /// Over.
+    /// When it ended.
     pub handled_at: Option<Timestamp>,
-    /// How it ended, once it did.
+    /// How it ended.
     pub end: Option<End>,
-    /// When its agent reported a new start after the delivery: the agent may not know the command
-    /// any more.
+    /// When its agent reported a restart after the delivery. The agent may have lost the command.
     #[serde(default)]
     pub restarted_at: Option<Timestamp>,
-    /// When its server was deleted after the delivery: no report of its agent is accepted any more.
+    /// When its server was deleted after the delivery. Reports of the agent are refused since then.
     #[serde(default)]
     pub server_deleted_at: Option<Timestamp>,
-    /// Who asked for it to be killed, first, by name.
+    /// The name of the first user who killed it.
     #[serde(default)]
     pub killed_by: Option<String>,
 }
 
-/// Where in its life a command is, but for what only the clock tells ([`Label`]). D1 holds its name
-/// in `state`.
+/// The state of a command, as D1 has it. It does not depend on the clock: [`State::shown`] and
+/// [`Lifecycle::status`] do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// Not handed to an agent yet.
+    /// Not delivered yet: scheduled or queued.
     Waiting,
-    /// Handed to the agent.
+    /// Delivered to the agent.
     Sent,
-    /// The agent began.
+    /// The agent acknowledged it.
     Acked,
-    /// No result came in time.
+    /// Delivered, and no result arrived in time.
     Stuck,
-    /// Ended well.
+    /// The agent reported success.
     Success,
-    /// Ended badly.
+    /// The agent reported a failure, or lacks a feature that the command needs.
     Failed,
-    /// Taken back before it went out.
+    /// Cancelled before the delivery.
     Cancelled,
-    /// Never went out, as nobody took it in time.
+    /// Not delivered by `expires_at`.
     Expired,
 }
 
@@ -101,20 +100,20 @@ impl State {
         }
     }
 
-    /// Tells whether nothing but a late result can change it any more.
+    /// Whether the command has ended. Only a late result can still change a stuck command.
     pub fn is_final(self) -> bool {
         !matches!(self, Self::Waiting | Self::Sent | Self::Acked)
     }
 }
 
-/// A row of contract 7.11.
+/// The fixed part of a status object: a row of the table in contract 7.11.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Label {
-    /// For a person.
+    /// The name of the state, for people.
     pub text: &'static str,
-    /// A colour's role: secondary, danger, success or warning.
+    /// The role of a colour: secondary, danger, success or warning.
     pub color: &'static str,
-    /// Whether it can still be taken back.
+    /// Whether the command can still be cancelled.
     pub cancellable: bool,
 }
 
@@ -122,11 +121,11 @@ const fn label(text: &'static str, color: &'static str, cancellable: bool) -> La
     Label { text, color, cancellable }
 }
 
-/// The label of a waiting command whose time has not come.
+/// The label of a waiting command that is not due.
 pub const SCHEDULED: Label = label("Scheduled", "secondary", true);
 
 impl State {
-    /// The label of this state; of a waiting command, when it is due.
+    /// The label of this state. For a waiting command: the label when it is due.
     pub const fn label(self) -> Label {
         match self {
             Self::Waiting => label("Queued", "warning", true),
@@ -156,19 +155,19 @@ impl State {
 /// The status object (contract 7.11).
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Status {
-    /// Human-readable summary.
+    /// [`Label::text`].
     pub text: &'static str,
-    /// A colour's role.
+    /// [`Label::color`].
     pub color: &'static str,
-    /// Whether it can still be taken back.
+    /// [`Label::cancellable`].
     pub cancellable: bool,
-    /// One sentence for a person.
+    /// A sentence with the details, for people.
     pub message: String,
 }
 
 impl Lifecycle {
-    /// A command accepted now. A time that is past means now; its latest delivery is an hour after
-    /// its time where none is given (contract 7.2).
+    /// The life of a new command (contract 7.2). A past `scheduled_at` means now. The default of
+    /// `expires_at` is an hour after `scheduled_at`.
     pub fn new(
         now: Timestamp,
         scheduled_at: Option<Timestamp>,
@@ -179,7 +178,7 @@ impl Lifecycle {
         Self {
             added_at: now,
             scheduled_at,
-            expires_at: expires_at.unwrap_or_else(|| scheduled_at.plus_seconds(DELIVERED_WITHIN)),
+            expires_at: expires_at.unwrap_or_else(|| scheduled_at.plus_seconds(DEFAULT_EXPIRY)),
             timeout,
             delivered_at: None,
             acked_at: None,
@@ -196,7 +195,7 @@ impl Lifecycle {
         self.scheduled_at == self.added_at
     }
 
-    /// Where in its life the command is.
+    /// The state that follows from the timestamps and the end.
     pub fn state(&self) -> State {
         match (&self.end, self.acked_at, self.delivered_at) {
             (Some(End::Cancelled(_)), ..) => State::Cancelled,
@@ -210,10 +209,10 @@ impl Lifecycle {
         }
     }
 
-    /// What the status object says in words, for every state but [`State::Waiting`], whose words
-    /// change with the clock.
+    /// The `message` of the status object. Empty for [`State::Waiting`], whose message depends on
+    /// the clock ([`Lifecycle::status`]).
     pub fn message(&self) -> String {
-        let handled = shown(self.handled_at);
+        let handled = time_text(self.handled_at);
         let killer = |before: &str, after: &str| {
             self.killed_by.as_ref().map(|name| format!("{before}{name}{after}")).unwrap_or_default()
         };
@@ -252,7 +251,7 @@ impl Lifecycle {
             (None, Some(_), _) => {
                 format!(
                     "Running since {}{}.",
-                    shown(self.acked_at),
+                    time_text(self.acked_at),
                     killer("; ", " asked to kill it")
                 )
             }
@@ -260,14 +259,14 @@ impl Lifecycle {
                 let killer = killer("; ", " asked to kill it");
                 format!(
                     "Sent to the server at {}; not acknowledged yet{killer}.",
-                    shown(self.delivered_at)
+                    time_text(self.delivered_at)
                 )
             }
             (None, None, None) => String::new(),
         }
     }
 
-    /// The status object at a moment.
+    /// The status object as of `now`.
     pub fn status(&self, now: Timestamp) -> Status {
         let state = self.state();
         let (label, message) = match state {
@@ -282,7 +281,7 @@ impl Lifecycle {
         Status { text: label.text, color: label.color, cancellable: label.cancellable, message }
     }
 
-    /// Whether it went well; `None` until that is known (contract 7.1).
+    /// Whether it succeeded; `None` until it has ended (contract 7.1).
     pub fn success(&self) -> Option<bool> {
         match &self.end {
             None => None,
@@ -291,7 +290,7 @@ impl Lifecycle {
         }
     }
 
-    /// What the agent reported of the end.
+    /// The result that the agent reported, if it did.
     pub fn outcome(&self) -> Option<&Outcome> {
         match &self.end {
             Some(End::Finished(outcome)) => Some(outcome),
@@ -304,8 +303,8 @@ impl Lifecycle {
         Some(self.acked_at?.seconds_since(self.delivered_at?))
     }
 
-    /// It goes to the agent now. Returns false where it went before: a command is handed over at
-    /// most once (contract 8.2).
+    /// Marks the command as delivered. Returns false if it was delivered or has ended before: a
+    /// command is delivered at most once (contract 8.2).
     pub fn deliver(&mut self, now: Timestamp) -> bool {
         let first = self.delivered_at.is_none() && self.end.is_none();
         if first {
@@ -314,12 +313,12 @@ impl Lifecycle {
         first
     }
 
-    /// Tells whether it waits to go out, and may.
+    /// Whether it waits and may be delivered now.
     pub fn is_due(&self, now: Timestamp) -> bool {
         self.state() == State::Waiting && self.scheduled_at <= now && self.expires_at > now
     }
 
-    /// It is taken back. Returns false where that cannot be any more: it went out, or has ended.
+    /// Cancels the command. Returns false if it was delivered or has ended.
     pub fn cancel(&mut self, now: Timestamp, why: Cancellation) -> bool {
         let waits = self.state() == State::Waiting;
         if waits {
@@ -328,9 +327,9 @@ impl Lifecycle {
         waits
     }
 
-    /// The agent that connected lacks a feature that it needs. Returns false if it was delivered
-    /// before or has ended.
-    pub fn undeliverable(&mut self, now: Timestamp, feature: Feature) -> bool {
+    /// Ends the command because the connected agent lacks a feature. Returns false if it was
+    /// delivered or has ended.
+    pub fn fail_undeliverable(&mut self, now: Timestamp, feature: Feature) -> bool {
         let waits = self.state() == State::Waiting;
         if waits {
             self.end_undelivered(now, End::Undeliverable(feature));
@@ -343,9 +342,9 @@ impl Lifecycle {
         self.end = Some(end);
     }
 
-    /// Its agent reported a new start, which a command that is under way may not have survived
-    /// (contract 7.12). The first report counts.
-    pub fn agent_restarted(&mut self, now: Timestamp) -> bool {
+    /// The agent reported a restart, after which it may have lost a running command (contract
+    /// 7.12). The first report counts. Returns whether it marks this command.
+    pub fn mark_agent_restarted(&mut self, now: Timestamp) -> bool {
         let concerns =
             matches!(self.state(), State::Sent | State::Acked) && self.restarted_at.is_none();
         if concerns {
@@ -354,8 +353,8 @@ impl Lifecycle {
         concerns
     }
 
-    /// Its server was deleted while it was under way. Returns false if it is not under way.
-    pub fn server_deleted(&mut self, now: Timestamp) -> bool {
+    /// The server was deleted while the command was running. Returns whether it marks this command.
+    pub fn mark_server_deleted(&mut self, now: Timestamp) -> bool {
         let concerns =
             matches!(self.state(), State::Sent | State::Acked) && self.server_deleted_at.is_none();
         if concerns {
@@ -364,8 +363,8 @@ impl Lifecycle {
         concerns
     }
 
-    /// Somebody asked to kill it. Returns false where nothing of it can run: it never went out, or
-    /// a result came.
+    /// A user kills the command. Returns false if it cannot be running: it was not delivered, or
+    /// the agent reported its end.
     pub fn kill(&mut self, username: &str) -> bool {
         let may_run = matches!(self.state(), State::Sent | State::Acked | State::Stuck);
         if may_run {
@@ -374,18 +373,19 @@ impl Lifecycle {
         may_run
     }
 
-    /// The agent acknowledged it. Late and repeated acknowledgements change nothing; the flag tells
-    /// whether this did.
+    /// The agent acknowledged the command. A repeated acknowledgement changes nothing. Returns
+    /// whether this one changed something.
     pub fn ack(&mut self, now: Timestamp) -> bool {
         let Some(delivered_at) = self.delivered_at.filter(|_| self.acked_at.is_none()) else {
             return false;
         };
-        // After Stuck, `handled_at` is set already, and the three moments keep their order.
+        // `handled_at` is set if the command is stuck. The three timestamps must stay in order.
         self.acked_at = Some(self.handled_at.unwrap_or(now).max(delivered_at));
         true
     }
 
-    /// The agent reported the end. The first report stands, except over Stuck (contract 8.4).
+    /// The agent reported the end. The first report counts, and replaces only a stuck end (contract
+    /// 8.4). Returns whether it changed something.
     pub fn finish(&mut self, now: Timestamp, outcome: Outcome) -> bool {
         let Some(delivered_at) = self.delivered_at.filter(|_| self.outcome().is_none()) else {
             return false;
@@ -397,21 +397,22 @@ impl Lifecycle {
         true
     }
 
-    /// When it has to be looked at again, though nobody reports.
+    /// When [`Lifecycle::give_up_if_overdue`] must be called if no report arrives, or when the
+    /// command becomes due. `None`: it has ended.
     pub fn deadline(&self, now: Timestamp) -> Option<Timestamp> {
         let usual = match (&self.end, self.acked_at, self.delivered_at) {
             (Some(_), ..) => return None,
             (None, None, None) if self.scheduled_at > now => self.scheduled_at.min(self.expires_at),
             (None, None, None) => self.expires_at,
-            (None, Some(acked), _) => acked.plus_seconds(self.timeout + GRACE),
-            (None, None, Some(delivered)) => delivered.plus_seconds(ACK_WITHIN),
+            (None, Some(acked), _) => acked.plus_seconds(self.timeout + RESULT_GRACE),
+            (None, None, Some(delivered)) => delivered.plus_seconds(ACK_TIMEOUT),
         };
-        let doubted = [self.restarted_at, self.server_deleted_at].into_iter().flatten().min();
-        Some(doubted.map_or(usual, |at| at.plus_seconds(AFTER_RESTART).min(usual)))
+        let lost_at = [self.restarted_at, self.server_deleted_at].into_iter().flatten().min();
+        Some(lost_at.map_or(usual, |at| at.plus_seconds(LOST_AGENT_GRACE).min(usual)))
     }
 
-    /// Looks at it: what is past its deadline is stuck, or expired where it never went out. The
-    /// flag tells whether that changed it.
+    /// Ends the command if it is past its deadline: as stuck, or as expired if it was not
+    /// delivered. Returns whether it changed something.
     pub fn give_up_if_overdue(&mut self, now: Timestamp) -> bool {
         let overdue = self.deadline(now).is_some_and(|deadline| deadline <= now);
         match self.state() {
@@ -426,8 +427,8 @@ impl Lifecycle {
     }
 }
 
-fn shown(moment: Option<Timestamp>) -> String {
-    moment.map(|moment| moment.to_string()).unwrap_or_default()
+fn time_text(time: Option<Timestamp>) -> String {
+    time.map(|time| time.to_string()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -441,10 +442,10 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_lacks_a_feature_fails_it() {
+    fn a_missing_feature_of_the_agent_fails_a_command() {
         let mut life = Lifecycle::new(at(0), None, None, 10);
         assert!(
-            life.undeliverable(at(5), Feature::Stdin) && !life.undeliverable(at(6), Feature::Cwd)
+            life.fail_undeliverable(at(5), Feature::Stdin) && !life.fail_undeliverable(at(6), Feature::Cwd)
         );
         check(&life, "Failed", "danger", false);
         assert_eq!(
@@ -464,7 +465,7 @@ mod tests {
         );
         assert!(!life.cancel(at(9), Cancellation::ServerDeleted) && life.deadline(at(9)).is_none());
         let mut life = delivered();
-        assert!(!life.undeliverable(at(5), Feature::Argv) && life.state() == State::Sent);
+        assert!(!life.fail_undeliverable(at(5), Feature::Argv) && life.state() == State::Sent);
     }
 
     fn delivered() -> Lifecycle {
@@ -504,13 +505,13 @@ mod tests {
             Outcome::reason(&"é".repeat(9_000)).map(|reason| reason.chars().count()),
             Some(MAX_REASON + 1)
         );
-        // As an object stored it before there were reasons.
+        // The stored form without a reason.
         let stored = r#"{"success":true,"exit_code":0,"elapsed_time":0.5}"#;
         assert_eq!(serde_json::from_str::<Outcome>(stored).unwrap().reason, None);
     }
 
     #[test]
-    fn each_status() {
+    fn each_state_has_its_status() {
         let mut life = Lifecycle::new(at(0), None, None, 10);
         check(&life, "Queued", "warning", true);
         life.scheduled_at = at(101);
@@ -539,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_a_new_command() {
+    fn a_new_command_gets_default_times() {
         let life = Lifecycle::new(at(10), Some(at(9)), None, 10);
         assert_eq!((life.scheduled_at, life.expires_at), (at(10), at(10 + 3_600)));
         let life = Lifecycle::new(at(10), Some(at(20)), None, 10);
@@ -553,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_out_or_ended_is_not_cancelled() {
+    fn delivered_and_ended_commands_are_not_cancelled() {
         let by = || Cancellation::By("alice".into());
         let mut life = delivered();
         assert!(!life.cancel(at(2), by()));
@@ -578,20 +579,20 @@ mod tests {
 
     #[test]
     fn seconds_are_rounded_to_microseconds() {
-        assert_eq!(in_micros(0.123_456_7), 0.123_457);
-        assert_eq!(in_micros(0.123_456_4), 0.123_456);
-        assert_eq!(in_micros(0.000_000_4), 0.0);
-        assert_eq!((in_micros(0.25), in_micros(3.0)), (0.25, 3.0));
-        assert_eq!(in_micros(f64::MAX), f64::MAX);
+        assert_eq!(round_to_micros(0.123_456_7), 0.123_457);
+        assert_eq!(round_to_micros(0.123_456_4), 0.123_456);
+        assert_eq!(round_to_micros(0.000_000_4), 0.0);
+        assert_eq!((round_to_micros(0.25), round_to_micros(3.0)), (0.25, 3.0));
+        assert_eq!(round_to_micros(f64::MAX), f64::MAX);
     }
 
     #[test]
-    fn an_agent_that_restarted_has_a_minute() {
+    fn a_command_is_stuck_a_minute_after_a_restart() {
         let mut life = Lifecycle::new(at(0), None, None, 1_000);
-        assert!(!life.agent_restarted(at(1)), "it did not go out");
+        assert!(!life.mark_agent_restarted(at(1)), "it was not delivered");
         life.deliver(at(1));
         life.ack(at(2));
-        assert!(life.agent_restarted(at(10)) && !life.agent_restarted(at(20)));
+        assert!(life.mark_agent_restarted(at(10)) && !life.mark_agent_restarted(at(20)));
         assert_eq!(life.deadline(at(20)), Some(at(70)));
         assert!(!life.give_up_if_overdue(at(69)) && life.give_up_if_overdue(at(70)));
         let message = format!(
@@ -604,12 +605,12 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_server_leaves_a_minute_too() {
+    fn a_command_is_stuck_a_minute_after_server_deletion() {
         let mut life = Lifecycle::new(at(0), None, None, 1_000);
-        assert!(!life.server_deleted(at(1)), "it was not delivered");
+        assert!(!life.mark_server_deleted(at(1)), "it was not delivered");
         life.deliver(at(1));
         life.ack(at(2));
-        assert!(life.server_deleted(at(10)) && !life.server_deleted(at(20)));
+        assert!(life.mark_server_deleted(at(10)) && !life.mark_server_deleted(at(20)));
         assert!(!life.give_up_if_overdue(at(69)) && life.give_up_if_overdue(at(70)));
         assert_eq!(
             life.message(),
@@ -618,9 +619,9 @@ mod tests {
     }
 
     #[test]
-    fn who_killed_it_is_told_where_it_failed() {
+    fn the_message_of_a_failure_names_who_killed_it() {
         let mut life = Lifecycle::new(at(0), None, None, 10);
-        assert!(!life.kill("alice"), "an undelivered one is cancelled");
+        assert!(!life.kill("alice"), "it was not delivered");
         life.deliver(at(1));
         assert!(life.kill("alice") && life.kill("bob"));
         assert!(life.message().contains("alice asked to kill it"), "{}", life.message());
@@ -650,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn stuck_after_a_minute_without_ack() {
+    fn a_command_is_stuck_after_a_minute_without_ack() {
         let mut life = delivered();
         assert_eq!(life.deadline(at(1)), Some(at(61)));
         assert!(!life.give_up_if_overdue(at(60)));
@@ -662,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn stuck_a_minute_past_the_timeout() {
+    fn a_command_is_stuck_a_minute_past_its_timeout() {
         let mut life = delivered();
         life.ack(at(2));
         assert_eq!(life.deadline(at(2)), Some(at(72)));
@@ -672,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_result_stands() {
+    fn the_first_result_counts() {
         let mut life = delivered();
         assert!(life.finish(at(3), outcome(true)));
         assert!(!life.finish(at(4), outcome(false)));
@@ -684,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn delays_are_in_seconds() {
+    fn the_response_delay_is_in_seconds() {
         let mut life = delivered();
         assert_eq!(life.response_delay(), None);
         life.ack(at(1).plus_millis(250));
@@ -692,10 +693,10 @@ mod tests {
     }
 
     proptest! {
-        /// Any order of reports and looks, with a clock that may jump, keeps the order of the
-        /// moments and ends once.
+        /// Any order of events, with a clock that may jump, keeps the timestamps in order and ends
+        /// the command once.
         #[test]
-        fn moments_keep_their_order(events in proptest::collection::vec((0..7u8, -50..200i64), 0..12)) {
+        fn timestamps_keep_their_order(events in proptest::collection::vec((0..7u8, -50..200i64), 0..12)) {
             let mut life = Lifecycle::new(at(0), None, None, 10);
             for (event, seconds) in events {
                 let before = life.clone();
@@ -704,13 +705,13 @@ mod tests {
                     1 => { life.ack(at(seconds)); }
                     2 => { life.finish(at(seconds), outcome(seconds % 2 == 0)); }
                     3 => { life.cancel(at(seconds), Cancellation::By("alice".into())); }
-                    4 => { life.agent_restarted(at(seconds)); }
+                    4 => { life.mark_agent_restarted(at(seconds)); }
                     5 => { life.kill("bob"); }
                     _ => { life.give_up_if_overdue(at(seconds)); }
                 }
-                let moments = [Some(life.added_at), life.delivered_at, life.acked_at, life.handled_at];
-                let known: Vec<_> = moments.into_iter().flatten().collect();
-                prop_assert!(known.is_sorted(), "{life:?}");
+                let times = [Some(life.added_at), life.delivered_at, life.acked_at, life.handled_at];
+                let set: Vec<_> = times.into_iter().flatten().collect();
+                prop_assert!(set.is_sorted(), "{life:?}");
                 prop_assert_eq!(life.handled_at.is_some(), life.end.is_some());
                 if before.outcome().is_some() {
                     prop_assert_eq!(&life, &before);
@@ -722,10 +723,10 @@ mod tests {
             }
         }
 
-        /// Reports of one command in any order, each as often as it comes, end in the same state;
-        /// looks in between do not change what the result makes of it.
+        /// Reports about one command, repeated and in any order, lead to the same end. Checks of
+        /// the deadline in between do not change it.
         #[test]
-        fn any_order_of_reports_ends_alike(
+        fn any_order_of_reports_leads_to_the_same_end(
             reports in proptest::collection::vec((0..3u8, 1..200i64), 0..8).prop_flat_map(|reports| {
                 (Just(reports.clone()), Just(reports).prop_shuffle())
             }),
@@ -737,8 +738,8 @@ mod tests {
                     match report {
                         0 => { life.ack(at(*seconds)); }
                         1 => { life.finish(at(*seconds), outcome(success)); }
-                        // With no result, when it was looked at decides; so not too late for any of
-                        // them.
+                        // Without a result the time of the check decides, so none is after the
+                        // deadline.
                         _ => { life.give_up_if_overdue(at((*seconds).min(60))); }
                     }
                 }

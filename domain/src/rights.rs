@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use crate::account::read_account;
 use crate::acl::Acl;
-use crate::command::{Command, Origin, ServerRef, Shell, read_run, read_server};
+use crate::command::{Command, Origin, ServerRef, Shell, read_line_or_argv, read_server};
 use crate::command_end::Denial;
 use crate::error::Error;
 use crate::fields::Fields;
@@ -96,7 +96,7 @@ impl AclCheck {
             }
         };
         let server = read_server(&mut fields);
-        let run = read_run(&mut fields);
+        let run = read_line_or_argv(&mut fields);
         let username = read_account(&mut fields, "username", 1);
         let ((tried, server), (line, argv)) = fields.finish_with(tried.zip(server).zip(run))?;
         Ok(Self { tried, server, line, argv, username })

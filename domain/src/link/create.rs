@@ -76,7 +76,7 @@ impl<S: Store> Link<S> {
         let backhaul = self.backhaul();
         let features = backhaul.map(|(_, features)| features);
         if let Some(feature) =
-            features.and_then(|features| create.command.lacks(create.inputs.as_ref(), features))
+            features.and_then(|features| create.command.missing_feature(create.inputs.as_ref(), features))
         {
             self.refuse(ticket, Refusal::AgentCannot(feature));
             return Ok(());

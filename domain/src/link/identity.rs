@@ -319,7 +319,7 @@ impl<S: Store> Link<S> {
         for stored in self.store.waiting()? {
             self.cancel_by_id(stored.command.id, Cancellation::ServerDeleted, None)?;
         }
-        self.mark_delivered_before(self.scene.now.plus_millis(1), Lifecycle::server_deleted)?;
+        self.mark_delivered_before(self.scene.now.plus_millis(1), Lifecycle::mark_server_deleted)?;
         self.wipe_if_unused()
     }
 

@@ -132,7 +132,7 @@ impl<S: Store> Link<S> {
             .connected_at
             .filter(|since| facts.is_connected && since.plus(START_REPORT_WINDOW) > now);
         self.state().agent_started_at = opened.map(|_| now);
-        self.mark_delivered_before(opened.unwrap_or(now), Lifecycle::agent_restarted)
+        self.mark_delivered_before(opened.unwrap_or(now), Lifecycle::mark_agent_restarted)
     }
 
     /// The agent connected. If it reported a new process shortly before, commands that were
@@ -140,7 +140,7 @@ impl<S: Store> Link<S> {
     pub(super) fn apply_pending_start(&mut self) -> Result<()> {
         match self.state().agent_started_at.take() {
             Some(started) if started.plus(START_REPORT_WINDOW) > self.scene.now => {
-                self.mark_delivered_before(started, Lifecycle::agent_restarted)
+                self.mark_delivered_before(started, Lifecycle::mark_agent_restarted)
             }
             _ => Ok(()),
         }

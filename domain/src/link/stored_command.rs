@@ -285,7 +285,7 @@ impl StoredCommand {
             elapsed_time: fin
                 .elapsed_time
                 .filter(|seconds| *seconds >= 0.0)
-                .map(lifecycle::in_micros),
+                .map(lifecycle::round_to_micros),
             reason: fin.reason.as_deref().filter(|_| !fin.success).and_then(Outcome::reason),
         };
         let changed = self.life.finish(now, outcome);
