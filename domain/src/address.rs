@@ -1,6 +1,5 @@
-//! The client's address, and whether its connection is encrypted: which headers of a request count
-//! (contract 11.2). Only a peer that the deployment names in `TRUSTED_PROXIES` may speak for
-//! another address.
+//! The client's address, and whether its connection is encrypted (contract 11.2). Forwarding headers
+//! are used only if the peer is a proxy that the deployment names in `TRUSTED_PROXIES`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +7,7 @@ use ipnet::IpNet;
 
 use crate::acl::canonical;
 
-/// The proxies whose forwarding headers count: the var `TRUSTED_PROXIES`.
+/// The proxies whose forwarding headers are used: the var `TRUSTED_PROXIES`.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct TrustedProxies(Vec<IpNet>);
 
@@ -30,14 +29,14 @@ impl TrustedProxies {
         entries.map(network).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether an address is that of a trusted proxy.
+    /// Whether this is the address of a trusted proxy.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.iter().any(|network| network.contains(&address.to_canonical()))
     }
 }
 
-/// Reads an address of a forwarding header: IPv4 or IPv6, with or without a port, IPv6 in brackets
-/// or not. An IPv4 address in IPv6 form is returned as IPv4.
+/// Reads an address from a forwarding header: IPv4 or IPv6, with or without a port. IPv6 may be in
+/// brackets. An IPv4 address in IPv6 form is returned as IPv4.
 pub fn parse(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let in_brackets = || {
@@ -52,11 +51,10 @@ pub fn parse(text: &str) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// The client's address: the peer's, or if the peer is a trusted proxy, the rightmost entry of
-/// `X-Forwarded-For` that is not a trusted proxy. `None` is an unknown address.
+/// The client's address; `None`: unknown. It is the peer's address. If the peer is a trusted proxy,
+/// it is the rightmost entry of `X-Forwarded-For` that is not a trusted proxy.
 ///
-/// Each proxy appends the address that it was called from, so entries further left are the client's
-/// own words.
+/// Each proxy appends the address that called it. So the client can forge the entries further left.
 pub fn client(
     peer: Option<IpAddr>,
     forwarded_for: Option<&str>,
@@ -77,8 +75,8 @@ pub fn client(
     Some(leftmost)
 }
 
-/// Whether a trusted proxy says that the client's connection is encrypted. Of a chain of proxies,
-/// each has to say so.
+/// Whether a trusted proxy says that the client's connection is encrypted. In a chain of proxies,
+/// all of them must say so.
 pub fn is_forwarded_https(
     peer: Option<IpAddr>,
     forwarded_proto: Option<&str>,
@@ -98,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_in_every_usual_form() {
+    fn addresses_are_read_in_all_usual_forms() {
         for (text, expected) in [
             ("192.0.2.1", "192.0.2.1"),
             ("  192.0.2.1\t", "192.0.2.1"),
@@ -140,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn proxies_are_addresses_and_networks() {
+    fn trusted_proxies_are_addresses_or_networks() {
         let trusted = TrustedProxies::parse(
             " 127.0.0.1, 10.0.0.0/8 ::1,2001:db8::/32,,::ffff:192.0.2.0/120 ",
         )
@@ -160,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_trusted_peer_names_another_address() {
+    fn x_forwarded_for_counts_from_a_trusted_peer_only() {
         let trusted = TrustedProxies::parse("127.0.0.1, 10.0.0.0/8").unwrap();
         let none = TrustedProxies::default();
         let check = |peer: Option<&str>,
@@ -171,24 +169,24 @@ mod tests {
             assert_eq!(client, expected.map(ip), "{peer:?} {list:?}");
         };
         let local = Some("127.0.0.1");
-        // An unknown peer stays unknown, whatever the header says.
+        // An unknown peer stays unknown, with any header.
         check(None, Some("192.0.2.1"), &trusted, None);
         check(None, None, &trusted, None);
-        // An untrusted peer speaks for itself only.
+        // The header of an untrusted peer is ignored.
         check(local, Some("192.0.2.1"), &none, local);
         check(Some("203.0.113.5"), Some("192.0.2.1"), &trusted, Some("203.0.113.5"));
         check(Some("::ffff:203.0.113.5"), None, &trusted, Some("203.0.113.5"));
-        // A trusted peer without the header, or with an empty one, speaks for itself.
+        // Without the header, or with an empty one, a trusted peer is the client.
         check(local, None, &trusted, local);
         check(local, Some("  "), &trusted, local);
-        // The rightmost entry that is not trusted counts, whatever stands left of it.
+        // The rightmost entry that is not trusted counts. Entries left of it are ignored.
         check(local, Some("192.0.2.1"), &trusted, Some("192.0.2.1"));
         check(local, Some("10.9.9.9, 192.0.2.1"), &trusted, Some("192.0.2.1"));
         check(local, Some("junk, 192.0.2.1:5,10.9.9.9 , 127.0.0.1"), &trusted, Some("192.0.2.1"));
         check(local, Some("192.0.2.1, ::ffff:10.1.1.1"), &trusted, Some("192.0.2.1"));
-        // All are trusted: the request began at the first of them.
+        // All entries are trusted: the leftmost one is the client.
         check(local, Some("10.1.1.1, 10.2.2.2"), &trusted, Some("10.1.1.1"));
-        // Junk that has to be read makes the address unknown.
+        // Junk right of the client's entry makes the address unknown.
         for junk in ["junk", "192.0.2.1,", "192.0.2.1, unknown, 10.1.1.1", ","] {
             check(local, Some(junk), &trusted, None);
         }
@@ -197,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_trusted_peer_says_that_a_connection_is_encrypted() {
+    fn x_forwarded_proto_counts_from_a_trusted_peer_only() {
         let trusted = TrustedProxies::parse("127.0.0.1").unwrap();
         let local = Some(ip("127.0.0.1"));
         assert!(is_forwarded_https(local, Some("https"), &trusted));

@@ -1,4 +1,4 @@
-//! The Authorization header in its three forms: a user's token, an agent's id and key, the
+//! The Authorization header in its three forms: a user's token, an agent's id and key, and the
 //! operator's bearer token.
 
 use uuid::Uuid;
@@ -7,21 +7,21 @@ use crate::error::{Code, Error, Kind};
 use crate::id;
 use crate::secret::Secret;
 
-/// The longest header that is looked at, in bytes (contract 4.1).
-const LONGEST: usize = 512;
+/// The longest header that is read, in bytes (contract 4.1).
+const MAX_LENGTH: usize = 512;
 
-/// What a user's endpoint says of a header that it cannot read.
+/// The error message of users' endpoints for a malformed header.
 const USER_FORM: &str = "The Authorization header must be: token=\"<API_TOKEN>\", with the double quotes, and at most 512 bytes long.";
-/// What an agent's endpoint says of a header that it cannot read.
+/// The error message of agents' endpoints for a malformed header.
 const AGENT_FORM: &str =
     "The Authorization header must be: id=\"<server id>\", key=\"<agent key>\".";
 
 /// An agent's credential (agent-protocol 1.1).
 #[derive(Clone, Debug)]
 pub struct AgentCredential {
-    /// The server that the agent says it serves.
+    /// The id of the server that the agent claims to be.
     pub server: Uuid,
-    /// Its key.
+    /// The agent's key.
     pub key: Secret,
 }
 
@@ -33,7 +33,7 @@ fn unauthenticated() -> Error {
     Error::new(Kind::Unauthenticated, "Authentication credentials were not provided.")
 }
 
-/// The text between double quotes. No character inside may be a quote or a control character.
+/// The text between double quotes. It may not be empty, or have a quote or a control character.
 fn quoted(text: &str) -> Option<&str> {
     text.strip_prefix('"')?
         .strip_suffix('"')
@@ -43,19 +43,20 @@ fn quoted(text: &str) -> Option<&str> {
 /// Reads `token="<value>"`, a login token or an API token (contract 4.1).
 ///
 /// # Errors
-/// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] where it has another form.
+/// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] if it has another form.
 pub fn user(header: Option<&str>) -> Result<Secret, Error> {
     let header = header.ok_or_else(unauthenticated)?;
-    let value =
-        (header.len() <= LONGEST).then(|| header.strip_prefix("token=").and_then(quoted)).flatten();
+    let value = (header.len() <= MAX_LENGTH)
+        .then(|| header.strip_prefix("token=").and_then(quoted))
+        .flatten();
     value.map(Secret::new).ok_or_else(|| malformed(USER_FORM))
 }
 
 /// Reads `id="<server uuid>", key="<agent key>"` (agent-protocol 1.1).
 ///
 /// # Errors
-/// [`Kind::Unauthenticated`] without a header, [`Kind::NotFound`] with a user's token, as paths for
-/// agents do not exist for users, [`Kind::Forbidden`] where it has another form.
+/// [`Kind::Unauthenticated`] without a header. [`Kind::NotFound`] for a user's token: agents' paths
+/// do not exist for users. [`Kind::Forbidden`] if it has another form.
 pub fn agent(header: Option<&str>) -> Result<AgentCredential, Error> {
     let header = header.ok_or_else(unauthenticated)?;
     let parse = || {
@@ -65,10 +66,10 @@ pub fn agent(header: Option<&str>) -> Result<AgentCredential, Error> {
     if user(Some(header)).is_ok() {
         return Err(Error::not_found());
     }
-    (header.len() <= LONGEST).then(parse).flatten().ok_or_else(|| malformed(AGENT_FORM))
+    (header.len() <= MAX_LENGTH).then(parse).flatten().ok_or_else(|| malformed(AGENT_FORM))
 }
 
-/// Tells whether a header has an agent's form, on paths where both users and agents call.
+/// Whether a header has the form of an agent's, on paths for users and agents.
 pub fn is_agent(header: Option<&str>) -> bool {
     header.is_some_and(|header| header.starts_with("id="))
 }
@@ -76,11 +77,12 @@ pub fn is_agent(header: Option<&str>) -> bool {
 /// Reads `Bearer <OPERATOR_TOKEN>` (contract 2.1).
 ///
 /// # Errors
-/// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] where it has another form.
+/// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] if it has another form.
 pub fn operator(header: Option<&str>) -> Result<Secret, Error> {
     let header = header.ok_or_else(unauthenticated)?;
-    let value =
-        header.strip_prefix("Bearer ").filter(|value| !value.is_empty() && header.len() <= LONGEST);
+    let value = header
+        .strip_prefix("Bearer ")
+        .filter(|value| !value.is_empty() && header.len() <= MAX_LENGTH);
     value
         .map(Secret::new)
         .ok_or_else(|| malformed("The Authorization header must be: Bearer <OPERATOR_TOKEN>."))
@@ -96,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_quoted() {
+    fn a_users_token_is_in_double_quotes() {
         assert_eq!(user(Some("token=\"abc\"")).unwrap().expose(), "abc");
         refused(user(None), Kind::Unauthenticated);
         for bad in [
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_is_a_bearer() {
+    fn the_operator_sends_a_bearer_token() {
         assert_eq!(operator(Some("Bearer abc")).unwrap().expose(), "abc");
         refused(operator(None), Kind::Unauthenticated);
         for bad in ["Bearer ", "bearer abc", "abc", "token=\"abc\""] {

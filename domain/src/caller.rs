@@ -1,4 +1,4 @@
-//! Who calls, once a credential was found to be alive.
+//! The caller: the user of a request, whose credential is valid.
 
 use serde::Deserialize;
 use uuid::Uuid;
@@ -8,7 +8,7 @@ use crate::audit::{ActorType, CredentialType, Event};
 use crate::time::Timestamp;
 use crate::user::Rank;
 
-/// What kind of credential it is.
+/// The kind of a caller's credential.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -18,10 +18,10 @@ pub enum Kind {
     ApiToken,
 }
 
-/// The authenticated user, and by which credential.
+/// The authenticated user and the credential.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Caller {
-    /// The workspace.
+    /// The workspace's id.
     pub workspace_id: i64,
     /// The user's id.
     pub user_id: i64,
@@ -29,45 +29,46 @@ pub struct Caller {
     pub username: String,
     /// The user's e-mail address.
     pub email: String,
-    /// Staff manage servers and ordinary users.
+    /// Whether the user manages servers and ordinary users.
     pub is_staff: bool,
-    /// Superusers manage everything.
+    /// Whether the user manages everything.
     pub is_superuser: bool,
-    /// The kind of credential.
+    /// The kind of the credential.
     pub kind: Kind,
-    /// The session's or the API token's id.
+    /// The id of the session or the API token.
     pub credential_id: Uuid,
-    /// When the session's expiry was moved, or the token's use was noted.
+    /// When the session's expiry was last extended, or the token's use was last recorded.
     pub moved_at: Option<Timestamp>,
-    /// When the session ends, or the token expires.
+    /// When the session or the API token expires.
     pub expires_at: Option<Timestamp>,
-    /// What the API token is limited to, where it is.
+    /// The access control list of the API token, if it has one.
     pub acl: Option<Acl>,
 }
 
 impl Caller {
-    /// Whether the caller has the rights of staff.
+    /// Whether the caller has the permissions of staff.
     pub fn is_staff_or_superuser(&self) -> bool {
         self.rank().is_staff_or_superuser()
     }
 
-    /// When the caller's API token expires, if it does: no token that it creates or changes may end
-    /// later.
+    /// When the caller's API token expires, if it does. A token that it creates or changes may not
+    /// expire later.
     pub fn token_expires_at(&self) -> Option<Timestamp> {
         self.expires_at.filter(|_| self.kind == Kind::ApiToken)
     }
 
-    /// Whether the caller reaches all of the workspace's servers (contract 5.5).
+    /// Whether the caller has full access: to all servers of the workspace (contract 5.5).
     pub fn reaches_all(&self) -> bool {
         self.is_staff_or_superuser() && self.acl.as_ref().is_none_or(|acl| acl.servers.is_none())
     }
 
-    /// Whether the API token reads only commands that its list allows (contract 4.13).
+    /// Whether the API token reads only commands that its access control list allows (contract
+    /// 4.13).
     pub fn reads_narrowly(&self) -> bool {
         self.acl.as_ref().is_some_and(Acl::reads_narrowly)
     }
 
-    /// The caller's event.
+    /// Adds the caller and the credential to an audit event.
     pub fn sign(&self, event: Event) -> Event {
         let kind = match self.kind {
             Kind::Session => CredentialType::Session,
@@ -78,7 +79,7 @@ impl Caller {
         event.with(kind, Some(self.credential_id.to_string()))
     }
 
-    /// The caller's rank.
+    /// The caller's rank, for rules about users.
     pub fn rank(&self) -> Rank {
         Rank { is_staff: self.is_staff, is_superuser: self.is_superuser }
     }

@@ -1,24 +1,24 @@
-//! Output chunks packed into rows: a row holds consecutive chunks, so that many small ones do not
-//! make many rows.
+//! Output chunks packed into rows. A row holds consecutive chunks, so that many small chunks need
+//! few rows.
 
 use crate::wire::Chunk;
 
-/// The most bytes of content of a row with more than one chunk.
+/// The largest content of a row with more than one chunk, in bytes.
 pub const MAX_BYTES: usize = 64 * 1024;
-/// The most chunks of a row.
+/// The largest number of chunks in a row.
 const MAX_CHUNKS: usize = 4_096;
 
-/// Consecutive chunks of a command.
+/// A row of consecutive chunks.
 ///
-/// Of the chunks of a command those below some `seq` are kept. So `content` is what the first
-/// chunks of the row had, and nothing of the others.
+/// A command keeps its chunks below some `seq`, its limit. So `content` has the chunks of the row
+/// below the limit, and only the lengths of the others are stored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChunkRow {
     /// The `seq` of the first chunk.
     pub first: u64,
-    /// The bytes that each chunk had.
+    /// The length of each chunk in bytes, kept or not.
     lengths: Vec<u64>,
-    /// The content of those that are kept.
+    /// The content of the kept chunks.
     pub content: String,
 }
 
@@ -29,41 +29,41 @@ impl ChunkRow {
         Self { first: seq, lengths: vec![content.len() as u64], content: kept.to_owned() }
     }
 
-    /// A row as it is stored: the first `seq`, [`Self::lengths`] and the content.
+    /// Reads a stored row: the first `seq`, [`Self::lengths`] and the content.
     pub fn stored(first: u64, lengths: &str, content: String) -> Self {
         let lengths = lengths.split(',').filter_map(|length| length.parse().ok()).collect();
         Self { first, lengths, content }
     }
 
-    /// The lengths of the chunks in bytes, as text.
+    /// The stored form of the lengths: decimal numbers, separated by commas.
     pub fn lengths(&self) -> String {
         self.lengths.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
     }
 
-    /// The `seq` after the last chunk.
+    /// One more than the `seq` of the last chunk.
     pub fn end(&self) -> u64 {
         self.first + self.lengths.len() as u64
     }
 
-    /// The bytes that the chunks had.
+    /// The length of all chunks in bytes, kept or not.
     pub fn bytes(&self) -> u64 {
         self.lengths.iter().sum()
     }
 
-    /// Whether the chunks of `next` go into this row: they follow, and do not make it too large.
+    /// Whether the chunks of `next` follow this row's chunks and fit into it.
     pub fn has_room_for(&self, next: &Self) -> bool {
         next.first == self.end()
             && self.content.len() + next.content.len() <= MAX_BYTES
             && self.lengths.len() + next.lengths.len() <= MAX_CHUNKS
     }
 
-    /// Adds the chunks of the next row.
+    /// Adds the chunks of `next`, for which there is room.
     pub fn append(&mut self, next: &Self) {
         self.lengths.extend(&next.lengths);
         self.content.push_str(&next.content);
     }
 
-    /// The chunks from a `seq` on, up to one.
+    /// The kept chunks with a `seq` from `from` to below `end`.
     pub fn chunks(&self, from: u64, end: u64) -> impl Iterator<Item = Chunk> {
         let mut at = 0;
         (self.first..end).zip(&self.lengths).filter_map(move |(seq, length)| {
@@ -74,7 +74,8 @@ impl ChunkRow {
         })
     }
 
-    /// Drops the content of the last chunk below `end`. Returns its `seq` and its length.
+    /// Drops the content of the last chunk below `end`. Returns the `seq` and the length of the
+    /// chunk.
     pub fn drop_last(&mut self, end: u64) -> Option<(u64, u64)> {
         let last = end.min(self.end()).checked_sub(1).filter(|last| *last >= self.first)?;
         let length = *self.lengths.get(usize::try_from(last - self.first).ok()?)?;
@@ -129,9 +130,9 @@ mod tests {
     }
 
     proptest! {
-        /// The content of the last chunks goes, one after the other, and what stays is as before.
+        /// Each call drops the last kept chunk, and the others stay unchanged.
         #[test]
-        fn the_last_ones_are_dropped_first(contents in proptest::collection::vec("\\PC{0,5}", 1..9), first in 0..9u64) {
+        fn the_last_chunk_is_dropped_first(contents in proptest::collection::vec("\\PC{0,5}", 1..9), first in 0..9u64) {
             let mut row = ChunkRow::new(first, &contents[0], true);
             for content in &contents[1..] {
                 let next = ChunkRow::new(row.end(), content, true);

@@ -720,7 +720,10 @@ mod tests {
         );
         assert_eq!(command.missing_feature(None, none), None);
         let blank = Command { argv: Some(vec!["echo".into(), String::new()]), ..command.clone() };
-        assert_eq!((blank.missing_feature(None, none), blank.missing_feature(None, all)), (Some(Feature::Argv), None));
+        assert_eq!(
+            (blank.missing_feature(None, none), blank.missing_feature(None, all)),
+            (Some(Feature::Argv), None)
+        );
         let inputs = Inputs { stdin: Some("x".into()), cwd: Some("/".into()), ..Inputs::default() };
         assert_eq!(
             command.missing_feature(Some(&inputs), Features { stdin: false, ..all }),

@@ -1,5 +1,4 @@
-//! Which web pages of other origins may call the API: those of the var `WEB_CLIENT_URL`, and no
-//! others (contract 3.2).
+//! CORS: only web pages of the origin in the var `WEB_CLIENT_URL` may call the API (contract 3.2).
 
 /// The origin of a URL: scheme, host and port, as a browser sends it in the Origin header.
 pub fn origin(url: &str) -> Option<&str> {
@@ -8,7 +7,7 @@ pub fn origin(url: &str) -> Option<&str> {
     Some(&url[..scheme.len() + "://".len() + host.len()])
 }
 
-/// Tells whether a page of `sent`, an Origin header, may call.
+/// Whether a page may call the API. `sent` is the Origin header of its request.
 pub fn allows(web_client_url: &str, sent: &str) -> bool {
     origin(web_client_url).is_some_and(|origin| origin.eq_ignore_ascii_case(sent))
 }
@@ -18,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_origin_only() {
+    fn only_the_origin_of_the_web_client_is_allowed() {
         let web = "https://console.example.com:8443/app/";
         assert_eq!(origin(web), Some("https://console.example.com:8443"));
         assert!(allows(web, "https://console.example.com:8443"));

@@ -1,8 +1,7 @@
-//! What a request can be refused with: the one error type of the rules and of the Worker's
-//! handlers.
+//! The error type of the rules and of the Worker's handlers.
 //!
-//! An [`Error`] says what is wrong; the Worker's `response` module alone turns it into a status and
-//! a body.
+//! An [`Error`] says what is wrong. Only the Worker's module `response` turns it into a status and a
+//! body.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,21 +13,20 @@ pub type FieldErrors = BTreeMap<Cow<'static, str>, Vec<Cow<'static, str>>>;
 /// The key of messages that belong to no field.
 pub const NON_FIELD: &str = "non_field_errors";
 
-/// Makes the codes of names and texts, so that there is one list of them.
+/// Generates [`Code`] from one list of names and texts.
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// The codes that an error body can carry in `code` (contract 3.10): those of contract 3.10
-        /// and this project's own, all here.
+        /// The values of `code` in an error body (contract 3.10).
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Code {
             $($(#[$doc])* $name,)*
         }
 
         impl Code {
-            /// All of them.
+            /// All codes.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// The code as clients see it.
+            /// The text in the API.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
@@ -45,24 +43,24 @@ codes! {
     CommandNotFound = "COMMAND_NOT_FOUND",
     /// The command's server has no agent connected (contract 3.10).
     ServerNotConnected = "SERVER_NOT_CONNECTED",
-    /// The credential is not alive: unknown, expired, disabled, revoked, of another workspace; all
-    /// alike.
+    /// The credential is invalid: unknown, expired, disabled, revoked, or of another workspace.
+    /// The API does not say which.
     InvalidToken = "INVALID_TOKEN",
-    /// The Authorization header does not have the form that the endpoint takes.
+    /// The Authorization header has another form than the endpoint takes.
     InvalidAuthorization = "INVALID_AUTHORIZATION",
-    /// The credential is right, its holder may not do this.
+    /// The credential is valid, but its holder may not do this.
     PermissionDenied = "PERMISSION_DENIED",
     /// The API token's access control list does not allow it (contract 4.12).
     ApiTokenAclNotAllowed = "API_TOKEN_ACL_NOT_ALLOWED",
-    /// Too many tries; the header Retry-After says when to try again.
+    /// Too many attempts. The header Retry-After says when to try again.
     Throttled = "THROTTLED",
-    /// The user or the workspace has as many of these as its quota allows (contract 11.4).
+    /// The user or the workspace has used up a quota (contract 11.4).
     QuotaExceeded = "QUOTA_EXCEEDED",
-    /// The command was delivered to the server, and cannot be cancelled any more (contract 7.7).
+    /// The command was delivered and can no longer be cancelled (contract 7.7).
     EventCommandAlreadySent = "EVENT_COMMAND_ALREADY_SENT",
     /// The command has ended.
     CommandAlreadyHandled = "COMMAND_ALREADY_HANDLED",
-    /// The command's agent cannot kill it: it is of another kind, or not connected.
+    /// The command's agent is not connected, or does not support kills.
     AgentCannotKill = "AGENT_CANNOT_KILL",
     /// Another agent with this server's identity is connected and alive.
     IdentityConflict = "IDENTITY_CONFLICT",
@@ -72,16 +70,15 @@ codes! {
     ServerPending = "SERVER_PENDING",
     /// The Idempotency-Key was used with another body.
     IdempotencyKeyReused = "IDEMPOTENCY_KEY_REUSED",
-    /// The first request with the Idempotency-Key was cut off, and what became of it is not known
-    /// yet.
+    /// The first request with the Idempotency-Key was cut off, and its outcome is not known yet.
     IdempotencyKeyInUse = "IDEMPOTENCY_KEY_IN_USE",
-    /// Fields or parameters are invalid. It stands in the header `X-Error-Code` only.
+    /// Fields or parameters are invalid. Only the header `X-Error-Code` has this code.
     InvalidInput = "INVALID_INPUT",
-    /// There is no Authorization header.
+    /// The request has no Authorization header.
     Unauthenticated = "UNAUTHENTICATED",
-    /// No such path, resource or page, or none that the caller can access.
+    /// The path, resource or page does not exist, or the caller cannot access it.
     NotFound = "NOT_FOUND",
-    /// The path has other methods.
+    /// The path exists, but not with this method.
     MethodNotAllowed = "METHOD_NOT_ALLOWED",
     /// The body is larger than the endpoint takes.
     BodyTooLarge = "BODY_TOO_LARGE",
@@ -93,20 +90,20 @@ codes! {
     Internal = "INTERNAL",
     /// The request came over plain http, to a host that takes https only.
     HttpsRequired = "HTTPS_REQUIRED",
-    /// The deployment is not complete: a secret or the database's tables are missing.
+    /// The deployment is incomplete: a secret or the tables in D1 are missing.
     NotSetUp = "NOT_SET_UP",
 }
 
-/// The kinds of refusal; each has one status.
+/// The kind of an error. Each kind has one HTTP status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// The input breaks a rule.
     Invalid,
     /// No credential was sent.
     Unauthenticated,
-    /// The credential is not good, or not good enough.
+    /// The credential is invalid, or its holder lacks the permission.
     Forbidden,
-    /// There is no such thing, or none that the caller can see.
+    /// The thing does not exist, or the caller cannot see it.
     NotFound,
     /// The path exists, but not with this method.
     MethodNotAllowed,
@@ -114,23 +111,22 @@ pub enum Kind {
     TooLarge,
     /// The request's body has a media type that the endpoint does not take.
     UnsupportedMediaType,
-    /// The state of things does not allow it.
+    /// The present state does not allow the request.
     Conflict,
-    /// What is asked for contradicts what was asked for before.
+    /// The request contradicts an earlier one: its Idempotency-Key had another body.
     Unprocessable,
-    /// Too many tries.
+    /// Too many attempts, or a quota is used up.
     Throttled,
-    /// The connection that it takes is not there: the target server has no agent connected, or
-    /// another agent holds it.
+    /// The server has no agent connected.
     NotConnected,
-    /// The deployment is not complete.
+    /// The deployment is incomplete.
     NotSetUp,
-    /// Our own fault. The detail is for the log, never for the client.
+    /// A fault of the service. The detail is for the log, never for the client.
     Internal,
 }
 
 impl Kind {
-    /// The code of a refusal that names no other.
+    /// The code of an error of this kind that has no code of its own.
     pub fn code(self) -> Code {
         match self {
             Self::Invalid => Code::InvalidInput,
@@ -150,27 +146,27 @@ impl Kind {
     }
 }
 
-/// A refusal.
+/// Why a request failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
-    /// What kind, and so which status.
+    /// Decides the HTTP status.
     pub kind: Kind,
-    /// A more specific code than that of the kind ([`Kind::code`]).
+    /// A more specific code than [`Kind::code`].
     pub code: Option<Code>,
-    /// A sentence for the client; for [`Kind::Internal`], for the log only.
+    /// A sentence for the client. For [`Kind::Internal`]: for the log only.
     pub detail: Cow<'static, str>,
-    /// Messages by field; where there are any, they make the body.
+    /// Messages by field. If it is not empty, it is the body.
     pub fields: FieldErrors,
-    /// Seconds after which another try makes sense.
+    /// The header Retry-After, in seconds.
     pub retry_after: Option<u64>,
-    /// The body is `null`: the endpoint tells nobody what is wrong (contract 4.10).
+    /// Whether the body is `null`, so that the client does not learn the reason (contract 4.10).
     pub is_silent: bool,
 }
 
-/// Both values, or what is wrong with either, told together.
+/// Returns both values, or the errors of both together.
 ///
 /// # Errors
-/// The fields' messages of both; or the one that has none.
+/// The field errors of both, if both have the same kind. Otherwise the first error.
 pub fn both<A, B>(one: Result<A, Error>, other: Result<B, Error>) -> Result<(A, B), Error> {
     match (one, other) {
         (Ok(one), Ok(other)) => Ok((one, other)),
@@ -182,8 +178,8 @@ pub fn both<A, B>(one: Result<A, Error>, other: Result<B, Error>) -> Result<(A, 
     }
 }
 
-/// What a library fails with is a fault of the service, and its text is for the log. So `Error` is
-/// no `std::error::Error` itself.
+/// An error of a library is a fault of the service, and its text is for the log. This needs `Error`
+/// not to implement `std::error::Error` itself.
 impl<E: std::error::Error> From<E> for Error {
     fn from(cause: E) -> Self {
         Self::internal(cause.to_string())
@@ -191,7 +187,7 @@ impl<E: std::error::Error> From<E> for Error {
 }
 
 impl Error {
-    /// A refusal of `kind` with a sentence.
+    /// An error with a sentence for the client.
     pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
         let fields = FieldErrors::new();
         Self {
@@ -204,7 +200,7 @@ impl Error {
         }
     }
 
-    /// The same with a code.
+    /// Adds a code.
     pub fn code(mut self, code: Code) -> Self {
         self.code = Some(code);
         self
@@ -220,7 +216,7 @@ impl Error {
         Self::fields(FieldErrors::from([(name.into(), vec![message.into()])]))
     }
 
-    /// Nothing here.
+    /// The resource does not exist, or the caller cannot see it.
     pub fn not_found() -> Self {
         Self::new(Kind::NotFound, "Not found.")
     }
@@ -235,17 +231,19 @@ impl Error {
         Self::new(Kind::NotFound, "There is no such path.")
     }
 
-    /// The one answer for every credential that is not alive (contract 4.1).
+    /// The credential is invalid. All invalid credentials get the same answer (contract 4.1).
     pub fn invalid_token() -> Self {
         Self::new(Kind::Forbidden, "Invalid or expired token.").code(Code::InvalidToken)
     }
 
-    /// The credential is alive, but its holder may not do this. `rule` says in a sentence who may.
+    /// The credential is valid, but its holder may not do this. `rule`: a sentence that says who
+    /// may.
     pub fn permission_denied(rule: &'static str) -> Self {
         Self::new(Kind::Forbidden, rule).code(Code::PermissionDenied)
     }
 
-    /// An invalid request to a command endpoint (contract 3.9). The sentence names the bad fields.
+    /// Turns field errors into those of a command endpoint (contract 3.9). The sentence names the
+    /// invalid fields.
     pub fn invalid_command(self) -> Self {
         let names: Vec<&str> = self.fields.keys().map(AsRef::as_ref).collect();
         let detail = format!("Invalid input: {}.", names.join(", "));
@@ -258,32 +256,32 @@ impl Error {
             .code(Code::ApiTokenAclNotAllowed)
     }
 
-    /// The same with the limit that does not allow it.
+    /// The API token's access control list does not allow it. `limit` names the entry that refused.
     pub fn acl_refusal(limit: impl std::fmt::Display) -> Self {
         let detail =
             format!("The access control list of the API token does not allow this: {limit}.");
         Self::new(Kind::Forbidden, detail).code(Code::ApiTokenAclNotAllowed)
     }
 
-    /// Too many tries; another one makes sense after so many seconds.
+    /// Too many attempts. `retry_after` is in seconds.
     pub fn throttled(retry_after: u64) -> Self {
         let error =
             Self::new(Kind::Throttled, "Too many tries. Try again later.").code(Code::Throttled);
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// A quota is used up (contract 11.4); another try makes sense after so many seconds.
+    /// A quota is used up (contract 11.4). `retry_after` is in seconds.
     pub fn quota_exceeded(detail: impl Into<Cow<'static, str>>, retry_after: u64) -> Self {
         let error = Self::new(Kind::Throttled, detail).code(Code::QuotaExceeded);
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// The same, with `null` for a body.
+    /// Makes the body `null`.
     pub fn silent(self) -> Self {
         Self { is_silent: true, ..self }
     }
 
-    /// Our own fault; `cause` goes to the log.
+    /// A fault of the service. `cause` is for the log.
     pub fn internal(cause: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Internal, cause)
     }

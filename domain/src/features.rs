@@ -1,4 +1,5 @@
-//! What an agent can do beyond Alpamon, as it announces when it connects (agent-protocol 6.1).
+//! The features that an agent has beyond Alpamon. It announces them when it connects
+//! (agent-protocol 6.1).
 
 use std::fmt;
 
@@ -10,11 +11,11 @@ use crate::wire::{FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_STDIN};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Feature {
-    /// Runs words that a line cannot carry.
+    /// It runs a program with any arguments, without a shell.
     Argv,
-    /// Gives a command input.
+    /// It writes to the standard input of a command.
     Stdin,
-    /// Runs a command in a named directory.
+    /// It runs a command in a given directory.
     Cwd,
 }
 
@@ -34,18 +35,18 @@ impl fmt::Display for Feature {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Features {
-    /// It kills commands, and ends them at their timeout.
+    /// It kills commands, on request and at their timeout.
     pub kill: bool,
-    /// It runs words without a shell.
+    /// It runs a program with any arguments, without a shell.
     pub argv: bool,
-    /// It gives commands input.
+    /// It writes to the standard input of a command.
     pub stdin: bool,
-    /// It runs commands in a named directory.
+    /// It runs a command in a given directory.
     pub cwd: bool,
 }
 
 impl Features {
-    /// Reads the handshake's header: names with commas between them. Unknown names are ignored.
+    /// Reads the header of the handshake: names, separated by commas. Unknown names are ignored.
     pub fn parse(header: &str) -> Self {
         let has =
             |name: &str| header.split(',').any(|feature| feature.trim().eq_ignore_ascii_case(name));
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header() {
+    fn known_names_in_the_header_are_features() {
         assert_eq!(Features::parse(""), Features::default());
         assert_eq!(Features::parse("kills, xargv"), Features::default());
         let some = Features { kill: true, cwd: true, ..Features::default() };

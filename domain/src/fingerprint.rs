@@ -1,15 +1,15 @@
-//! The fingerprint of an agent's key (contract 6.5): short enough to compare by eye, and useless as
-//! a credential.
+//! The fingerprint of an agent's key (contract 6.5). People compare it by eye, and it does not work
+//! as a credential.
 
 use sha2::{Digest, Sha256};
 
 use crate::secret::Secret;
 
-/// Hashed before the key, so that no other hash of the key begins like a fingerprint.
+/// Hashed before the key, so that no other hash of the key begins with the fingerprint's bits.
 const LABEL: &[u8] = b"farhand agent fingerprint 1\n";
-/// RFC 4648, base32.
+/// The base32 alphabet (RFC 4648).
 const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
-/// Characters of a fingerprint, five bits each.
+/// The number of characters of a fingerprint. Each holds five bits.
 const LENGTH: usize = 8;
 
 /// The first 40 bits of SHA-256 over a label and the key, in base32 as `XXXX-XXXX`.

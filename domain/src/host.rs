@@ -1,35 +1,34 @@
-//! Which workspace a request belongs to, told by its Host header (contract 1.1).
+//! The workspace of a request, by its Host header (contract 1.1).
 
 use std::net::IpAddr;
 
 use crate::workspace;
 
-/// The names under which this region cell is reached: the vars `REGION`, `SERVICE_DOMAIN` and
-/// `DEFAULT_WORKSPACE`.
+/// The host names of this region cell: the vars `REGION`, `SERVICE_DOMAIN` and `DEFAULT_WORKSPACE`.
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a> {
     /// The name of this region cell.
     pub region: &'a str,
     /// The domain of the service, without a port.
     pub service_domain: &'a str,
-    /// The workspace that the bare domain stands for, where one is set.
+    /// The slug of the workspace that is served at the bare domain, if one is set.
     pub default_workspace: Option<&'a str>,
 }
 
-/// What a Host header names.
+/// The meaning of a Host header.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Host {
-    /// A workspace's own name. Whether there is such a workspace is another question.
+    /// The host name of a workspace with this slug. The workspace may not exist.
     Workspace(String),
-    /// The bare service domain, `localhost` or an IP address. The operator API is here, and the
-    /// default workspace.
+    /// The bare service domain, `localhost` or an IP address. It serves the operator API and the
+    /// default workspace, if one is set.
     Bare(Option<String>),
-    /// Not a name of this cell: another region, or a deeper or shallower name.
+    /// Not a host name of this cell: another region, or a name with more or fewer labels.
     Elsewhere,
 }
 
 impl Host {
-    /// Reads a Host header: case and port do not matter.
+    /// Reads a Host header. Case and port are ignored.
     pub fn of(header: &str, names: Names<'_>) -> Self {
         let host = without_port(header).to_ascii_lowercase();
         let service_domain = names.service_domain.to_ascii_lowercase();
@@ -49,7 +48,7 @@ impl Host {
         workspace.map_or(Self::Elsewhere, |slug| Self::Workspace(slug.to_owned()))
     }
 
-    /// The slug of the workspace that requests to this host belong to.
+    /// The slug of the workspace that this host serves.
     pub fn workspace(&self) -> Option<&str> {
         match self {
             Self::Workspace(slug) => Some(slug),
@@ -59,8 +58,8 @@ impl Host {
     }
 }
 
-/// Whether a Host header names the machine that the caller is on: `localhost`, a name below it, or
-/// a loopback address. Requests to it never leave that machine.
+/// Whether a Host header names the caller's own machine: `localhost`, a name below it, or a loopback
+/// address. Requests to it never leave that machine.
 pub fn is_local(header: &str) -> bool {
     let host = without_port(header).to_ascii_lowercase();
     let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(&host);
@@ -68,7 +67,7 @@ pub fn is_local(header: &str) -> bool {
     host == "localhost" || host.ends_with(".localhost") || literal.parse().is_ok_and(is_loopback)
 }
 
-/// A Host header without its port; an IPv6 address keeps its brackets.
+/// A Host header without its port. An IPv6 address keeps its brackets.
 fn without_port(header: &str) -> &str {
     match header.rsplit_once(':') {
         Some((host, port))
@@ -94,13 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn workspaces() {
+    fn a_slug_below_the_region_names_a_workspace() {
         check("acme.eu1.farhand.example", Host::Workspace("acme".into()));
         check("ACME.EU1.Farhand.Example:8443", Host::Workspace("acme".into()));
     }
 
     #[test]
-    fn bare_names_stand_for_the_default_workspace() {
+    fn bare_names_serve_the_default_workspace() {
         for bare in [
             "farhand.example",
             "FARHAND.example:80",

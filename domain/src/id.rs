@@ -1,17 +1,17 @@
-//! Identifiers.
+//! UUIDs: creation and parsing (contract 3.6).
 
 use uuid::{Builder, Uuid};
 
 use crate::time::Timestamp;
 
-/// A UUID of version 7 from the time and ten random bytes: ids sort by creation (contract 3.6).
+/// A UUID of version 7 from the time and ten random bytes. Ids sort by creation time.
 pub fn new(now: Timestamp, random: [u8; 10]) -> Uuid {
     Builder::from_unix_timestamp_millis(now.as_millis(), &random).into_uuid()
 }
 
-/// Reads a UUID in its one usual form, 36 characters with hyphens, in either case.
+/// Reads a UUID of 36 characters with hyphens, in upper or lower case.
 ///
-/// The crate would also take braces, `urn:uuid:` and no hyphens; an id in a path has one spelling.
+/// The crate `uuid` also accepts braces, `urn:uuid:` and no hyphens. Ids in the API have one form.
 pub fn parse(text: &str) -> Option<Uuid> {
     (text.len() == 36).then(|| Uuid::try_parse(text).ok()).flatten()
 }
@@ -29,7 +29,7 @@ mod tests {
     }
 
     #[test]
-    fn one_spelling_only() {
+    fn only_the_form_with_hyphens_is_read() {
         assert!(parse("01936d3e-7a00-7000-8000-000000000000").is_some());
         assert!(parse("01936D3E-7A00-7000-8000-000000000000").is_some());
         for bad in [

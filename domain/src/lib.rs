@@ -1,11 +1,12 @@
-//! The rules of Farhand, with nothing of the platform in them.
+//! The rules of Farhand, independent of Cloudflare.
 //!
-//! No clock, no randomness and no I/O: the time, random bytes and identifiers come in as arguments,
-//! and decisions go out as values. So every rule is tested natively, in milliseconds, and the
-//! Worker at the root of the repository only carries them out.
+//! This crate has no clock, no randomness and no I/O. The time and random bytes are arguments, and
+//! decisions are return values. So each rule has fast native tests. The Worker at the root of the
+//! repository, and the agent, carry the decisions out.
 //!
-//! `contract 7.8` in a comment is the heading 7.8 of `docs/spec/contract.md`, `agent-protocol 4.1`
-//! one of `docs/spec/agent-protocol.md`. A test finds each of them (`tests/docs/citations.rs`).
+//! In a comment, `contract 7.8` means heading 7.8 of `docs/spec/contract.md`, and `agent-protocol
+//! 4.1` a heading of `docs/spec/agent-protocol.md`. The test `tests/docs/citations.rs` checks that
+//! these headings exist.
 
 pub mod account;
 pub mod acl;

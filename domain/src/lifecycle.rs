@@ -445,7 +445,8 @@ mod tests {
     fn a_missing_feature_of_the_agent_fails_a_command() {
         let mut life = Lifecycle::new(at(0), None, None, 10);
         assert!(
-            life.fail_undeliverable(at(5), Feature::Stdin) && !life.fail_undeliverable(at(6), Feature::Cwd)
+            life.fail_undeliverable(at(5), Feature::Stdin)
+                && !life.fail_undeliverable(at(6), Feature::Cwd)
         );
         check(&life, "Failed", "danger", false);
         assert_eq!(

@@ -1,26 +1,26 @@
-//! The output of a command, and how much of it is kept where (contract 7.9).
+//! The output of a command: its limits and its hash (contract 7.9).
 
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-/// The most bytes of a command's `result`.
+/// The longest `result` of a command, in bytes.
 pub const MAX_RESULT: usize = 256 * 1024;
-/// The most characters of a `result` in a list.
+/// The longest `result` in a list, in characters.
 pub const MAX_RESULT_IN_LIST: usize = 4_096;
-/// The most bytes of chunks that are kept for one command.
+/// The most output that is kept for a command, in bytes of chunks.
 pub const MAX_KEPT: u64 = 16 * 1024 * 1024;
 
-/// Bytes in hexadecimal.
+/// Bytes as lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
-        // Writing to a text cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(hex, "{byte:02x}");
         hex
     })
 }
 
-/// The SHA-256 of output, which comes in pieces.
+/// The SHA-256 of output that is read in pieces.
 #[derive(Default)]
 pub struct OutputHash(Sha256);
 
@@ -36,15 +36,15 @@ impl OutputHash {
     }
 }
 
-/// The SHA-256 of a whole text, in hexadecimal.
+/// The SHA-256 of a text, in hexadecimal.
 pub fn sha256(text: &str) -> String {
     let mut hash = OutputHash::default();
     hash.add(text);
     hash.finish()
 }
 
-/// What is kept of `text` as a result: all of it, or its head and tail around a line that tells of
-/// the cut. The flag tells whether it was cut.
+/// Cuts output to the length of a result: head and tail, with a line between them that says how
+/// much was cut. Returns the result, and whether it was cut.
 pub fn result(text: &str) -> (String, bool) {
     if text.len() <= MAX_RESULT {
         (text.to_owned(), false)
@@ -53,10 +53,10 @@ pub fn result(text: &str) -> (String, bool) {
     }
 }
 
-/// The result of output of `length` bytes, more than a result holds, of which a beginning and an
-/// end are at hand. Each is as long as a result, or longer.
+/// The result of output that is longer than [`MAX_RESULT`]. `beginning` and `end` are parts of the
+/// output, each at least [`MAX_RESULT`] long. `length` is that of the whole output, in bytes.
 pub fn result_of_ends(beginning: &str, end: &str, length: usize) -> String {
-    // The number in the marker is not known before the cut is; this leaves room for any.
+    // The marker needs at most 64 bytes, whatever number it shows.
     let half = (MAX_RESULT - 64) / 2;
     let head = &beginning[..beginning.floor_char_boundary(half)];
     let tail = &end[end.ceil_char_boundary(end.len().saturating_sub(half))..];
@@ -64,7 +64,7 @@ pub fn result_of_ends(beginning: &str, end: &str, length: usize) -> String {
     format!("{head}\n[... {cut} bytes cut ...]\n{tail}")
 }
 
-/// The beginning of a result, as long as a list shows it; `None` where the list shows all of it.
+/// The part of a result that lists show; `None` if they show all of it.
 pub fn in_list(result: &str) -> Option<&str> {
     result.char_indices().nth(MAX_RESULT_IN_LIST).map(|(end, _)| &result[..end])
 }
@@ -86,14 +86,14 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_kept_whole() {
+    fn a_short_result_is_not_cut() {
         let fits = "ä".repeat(MAX_RESULT / 2);
         assert_eq!(result(&fits), (fits, false));
         assert_eq!(result(""), (String::new(), false));
     }
 
     #[test]
-    fn what_does_not_fit_keeps_head_and_tail() {
+    fn a_long_result_keeps_head_and_tail() {
         let text = format!("head{}tail", "ä€".repeat(MAX_RESULT));
         let (kept, cut) = result(&text);
         assert!(cut && kept.len() <= MAX_RESULT, "{}", kept.len());
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_shows_the_beginning() {
+    fn a_list_shows_the_beginning_of_a_result() {
         assert_eq!(in_list(&"é".repeat(MAX_RESULT_IN_LIST)), None);
         assert_eq!(
             in_list(&"é".repeat(MAX_RESULT_IN_LIST + 1)).map(|s| s.chars().count()),
@@ -114,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_larger_than_allowed(unit in "\\PC{1,8}", extra in 0usize..5_000) {
+        fn a_result_is_never_longer_than_the_limit(unit in "\\PC{1,8}", extra in 0usize..5_000) {
             let text = unit.repeat(MAX_RESULT / unit.len() + extra);
             let (kept, cut) = result(&text);
             prop_assert!(kept.len() <= MAX_RESULT);

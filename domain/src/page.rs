@@ -1,13 +1,13 @@
-//! Pages of lists (contract 3.7).
+//! Query parameters of lists: pages, ordering and common filters (contract 3.7).
 
 use crate::error::{Error, FieldErrors, Kind};
 
-/// Items on a page where the caller does not say.
+/// The default of `page_size`.
 pub const DEFAULT_SIZE: u64 = 15;
-/// Items on a page at most; more is cut to this.
+/// The largest page. A larger `page_size` is cut to this.
 pub const MAX_SIZE: u64 = 100;
 
-/// A request's query parameters, decoded, in their order.
+/// The decoded query parameters of a request, in their order.
 pub type Query = Vec<(String, String)>;
 
 /// The last value of a query parameter.
@@ -15,10 +15,10 @@ pub fn parameter<'a>(query: &'a [(String, String)], name: &str) -> Option<&'a st
     query.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
 }
 
-/// A query parameter that is true or false: `true` or `1`, `false` or `0`, the words in any case.
+/// Reads a parameter that is true (`true`, `1`) or false (`false`, `0`), in upper or lower case.
 ///
 /// # Errors
-/// Another text, on the parameter.
+/// A field error for another text.
 pub fn boolean_parameter(
     query: &[(String, String)],
     name: &'static str,
@@ -31,11 +31,11 @@ pub fn boolean_parameter(
     }
 }
 
-/// A query parameter that is the id of a user or a group. One that JSON numbers are not exact for
-/// is nobody's, as 0 is.
+/// Reads a parameter that is the id of a user or a group. A number that cannot be an id (below 0,
+/// or 2^53 and above) becomes 0, which matches no row.
 ///
 /// # Errors
-/// What is no whole number, on the parameter.
+/// A field error if the text is not a whole number.
 pub fn id_parameter(query: &[(String, String)], name: &'static str) -> Result<Option<i64>, Error> {
     let read = |text: &str| {
         let digits = text.strip_prefix('-').unwrap_or(text);
@@ -47,10 +47,10 @@ pub fn id_parameter(query: &[(String, String)], name: &'static str) -> Result<Op
     parameter(query, name).map(read).transpose()
 }
 
-/// The words of `search`, in lower case.
+/// Reads `search`: its words, in lower case.
 ///
 /// # Errors
-/// A null character, on the parameter.
+/// A field error if the text has a null character.
 pub fn words(query: &[(String, String)]) -> Result<Vec<String>, Error> {
     let text = parameter(query, "search").unwrap_or("");
     if text.contains('\0') {
@@ -59,11 +59,11 @@ pub fn words(query: &[(String, String)]) -> Result<Vec<String>, Error> {
     Ok(text.split_whitespace().map(str::to_lowercase).collect())
 }
 
-/// The fields of `ordering`, each once, and whether each is descending; `None` where it is not
-/// given.
+/// Reads `ordering`: fields, each with whether it is descending. A repeated field is dropped.
+/// `None`: the parameter is absent.
 ///
 /// # Errors
-/// A name that is none of `names`, on the parameter.
+/// A field error if a name is not that of a field in `all`.
 pub fn ordering<T: Copy + PartialEq>(
     query: &[(String, String)],
     all: &[T],
@@ -81,25 +81,24 @@ pub fn ordering<T: Copy + PartialEq>(
                 format!("Use any of {names}, separated by commas; a leading - sorts descending."),
             )
         })?;
-        // The first one has ordered by it already.
-        if !order.iter().any(|(known, _)| *known == field) {
+        // A repeated field changes nothing: the list is ordered by it already.
+        if !order.iter().any(|(earlier, _)| *earlier == field) {
             order.push((field, descending));
         }
     }
     Ok(Some(order))
 }
 
-/// Which page is asked for.
+/// The requested page of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Page {
-    /// From 1.
+    /// The number of the page, from 1.
     pub number: u64,
-    /// From 1 to [`MAX_SIZE`].
+    /// The number of items on a page, from 1 to [`MAX_SIZE`].
     pub size: u64,
 }
 
-/// A positive whole number in decimal digits. One that is too large to count with is as large as
-/// can be.
+/// Reads a positive whole number in decimal digits. A number that is too large becomes `u64::MAX`.
 fn positive(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let number = digits.then(|| text.parse().unwrap_or(u64::MAX))?;
@@ -107,13 +106,13 @@ fn positive(text: &str) -> Option<u64> {
 }
 
 impl Page {
-    /// The one where the caller does not say.
+    /// The page of a query without parameters.
     pub const FIRST: Self = Self { number: 1, size: DEFAULT_SIZE };
 
     /// Reads `page` and `page_size`.
     ///
     /// # Errors
-    /// On each of the two that is 0, negative or not a number.
+    /// A field error for each parameter that is not a whole number of at least 1.
     pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
         let mut errors = FieldErrors::new();
         let mut read = |name: &'static str, default| match parameter(query, name) {
@@ -128,15 +127,15 @@ impl Page {
         if errors.is_empty() { Ok(page) } else { Err(Error::fields(errors)) }
     }
 
-    /// How many items come before this page; at most 2^53, which every store can count to.
+    /// The number of items before this page, at most 2^53: D1 holds numbers exactly up to there.
     pub fn offset(self) -> u64 {
         (self.number - 1).saturating_mul(self.size).min(1 << 53)
     }
 
-    /// The numbers of the page before and of the page after, in a list of `count` items.
+    /// The numbers of the previous and the next page, in a list of `count` items.
     ///
     /// # Errors
-    /// A page past the end is 404; an empty first page is not.
+    /// [`Kind::NotFound`] if the page is past the end. The first page may be empty.
     pub fn neighbours(self, count: u64) -> Result<(Option<u64>, Option<u64>), Error> {
         if self.number > 1 && self.offset() >= count {
             return Err(Error::new(Kind::NotFound, "Invalid page."));
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_and_bounds() {
+    fn page_numbers_have_defaults_and_bounds() {
         assert_eq!(Page::of(&[]).unwrap(), Page { number: 1, size: 15 });
         assert_eq!(
             Page::of(&query(&[("page", "3"), ("page_size", "1000")])).unwrap(),
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans() {
+    fn booleans_are_words_or_digits() {
         let check = |text, expected| {
             let query = query(&[("enabled", "true"), ("enabled", text), ("other", "x")]);
             assert_eq!(boolean_parameter(&query, "enabled").ok().flatten(), expected, "{text}");
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours() {
+    fn neighbours_are_pages_inside_the_list() {
         let page = |number| Page { number, size: 10 };
         assert_eq!(page(1).neighbours(0).unwrap(), (None, None));
         assert_eq!(page(1).neighbours(10).unwrap(), (None, None));

@@ -1,4 +1,4 @@
-//! How long commands are kept that are over.
+//! Command retention: how long ended commands are kept.
 
 use std::fmt;
 
@@ -6,64 +6,63 @@ use uuid::Uuid;
 
 use crate::time::Timestamp;
 
-/// The shortest that commands may be kept, in days: an Idempotency-Key answers with its command for
-/// 24 hours (contract 3.11).
-const LEAST_DAYS: i64 = 2;
-/// The longest, in days: a hundred years.
-const MOST_DAYS: i64 = 36_500;
-/// Seconds of a day.
+/// The shortest retention, in days. The answer to an Idempotency-Key must be available for 24 hours
+/// (contract 3.11).
+const MIN_DAYS: i64 = 2;
+/// The longest retention, in days: a hundred years.
+const MAX_DAYS: i64 = 36_500;
+/// The seconds of a day.
 const DAY: i64 = 24 * 60 * 60;
 
-/// A setting that does not say how long.
+/// An invalid setting of the retention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BadDays;
+pub struct InvalidRetention;
 
-impl fmt::Display for BadDays {
+impl fmt::Display for InvalidRetention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "neither empty, nor 0, nor a whole number of days from {LEAST_DAYS} to {MOST_DAYS}"
-        )
+        write!(f, "neither empty, nor 0, nor a whole number of days from {MIN_DAYS} to {MAX_DAYS}")
     }
 }
 
-impl std::error::Error for BadDays {}
+impl std::error::Error for InvalidRetention {}
 
-/// Before which moment a command must have been over to go now, by the setting of how many days it
-/// is kept; `None` where commands are kept for ever, as an empty setting and 0 say.
+/// The cutoff of the retention: commands that ended by this time may be deleted now. `days` is the
+/// setting. `None`: commands are kept forever, because the setting is empty or 0.
 ///
 /// # Errors
-/// The setting is neither of these nor a number of days that can be: nothing may go then.
+/// The setting is invalid, and nothing may be deleted.
 ///
 /// ```
-/// # use farhand_domain::{retention::{BadDays, until}, time::Timestamp};
+/// # use farhand_domain::{retention::{InvalidRetention, until}, time::Timestamp};
 /// let now = Timestamp::parse("2026-11-21T01:23:45Z").unwrap();
 /// assert_eq!(until("7", now), Ok(Some(Timestamp::parse("2026-11-14T01:23:45Z").unwrap())));
 /// assert_eq!(until("0", now), Ok(None));
-/// assert_eq!(until("1", now), Err(BadDays));
+/// assert_eq!(until("1", now), Err(InvalidRetention));
 /// ```
-pub fn until(days: &str, now: Timestamp) -> Result<Option<Timestamp>, BadDays> {
+pub fn until(days: &str, now: Timestamp) -> Result<Option<Timestamp>, InvalidRetention> {
     if days.is_empty() || days == "0" {
         return Ok(None);
     }
     let is_number = days.bytes().all(|byte| byte.is_ascii_digit());
     let days = is_number.then(|| days.parse::<i64>().ok()).flatten();
-    let days = days.filter(|days| (LEAST_DAYS..=MOST_DAYS).contains(days)).ok_or(BadDays)?;
+    let days = days.filter(|days| (MIN_DAYS..=MAX_DAYS).contains(days)).ok_or(InvalidRetention)?;
     Ok(Some(now.plus_seconds(-days * DAY)))
 }
 
-/// Whether a server may have had a command of that id which was taken since: it is younger than the
-/// server, and old enough.
+/// Whether the server may have had a command with this id that retention deleted: the id is younger
+/// than the server's, and old enough.
 ///
-/// A late report of such a one is answered like any late report (agent-protocol 4.1), of any other
-/// unknown one with 404.
-pub fn may_be_taken(command: Uuid, server: Uuid, now: Timestamp) -> bool {
-    let (Some(made), Some(server_made)) = (made_at(command), made_at(server)) else { return false };
-    server_made <= made && made <= now.plus_seconds(-LEAST_DAYS * DAY)
+/// A late report about such a command succeeds (agent-protocol 4.1). A report about any other
+/// unknown command gets 404.
+pub fn may_be_deleted(command: Uuid, server: Uuid, now: Timestamp) -> bool {
+    let (Some(created), Some(server_created)) = (created_at(command), created_at(server)) else {
+        return false;
+    };
+    server_created <= created && created <= now.plus_seconds(-MIN_DAYS * DAY)
 }
 
-/// When an id was made, which ids of ours tell.
-fn made_at(id: Uuid) -> Option<Timestamp> {
+/// The creation time in a UUID of version 7. `None`: another UUID.
+fn created_at(id: Uuid) -> Option<Timestamp> {
     let (seconds, nanoseconds) = id.get_timestamp()?.to_unix();
     Some(Timestamp::from_millis(
         seconds.checked_mul(1_000)?.checked_add(u64::from(nanoseconds) / 1_000_000)?,
@@ -80,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn settings() {
+    fn the_setting_is_empty_or_a_number_of_days() {
         let now = at("2026-11-21T12:00:00Z");
         let kept_for = |days: i64| Ok(Some(now.plus_seconds(-days * DAY)));
         for (setting, expected) in [
@@ -108,25 +107,25 @@ mod tests {
             "7d",
             "٧",
         ] {
-            assert_eq!(until(bad, now), Err(BadDays), "{bad:?}");
+            assert_eq!(until(bad, now), Err(InvalidRetention), "{bad:?}");
         }
     }
 
     #[test]
-    fn commands_that_may_be_taken() {
-        let made = |text: &str| id::new(at(text), [7; 10]);
-        let (server, now) = (made("2026-11-01T00:00:00Z"), at("2026-11-21T12:00:00Z"));
+    fn only_old_commands_of_the_server_may_be_deleted() {
+        let created = |text: &str| id::new(at(text), [7; 10]);
+        let (server, now) = (created("2026-11-01T00:00:00Z"), at("2026-11-21T12:00:00Z"));
         for (command, expected) in [
-            (made("2026-11-10T00:00:00Z"), true),
-            (made("2026-11-19T12:00:00Z"), true),
-            (made("2026-11-19T12:00:00.001Z"), false),
-            (made("2026-11-21T12:00:00Z"), false),
-            (made("2026-10-31T23:59:59Z"), false),
+            (created("2026-11-10T00:00:00Z"), true),
+            (created("2026-11-19T12:00:00Z"), true),
+            (created("2026-11-19T12:00:00.001Z"), false),
+            (created("2026-11-21T12:00:00Z"), false),
+            (created("2026-10-31T23:59:59Z"), false),
             (Uuid::nil(), false),
             (Uuid::max(), false),
         ] {
-            assert_eq!(may_be_taken(command, server, now), expected, "{command}");
+            assert_eq!(may_be_deleted(command, server, now), expected, "{command}");
         }
-        assert!(!may_be_taken(made("2026-11-10T00:00:00Z"), Uuid::nil(), now));
+        assert!(!may_be_deleted(created("2026-11-10T00:00:00Z"), Uuid::nil(), now));
     }
 }

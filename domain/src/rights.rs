@@ -1,4 +1,4 @@
-//! What a user may run on a server.
+//! Permissions: which commands a user may run on a server (contract 5.6).
 
 use serde::Deserialize;
 use uuid::Uuid;
@@ -11,24 +11,24 @@ use crate::error::Error;
 use crate::fields::Fields;
 use crate::id;
 
-/// What a user may do on a server, as far as it matters to a command there.
+/// The permissions of a user on a server that matter to a command there.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Rights {
     /// The user's name.
     pub username: String,
-    /// Staff and superusers may use the agent's built-ins.
+    /// Whether the user is staff or a superuser, and may use the agent's built-in commands.
     pub is_staff: bool,
-    /// Whether the user may name any remote account there (contract 5.6).
+    /// Whether the user may name any remote account on the server (contract 5.6).
     pub any_account: bool,
-    /// The list of the API token, where it has one.
+    /// The access control list of the request's API token, if it has one.
     pub acl: Option<Acl>,
 }
 
 impl Rights {
-    /// Tells whether a user with these rights may run a command (contract 5.6; contract 4.12).
+    /// Checks whether the user may run a command (contract 5.6; contract 4.12).
     ///
     /// # Errors
-    /// What does not allow it.
+    /// The rule that does not allow it.
     pub fn allow(&self, command: &Command, origin: &Origin) -> Result<(), Denial> {
         let as_self = command.username == self.username && command.groupname.is_empty();
         if !self.any_account && !as_self {
@@ -44,37 +44,37 @@ impl Rights {
     }
 }
 
-/// The access control list that a check is about.
+/// Which access control list to check (contract 4.14).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Tried {
-    /// That of the API token that the request came with.
+    /// The list of the API token that the request came with.
     Own,
-    /// One that was sent.
+    /// A list in the request's body.
     Sent(Box<Acl>),
-    /// That of one of the caller's API tokens.
+    /// The list of the caller's API token with this id.
     Token(Uuid),
 }
 
-/// A question whether an access control list allows a command (contract 4.14).
+/// A request to check whether an access control list allows a command (contract 4.14).
 #[derive(Clone, Debug)]
 pub struct AclCheck {
-    /// The list.
+    /// The list to check.
     pub tried: Tried,
     /// Where the command would run.
     pub server: ServerRef,
-    /// What would run.
+    /// What would run. With `argv`: the words, quoted as a shell would read them.
     pub line: String,
-    /// The words of a command without a shell.
+    /// The program and its arguments, without a shell.
     pub argv: Option<Vec<String>>,
-    /// The remote account; `None` means the caller's own name.
+    /// The remote account; `None`: the caller's username.
     pub username: Option<String>,
 }
 
 impl AclCheck {
-    /// Reads a request for a check.
+    /// Reads the body of the request.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
         let acl = fields.value("acl").map(Acl::read);
         let token = fields.optional_text("token", 1..=64).map(|text| id::parse(&text));
@@ -112,7 +112,7 @@ mod tests {
     const SERVER: &str = "01936d3e-7a00-7000-8000-000000000000";
 
     #[test]
-    fn checks_of_a_list() {
+    fn a_check_names_one_list() {
         let read =
             |body: Value| AclCheck::read(Fields::from_json(body.to_string().as_bytes()).unwrap());
         let check = read(json!({"server": "a", "line": "id"})).unwrap();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_run_what() {
+    fn rank_account_and_list_decide_what_a_user_may_run() {
         let command = Command {
             id: Uuid::nil(),
             shell: Shell::System,

@@ -1,27 +1,29 @@
-//! How long a login lives (contract 4.3).
+//! The lifetime of a login session (contract 4.3).
 
 use crate::time::Timestamp;
 
-/// How long a login token lives after its last use, in seconds: 14 days.
+/// A login token expires this much after its last use, in seconds.
 const LIFETIME: i64 = 14 * 24 * 3600;
-/// How long an expiry may go unmoved, in seconds: writing at every access would cost too much.
-const REFRESH_EVERY: i64 = 600;
+/// The expiry is extended at most once in this time, in seconds. To write it at each request would
+/// cost too much.
+const EXTENSION_INTERVAL: i64 = 600;
 
-/// When a login token expires that is used now.
+/// When a login token that is used now expires.
 pub fn expires_at(now: Timestamp) -> Timestamp {
     now.plus_seconds(LIFETIME)
 }
 
-/// Tells whether an access now moves an expiry that was moved then.
+/// Whether a request now extends an expiry that was last extended at `moved_at`.
 pub fn is_refresh_due(moved_at: Timestamp, now: Timestamp) -> bool {
-    moved_at.plus_seconds(REFRESH_EVERY) <= now
+    moved_at.plus_seconds(EXTENSION_INTERVAL) <= now
 }
 
-/// The moment that an expiry must lie after for its token to be taken now. An expiry may have stood
-/// still through accesses of ten minutes, so a token is taken for as long past it: never refused
-/// before its 14 days, nor taken ten minutes after.
+/// A login token is accepted now if its stored expiry is later than this time.
+///
+/// The stored expiry may be [`EXTENSION_INTERVAL`] older than the last use. So the token is accepted
+/// that much longer: for at least 14 days after its last use, and for at most ten minutes more.
 pub fn dead_until(now: Timestamp) -> Timestamp {
-    now.plus_seconds(-REFRESH_EVERY)
+    now.plus_seconds(-EXTENSION_INTERVAL)
 }
 
 #[cfg(test)]
@@ -35,7 +37,7 @@ mod tests {
         Timestamp::parse("2026-11-21T00:00:00Z").unwrap()
     }
 
-    /// A session as the Worker keeps it.
+    /// A session as the Worker stores it.
     struct Session {
         moved_at: Timestamp,
         expires_at: Timestamp,
@@ -46,28 +48,29 @@ mod tests {
             Self { moved_at: now, expires_at: expires_at(now) }
         }
 
-        fn is_taken(&self, now: Timestamp) -> bool {
+        fn is_accepted(&self, now: Timestamp) -> bool {
             self.expires_at > dead_until(now)
         }
 
-        /// An access: whether it is let in; if it is, it counts.
+        /// A request with the token. Returns whether the token is accepted.
         fn access(&mut self, now: Timestamp) -> bool {
-            let is_taken = self.is_taken(now);
-            if is_taken && is_refresh_due(self.moved_at, now) {
+            let is_accepted = self.is_accepted(now);
+            if is_accepted && is_refresh_due(self.moved_at, now) {
                 *self = Self::new(now);
             }
-            is_taken
+            is_accepted
         }
     }
 
     #[test]
-    fn exact_ends() {
+    fn a_session_ends_between_14_days_and_ten_minutes_more() {
         let mut session = Session::new(start());
         let at = |seconds: i64| start().plus_seconds(seconds);
-        assert!(session.is_taken(at(DAYS_14)));
-        assert!(session.is_taken(at(DAYS_14 + 600).plus_millis(-1)));
-        assert!(!session.is_taken(at(DAYS_14 + 600)));
-        // An access just before ten minutes does not move it, one at ten minutes does.
+        assert!(session.is_accepted(at(DAYS_14)));
+        assert!(session.is_accepted(at(DAYS_14 + 600).plus_millis(-1)));
+        assert!(!session.is_accepted(at(DAYS_14 + 600)));
+        // A request just before ten minutes does not extend the expiry. A request at ten minutes
+        // does.
         assert!(session.access(at(600).plus_millis(-1)));
         assert_eq!(session.expires_at, at(DAYS_14));
         assert!(session.access(at(600)));
@@ -76,18 +79,17 @@ mod tests {
     }
 
     proptest! {
-        /// Whenever it is used, it is taken for 14 days after, and refused from ten minutes after
-        /// that on.
+        /// After each use, the token is accepted for 14 days. It is refused ten minutes later.
         #[test]
-        fn never_too_short_nor_too_long(gaps in prop::collection::vec(0..DAYS_14 + 1, 0..40)) {
+        fn each_use_extends_the_session_by_14_days(gaps in prop::collection::vec(0..DAYS_14 + 1, 0..40)) {
             let mut session = Session::new(start());
             let mut last = start();
             for gap in gaps {
                 last = last.plus_seconds(gap);
                 prop_assert!(session.access(last), "used {gap} s before");
             }
-            prop_assert!(session.is_taken(last.plus_seconds(DAYS_14)));
-            prop_assert!(!session.is_taken(last.plus_seconds(DAYS_14 + 600)));
+            prop_assert!(session.is_accepted(last.plus_seconds(DAYS_14)));
+            prop_assert!(!session.is_accepted(last.plus_seconds(DAYS_14 + 600)));
         }
     }
 }

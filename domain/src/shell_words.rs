@@ -1,12 +1,11 @@
-//! How the words of a command that no shell reads are shown as a line, and are sent to agents that
-//! know only lines.
+//! The words of `argv` as a line: for people, and for agents that run only lines.
 
-/// Whether a shell reads a word as it is written.
+/// Whether a shell reads the word unchanged, without quotes.
 fn is_bare(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"_@%+:,./-".contains(&b))
 }
 
-/// The words as a line for `/bin/sh`, which would read exactly these words again.
+/// The words as a line that `/bin/sh` splits into exactly these words.
 ///
 /// ```
 /// # use farhand_domain::shell_words::quoted;
@@ -20,12 +19,11 @@ pub fn quoted(words: &[String]) -> String {
     quoted.collect::<Vec<_>>().join(" ")
 }
 
-/// Whether an agent that splits a line at blanks reads exactly these words, if blanks separate
-/// them.
+/// Whether an agent that splits a line at blanks gets exactly these words, if blanks separate them.
 ///
-/// Alpamon splits the line itself, but takes the words `&&`, `||` and `;` for operators, and some
-/// of its versions give a line with `|` or `>` to a shell. So only words of letters, digits and
-/// harmless punctuation fit.
+/// Alpamon splits the line itself. But it treats the words `&&`, `||` and `;` as operators, and some
+/// versions give a line with `|` or `>` to a shell. So words may have only letters, digits and
+/// harmless punctuation.
 pub fn fit_a_line(words: &[String]) -> bool {
     words.iter().all(|word| is_bare(&word.replace('=', "")))
 }
@@ -39,7 +37,6 @@ mod tests {
         words.iter().map(|word| (*word).to_owned()).collect()
     }
 
-    /// The shell itself reads a quoted line back.
     #[test]
     fn a_shell_reads_the_same_words() {
         for some in [
@@ -64,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_a_line_cannot_carry() {
+    fn words_with_special_characters_do_not_fit_a_line() {
         assert!(fit_a_line(&words(&["ls", "--color=no", "/srv/a-b_c,1"])));
         for bad in [
             "",

@@ -1,7 +1,7 @@
-//! Workspaces: the tenants, each on a name of its own.
+//! Workspaces: the tenants, each with a host name of its own.
 
-/// Tells whether `text` is a workspace slug: `^[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?$` (contract 1.1),
-/// a DNS label.
+/// Whether `text` is a workspace slug: `^[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?$` (contract 1.1). A slug
+/// is a DNS label.
 pub fn is_slug(text: &str) -> bool {
     let bytes = text.as_bytes();
     let alphanumeric = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();

@@ -116,7 +116,7 @@ impl<S: Store> Link<S> {
     /// The answer to a report about a command that the object does not have. Success if retention
     /// may have deleted it.
     fn unknown_command(&self, server: &ServerIdentity, command: Uuid) -> Answer {
-        if retention::may_be_taken(command, server.server, self.scene.now) {
+        if retention::may_be_deleted(command, server.server, self.scene.now) {
             return Answer::NOTHING;
         }
         Answer::Refused(Refusal::NotFound)
