@@ -1,5 +1,4 @@
-//! API tokens: what requests that make, replace, change and list them must look like (contract
-//! 4.8).
+//! API tokens: the fields of requests that create, replace, change and list them (contract 4.8).
 
 use crate::acl::Acl;
 use crate::error::Error;
@@ -7,63 +6,64 @@ use crate::fields::{Fields, REQUIRED};
 use crate::page::{boolean_parameter, parameter};
 use crate::time::Timestamp;
 
-/// A request for a token, checked.
+/// A valid request to create a token.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NewToken {
-    /// What people call it.
+    /// The name, for people.
     pub name: String,
-    /// When it ends; `None` means never.
+    /// When it expires; `None`: never.
     pub expires_at: Option<Timestamp>,
-    /// What it is limited to; `None` means no limits.
+    /// The access control list; `None`: the token is not limited.
     pub acl: Option<Acl>,
 }
 
-/// A `PUT` of a token, checked: what is not sent is as in a new token.
+/// A valid `PUT` of a token. A field that is not sent gets the value of a new token.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TokenReplacement {
-    /// What people call it.
+    /// The name, for people.
     pub name: String,
-    /// Whether it can be used.
+    /// Whether the token can be used.
     pub enabled: bool,
-    /// When it ends; `None` means never.
+    /// When it expires; `None`: never.
     pub expires_at: Option<Timestamp>,
-    /// What it is limited to; `None` means no limits.
+    /// The access control list; `None`: the token is not limited.
     pub acl: Option<Acl>,
 }
 
-/// A `PATCH` of a token, checked: `None` keeps what there is.
+/// A valid `PATCH` of a token. `None`: the field stays as it is.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct TokenChanges {
-    /// What people call it.
+    /// The name, for people.
     pub name: Option<String>,
-    /// Whether it can be used.
+    /// Whether the token can be used.
     pub enabled: Option<bool>,
-    /// When it ends; `Some(None)` means never.
+    /// When it expires; `Some(None)`: never.
     pub expires_at: Option<Option<Timestamp>>,
-    /// What it is limited to; `Some(None)` means no limits.
+    /// The access control list; `Some(None)`: the token is not limited.
     pub acl: Option<Option<Acl>>,
 }
 
-/// Which tokens of the caller a list has.
+/// The filters of a list of the caller's tokens.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct TokenFilter {
-    /// Only those of exactly this name.
+    /// The exact name.
     pub name: Option<String>,
-    /// Only those that are enabled, or only those that are not.
+    /// Whether the token is enabled.
     pub enabled: Option<bool>,
 }
 
 /// The fields of a token object that `PUT` and `PATCH` accept and ignore.
 const READ_ONLY: &[&str] = &["id", "key", "added_at", "updated_at", "last_used_at"];
 
-/// The field `expires_at`: `None` where it was not sent, else null or in the future.
+/// Reads `expires_at`: a time in the future, or null. `None`: the field was not sent, `Some(None)`:
+/// it is null or was rejected.
 pub fn expires_at(fields: &mut Fields, now: Timestamp) -> Option<Option<Timestamp>> {
     if !fields.has("expires_at") {
         return None;
     }
-    let moment =
+    let time =
         fields.optional_text("expires_at", 1..=64).and_then(|text| match Timestamp::parse(&text) {
-            Ok(moment) if moment > now => Some(moment),
+            Ok(time) if time > now => Some(time),
             Ok(_) => {
                 fields.reject("expires_at", "Must be in the future.");
                 None
@@ -73,10 +73,10 @@ pub fn expires_at(fields: &mut Fields, now: Timestamp) -> Option<Option<Timestam
                 None
             }
         });
-    Some(moment)
+    Some(time)
 }
 
-/// The field `acl`: `None` where it was not sent.
+/// Reads `acl`. `None`: the field was not sent.
 fn acl(fields: &mut Fields) -> Option<Option<Acl>> {
     if !fields.has("acl") {
         return None;
@@ -89,11 +89,11 @@ fn acl(fields: &mut Fields) -> Option<Option<Acl>> {
 }
 
 impl NewToken {
-    /// Reads a request for a token. `expires_at` is required. A new token is enabled, so `enabled`
-    /// may only be true.
+    /// Reads a `POST`. `expires_at` is required. A new token is enabled, so `enabled` may only be
+    /// true.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         if fields.optional_boolean("enabled") == Some(false) {
             fields.reject("enabled", "A new token is enabled. Disable it with PATCH.");
@@ -101,7 +101,7 @@ impl NewToken {
         Self::read_common(fields, now)
     }
 
-    /// Reads what a `POST` and a `PUT` have in common.
+    /// Reads the fields that a `POST` and a `PUT` share.
     fn read_common(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         let name = fields.text("name", 1..=128);
         let expires_at = expires_at(&mut fields, now).unwrap_or_else(|| {
@@ -126,10 +126,10 @@ impl From<TokenReplacement> for TokenChanges {
 }
 
 impl TokenReplacement {
-    /// Reads a `PUT`: a request for a token, and whether it can be used.
+    /// Reads a `PUT`: the fields of a `POST`, and `enabled`.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         fields.ignore(READ_ONLY);
         let enabled = fields.optional_boolean("enabled").unwrap_or(true);
@@ -139,10 +139,10 @@ impl TokenReplacement {
 }
 
 impl TokenChanges {
-    /// Reads a `PATCH`: any of the fields, none too.
+    /// Reads a `PATCH`. All fields are optional.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         fields.ignore(READ_ONLY);
         let changes = Self {
@@ -156,8 +156,8 @@ impl TokenChanges {
     }
 }
 
-/// The refusal of a change by which a token would outlive the API token that asks for it, which
-/// expires at `limit`.
+/// The error for a change that lets a token outlive the caller's own API token, which expires at
+/// `limit`.
 pub fn outlives(field: &'static str, limit: Timestamp) -> Error {
     Error::field(
         field,
@@ -168,7 +168,8 @@ pub fn outlives(field: &'static str, limit: Timestamp) -> Error {
 }
 
 impl TokenChanges {
-    /// The field by which these changes make a token outlive one that expires at `limit`.
+    /// The field that lets a token outlive the caller's, which expires at `limit`. The caller has
+    /// checked that the changes do this.
     pub fn field_that_outlives(&self, limit: Timestamp) -> &'static str {
         let is_later = |end: Option<Timestamp>| end.is_none_or(|end| end > limit);
         if self.expires_at.is_some_and(is_later) { "expires_at" } else { "enabled" }
@@ -179,7 +180,7 @@ impl TokenFilter {
     /// Reads `name` and `enabled`.
     ///
     /// # Errors
-    /// On `enabled`, where it is neither true nor false.
+    /// A field error if `enabled` is neither true nor false.
     pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
         let enabled = boolean_parameter(query, "enabled")?;
         Ok(Self { name: parameter(query, "name").map(str::to_owned), enabled })
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn null_means_never() {
+    fn a_null_expiry_means_never() {
         let token = read(&json!({"name": "ci", "expires_at": null})).unwrap();
         assert_eq!(token, NewToken { name: "ci".into(), expires_at: None, acl: None });
         let token = read(&json!({"name": "ci", "expires_at": FUTURE, "acl": null})).unwrap();
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_token_is_limited_as_asked_and_enabled() {
+    fn a_new_token_has_its_list_and_is_enabled() {
         let body =
             json!({"name": "ci", "expires_at": null, "acl": {"read_only": true}, "enabled": true});
         assert_eq!(read(&body).unwrap().acl, reader());
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_fields() {
+    fn invalid_fields_are_refused() {
         refused(read(&json!({})), &["expires_at", "name"]);
         refused(read(&json!({"name": "ci"})), &["expires_at"]);
         refused(read(&json!({"name": "x".repeat(129), "expires_at": null})), &["name"]);
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_silently_give_an_unlimited_token_is_refused() {
+    fn a_misspelled_limit_is_refused() {
         for name in ["ACL", "scopes", "expires", "id", "key"] {
             refused(
                 read(&json!({"name": "ci", "expires_at": null, name: {"read_only": true}})),
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn all_errors_together() {
+    fn all_errors_are_reported_together() {
         let bad = json!({"acl": {"commands": [""], "servers": 1}, "enabled": null, "expires_at": "", "name": ""});
         let all = &["acl", "enabled", "expires_at", "name"];
         refused(replacement(&bad), all);
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_is_as_a_new_token_where_it_says_nothing() {
+    fn a_replacement_has_the_defaults_of_a_new_token() {
         let token = replacement(&json!({"name": "ci", "expires_at": null})).unwrap();
         assert_eq!(
             token,
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_keeps_what_it_says_nothing_of() {
+    fn a_change_keeps_the_fields_that_are_not_sent() {
         assert_eq!(changes(&json!({"id": 7})).unwrap(), TokenChanges::default());
         let nulls = changes(&json!({"expires_at": null, "acl": null})).unwrap();
         assert_eq!(
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn filters() {
+    fn a_list_is_filtered_by_name_and_enabled() {
         let of = |pairs: &[(&str, &str)]| {
             TokenFilter::of(
                 &pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<Vec<_>>(),

@@ -1,7 +1,7 @@
 //! Reads a request body field by field, and reports every error in one answer.
 //!
-//! [`Fields`] records each name it is asked for. [`Fields::finish`] rejects every other field of
-//! the body, so a misspelled limit is never dropped silently (contract 11.1).
+//! [`Fields`] records the name of each field that is read. [`Fields::finish`] rejects all other
+//! fields of the body, so a misspelled limit is never ignored silently (contract 11.1).
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -13,30 +13,30 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, FieldErrors, NON_FIELD};
 use crate::secret::Secret;
 
-/// The message for a field that must be there and is not.
+/// The message for a required field that is missing.
 pub const REQUIRED: &str = "This field is required.";
-/// The message for a text without a character that can be seen.
+/// The message for a text that is empty or has only whitespace.
 pub const BLANK: &str = "This field may not be blank.";
-/// The message for a null where there must be a value.
+/// The message for a null in a field that needs a value.
 const NULL: &str = "This field may not be null.";
 
-/// The message for a field the endpoint does not know.
+/// The message for a field that the endpoint does not read.
 pub const UNKNOWN: &str = "Unknown field.";
 
-/// The message for what is no whole number.
+/// The message for a value that is not a whole number.
 const NOT_AN_INTEGER: &str = "A valid integer is required.";
-/// The most groups that a server, or a registration token, is in.
+/// The largest number of groups of a server or a registration token.
 const MAX_GROUPS: usize = 5_000;
-/// The most unknown fields one answer lists.
+/// The largest number of unknown fields that a response lists.
 const MAX_UNKNOWN: usize = 16;
-/// The longest unknown field name an answer repeats, in characters.
+/// The longest name of an unknown field in a response, in characters. A longer name is cut.
 const MAX_UNKNOWN_NAME: usize = 64;
-/// Numbers of this size and larger are not exact in JSON.
+/// From this number on, JSON does not hold all whole numbers exactly.
 const INEXACT: f64 = (1_u64 << 53) as f64;
 /// Keys of an error body that hold something other than messages.
 const RESERVED: [&str; 4] = ["code", "detail", "request_id", NON_FIELD];
 
-/// A whole number, also one written as `2509.0`, which is an integer to JSON Schema.
+/// Reads a whole number. `2509.0` is one, as in JSON Schema.
 pub fn as_integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
         let number =
@@ -45,7 +45,8 @@ pub fn as_integer(value: &Value) -> Option<i64> {
     })
 }
 
-/// The id of a user or a group. A whole number outside the range of ids becomes 0, which is no id.
+/// Reads the id of a user or a group. A whole number that cannot be an id becomes 0, which matches
+/// no row.
 pub fn as_id(value: &Value) -> Option<i64> {
     let is_whole = value.is_u64() || value.as_f64().is_some_and(|number| number.fract() == 0.0);
     is_whole.then(|| as_integer(value).filter(|id| (0..1 << 53).contains(id)).unwrap_or(0))
@@ -56,13 +57,13 @@ pub fn as_id(value: &Value) -> Option<i64> {
 pub struct Fields {
     values: Map<String, Value>,
     errors: FieldErrors,
-    /// The names that were asked for.
-    known: RefCell<BTreeSet<&'static str>>,
+    /// The names of the fields that were read.
+    read_names: RefCell<BTreeSet<&'static str>>,
 }
 
 impl Fields {
-    /// Reads a JSON object. An empty body is an empty object, so that what is missing is told by
-    /// field.
+    /// Reads a JSON object. An empty body counts as an empty object, so that its missing fields are
+    /// reported by name.
     ///
     /// # Errors
     /// Malformed JSON, or JSON that is not an object, under `non_field_errors` (contract 3.3).
@@ -77,57 +78,56 @@ impl Fields {
         }
     }
 
-    /// Takes the fields of a form; of a field that is there twice, the last.
+    /// Takes the fields of a form. If a field is repeated, the last value counts.
     pub fn from_form(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
         let values = pairs.into_iter().map(|(name, value)| (name, Value::String(value))).collect();
         Self { values, ..Self::default() }
     }
 
-    /// Looks a field up, and records its name as known.
+    /// Returns a field, and records its name as read.
     fn get(&self, name: &'static str) -> Option<&Value> {
-        self.known.borrow_mut().insert(name);
+        self.read_names.borrow_mut().insert(name);
         self.values.get(name)
     }
 
-    /// Accepts fields without reading them: a resource's own read-only fields in `PUT` and `PATCH`.
+    /// Accepts fields without reading them: the read-only fields of a resource in `PUT` and `PATCH`.
     pub fn ignore(&mut self, names: &[&'static str]) {
-        self.known.get_mut().extend(names);
+        self.read_names.get_mut().extend(names);
     }
 
-    /// All of it as JSON, the same however the request formatted and ordered it. It may hold
-    /// secrets.
+    /// The body as JSON with sorted keys and no whitespace. It may have secrets.
     pub fn canonical(&self) -> Secret {
         Secret::new(json!(self.values).to_string())
     }
 
-    /// Notes a message for a field.
+    /// Records an error message for a field.
     pub fn reject(&mut self, name: &'static str, message: impl Into<Cow<'static, str>>) {
         self.errors.entry(name.into()).or_default().push(message.into());
     }
 
-    /// The field's value, if it was sent and is not null.
+    /// The field's value; `None` if it is missing or null.
     pub fn value(&self, name: &'static str) -> Option<&Value> {
         self.get(name).filter(|value| !value.is_null())
     }
 
-    /// The field's value, if it was sent, null included.
+    /// The field's value, which may be null; `None` if it is missing.
     pub fn any(&self, name: &'static str) -> Option<&Value> {
         self.get(name)
     }
 
-    /// Makes a field's text lower case, as far as it is ASCII.
+    /// Turns the ASCII letters of a field's text into lower case.
     pub fn lower_case(&mut self, name: &'static str) {
         if let Some(Value::String(text)) = self.values.get_mut(name) {
             text.make_ascii_lowercase();
         }
     }
 
-    /// Whether the field was sent, null included.
+    /// Whether the field was sent, even as null.
     pub fn has(&self, name: &'static str) -> bool {
         self.get(name).is_some()
     }
 
-    /// A text that must be there and not blank, of so many characters.
+    /// Reads a required text that is not blank. `lengths` is in characters.
     pub fn text(&mut self, name: &'static str, lengths: RangeInclusive<usize>) -> Option<String> {
         match self.get(name) {
             None => self.reject(name, REQUIRED),
@@ -137,14 +137,14 @@ impl Fields {
         None
     }
 
-    /// A text that may be missing or null; if it is there, it has so many characters, and a blank
-    /// one is refused unless none at all are allowed too.
+    /// Reads a text that may be missing or null. `lengths` is in characters. A blank text is
+    /// rejected, unless `lengths` starts at 0.
     pub fn optional_text(
         &mut self,
         name: &'static str,
         lengths: RangeInclusive<usize>,
     ) -> Option<String> {
-        let (fewest, most) = lengths.into_inner();
+        let (min, max) = lengths.into_inner();
         let text = match self.get(name)? {
             Value::Null => return None,
             Value::String(text) => text.clone(),
@@ -154,29 +154,29 @@ impl Fields {
             }
         };
         let length = text.chars().count();
-        if fewest > 0 && text.trim().is_empty() {
+        if min > 0 && text.trim().is_empty() {
             self.reject(name, BLANK);
         } else if text.contains('\0') {
             self.reject(name, "Null characters are not allowed.");
-        } else if length < fewest {
-            self.reject(name, format!("Ensure this field has at least {fewest} characters."));
-        } else if length > most {
-            self.reject(name, format!("Ensure this field has no more than {most} characters."));
+        } else if length < min {
+            self.reject(name, format!("Ensure this field has at least {min} characters."));
+        } else if length > max {
+            self.reject(name, format!("Ensure this field has no more than {max} characters."));
         } else {
             return Some(text);
         }
         None
     }
 
-    /// A text that may be missing, but not null, of so many characters at most.
-    pub fn given_text(&mut self, name: &'static str, most: usize) -> Option<String> {
+    /// Reads a text of at most `max` characters that may be missing or blank, but not null.
+    pub fn non_null_text(&mut self, name: &'static str, max: usize) -> Option<String> {
         if self.any(name).is_some_and(Value::is_null) {
             self.reject(name, NULL);
         }
-        self.optional_text(name, 0..=most)
+        self.optional_text(name, 0..=max)
     }
 
-    /// A whole number in a range that may be missing or null.
+    /// Reads a whole number in a range. It may be missing or null.
     pub fn optional_integer(
         &mut self,
         name: &'static str,
@@ -197,8 +197,7 @@ impl Fields {
         None
     }
 
-    /// The id of a user or a group, which must be there. Ids that JSON numbers cannot tell apart
-    /// are nobody's, as 0 is.
+    /// Reads the required id of a user or a group, as [`as_id`] does.
     pub fn id(&mut self, name: &'static str) -> Option<i64> {
         match self.get(name) {
             None => self.reject(name, REQUIRED),
@@ -211,18 +210,18 @@ impl Fields {
         None
     }
 
-    /// A list that may be missing, but not null, of so many items at most. `message` tells what
-    /// they must be.
+    /// Reads a list of at most `max` items. It may be missing, but not null. `message`: the error if
+    /// `read` returns `None` for an item.
     pub fn optional_list<T>(
         &mut self,
         name: &'static str,
-        most: usize,
+        max: usize,
         message: &'static str,
         read: impl Fn(&Value) -> Option<T>,
     ) -> Option<Vec<T>> {
         match self.get(name)? {
-            Value::Array(items) if items.len() > most => {
-                self.reject(name, format!("Ensure there are no more than {most} items."));
+            Value::Array(items) if items.len() > max => {
+                self.reject(name, format!("Ensure there are no more than {max} items."));
             }
             Value::Array(items) => match items.iter().map(read).collect() {
                 Some(list) => return Some(list),
@@ -234,7 +233,8 @@ impl Fields {
         None
     }
 
-    /// A list of ids of groups that may be missing, but not null: each once, sorted.
+    /// Reads `groups`: a list of ids that may be missing, but not null. Returns each id once,
+    /// sorted.
     pub fn optional_groups(&mut self) -> Option<Vec<i64>> {
         let mut groups =
             self.optional_list("groups", MAX_GROUPS, "Enter the ids of groups.", as_id)?;
@@ -243,7 +243,7 @@ impl Fields {
         Some(groups)
     }
 
-    /// A boolean that may be missing, but not null.
+    /// Reads a boolean that may be missing, but not null.
     pub fn optional_boolean(&mut self, name: &'static str) -> Option<bool> {
         match self.get(name)? {
             Value::Bool(value) => return Some(*value),
@@ -253,7 +253,7 @@ impl Fields {
         None
     }
 
-    /// The fields of an object in this object. A missing one has no fields.
+    /// The fields of an object inside this one. A missing object is rejected, and has no fields.
     pub fn object(&mut self, name: &'static str) -> Self {
         match self.get(name) {
             Some(Value::Object(values)) => {
@@ -265,8 +265,8 @@ impl Fields {
         Self::default()
     }
 
-    /// Takes over the errors of an object read with [`Fields::object`], unless the object itself
-    /// was wrong.
+    /// Adds the errors of an object that was read with [`Fields::object`], unless the object itself
+    /// was rejected.
     pub fn absorb(&mut self, name: &'static str, mut inner: Self) {
         inner.reject_unknown();
         if !self.errors.contains_key(name) {
@@ -276,17 +276,17 @@ impl Fields {
         }
     }
 
-    /// A field was sent that was never asked for.
+    /// Whether a field was sent that was not read.
     pub fn has_unknown(&self) -> bool {
-        let known = self.known.borrow();
-        self.values.keys().any(|name| !known.contains(name.as_str()))
+        let read_names = self.read_names.borrow();
+        self.values.keys().any(|name| !read_names.contains(name.as_str()))
     }
 
-    /// Notes an error for each field that was sent and never asked for.
+    /// Records an error for each field that was sent and not read.
     fn reject_unknown(&mut self) {
-        let known = self.known.get_mut();
+        let read_names = self.read_names.get_mut();
         let unknown =
-            self.values.keys().filter(|name| !known.contains(name.as_str())).take(MAX_UNKNOWN);
+            self.values.keys().filter(|name| !read_names.contains(name.as_str())).take(MAX_UNKNOWN);
         for name in unknown {
             let name: String = name.chars().take(MAX_UNKNOWN_NAME).collect();
             let (field, message) = if RESERVED.contains(&name.as_str()) {
@@ -295,35 +295,35 @@ impl Fields {
                 (name.into(), UNKNOWN.into())
             };
             let messages = self.errors.entry(field).or_default();
-            // An object in this one may have a field of that name, which is unknown there.
+            // An object inside this one may have an unknown field with the same name.
             if !messages.contains(&message) {
                 messages.push(message);
             }
         }
     }
 
-    /// Ends the reading, and rejects the fields that were never asked for.
+    /// Ends the reading, and rejects the fields that were not read.
     ///
     /// # Errors
-    /// Every error that was noted.
+    /// All recorded errors.
     pub fn finish(mut self) -> Result<(), Error> {
         self.reject_unknown();
         self.finish_lenient()
     }
 
-    /// Ends the reading of a body whose sender may add fields of its own: an agent, or a reset
-    /// request (contract 11.1).
+    /// Ends the reading of a body that may have more fields: from an agent, or a reset request
+    /// (contract 11.1).
     ///
     /// # Errors
-    /// Every error that was noted.
+    /// All recorded errors.
     pub fn finish_lenient(self) -> Result<(), Error> {
         if self.errors.is_empty() { Ok(()) } else { Err(Error::fields(self.errors)) }
     }
 
-    /// Ends the reading as [`Fields::finish`] does, with the value that was read.
+    /// Ends the reading like [`Fields::finish`], and returns the value that was read.
     ///
     /// # Errors
-    /// Every error that was noted.
+    /// All recorded errors.
     pub fn finish_with<T>(self, value: Option<T>) -> Result<T, Error> {
         self.finish()?;
         value.ok_or_else(|| Error::internal("a field is missing and nothing was noted"))
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn texts() {
+    fn text_is_required_and_bounded() {
         text_is(r#"{"name":"abc"}"#, Ok("abc"));
         text_is(r#"{"name":"ärger"}"#, Ok("ärger"));
         text_is("{}", Err(REQUIRED));
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_that_are_no_object() {
+    fn a_body_that_is_not_an_object_is_refused() {
         for bad in ["[]", "7", "null", "\"a\"", "{", "{\"a\":}", "\u{feff}{}", &"[".repeat(500)] {
             let error = Fields::from_json(bad.as_bytes()).unwrap_err();
             assert!(error.fields.contains_key(NON_FIELD), "{bad}");
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn integers() {
+    fn integers_are_whole_numbers_in_a_range() {
         let mut fields = read(r#"{"a":5,"b":5.5,"c":"5","d":11,"e":null}"#);
         assert_eq!(fields.optional_integer("a", 1..=10), Some(5));
         for bad in ["b", "c", "d", "e", "f"] {
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_were_never_asked_for_are_unknown() {
+    fn fields_that_were_not_read_are_unknown() {
         let mut fields = read(r#"{"name":"ab","ACL":{},"id":7,"enabled":null}"#);
         fields.text("name", 1..=5);
         fields.ignore(&["id", "added_at"]);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_unknown_fields_are_bounded() {
+    fn unknown_fields_are_listed_up_to_a_limit() {
         let many: Map<String, Value> =
             (0..100).map(|n| (format!("{n}{}", "ä".repeat(1_000)), json!(n))).collect();
         let told = unknown(read(&json!(many).to_string()));
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_field_takes_no_key_of_the_error_body() {
+    fn an_unknown_field_does_not_replace_code_or_detail() {
         let fields = read(r#"{"code":1,"detail":2,"request_id":3,"non_field_errors":4}"#);
         let told = unknown(fields).concat();
         assert!(
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_and_lists_of_them() {
+    fn ids_are_positive_exact_integers() {
         let mut fields = read(
             r#"{"a":5,"b":5.5,"c":"5","d":-1,"e":null,"f":18446744073709551615,"groups":[3,1,3]}"#,
         );
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans() {
+    fn booleans_may_be_missing_but_not_null() {
         let mut fields = read(r#"{"a":true,"b":false,"c":null,"d":"true","e":1}"#);
         assert_eq!(
             (fields.optional_boolean("a"), fields.optional_boolean("b")),
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn all_errors_together() {
+    fn all_errors_are_reported_together() {
         let mut fields = read(r#"{"admin":{"username":""}}"#);
         fields.text("slug", 1..=5);
         let mut admin = fields.object("admin");
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_unknown_at_two_depths_is_refused_once() {
+    fn a_name_unknown_at_two_depths_is_reported_once() {
         let mut fields = read(r#"{"other":1,"admin":{"other":2}}"#);
         let admin = fields.object("admin");
         fields.absorb("admin", admin);

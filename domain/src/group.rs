@@ -1,4 +1,5 @@
-//! Groups of users and servers, and who may do what in one (contract 5.4).
+//! Groups of users and servers: the fields of their requests, and the permissions of roles
+//! (contract 5.4).
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -14,26 +15,26 @@ const MAX_DISPLAY_NAME: usize = 150;
 const MAX_DESCRIPTION: usize = 1_000;
 /// The fields of a group object that `PUT` and `PATCH` accept and ignore.
 const READ_ONLY: &[&str] = &["id", "num_members", "added_at", "updated_at"];
-/// The most servers of a group.
+/// The largest number of servers in a group.
 pub const MAX_SERVERS: usize = 5_000;
 
-/// What a user is in a group.
+/// The role of a user in a group. Each role may do what the roles before it may.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Reaches the group's servers.
+    /// Can access the group's servers.
     Member,
-    /// The same as any account there, and adds and removes members.
+    /// Runs commands as any account on the servers, and adds and removes members.
     Manager,
-    /// The same, grants every role, and edits and deletes the group.
+    /// Grants every role, and changes and deletes the group.
     Owner,
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Self; 3] = [Self::Member, Self::Manager, Self::Owner];
 
-    /// The name in requests, answers and D1.
+    /// The name in requests, responses and D1.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Member => "member",
@@ -47,17 +48,18 @@ impl Role {
     }
 }
 
-/// The rule of [`Standing::owns`].
+/// The error message if [`Standing::owns`] is false.
 pub const OWNS: &str = "Only staff and the group's owners may change or delete it.";
-/// The rule of [`Standing::grants`].
+/// The error message if [`Standing::grants`] is false.
 pub const GRANTS: &str = "Only staff and the group's owners may add and remove managers and owners; its managers only plain members.";
 
-/// What a caller is to a group.
+/// The permissions of a caller in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Standing {
-    /// Staff or a superuser: they do all that an owner does, and set what a group's servers are.
+    /// Whether the caller is staff or a superuser. They may do what an owner may, and set the
+    /// group's servers.
     pub is_staff: bool,
-    /// What they are in it.
+    /// The caller's role in the group; `None`: not a member.
     pub role: Option<Role>,
 }
 
@@ -67,18 +69,18 @@ impl Standing {
         self.is_staff || self.role.is_some()
     }
 
-    /// Whether the caller edits and deletes the group.
+    /// Whether the caller may change and delete the group.
     pub fn owns(self) -> bool {
         self.is_staff || self.role == Some(Role::Owner)
     }
 
-    /// Whether the caller makes somebody a member of that role, or takes a role like that away.
+    /// Whether the caller may add and remove members with this role.
     pub fn grants(self, role: Role) -> bool {
         self.owns() || (role == Role::Member && self.role == Some(Role::Manager))
     }
 }
 
-/// The refusal to leave a group without an owner (contract 5.4).
+/// The error for a change that would leave a group without an owner (contract 5.4).
 pub fn only_owner() -> Error {
     Error::field(
         NON_FIELD,
@@ -86,20 +88,20 @@ pub fn only_owner() -> Error {
     )
 }
 
-/// A request for a group or for changes of one, checked. What is `None` stays as it is.
+/// A valid request to create or change a group. `None`: the field stays as it is.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct GroupChanges {
-    /// Its name.
+    /// The unique name.
     pub name: Option<String>,
-    /// What people call it.
+    /// The name for people.
     pub display_name: Option<String>,
-    /// What it is for.
+    /// The purpose, for people.
     pub description: Option<String>,
-    /// Its servers, each once, sorted.
+    /// The ids of its servers, each once, sorted.
     pub servers: Option<Vec<Uuid>>,
 }
 
-/// The ids in a list of UUIDs, each once, sorted. One that is no UUID is noted in `fields`.
+/// Reads `servers`: a list of UUIDs. Returns each once, sorted.
 fn read_servers(fields: &mut Fields) -> Option<Vec<Uuid>> {
     let read = |value: &serde_json::Value| crate::id::parse(value.as_str()?);
     let mut servers =
@@ -110,58 +112,59 @@ fn read_servers(fields: &mut Fields) -> Option<Vec<Uuid>> {
 }
 
 impl GroupChanges {
-    /// Reads the given fields (PATCH).
+    /// Reads a `PATCH`. All fields are optional.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
         fields.ignore(READ_ONLY);
         let changes = Self {
             name: fields.has("name").then(|| server::read_name(&mut fields)).flatten(),
-            display_name: fields.given_text("display_name", MAX_DISPLAY_NAME),
-            description: fields.given_text("description", MAX_DESCRIPTION),
+            display_name: fields.non_null_text("display_name", MAX_DISPLAY_NAME),
+            description: fields.non_null_text("description", MAX_DESCRIPTION),
             servers: read_servers(&mut fields),
         };
         fields.finish()?;
         Ok(changes)
     }
 
-    /// Reads a new group (POST).
+    /// Reads a `POST`.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read_new(fields: Fields) -> Result<Self, Error> {
         Self::read_common(fields)
     }
 
-    /// Reads all fields (PUT). The handler decides what omitted servers mean: that depends on the
-    /// caller's permission.
+    /// Reads a `PUT`. The meaning of omitted servers depends on the caller's permission, so the
+    /// handler decides.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read_all(mut fields: Fields) -> Result<Self, Error> {
         fields.ignore(READ_ONLY);
         Self::read_common(fields)
     }
 
-    /// Reads what a `POST` and a `PUT` have in common. The name is required, and an omitted text is
-    /// empty.
+    /// Reads the fields that a `POST` and a `PUT` share. The name is required, and an omitted text
+    /// becomes empty.
     fn read_common(mut fields: Fields) -> Result<Self, Error> {
         let name = server::read_name(&mut fields);
-        let display_name = fields.given_text("display_name", MAX_DISPLAY_NAME).unwrap_or_default();
-        let description = fields.given_text("description", MAX_DESCRIPTION).unwrap_or_default();
+        let display_name =
+            fields.non_null_text("display_name", MAX_DISPLAY_NAME).unwrap_or_default();
+        let description = fields.non_null_text("description", MAX_DESCRIPTION).unwrap_or_default();
         let servers = read_servers(&mut fields);
         fields.finish()?;
         Ok(Self { name, display_name: Some(display_name), description: Some(description), servers })
     }
 }
 
-/// Which groups a list shows.
+/// The filters of a list of groups.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupFilter {
-    /// With this name.
+    /// The exact name.
     pub name: Option<String>,
-    /// With each of these words, in lower case, somewhere in its texts.
+    /// Words in lower case. The texts of the group must have each of them.
     pub words: Vec<String>,
 }
 
@@ -169,24 +172,24 @@ impl GroupFilter {
     /// Reads `name` and `search`.
     ///
     /// # Errors
-    /// On a `search` with a null character.
+    /// A field error if `search` has a null character.
     pub fn of(query: &Query) -> Result<Self, Error> {
         Ok(Self { name: parameter(query, "name").map(ToOwned::to_owned), words: words(query)? })
     }
 }
 
-/// A request for a membership, checked.
+/// A valid request to add a member to a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewMembership {
-    /// The group.
+    /// The group's id.
     pub group: i64,
-    /// Who comes into it.
+    /// The new member's user id.
     pub user: i64,
-    /// As what.
+    /// The new member's role.
     pub role: Role,
 }
 
-/// A role that may be missing, but not null.
+/// Reads `role`, which may be missing, but not null.
 fn read_role(fields: &mut Fields) -> Option<Role> {
     let value = fields.any("role")?.clone();
     let role = value.as_str().and_then(Role::parse);
@@ -196,8 +199,8 @@ fn read_role(fields: &mut Fields) -> Option<Role> {
     role
 }
 
-/// The group that a request for a membership is about, and the role, as far as it says so: whether
-/// the caller has a right to that at all is told before what else is wrong with it.
+/// The group and the role in a request to add a member, before the request is validated. The
+/// permission is checked first, and errors in the fields are reported after that.
 pub fn peek(fields: &Fields) -> Option<(i64, Role)> {
     let group = fields.value("group").and_then(crate::fields::as_id)?;
     let role =
@@ -209,10 +212,10 @@ pub fn peek(fields: &Fields) -> Option<(i64, Role)> {
 const MEMBERSHIP_READ_ONLY: &[&str] = &["id"];
 
 impl NewMembership {
-    /// Reads a request (POST).
+    /// Reads a `POST`.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
         let (group, user) = (fields.id("group"), fields.id("user"));
         let role = read_role(&mut fields).unwrap_or(Role::Member);
@@ -221,22 +224,22 @@ impl NewMembership {
     }
 }
 
-/// A request for another role, checked.
+/// A valid request to change the role of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MembershipChange {
-    /// The group, where it is named: it must be the same.
+    /// The group's id. If it is sent, it must be that of the membership.
     pub group: Option<i64>,
-    /// The user, where they are named: they must be the same.
+    /// The user's id. If it is sent, it must be that of the membership.
     pub user: Option<i64>,
-    /// The new role; `None` stays as it is.
+    /// The new role; `None`: it stays as it is.
     pub role: Option<Role>,
 }
 
 impl MembershipChange {
-    /// Reads the given fields (PATCH).
+    /// Reads a `PATCH`. All fields are optional.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
         fields.ignore(MEMBERSHIP_READ_ONLY);
         let group = fields.has("group").then(|| fields.id("group")).flatten();
@@ -246,27 +249,26 @@ impl MembershipChange {
         Ok(Self { group, user, role })
     }
 
-    /// Reads all fields (PUT): group and user must be there, and a role that is left out is
-    /// `member`.
+    /// Reads a `PUT`. Group and user are required, and an omitted role becomes `member`.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read_all(mut fields: Fields) -> Result<Self, Error> {
         fields.ignore(MEMBERSHIP_READ_ONLY);
         let NewMembership { group, user, role } = NewMembership::read(fields)?;
         Ok(Self { group: Some(group), user: Some(user), role: Some(role) })
     }
 
-    /// The role to be, of a membership.
+    /// The role of the membership after the change.
     ///
     /// # Errors
-    /// On the group or the user that is another one.
+    /// A field error if the group or the user is not that of the membership.
     pub fn of(self, membership: Membership) -> Result<Role, Error> {
         let mut fields = Fields::default();
-        for (name, wanted, is) in
+        for (name, wanted, present) in
             [("group", self.group, membership.group), ("user", self.user, membership.user)]
         {
-            if wanted.is_some_and(|wanted| wanted != is) {
+            if wanted.is_some_and(|wanted| wanted != present) {
                 fields.reject(name, "This cannot be changed. Make another membership.");
             }
         }
@@ -275,23 +277,23 @@ impl MembershipChange {
     }
 }
 
-/// A membership, as it stands.
+/// A membership as D1 has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 pub struct Membership {
-    /// Its id.
+    /// The membership's id.
     pub id: Uuid,
-    /// The group.
+    /// The group's id.
     pub group: i64,
-    /// Who is in it.
+    /// The member's user id.
     pub user: i64,
-    /// As what.
+    /// The member's role.
     pub role: Role,
 }
 
-/// Decides whether a caller may give a membership another role.
+/// Decides whether a caller may change the role of a member.
 ///
 /// # Errors
-/// No right to it; the only owner.
+/// The caller lacks the permission, or the group would have no owner.
 pub fn may_change(
     standing: Standing,
     membership: Membership,
@@ -307,10 +309,10 @@ pub fn may_change(
     if ends_owner && !has_other_owner { Err(only_owner()) } else { Ok(()) }
 }
 
-/// Decides whether a caller may end a membership. Everyone may leave.
+/// Decides whether a caller may remove a member. Every member may leave.
 ///
 /// # Errors
-/// No right to it; the only owner.
+/// The caller lacks the permission, or the group would have no owner.
 pub fn may_end(
     standing: Standing,
     caller: i64,
@@ -323,14 +325,14 @@ pub fn may_end(
     if membership.role == Role::Owner && !has_other_owner { Err(only_owner()) } else { Ok(()) }
 }
 
-/// Which memberships a list shows.
+/// The filters of a list of memberships.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MembershipFilter {
-    /// Of this group.
+    /// The group's id.
     pub group: Option<i64>,
-    /// Of this user.
+    /// The user's id.
     pub user: Option<i64>,
-    /// As that.
+    /// The member's role.
     pub role: Option<Role>,
 }
 
@@ -338,7 +340,7 @@ impl MembershipFilter {
     /// Reads `group`, `user` and `role`.
     ///
     /// # Errors
-    /// On each that is malformed.
+    /// A field error for each parameter that is malformed.
     pub fn of(query: &Query) -> Result<Self, Error> {
         let role = parameter(query, "role").map(|text| {
             Role::parse(text)
@@ -370,7 +372,7 @@ mod tests {
     const TWO: &str = "01936d3e-7a00-7000-8000-000000000002";
 
     #[test]
-    fn servers_are_a_set() {
+    fn servers_of_a_group_are_a_set() {
         let read = |servers: Value| GroupChanges::read(fields(&json!({"servers": servers})));
         let servers = read(json!([TWO, ONE, TWO])).unwrap().servers.unwrap();
         assert_eq!(servers.iter().map(ToString::to_string).collect::<Vec<_>>(), [ONE, TWO]);
@@ -382,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_has_defaults_and_an_update_has_none() {
+    fn a_put_has_defaults_and_a_patch_has_none() {
         let all = GroupChanges::read_all(fields(&json!({"name": "ops"}))).unwrap();
         let expected = GroupChanges {
             name: Some("ops".into()),
@@ -404,18 +406,18 @@ mod tests {
     }
 
     #[test]
-    fn roles_and_their_rights() {
+    fn each_role_has_its_permissions() {
         let standing = |is_staff, role| Standing { is_staff, role };
         let (staff, owner) = (standing(true, None), standing(false, Some(Role::Owner)));
         let (manager, member) =
             (standing(false, Some(Role::Manager)), standing(false, Some(Role::Member)));
-        let nobody = standing(false, None);
+        let stranger = standing(false, None);
         for (who, sees, owns, grants) in [
             (staff, true, true, [true, true, true]),
             (owner, true, true, [true, true, true]),
             (manager, true, false, [true, false, false]),
             (member, true, false, [false, false, false]),
-            (nobody, false, false, [false, false, false]),
+            (stranger, false, false, [false, false, false]),
         ] {
             assert_eq!(
                 (who.sees(), who.owns(), Role::ALL.map(|role| who.grants(role))),
@@ -449,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn memberships() {
+    fn a_membership_keeps_its_group_and_user() {
         let new = NewMembership::read(fields(&json!({"group": 3, "user": 7}))).unwrap();
         assert_eq!(new, NewMembership { group: 3, user: 7, role: Role::Member });
         for bad in
@@ -475,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn filters() {
+    fn memberships_are_filtered_by_group_user_and_role() {
         let of = |pairs: &[(&str, &str)]| {
             let query: Query =
                 pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();

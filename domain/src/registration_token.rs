@@ -1,4 +1,4 @@
-//! Registration tokens, with which agents make servers of their own hosts (contract 6.4;
+//! Registration tokens: with one, an agent registers its host as a server (contract 6.4;
 //! agent-protocol 1.2).
 
 use std::net::IpAddr;
@@ -13,37 +13,38 @@ use crate::fields::Fields;
 use crate::server;
 use crate::time::Timestamp;
 
-/// The most registrations that a token may allow, unless it allows any number.
+/// The largest `uses` of a token, unless it is null: any number.
 const MAX_USES: i64 = 100_000;
-/// How many registrations a token allows if the request does not say.
+/// The default of `uses`.
 const DEFAULT_USES: i64 = 10;
-/// How long a token is valid if the request does not say, in seconds.
+/// The default of `expires_at`: this much after the creation, in seconds.
 const DEFAULT_LIFETIME: i64 = 24 * 60 * 60;
-/// The longest pattern of names, in characters: as long as a name may be.
+/// The longest `name_pattern`, in characters: as long as a name.
 const MAX_PATTERN: usize = 64;
-/// The most wildcards of a pattern.
+/// The largest number of wildcards in a pattern.
 const MAX_WILDCARDS: usize = 8;
-/// The most networks of a token.
+/// The largest number of networks of a token.
 const MAX_NETWORKS: usize = 100;
-/// How long the name of a deleted or renamed server is kept from pending servers, in seconds.
+/// A pending server cannot get the name of a server that was deleted or renamed within this time, in
+/// seconds.
 pub const NAME_KEPT: i64 = 30 * 24 * 60 * 60;
-/// How long a pending server waits for approval, in seconds.
+/// A pending server that is not approved within this time is deleted, in seconds.
 pub const APPROVED_WITHIN: i64 = 24 * 60 * 60;
-/// The longest name of a platform, in characters.
+/// The longest `platform`, in characters.
 const MAX_PLATFORM: usize = 64;
 
-/// A request for a token, checked.
+/// A valid request to create a registration token.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NewRegistrationToken {
-    /// What people call it.
+    /// The name, for people.
     pub name: String,
-    /// The groups that its servers come into.
+    /// The ids of the groups that its servers are added to.
     pub groups: Vec<i64>,
-    /// When it ends; `None` means never.
+    /// When it expires; `None`: never.
     pub expires_at: Option<Timestamp>,
-    /// How many servers can be registered with it; `None` means any number.
+    /// How many servers can be registered with it; `None`: any number.
     pub uses: Option<i64>,
-    /// What the names look like that agents may ask for; `*` stands for any characters.
+    /// The pattern that a requested server name must match. `*` stands for any characters.
     pub name_pattern: Option<String>,
     /// The networks from which agents may register, without host bits.
     pub networks: Option<Vec<IpNet>>,
@@ -51,7 +52,7 @@ pub struct NewRegistrationToken {
     pub approval: bool,
 }
 
-/// The field `name_pattern`: the characters of names, and `*`.
+/// Reads `name_pattern`: the characters of names, and `*`.
 fn read_pattern(fields: &mut Fields) -> Option<String> {
     let pattern = fields.optional_text("name_pattern", 1..=MAX_PATTERN)?;
     let allowed = |b: u8| {
@@ -71,7 +72,7 @@ fn read_pattern(fields: &mut Fields) -> Option<String> {
     None
 }
 
-/// The field `networks`: a list of CIDRs.
+/// Reads `networks`: a list of CIDRs.
 fn read_networks(fields: &mut Fields) -> Option<Vec<IpNet>> {
     fields.value("networks")?;
     let read = |value: &Value| {
@@ -85,7 +86,8 @@ fn read_networks(fields: &mut Fields) -> Option<Vec<IpNet>> {
     )
 }
 
-/// All networks that an address is in, as a token stores its networks; none for what is no address.
+/// All networks that contain an address, in the form that D1 stores them. Empty if the text is not
+/// an address.
 pub fn networks_of(address: &str) -> Vec<String> {
     let Ok(address) = address.parse::<IpAddr>() else { return Vec::new() };
     let address = address.to_canonical();
@@ -95,31 +97,34 @@ pub fn networks_of(address: &str) -> Vec<String> {
         .collect()
 }
 
-/// Reads a fingerprint that a person typed: any case, with or without the hyphen.
+/// Reads a fingerprint that a person typed: in any case, with or without the hyphen.
+///
+/// # Errors
+/// All invalid fields together.
 pub fn read_fingerprint(mut fields: Fields) -> Result<String, Error> {
     let text = fields
         .text("fingerprint", 1..=32)
         .map(|text| text.trim().replace('-', "").to_ascii_uppercase());
     let text = text.filter(|text| {
-        let is_one =
+        let is_valid =
             text.len() == 8 && text.bytes().all(|b| matches!(b, b'A'..=b'Z' | b'2'..=b'7'));
-        if !is_one {
+        if !is_valid {
             fields.reject(
                 "fingerprint",
                 "Enter the fingerprint that the agent shows, such as ABCD-2345.",
             );
         }
-        is_one
+        is_valid
     });
     let text = fields.finish_with(text)?;
     Ok(format!("{}-{}", &text[..4], &text[4..]))
 }
 
 impl NewRegistrationToken {
-    /// Reads a request.
+    /// Reads a `POST`.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         let name = fields.text("name", 1..=128);
         let groups = fields.optional_groups().unwrap_or_default();
@@ -137,27 +142,27 @@ impl NewRegistrationToken {
     }
 }
 
-/// A request of an agent's for a server, checked.
+/// A valid request of an agent to register its host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Registration {
-    /// The name that it would like: its host's.
+    /// The requested name of the server: the host's name.
     pub name: String,
-    /// The family of its host's system.
+    /// The family of the host's operating system.
     pub platform: Option<String>,
 }
 
 impl Registration {
-    /// Reads a request. A host's name means the same in upper case; here names have none.
+    /// Reads a request. The name is put in lower case, because host names have no case.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
         let platform = fields
             .optional_text("platform", 0..=MAX_PLATFORM)
             .filter(|platform| !platform.is_empty());
         fields.lower_case("name");
         let name = server::read_name(&mut fields);
-        // Agents send more about their hosts than is used here.
+        // Agents send more facts about their hosts, which are not used here.
         fields.finish_lenient()?;
         let name =
             name.ok_or_else(|| Error::internal("a name is missing and nothing was noted"))?;
@@ -180,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens() {
+    fn a_token_has_defaults_and_bounds() {
         let now = Timestamp::parse("2026-11-21T00:00:00Z").unwrap();
         let read = |body: Value| NewRegistrationToken::read(fields(&body), now);
         let least = NewRegistrationToken {
@@ -215,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_and_networks() {
+    fn a_token_limits_names_and_networks() {
         let now = Timestamp::parse("2026-11-21T00:00:00Z").unwrap();
         let read = |mut body: Value| {
             body["name"] = json!("web");
@@ -259,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_of_addresses() {
+    fn an_address_is_in_all_networks_around_it() {
         for (address, inside, outside) in [
             (
                 "10.1.2.3",
@@ -283,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints() {
+    fn a_fingerprint_is_read_in_any_case() {
         let read = |body: Value| read_fingerprint(fields(&body));
         for good in ["ABCD-2345", "abcd2345", " abcd-2345 "] {
             assert_eq!(read(json!({"fingerprint": good})).unwrap(), "ABCD-2345");
@@ -299,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn registrations() {
+    fn a_registration_has_a_name_and_a_platform() {
         let read = |body: Value| Registration::read(fields(&body));
         let full =
             read(json!({"name": "Web-1.Example", "platform": "debian", "tags": {"a": 1}})).unwrap();

@@ -1,5 +1,4 @@
-//! Secrets: credentials, their stored hashes, and the cell's own key with all that is derived from
-//! it.
+//! Secrets: credentials and their stored hashes, and the keys that are derived from `SECRET_KEY`.
 
 use std::fmt;
 
@@ -16,21 +15,25 @@ use uuid::Uuid;
 pub const TOKEN_LENGTH: usize = 128;
 
 const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-/// Random bytes from here on are dropped, so that each character of the alphabet is equally likely.
+/// Random bytes from this value on are dropped, so that all characters of the alphabet are equally
+/// likely.
 const UNBIASED: u8 = 248;
 
-/// A credential in plain form. It has no `Display`, and its `Debug` shows nothing.
+/// A credential in plain form. It has no `Display`, and its `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Takes a credential that came in.
+    /// Wraps a credential.
     pub fn new(value: impl Into<String>) -> Self {
         Self(value.into())
     }
 
-    /// A new token of [`TOKEN_LENGTH`] characters of `[A-Za-z0-9]`, drawn from a source of random
+    /// A new token: [`TOKEN_LENGTH`] characters of `[A-Za-z0-9]`. `random` fills a slice with random
     /// bytes.
+    ///
+    /// # Errors
+    /// The error of `random`.
     pub fn generate<E>(mut random: impl FnMut(&mut [u8]) -> Result<(), E>) -> Result<Self, E> {
         let mut token = String::with_capacity(TOKEN_LENGTH);
         let mut bytes = [0; TOKEN_LENGTH + 32];
@@ -44,20 +47,19 @@ impl Secret {
         Ok(Self(token))
     }
 
-    /// Tells whether it has the form of a token that [`Secret::generate`] makes. Any other one
-    /// needs no lookup.
+    /// Whether it has the form of a token from [`Secret::generate`]. Another text needs no lookup.
     pub fn is_token(&self) -> bool {
         self.0.len() == TOKEN_LENGTH && self.0.bytes().all(|b| b.is_ascii_alphanumeric())
     }
 
-    /// The plain text, for the one response that shows it and for hashing.
+    /// The plain text, for hashing and for the one response that shows it.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Compares in time that does not depend on where the texts differ.
+    /// Compares in constant time.
     pub fn equals(&self, other: &Self) -> bool {
-        // Digests have one length, and a digest that matches in part says nothing about the text.
+        // Digests have the same length, and a partly equal digest reveals nothing about the text.
         let digest = |secret: &Self| Sha256::digest(secret.expose());
         digest(self).ct_eq(&digest(other)).into()
     }
@@ -69,11 +71,11 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a credential is for. The stored hash depends on it, so a hash of one kind never matches
+/// The kind of a credential. The stored hash depends on it, so the hash of one kind never matches
 /// another kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// A login token or an API key: one kind; the table that has the hash distinguishes them
+    /// A login token or an API key. They share a kind: the table with the hash distinguishes them
     /// (contract 4.2).
     Token,
     /// An agent's key.
@@ -95,8 +97,8 @@ impl Purpose {
 /// The hash of a credential, in hexadecimal. D1, KV and the objects store it instead of the
 /// credential.
 ///
-/// It needs no key and no slow hash: a credential of [`TOKEN_LENGTH`] random characters has over
-/// 700 bits of entropy, so nobody can guess one and compare.
+/// The hash needs no key and need not be slow: a credential of [`TOKEN_LENGTH`] random characters
+/// has over 700 bits of entropy, so it cannot be guessed.
 ///
 /// ```
 /// # use farhand_domain::secret::{Purpose, Secret, credential_hash};
@@ -109,17 +111,16 @@ pub fn credential_hash(purpose: Purpose, secret: &Secret) -> String {
     hex(&Sha256::new().chain_update(prefix).chain_update(secret.expose()).finalize())
 }
 
-/// Text that can be guessed, or that may hold a credential. It is stored and counted by its keyed
-/// hash only.
+/// A kind of text that can be guessed or may have a credential. Only its keyed hash is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guessable {
     /// An e-mail address for which a password reset was requested.
     Address,
-    /// A username of a login attempt. It may be a password that was typed into the wrong field.
+    /// The username of a login attempt. It may be a password that was typed into the wrong field.
     Username,
     /// An Idempotency-Key, whose text the client chooses.
     IdempotencyKey,
-    /// The body of a request, whose `env` may hold credentials.
+    /// The body of a request, whose `env` may have credentials.
     Body,
     /// The environment of a command, for the audit log.
     Environment,
@@ -150,7 +151,7 @@ pub const SHORTEST_SECRET: usize = 32;
 /// Why a `SECRET_KEY` cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BadKey {
-    /// It is empty or not set.
+    /// It is not set, or empty.
     Missing,
     /// It has fewer than [`SHORTEST_SECRET`] characters.
     TooShort,
@@ -159,8 +160,8 @@ pub enum BadKey {
 /// The key of the region cell: the secret `SECRET_KEY`, and during a rotation also
 /// `SECRET_KEY_PREVIOUS`.
 ///
-/// Each use has a key of its own, derived by its label. New hashes, links and ciphertexts use the
-/// current key. Links are accepted under both keys.
+/// Each use has its own derived key. New hashes, reset links and ciphertexts use the current key.
+/// Reset links and ciphertexts are accepted under both keys.
 #[derive(Clone)]
 pub struct SecretKey {
     current: Vec<u8>,
@@ -168,10 +169,10 @@ pub struct SecretKey {
 }
 
 impl SecretKey {
-    /// Takes the two secrets. An empty `previous` means that no rotation is under way.
+    /// Takes both secrets. An empty `previous` means that no rotation is under way.
     ///
     /// # Errors
-    /// `current` is missing, or one of the two is too short.
+    /// `current` is missing, or one of the secrets is too short.
     pub fn new(current: &str, previous: &str) -> Result<Self, BadKey> {
         if current.is_empty() {
             return Err(BadKey::Missing);
@@ -185,18 +186,18 @@ impl SecretKey {
         Ok(Self { current: current.into(), previous: previous.map(Into::into) })
     }
 
-    /// The key of one use, which reveals nothing of the keys of other uses.
+    /// Derives the key for one use. It reveals nothing about the keys for other uses.
     fn derive(key: &[u8], label: &str) -> [u8; 32] {
         mac(key, &format!("farhand {label} 1"))
     }
 
-    /// The keyed hash of a text that can be guessed, in hexadecimal. A rotation changes it.
+    /// The keyed hash of a text, in hexadecimal. A rotation of the key changes it.
     pub fn hash(&self, what: Guessable, text: &str) -> String {
         hex(&mac(&Self::derive(&self.current, what.label()), text))
     }
 
-    /// The key in the link that resets a password: the request's id and its signature. So the key
-    /// itself is stored neither with the request nor with its waiting mail.
+    /// The key in the link for a new password: the id of the reset request and its signature. So
+    /// neither D1 nor the waiting mail stores the key.
     pub fn reset_key(&self, request: Uuid) -> Secret {
         Self::reset_key_under(&self.current, request)
     }
@@ -207,12 +208,12 @@ impl SecretKey {
         Secret::new(format!("{id}{}", hex(&signature)))
     }
 
-    /// The current key, and the previous one during a rotation.
+    /// The current key and, during a rotation, the previous key.
     fn keys(&self) -> impl Iterator<Item = &Vec<u8>> {
         [Some(&self.current), self.previous.as_ref()].into_iter().flatten()
     }
 
-    /// The request that a link's key is for; `None` if neither secret signed it.
+    /// The id of the reset request in a link's key; `None` if neither key signed it.
     pub fn reset_request(&self, key: &Secret) -> Option<Uuid> {
         let request = Uuid::try_parse(key.expose().get(..32)?).ok()?;
         self.keys()
@@ -221,31 +222,31 @@ impl SecretKey {
     }
 }
 
-/// The length of the nonce of an encrypted text, in bytes.
+/// The length of the nonce of AES-GCM, in bytes.
 pub const NONCE_LENGTH: usize = 12;
 
 impl SecretKey {
-    /// Encrypts the inputs of a command (AES-256-GCM), so that it can wait in storage. The result
-    /// is base64 and opens only for the same command.
+    /// Encrypts the inputs of a command (AES-256-GCM) for the storage. The result is base64, and can
+    /// be decrypted only for the same command.
     ///
     /// # Errors
-    /// The text is too long for the cipher: 64 GiB.
-    pub fn seal_inputs(
+    /// The text is longer than the cipher allows: 64 GiB.
+    pub fn encrypt_inputs(
         &self,
         command: Uuid,
         text: &str,
         nonce: [u8; NONCE_LENGTH],
-    ) -> Result<String, Unsealable> {
+    ) -> Result<String, TextTooLong> {
         let payload = Payload { msg: text.as_bytes(), aad: command.as_bytes() };
         let sealed = Self::inputs_cipher(&self.current)
             .encrypt(&Nonce::from(nonce), payload)
-            .map_err(|_| Unsealable)?;
+            .map_err(|_| TextTooLong)?;
         Ok(Base64::encode_string(&[&nonce[..], &sealed].concat()))
     }
 
-    /// Decrypts what [`SecretKey::seal_inputs`] made, also under the previous key; `None` if
-    /// neither key opens it for this command.
-    pub fn open_inputs(&self, command: Uuid, sealed: &str) -> Option<String> {
+    /// Decrypts the result of [`SecretKey::encrypt_inputs`], under the current or the previous key.
+    /// `None` if neither key decrypts it for this command.
+    pub fn decrypt_inputs(&self, command: Uuid, sealed: &str) -> Option<String> {
         let sealed = Base64::decode_vec(sealed).ok()?;
         let (nonce, sealed) = sealed.split_first_chunk::<NONCE_LENGTH>()?;
         let opened = self.keys().find_map(|key| {
@@ -260,9 +261,9 @@ impl SecretKey {
     }
 }
 
-/// A text that cannot be encrypted.
+/// The text is too long to be encrypted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Unsealable;
+pub struct TextTooLong;
 
 impl fmt::Debug for SecretKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_source_makes_no_token() {
+    fn an_error_of_the_random_source_is_returned() {
         assert_eq!(Secret::generate(|_| Err("dry")).unwrap_err(), "dry");
     }
 
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_keys_name_their_request() {
+    fn a_reset_key_has_the_id_of_its_request() {
         let (one, two) = (key(OLD, ""), key(NEW, ""));
         let request = Uuid::from_u128(7);
         let reset = one.reset_key(request);
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn links_from_before_a_rotation_work_during_it() {
+    fn reset_links_work_during_a_rotation() {
         let rotating = key(NEW, OLD);
         let request = Uuid::from_u128(7);
         assert_eq!(rotating.reset_key(request), key(NEW, "").reset_key(request));
@@ -386,43 +387,43 @@ mod tests {
     }
 
     #[test]
-    fn an_env_opens_under_both_keys_and_for_its_command_only() {
+    fn inputs_are_decrypted_for_their_command_only() {
         let (command, nonce) = (Uuid::from_u128(7), [1; NONCE_LENGTH]);
         let text = r#"{"TOKEN":"s3cret ü"}"#;
-        let sealed = key(OLD, "").seal_inputs(command, text, nonce).unwrap();
+        let sealed = key(OLD, "").encrypt_inputs(command, text, nonce).unwrap();
         assert!(
             !sealed.contains("s3cret")
                 && !Base64::decode_vec(&sealed).unwrap().windows(6).any(|w| w == b"s3cret")
         );
-        assert_ne!(sealed, key(OLD, "").seal_inputs(command, text, [2; NONCE_LENGTH]).unwrap());
+        assert_ne!(sealed, key(OLD, "").encrypt_inputs(command, text, [2; NONCE_LENGTH]).unwrap());
         for opener in [key(OLD, ""), key(NEW, OLD), key(OLD, NEW)] {
-            assert_eq!(opener.open_inputs(command, &sealed).as_deref(), Some(text));
+            assert_eq!(opener.decrypt_inputs(command, &sealed).as_deref(), Some(text));
         }
-        assert_eq!(key(NEW, "").open_inputs(command, &sealed), None);
-        assert_eq!(key(OLD, "").open_inputs(Uuid::from_u128(8), &sealed), None);
+        assert_eq!(key(NEW, "").decrypt_inputs(command, &sealed), None);
+        assert_eq!(key(OLD, "").decrypt_inputs(Uuid::from_u128(8), &sealed), None);
         let mut changed = Base64::decode_vec(&sealed).unwrap();
         for at in 0..changed.len() {
             changed[at] ^= 1;
             assert_eq!(
-                key(OLD, "").open_inputs(command, &Base64::encode_string(&changed)),
+                key(OLD, "").decrypt_inputs(command, &Base64::encode_string(&changed)),
                 None,
                 "byte {at}"
             );
             changed[at] ^= 1;
         }
         for bad in ["", "x", "AAAA", &sealed[..sealed.len() - 4]] {
-            assert_eq!(key(OLD, "").open_inputs(command, bad), None, "{bad}");
+            assert_eq!(key(OLD, "").decrypt_inputs(command, bad), None, "{bad}");
         }
     }
 
     #[test]
-    fn debug_shows_nothing() {
+    fn debug_does_not_show_secrets() {
         let shown = format!("{:?} {:?}", Secret::new(OLD), key(NEW, OLD));
         assert!(!shown.contains("key of"), "{shown}");
     }
 
     #[test]
-    fn comparison() {
+    fn equal_secrets_have_equal_texts() {
         assert!(Secret::new("abc").equals(&Secret::new("abc")));
         assert!(!Secret::new("abc").equals(&Secret::new("abd")));
         assert!(!Secret::new("abc").equals(&Secret::new("ab")));

@@ -1,4 +1,4 @@
-//! What a server must look like (contract 6.1).
+//! Servers: the fields of their requests (contract 6.1), and the commands that install an agent.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -10,11 +10,10 @@ use crate::id;
 use crate::page::{Query, boolean_parameter, id_parameter, ordering, parameter, words};
 use crate::secret::Secret;
 
-/// The shell commands that start an agent for a server on the host where they are pasted (contract
-/// 6.3).
+/// The shell commands that start an agent on the host where they are pasted (contract 6.3).
 ///
-/// They put the key into a file that only its owner can read, as an argument would be seen by
-/// everyone on the host.
+/// They write the key to a file that only its owner can read. As an argument, it would be visible to
+/// all users of the host.
 pub fn install_commands(base_url: &str, server: Uuid, key: &Secret) -> String {
     let key = key.expose();
     format!(
@@ -27,8 +26,8 @@ farhand-agent run --config farhand-agent.toml"
     )
 }
 
-/// The shell commands that connect an installed Alpamon 2.x to a server, for root on the host
-/// (contract 6.3).
+/// The shell commands that connect an installed Alpamon 2.x to a server (contract 6.3). They are for
+/// root.
 pub fn install_commands_of_alpamon(base_url: &str, server: Uuid, key: &Secret) -> String {
     let key = key.expose();
     format!(
@@ -72,11 +71,9 @@ const READ_ONLY: &[&str] = &[
     "install_alpamon",
 ];
 
-/// Reads and checks the name of a server or a group: 1 to 64 of `[a-z0-9-_.]`. What is wrong is
-/// noted in `fields`.
+/// Reads `name`, of a server or a group: 1 to 64 characters of `[a-z0-9-_.]`.
 ///
-/// A name of the form of a UUID is refused as well: a command names its server by either, and could
-/// not tell them apart.
+/// A name in the form of a UUID is rejected, because requests name a server by its name or its id.
 pub fn read_name(fields: &mut Fields) -> Option<String> {
     let name = fields.text("name", 1..=MAX_NAME)?;
     let allowed =
@@ -100,30 +97,30 @@ fn read_default_username(fields: &mut Fields) -> Option<Option<String>> {
     }
 }
 
-/// SQL for a name with a number at its end, for those after the first, and no longer than a name
-/// may be: of SQL for the name, which is ASCII, and for the number.
+/// SQL that makes a name unique: it appends `-` and the number, from the second server on, and cuts
+/// the name to the allowed length. `name` and `number` are SQL; the name is ASCII.
 pub fn numbered_sql(name: &str, number: &str) -> String {
     format!(
         "iif({number} < 2, {name}, substr({name}, 1, {MAX_NAME} - length('-' || {number})) || '-' || {number})"
     )
 }
 
-/// A request for a server or for changes of one, checked. What is `None` stays as it is.
+/// A valid request to create or change a server. `None`: the field stays as it is.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct ServerChanges {
-    /// Its name.
+    /// The unique name.
     pub name: Option<String>,
-    /// The groups that it is in, each once, sorted.
+    /// The ids of its groups, each once, sorted.
     pub groups: Option<Vec<i64>>,
-    /// The id of its owner; `Some(None)` means no owner.
+    /// The user id of its owner; `Some(None)`: no owner.
     pub owner: Option<Option<i64>>,
-    /// The remote account of commands that name none; `Some(None)`: the one that its agent reports,
-    /// if any.
+    /// The default remote account of commands; `Some(None)`: the account that its agent reports, if
+    /// any.
     pub default_username: Option<Option<String>>,
 }
 
-/// The field `owner`: a user's id or null. The object in which responses show the owner stands for
-/// its `id`, so that a client can send back what it read.
+/// Reads `owner`: a user's id or null. An object with an `id` is accepted too, because responses
+/// show the owner as an object, and clients send it back.
 fn read_owner(fields: &mut Fields) -> Option<Option<i64>> {
     let owner = match fields.any("owner")? {
         Value::Null => return Some(None),
@@ -137,10 +134,10 @@ fn read_owner(fields: &mut Fields) -> Option<Option<i64>> {
 }
 
 impl ServerChanges {
-    /// Reads the given fields (PATCH).
+    /// Reads a `PATCH`. All fields are optional.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
         fields.ignore(READ_ONLY);
         let name = fields.has("name").then(|| read_name(&mut fields)).flatten();
@@ -151,26 +148,26 @@ impl ServerChanges {
         Ok(Self { name, groups, owner, default_username })
     }
 
-    /// Reads a new server (POST). Its owner is its creator, so `owner` is an unknown field.
+    /// Reads a `POST`. The creator becomes the owner, so `owner` is an unknown field.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read_new(fields: Fields) -> Result<Self, Error> {
         Self::read_common(fields, None)
     }
 
-    /// Reads all fields (PUT): the name must be there. What omitted groups mean depends on the
-    /// caller's permissions; an omitted owner stays.
+    /// Reads a `PUT`. The name is required. The meaning of omitted groups depends on the caller's
+    /// permission, so the handler decides. An omitted owner stays.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read_all(mut fields: Fields) -> Result<Self, Error> {
         fields.ignore(READ_ONLY);
         let owner = read_owner(&mut fields);
         Self::read_common(fields, owner)
     }
 
-    /// Reads what a `POST` and a `PUT` have in common. The name is required.
+    /// Reads the fields that a `POST` and a `PUT` share. The name is required.
     fn read_common(mut fields: Fields, owner: Option<Option<i64>>) -> Result<Self, Error> {
         let name = read_name(&mut fields);
         let groups = fields.optional_groups();
@@ -180,7 +177,7 @@ impl ServerChanges {
     }
 }
 
-/// A field that a list of servers is ordered by.
+/// A field by which a list of servers can be ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Key {
     /// `name`.
@@ -198,11 +195,11 @@ pub enum Key {
 }
 
 impl Key {
-    /// All of them.
+    /// All fields.
     pub const ALL: [Self; 6] =
         [Self::Name, Self::Added, Self::Updated, Self::Connected, Self::Seen, Self::IsConnected];
 
-    /// The name in requests, answers and D1.
+    /// The name in requests, responses and D1.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Name => "name",
@@ -215,25 +212,25 @@ impl Key {
     }
 }
 
-/// Which servers a list shows, and in which order.
+/// Which servers a list shows, and in which order. `None`: no such filter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerList {
-    /// With this name.
+    /// The exact name.
     pub name: Option<String>,
-    /// With an agent connected, or without.
+    /// Whether an agent is connected.
     pub is_connected: Option<bool>,
-    /// In this group.
+    /// The id of a group of the server.
     pub group: Option<i64>,
-    /// Owned by this user.
+    /// The owner's user id.
     pub owner: Option<i64>,
-    /// With this platform.
+    /// The exact platform.
     pub platform: Option<String>,
-    /// With this version of the agent.
+    /// The exact version of the agent.
     pub agent_version: Option<String>,
-    /// With each of these words, in lower case, somewhere in what is known of it.
+    /// Words in lower case. The texts of the server must have each of them.
     pub words: Vec<String>,
-    /// The fields of its order, and whether each is descending. Never empty; ties are broken by id,
-    /// in the direction of the first one.
+    /// The fields of the order, each with whether it is descending. Never empty. Servers with equal
+    /// fields are ordered by id, in the direction of the first field.
     pub order: Vec<(Key, bool)>,
 }
 
@@ -241,7 +238,7 @@ impl ServerList {
     /// Reads the filters, `search` and `ordering`. Without `ordering` the newest is first.
     ///
     /// # Errors
-    /// All bad parameters together.
+    /// All invalid parameters together.
     pub fn of(query: &Query) -> Result<Self, Error> {
         fn take<T>(read: Result<T, Error>, errors: &mut FieldErrors) -> Option<T> {
             read.map_err(|error| errors.extend(error.fields)).ok()
@@ -274,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
+    fn names_are_lower_case_and_not_uuids() {
         let read = |name: &str| {
             let mut fields = Fields::from_form([("name".to_owned(), name.to_owned())]);
             (read_name(&mut fields).is_some(), fields.finish().is_ok())
@@ -292,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_ignores_what_is_read_only_and_refuses_what_is_unknown() {
+    fn changes_ignore_read_only_and_refuse_unknown_fields() {
         let fields =
             |body: serde_json::Value| Fields::from_json(body.to_string().as_bytes()).unwrap();
         let wrong = |read: Result<ServerChanges, Error>| {
@@ -309,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn owners() {
+    fn an_owner_is_an_id_or_the_object_of_a_response() {
         let owner = |body: &str| {
             ServerChanges::read(Fields::from_json(body.as_bytes()).unwrap()).map(|read| read.owner)
         };
@@ -328,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn lists() {
+    fn a_list_reads_filters_search_and_ordering() {
         let of = |pairs: &[(&str, &str)]| {
             let query: Query =
                 pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();

@@ -1,4 +1,4 @@
-//! Moments, as every part of Farhand stores and shows them.
+//! Timestamps in the form that all parts of Farhand store and show.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use chrono::{DateTime, Datelike, SecondsFormat, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// A moment in UTC, in microseconds since 1970.
+/// A time in UTC, in microseconds since 1970.
 ///
-/// Its text is of one width, `2026-11-21T01:23:45.678901+00:00` (contract 3.5), so that texts sort
-/// as the moments do: that is the form in D1, in the objects' storage and in JSON.
+/// Its text has a fixed width: `2026-11-21T01:23:45.678901+00:00` (contract 3.5). So texts sort like
+/// the times. D1, the objects' storage and JSON have this form.
 ///
 /// ```
 /// use farhand_domain::time::Timestamp;
@@ -22,7 +22,7 @@ pub struct Timestamp(i64);
 /// The last microsecond of the year 9999.
 const LAST_MICROS: i64 = 253_402_300_799_999_999;
 
-/// Why a text is not a [`Timestamp`]; its display is the message for the field.
+/// A text that is not a [`Timestamp`]. Its display is the error message for the field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotATimestamp;
 
@@ -35,48 +35,47 @@ impl fmt::Display for NotATimestamp {
 }
 
 impl Timestamp {
-    /// The moment `millis` milliseconds after 1970, which is how platforms tell the time.
+    /// The time `millis` milliseconds after the start of 1970.
     pub fn from_millis(millis: u64) -> Self {
         Self(i64::try_from(millis).unwrap_or(i64::MAX / 1000).saturating_mul(1000))
     }
 
-    /// Milliseconds since 1970, rounded down; 0 before it.
+    /// Milliseconds since the start of 1970, rounded down. An earlier time returns 0.
     pub fn as_millis(self) -> u64 {
         u64::try_from(self.0.div_euclid(1000)).unwrap_or(0)
     }
 
-    /// Reads ISO 8601 with an offset (contract 3.5: input times need one).
+    /// Reads ISO 8601 with an offset (contract 3.5).
     ///
     /// # Errors
-    /// Another form, no offset, or a year outside 1 to 9999 in UTC.
+    /// The text has another form or no offset, or the year in UTC is not from 1 to 9999.
     pub fn parse(text: &str) -> Result<Self, NotATimestamp> {
         let micros =
             DateTime::parse_from_rfc3339(text).map_err(|_| NotATimestamp)?.timestamp_micros();
-        // Not the year that was read: a leap second belongs to the next one by now.
-        let year =
-            DateTime::from_timestamp_micros(micros).map(|moment: DateTime<Utc>| moment.year());
+        // Checks the resulting year: a leap second at the end of a year is in the next year.
+        let year = DateTime::from_timestamp_micros(micros).map(|time: DateTime<Utc>| time.year());
         if !year.is_some_and(|year| (1..=9999).contains(&year)) {
             return Err(NotATimestamp);
         }
         Ok(Self(micros))
     }
 
-    /// The moment as mails tell it (RFC 5322), `Sat, 21 Nov 2026 01:23:45 +0000`; at most the last
-    /// second of year 9999.
+    /// The form in mails (RFC 5322): `Sat, 21 Nov 2026 01:23:45 +0000`. At most the last second of
+    /// the year 9999.
     pub fn to_rfc_5322(self) -> String {
-        // Past that, chrono has no text for it.
+        // chrono has no text for a later time.
         DateTime::from_timestamp(self.0.clamp(0, LAST_MICROS).div_euclid(1_000_000), 0)
             .unwrap_or_default()
             .to_rfc2822()
     }
 
-    /// The moment `seconds` later; earlier where they are negative. No later than the year 9999:
-    /// what follows has no text of that width, and could not be read again.
+    /// The time `seconds` later, or earlier if the number is negative. At most the end of the year
+    /// 9999: a later time has no text of the fixed width.
     pub fn plus_seconds(self, seconds: i64) -> Self {
         self.plus_micros(seconds.saturating_mul(1_000_000))
     }
 
-    /// The moment `period` later; no later than the year 9999.
+    /// The time `period` later, at most the end of the year 9999.
     pub fn plus(self, period: Duration) -> Self {
         self.plus_micros(i64::try_from(period.as_micros()).unwrap_or(i64::MAX))
     }
@@ -86,7 +85,7 @@ impl Timestamp {
         Self(self.0.saturating_sub(i64::try_from(period.as_micros()).unwrap_or(i64::MAX)))
     }
 
-    /// The moment `millis` later; no later than the year 9999.
+    /// The time `millis` milliseconds later, at most the end of the year 9999.
     pub fn plus_millis(self, millis: i64) -> Self {
         self.plus_micros(millis.saturating_mul(1000))
     }
@@ -95,7 +94,7 @@ impl Timestamp {
         Self(self.0.saturating_add(micros).min(LAST_MICROS))
     }
 
-    /// Seconds from `earlier` to this moment, negative if it is the earlier one.
+    /// The seconds from `earlier` to this time. Negative if this time is before `earlier`.
     pub fn seconds_since(self, earlier: Self) -> f64 {
         (self.0 - earlier.0) as f64 / 1_000_000.0
     }
@@ -103,9 +102,9 @@ impl Timestamp {
 
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let moment: DateTime<Utc> =
+        let time: DateTime<Utc> =
             DateTime::from_timestamp_micros(self.0).unwrap_or(DateTime::<Utc>::MAX_UTC);
-        f.write_str(&moment.to_rfc3339_opts(SecondsFormat::Micros, false))
+        f.write_str(&time.to_rfc3339_opts(SecondsFormat::Micros, false))
     }
 }
 
@@ -152,20 +151,20 @@ mod tests {
     }
 
     #[test]
-    fn texts_sort_as_moments_do() {
-        let moments = [0, 1, 999_999, 1_000_000, 1_763_688_225_678_901].map(Timestamp);
-        let mut texts = moments.map(|t| t.to_string());
+    fn texts_sort_like_times() {
+        let times = [0, 1, 999_999, 1_000_000, 1_763_688_225_678_901].map(Timestamp);
+        let mut texts = times.map(|t| t.to_string());
         texts.sort();
-        assert_eq!(texts, moments.map(|t| t.to_string()));
+        assert_eq!(texts, times.map(|t| t.to_string()));
     }
 
     #[test]
-    fn mails_have_a_form_of_their_own() {
-        let moment = |seconds: i64| Timestamp::from_millis(0).plus_seconds(seconds).to_rfc_5322();
-        assert_eq!(moment(1_795_224_225), "Sat, 21 Nov 2026 01:23:45 +0000");
-        assert_eq!(moment(0), "Thu, 1 Jan 1970 00:00:00 +0000");
-        assert_eq!(moment(-1), moment(0));
-        assert_eq!(moment(i64::MAX), "Fri, 31 Dec 9999 23:59:59 +0000");
+    fn mails_use_the_form_of_rfc_5322() {
+        let text = |seconds: i64| Timestamp::from_millis(0).plus_seconds(seconds).to_rfc_5322();
+        assert_eq!(text(1_795_224_225), "Sat, 21 Nov 2026 01:23:45 +0000");
+        assert_eq!(text(0), "Thu, 1 Jan 1970 00:00:00 +0000");
+        assert_eq!(text(-1), text(0));
+        assert_eq!(text(i64::MAX), "Fri, 31 Dec 9999 23:59:59 +0000");
     }
 
     #[test]
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn no_moment_is_past_what_can_be_read_again() {
+    fn no_time_is_after_the_year_9999() {
         let late = Timestamp::parse("9999-12-31T23:30:00Z").unwrap();
         for later in
             [late.plus_seconds(3_600), late.plus_millis(i64::MAX), late.plus_seconds(i64::MAX)]

@@ -1,4 +1,4 @@
-//! What a user account must look like (contract 5.1).
+//! Users: the fields of their requests (contract 5.1), and who may change whom (contract 5.2).
 
 use serde::Deserialize;
 
@@ -11,10 +11,10 @@ use crate::password;
 use crate::secret::Secret;
 
 /// The longest e-mail address, in characters.
-const LONGEST_EMAIL: usize = 254;
+const MAX_EMAIL: usize = 254;
 
-/// Accounts of the system's own: nobody may be called so, as a member runs commands under their own
-/// name.
+/// Usernames that are refused: accounts of the operating system. Members of a group run commands as
+/// the account with their own username.
 const RESERVED: [&str; 15] = [
     "root", "daemon", "bin", "sys", "sync", "www-data", "mail", "nobody", "nogroup", "syslog",
     "backup", "news", "games", "lp", "man",
@@ -24,42 +24,42 @@ const RESERVED: [&str; 15] = [
 pub const READ_ONLY: &[&str] = &["id", "date_joined", "last_login"];
 
 /// The longest first or last name, in characters.
-const LONGEST_NAME: usize = 150;
+const MAX_NAME: usize = 150;
 
-/// The rule for changes of a user.
+/// The error message for a change of a user that the caller may not make.
 pub const MANAGES: &str = "Only staff may change ordinary users, and only superusers may change staff and superusers. \
     Users may change their own names and email address.";
-/// The rule for who makes staff and superusers.
+/// The error message for a change of a rank that the caller may not make.
 pub const RANKS: &str = "Only superusers may set is_staff and is_superuser.";
 
-/// What a user may do beyond what everyone may (contract 5.2).
+/// The rank of a user (contract 5.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rank {
-    /// Staff manage servers and ordinary users.
+    /// Whether the user manages servers and ordinary users.
     pub is_staff: bool,
-    /// Superusers manage everything.
+    /// Whether the user manages everything.
     pub is_superuser: bool,
 }
 
 impl Rank {
-    /// Tells whether users of this rank manage anybody.
+    /// Whether the rank is above that of ordinary users.
     pub fn is_staff_or_superuser(self) -> bool {
         self.is_staff || self.is_superuser
     }
 
-    /// Tells whether users of this rank may edit and delete users of another (contract 5.2): staff
-    /// ordinary ones, superusers all.
+    /// Whether users of this rank may change and delete users of another rank (contract 5.2). Staff
+    /// manage ordinary users, superusers manage all.
     pub fn manages(self, other: Self) -> bool {
         self.is_superuser || (self.is_staff && !other.is_staff_or_superuser())
     }
 }
 
-/// A user, as they stand.
+/// A user as D1 has it.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct Account {
-    /// The id.
+    /// The user's id.
     pub id: i64,
-    /// The name.
+    /// The username.
     pub username: String,
     /// The e-mail address.
     pub email: String,
@@ -67,7 +67,7 @@ pub struct Account {
     pub first_name: String,
     /// The last name.
     pub last_name: String,
-    /// Whether the user may do anything at all.
+    /// Whether the user's credentials are accepted.
     pub is_active: bool,
     /// See [`Rank`].
     pub is_staff: bool,
@@ -81,49 +81,49 @@ impl Account {
         Rank { is_staff: self.is_staff, is_superuser: self.is_superuser }
     }
 
-    /// What a password of the user's must not resemble.
+    /// The texts that the user's password must not resemble.
     pub fn personal(&self) -> password::Personal<'_> {
         password::Personal { username: &self.username, email: &self.email }
     }
 }
 
-/// A new account, checked.
+/// A valid request for a user: the required fields.
 #[derive(Clone, Debug)]
 pub struct NewUser {
-    /// A UNIX account name.
+    /// The username, which is also a valid UNIX account name.
     pub username: String,
-    /// An e-mail address.
+    /// The e-mail address.
     pub email: String,
-    /// The password in plain form, to be hashed.
+    /// The password in plain form, which is not hashed yet.
     pub password: String,
 }
 
-/// A request for changes of a user, checked. What is `None` stays as it is.
+/// A valid request to change a user. `None`: the field stays as it is.
 #[derive(Clone, Default, Debug)]
 pub struct Changes {
-    /// Another name.
+    /// The new username.
     pub username: Option<String>,
-    /// Another e-mail address.
+    /// The new e-mail address.
     pub email: Option<String>,
-    /// Another first name.
+    /// The new first name.
     pub first_name: Option<String>,
-    /// Another last name.
+    /// The new last name.
     pub last_name: Option<String>,
-    /// Activate or deactivate.
+    /// Whether the user becomes active or inactive.
     pub is_active: Option<bool>,
-    /// Make or unmake staff.
+    /// Whether the user becomes staff, or loses that rank.
     pub is_staff: Option<bool>,
-    /// Make or unmake a superuser.
+    /// Whether the user becomes a superuser, or loses that rank.
     pub is_superuser: Option<bool>,
-    /// The caller's current password, with which they change their own e-mail address.
+    /// The caller's current password. It is required to change the caller's own e-mail address.
     pub password: Option<Secret>,
-    /// Whether the request names an e-mail address, be it the same.
-    pub names_email: bool,
-    /// The user stays the owner of their servers if the change lowers their rank.
+    /// Whether the request has an e-mail address, even the present one.
+    pub sends_email: bool,
+    /// Whether the user remains the owner of their servers if the change lowers their rank.
     pub keep_servers: bool,
 }
 
-/// Tells whether `text` is a username, `^[a-z][a-z0-9_-]{0,31}$`: a UNIX account name.
+/// Whether `text` is a username: `^[a-z][a-z0-9_-]{0,31}$`, as UNIX accounts have it.
 fn is_username(text: &str) -> bool {
     text.len() <= 32
         && text.starts_with(|c: char| c.is_ascii_lowercase())
@@ -146,38 +146,39 @@ fn read_username(fields: &mut Fields) -> Option<String> {
 }
 
 fn read_email(fields: &mut Fields) -> Option<String> {
-    fields.text("email", 1..=LONGEST_EMAIL).filter(|email| {
-        // One that no mail can be sent to would never get a link.
-        let good = is_address(email);
-        if !good {
+    fields.text("email", 1..=MAX_EMAIL).filter(|email| {
+        // A user without a valid address could never get a link for a new password.
+        let is_valid = is_address(email);
+        if !is_valid {
             fields.reject("email", "Enter a valid email address.");
         }
-        good
+        is_valid
     })
 }
 
-/// An address as it is counted: two spellings of one mailbox are one. `None`: it is no address.
+/// The normal form of an e-mail address, for counting: in lower case and without spaces around it.
+/// `None`: the text is not an address.
 pub fn normalized_email(text: &str) -> Option<String> {
     let text = text.trim();
-    (text.len() <= LONGEST_EMAIL && is_address(text)).then(|| text.to_ascii_lowercase())
+    (text.len() <= MAX_EMAIL && is_address(text)).then(|| text.to_ascii_lowercase())
 }
 
 fn read_name(fields: &mut Fields, field: &'static str) -> Option<String> {
-    fields.optional_text(field, 0..=LONGEST_NAME).filter(|name| {
-        let good = !name.contains(char::is_control);
-        if !good {
+    fields.optional_text(field, 0..=MAX_NAME).filter(|name| {
+        let is_valid = !name.contains(char::is_control);
+        if !is_valid {
             fields.reject(field, "Control characters are not allowed.");
         }
-        good
+        is_valid
     })
 }
 
-/// Reads a new password, of which only a text is asked here: its rules need to know whose it is.
+/// Reads a new password as any text. [`password::violations`] checks its rules, which need the user.
 pub fn read_password(fields: &mut Fields, name: &'static str) -> Option<String> {
     fields.text(name, 1..=usize::MAX)
 }
 
-/// Reads and checks `username`, `email` and `password`; what is wrong is noted in `fields`.
+/// Reads `username`, `email` and `password` of a new user. Records errors in `fields`.
 pub fn read_new(fields: &mut Fields) -> Option<NewUser> {
     let username = read_username(fields);
     let email = read_email(fields);
@@ -194,10 +195,11 @@ pub fn read_new(fields: &mut Fields) -> Option<NewUser> {
     Some(NewUser { username: username?, email: email?, password: password? })
 }
 
-/// Reads a request for a user: the account, and what it is beside that, as changes of a plain one.
+/// Reads a request to create a user: the required fields, and the optional fields as changes of an
+/// ordinary new user.
 ///
 /// # Errors
-/// All bad fields together.
+/// All invalid fields together.
 pub fn read_creation(mut fields: Fields) -> Result<(NewUser, Changes), Error> {
     let new = read_new(&mut fields);
     let rest = Changes::read_rest(&mut fields);
@@ -205,7 +207,7 @@ pub fn read_creation(mut fields: Fields) -> Result<(NewUser, Changes), Error> {
 }
 
 impl Changes {
-    /// Reads what is neither name nor address nor password.
+    /// Reads the fields other than username, address and password.
     fn read_rest(fields: &mut Fields) -> Self {
         Self {
             first_name: read_name(fields, "first_name"),
@@ -217,26 +219,27 @@ impl Changes {
         }
     }
 
-    /// Reads the given fields (PATCH).
+    /// Reads a `PATCH`. All fields are optional.
     ///
     /// # Errors
-    /// All bad fields together.
+    /// All invalid fields together.
     pub fn read(mut fields: Fields) -> Result<Self, Error> {
         fields.ignore(READ_ONLY);
         let username = fields.has("username").then(|| read_username(&mut fields)).flatten();
         let email = fields.has("email").then(|| read_email(&mut fields)).flatten();
         let password = fields.optional_text("password", 1..=usize::MAX).map(Secret::new);
-        let names_email = fields.has("email");
+        let sends_email = fields.has("email");
         let keep_servers = fields.optional_boolean("keep_servers").unwrap_or(false);
         let rest = Self::read_rest(&mut fields);
         fields.finish()?;
-        Ok(Self { username, email, password, names_email, keep_servers, ..rest })
+        Ok(Self { username, email, password, sends_email, keep_servers, ..rest })
     }
 
-    /// Reads all fields (PUT): what is left out is as in a plain new user.
+    /// Reads a `PUT`. Username and address are required. A field that is not sent gets the value of
+    /// an ordinary new user.
     ///
     /// # Errors
-    /// All bad fields together; name and address must be there.
+    /// All invalid fields together.
     pub fn read_all(mut fields: Fields) -> Result<Self, Error> {
         fields.ignore(READ_ONLY);
         let (username, email) = (read_username(&mut fields), read_email(&mut fields));
@@ -253,15 +256,15 @@ impl Changes {
             is_staff: Some(rest.is_staff.unwrap_or(false)),
             is_superuser: Some(rest.is_superuser.unwrap_or(false)),
             password,
-            names_email: true,
+            sends_email: true,
             keep_servers,
         })
     }
 
-    /// The same without what a user is already: nobody needs a right to change nothing.
+    /// Drops the fields that equal those of the account, because they need no permission.
     pub fn of(self, account: &Account) -> Self {
-        fn other<T: PartialEq>(wanted: Option<T>, is: &T) -> Option<T> {
-            wanted.filter(|wanted| wanted != is)
+        fn other<T: PartialEq>(wanted: Option<T>, present: &T) -> Option<T> {
+            wanted.filter(|wanted| wanted != present)
         }
         Self {
             username: other(self.username, &account.username),
@@ -272,29 +275,29 @@ impl Changes {
             is_staff: other(self.is_staff, &account.is_staff),
             is_superuser: other(self.is_superuser, &account.is_superuser),
             password: self.password,
-            names_email: self.names_email,
+            sends_email: self.sends_email,
             keep_servers: self.keep_servers,
         }
     }
 
-    /// Tells whether they take staff or superuser rank from an account.
+    /// Whether the changes take the rank of staff or superuser from the account.
     pub fn lower_rank(&self, account: &Account) -> bool {
         (account.is_staff && self.is_staff == Some(false))
             || (account.is_superuser && self.is_superuser == Some(false))
     }
 
-    /// Tells whether the account's servers lose their owner with them.
+    /// Whether the changes remove the account as the owner of its servers.
     pub fn release_servers(&self, account: &Account) -> bool {
         self.lower_rank(account) && !self.keep_servers
     }
 
-    /// Tells whether they change somebody's rank.
+    /// Whether the changes set a rank.
     pub fn change_rank(&self) -> bool {
         self.is_staff.is_some() || self.is_superuser.is_some()
     }
 
-    /// Tells whether an active superuser would be none any more.
-    fn end_superuser(&self, account: &Account) -> bool {
+    /// Whether the changes demote or deactivate an active superuser.
+    fn remove_active_superuser(&self, account: &Account) -> bool {
         is_active_superuser(account)
             && (self.is_active == Some(false) || self.is_superuser == Some(false))
     }
@@ -308,45 +311,47 @@ fn last_superuser() -> Error {
     Error::field(NON_FIELD, "The last active superuser cannot be demoted, deactivated or deleted.")
 }
 
-/// Whether the caller must have proved their password.
+/// Whether the caller must prove their password for a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Proof {
-    /// No.
+    /// No password is needed.
     None,
-    /// Yes: their current one must be right.
+    /// The password in the request must be the caller's current password.
     Password,
 }
 
-/// Decides whether a caller may make changes to an account (contract 5.2). `has_other` tells
-/// whether the workspace has another active superuser.
+/// Decides whether a caller may make changes to an account (contract 5.2). `caller`: the caller's
+/// id and rank. `has_other_superuser`: whether the workspace has another active superuser.
 ///
 /// # Errors
-/// No right to it; a password where none belongs or a missing one; the last superuser.
+/// The caller lacks the permission, a password is missing or not needed, or the account is the last
+/// active superuser.
 pub fn may_change(
     caller: (i64, Rank),
     account: &Account,
     changes: &Changes,
-    has_other: bool,
+    has_other_superuser: bool,
 ) -> Result<Proof, Error> {
     let (caller_id, rank) = caller;
     let is_self = caller_id == account.id;
     let is_managed = rank.manages(account.rank());
-    let others = changes.username.is_some() || changes.is_active.is_some() || changes.change_rank();
-    let is_allowed = is_managed || (is_self && !others);
+    let needs_manager =
+        changes.username.is_some() || changes.is_active.is_some() || changes.change_rank();
+    let is_allowed = is_managed || (is_self && !needs_manager);
     if changes.change_rank() && !rank.is_superuser {
         return Err(Error::permission_denied(RANKS));
     }
     if !is_allowed {
         return Err(Error::permission_denied(MANAGES));
     }
-    if changes.end_superuser(account) && !has_other {
+    if changes.remove_active_superuser(account) && !has_other_superuser {
         return Err(last_superuser());
     }
     let changes_own_email = is_self && changes.email.is_some();
     match &changes.password {
         Some(_) if changes_own_email => Ok(Proof::Password),
-        // The same request once more, after an answer that got lost.
-        Some(_) if is_self && changes.names_email => Ok(Proof::None),
+        // The client repeats a request whose response it did not get.
+        Some(_) if is_self && changes.sends_email => Ok(Proof::None),
         Some(_) => Err(Error::field(
             "password",
             "This is asked for with a new email address of your own only.",
@@ -359,15 +364,16 @@ pub fn may_change(
     }
 }
 
-/// Decides whether a caller may delete an account (contract 5.2). `has_other` is as for
-/// [`may_change`]; `is_only_owner` tells whether a group has no other owner.
+/// Decides whether a caller of this rank may delete an account (contract 5.2).
+/// `has_other_superuser`: see [`may_change`]. `is_only_owner`: whether a group has no other owner.
 ///
 /// # Errors
-/// No right to it; the last superuser; the only owner of a group.
+/// The caller lacks the permission, or the account is the last active superuser or the only owner
+/// of a group.
 pub fn may_delete(
     rank: Rank,
     account: &Account,
-    has_other: bool,
+    has_other_superuser: bool,
     is_only_owner: bool,
 ) -> Result<(), Error> {
     if !rank.manages(account.rank()) {
@@ -375,20 +381,20 @@ pub fn may_delete(
             "Only staff may delete ordinary users, and only superusers may delete staff and superusers.",
         ));
     }
-    if is_active_superuser(account) && !has_other {
+    if is_active_superuser(account) && !has_other_superuser {
         return Err(last_superuser());
     }
     if is_only_owner { Err(group::only_owner()) } else { Ok(()) }
 }
 
-/// Which users a list shows.
+/// The filters of a list of users.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Filter {
-    /// With this name.
+    /// The exact username.
     pub username: Option<String>,
-    /// Active or not.
+    /// Whether the user is active.
     pub is_active: Option<bool>,
-    /// With each of these words, in lower case, somewhere in name, address, first or last name.
+    /// Words in lower case. Username, address, first or last name must have each of them.
     pub words: Vec<String>,
 }
 
@@ -396,7 +402,7 @@ impl Filter {
     /// Reads `username`, `is_active` and `search`.
     ///
     /// # Errors
-    /// On `is_active` that is no boolean.
+    /// A field error if `is_active` is not a boolean.
     pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
         let search = parameter(query, "search").unwrap_or("");
         Ok(Self {
@@ -439,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn email_addresses() {
+    fn email_addresses_can_receive_mail() {
         for good in ["a@example.com", "first.last+tag@sub.example.org"] {
             check("admin", good, &[]);
         }
@@ -476,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks() {
+    fn staff_manage_ordinary_users_superusers_all() {
         for (rank, manages) in
             [(ORDINARY, [false; 3]), (STAFF, [true, false, false]), (SUPERUSER, [true; 3])]
         {
@@ -493,8 +499,8 @@ mod tests {
         Changes::read(Fields::from_json(body.to_string().as_bytes()).unwrap())
     }
 
-    /// Asserts who of an ordinary user, staff and a superuser may make a change to an account of a
-    /// rank that is not theirs.
+    /// Asserts whether an ordinary user, staff and a superuser may change another user's account of
+    /// the rank `target`.
     #[track_caller]
     fn allowed(body: serde_json::Value, target: Rank, expected: [bool; 3]) {
         let target = account(1, target);
@@ -505,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_change_whom() {
+    fn the_rank_decides_who_may_change_whom() {
         use serde_json::json;
         for body in [
             json!({"username": "other"}),
@@ -521,14 +527,14 @@ mod tests {
         for body in [json!({"is_staff": true}), json!({"is_superuser": true})] {
             allowed(body, ORDINARY, [false, false, true]);
         }
-        // What is so already needs no right of its own.
+        // A field that keeps its value needs no permission.
         allowed(json!({"is_staff": false, "first_name": "x"}), ORDINARY, [false, true, true]);
-        // Nobody sets another one's password here.
+        // A change never sets another user's password.
         allowed(json!({"password": "correct horse battery"}), ORDINARY, [false; 3]);
     }
 
     #[test]
-    fn what_users_may_change_of_their_own() {
+    fn users_may_change_their_own_names_and_address() {
         use serde_json::json;
         let me = account(1, ORDINARY);
         let own =
@@ -558,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_superuser_stays_one() {
+    fn the_last_superuser_cannot_be_removed() {
         use serde_json::json;
         let boss = account(1, SUPERUSER);
         for body in [json!({"is_active": false}), json!({"is_superuser": false})] {
@@ -581,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_falls_back_to_a_plain_user() {
+    fn a_replacement_has_the_defaults_of_a_new_user() {
         use serde_json::json;
         let read = |body: serde_json::Value| {
             Changes::read_all(Fields::from_json(body.to_string().as_bytes()).unwrap())
@@ -596,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_changes() {
+    fn invalid_changes_are_refused() {
         use serde_json::json;
         for (body, wrong) in [
             (json!({"username": null}), "username"),
@@ -615,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_counted_alike() {
+    fn addresses_are_counted_in_lower_case() {
         assert_eq!(normalized_email(" Boss@Example.COM ").as_deref(), Some("boss@example.com"));
         for bad in ["", "x", "a b@example.com", "a@example.com\r\nBcc: x@example.com"] {
             assert_eq!(normalized_email(bad), None, "{bad}");

@@ -243,7 +243,7 @@ impl<S: Store> Link<S> {
             return Err(Failed("there is no SECRET_KEY".to_owned()));
         };
         let text = serde_json::to_string(inputs).map_err(|error| Failed(error.to_string()))?;
-        key.seal_inputs(id, &text, nonce)
+        key.encrypt_inputs(id, &text, nonce)
             .map_err(|_| Failed("a command's inputs are too long to be encrypted".to_owned()))
     }
 
@@ -255,7 +255,7 @@ impl<S: Store> Link<S> {
     ) -> std::result::Result<Option<Inputs>, Cancellation> {
         let Some(sealed) = &stored.inputs else { return Ok(None) };
         let key = self.settings.key.as_ref();
-        let opened = key.and_then(|key| key.open_inputs(stored.command.id, sealed));
+        let opened = key.and_then(|key| key.decrypt_inputs(stored.command.id, sealed));
         let inputs = opened.and_then(|text| serde_json::from_str(&text).ok());
         inputs.map(Some).ok_or(Cancellation::InputsUnreadable)
     }
