@@ -1,4 +1,4 @@
-//! What an API token may do, where its owner limits it (contract 4.12).
+//! Access control lists: what an API token may do, if its owner limits it (contract 4.12).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,34 +14,34 @@ use crate::fields::BLANK;
 use crate::id;
 use crate::output::sha256;
 
-/// Entries of a list at most.
+/// The largest number of entries in each list.
 const MAX_ENTRIES: usize = 100;
-/// The longest name of an account, in characters.
+/// The longest entry of `usernames`, in characters.
 const MAX_USERNAME: usize = 64;
-/// The last word of a list of words that allows any further words.
+/// As the last word of an entry of `argv`, it allows any further arguments.
 pub const ANY_FURTHER: &str = "...";
-/// The most bytes of a list's JSON, as it is stored and shown: it is read with every request of its
-/// token.
+/// The largest JSON of an access control list, in bytes. It is read with each request of its token.
 const MAX_BYTES: usize = 32_768;
-/// The most bytes of the JSON of a list that stands whole in an audit event.
+/// The largest JSON of an access control list that an audit event has in full, in bytes.
 pub const MAX_IN_EVENT: usize = 4_096;
-/// The most `*` of a pattern or a word. This and the next two bound what it costs to compare a
-/// command with a list (`docs/contributing/performance.md`, What lists cost).
+/// The largest number of `*` in a pattern or a word. This limit and the next two bound the cost of
+/// comparing a command with a list (`docs/performance.md`, What lists cost).
 const MAX_STARS: usize = 8;
-/// The most `*` of all patterns and words together, without the words that are all `*`.
-const MAX_STARS_IN_ALL: usize = 256;
-/// The most words of all word lists together.
-const MAX_WORDS_IN_ALL: usize = 1_000;
-/// Unknown keys that are told of at most, so that an answer is not much longer than what was sent.
+/// The largest number of `*` in all patterns and words together. A word that is just `*` does not
+/// count.
+const MAX_STARS_TOTAL: usize = 256;
+/// The largest number of words in all entries of `argv` together.
+const MAX_WORDS_TOTAL: usize = 1_000;
+/// The largest number of unknown keys that a response lists.
 const MAX_UNKNOWN: usize = 10;
-/// The keys of an ACL.
+/// The keys of an access control list.
 const KEYS: [&str; 7] =
     ["commands", "argv", "servers", "usernames", "networks", "read_only", "read_all"];
 
-/// The limits of an API token. An absent list does not limit; an empty one allows nothing.
+/// The limits of an API token. An absent list limits nothing. An empty list allows nothing.
 ///
-/// Its JSON is what the API shows and what D1 stores. Reading the stored form refuses unknown keys
-/// too: a limit that this version does not know must not be dropped.
+/// The API shows the same JSON that D1 stores. Unknown keys are refused in the stored form too: a
+/// limit that this version does not know must not be ignored.
 ///
 /// ```
 /// use farhand_domain::acl::Acl;
@@ -52,48 +52,48 @@ const KEYS: [&str; 7] =
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Acl {
-    /// Patterns of the lines that may be run.
+    /// Patterns of the allowed lines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commands: Option<Vec<String>>,
-    /// Patterns of the argument lists that may be run without a shell, word by word.
+    /// Patterns of the allowed `argv`, word by word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<Vec<String>>>,
-    /// The servers that may be reached.
+    /// The ids of the servers that the token can access.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub servers: Option<Vec<Uuid>>,
-    /// The remote accounts that lines may run as.
+    /// The allowed remote accounts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usernames: Option<Vec<String>>,
-    /// The networks that requests may come from.
+    /// The networks from which requests are accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub networks: Option<Vec<IpNet>>,
-    /// Whether the token may only read. `None` is as `false`, but is not shown.
+    /// Whether the token may only read. `None` means `false`, and is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
-    /// Whether the token reads all commands that its user can read, not only those that the list
-    /// allows. `None` is as `false`, but is not shown.
+    /// Whether the token reads all commands that its user can read, instead of only those that the
+    /// list allows. `None` means `false`, and is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_all: Option<bool>,
 }
 
-/// The part of a list that does not allow a command.
+/// The part of an access control list that does not allow a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limit {
-    /// `read_only`.
+    /// `read_only` allows no command.
     ReadOnly,
-    /// `servers`.
+    /// `servers` does not have the server.
     Servers,
-    /// `usernames`: another account.
+    /// `usernames` does not have the account.
     Usernames,
-    /// A list of accounts or patterns: they do not describe groups.
+    /// The command has a `groupname`, which lists of accounts or patterns do not cover.
     Group,
-    /// A list of accounts or patterns: they do not describe built-ins.
+    /// The command is a built-in command, which lists of accounts or patterns do not cover.
     Internal,
-    /// A list of patterns: an environment, input or a directory changes what a command does.
+    /// The command has inputs, which patterns do not cover.
     Inputs,
-    /// `commands`.
+    /// No pattern in `commands` matches the line.
     Commands,
-    /// `argv`.
+    /// No entry of `argv` matches the arguments.
     Argv,
 }
 
@@ -112,33 +112,33 @@ impl fmt::Display for Limit {
     }
 }
 
-/// A text of 1 to `most` characters.
-fn text(text: &str, most: usize) -> Result<String, Cow<'static, str>> {
+/// Reads a text of 1 to `max` characters.
+fn text(text: &str, max: usize) -> Result<String, Cow<'static, str>> {
     if text.is_empty() {
         Err(BLANK.into())
     } else if text.contains('\0') {
         Err("Null characters are not allowed.".into())
-    } else if text.chars().count() > most {
-        Err(format!("Ensure this has no more than {most} characters.").into())
+    } else if text.chars().count() > max {
+        Err(format!("Ensure this has no more than {max} characters.").into())
     } else {
         Ok(text.to_owned())
     }
 }
 
-/// A text that is the name of an account.
+/// Reads the name of an account.
 fn username(name: &str) -> Result<String, Cow<'static, str>> {
     if name.trim().is_empty() { Err(BLANK.into()) } else { text(name, MAX_USERNAME) }
 }
 
-/// A network with its prefix length. The standard library reads the address: it refuses leading
-/// zeros, which others take for octal.
+/// Reads a network with its prefix length. The standard library reads the address, because it
+/// refuses leading zeros. Other parsers read such numbers as octal.
 pub(crate) fn network(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     let digits = length.bytes().all(|b| b.is_ascii_digit());
     IpNet::new(address.parse().ok()?, digits.then(|| length.parse().ok())??).ok()
 }
 
-/// A list that may be missing or null, of at most [`MAX_ENTRIES`] texts that `entry` reads.
+/// Reads a list of at most [`MAX_ENTRIES`] texts. It may be missing or null. `entry` reads a text.
 fn list<T>(
     object: &Map<String, Value>,
     key: &str,
@@ -150,7 +150,7 @@ fn list<T>(
     })
 }
 
-/// The same of any values.
+/// Like [`list`], for entries that are not texts.
 fn list_of<T>(
     object: &Map<String, Value>,
     key: &str,
@@ -181,12 +181,11 @@ fn list_of<T>(
     Some(list)
 }
 
-/// Whether `*` in a pattern can stand for the text: to a shell it is words, blanks between them,
-/// and nothing else.
+/// Whether `*` in a pattern matches the text: a shell reads only words and blanks in it.
 ///
 /// Operators start another command. `#` starts a comment, quotes join words and `~` names another
-/// folder: each would change what the rest of the line means. No shell breaks a line at U+2028 or
-/// U+2029, but a log viewer does.
+/// folder, so they change the meaning of the rest of the line. Shells do not break a line at U+2028
+/// or U+2029, but log viewers do.
 fn is_plain(text: &str) -> bool {
     !text.contains(|c: char| {
         c.is_control()
@@ -196,8 +195,8 @@ fn is_plain(text: &str) -> bool {
     })
 }
 
-/// Why a pattern is refused when a token is created: a `*` that its quotes or the next character
-/// would not confine.
+/// Returns an error for a `*` that can match more than its pattern suggests: between quotes, after a
+/// backslash or before `#`.
 fn star_problem(pattern: &str) -> Option<&'static str> {
     let mut quote = None;
     let mut characters = pattern.chars().peekable();
@@ -233,7 +232,7 @@ fn stars(text: &str) -> usize {
     text.bytes().filter(|byte| *byte == b'*').count()
 }
 
-/// A pattern of argument lists.
+/// Reads an entry of `argv`: a list of words.
 fn word_list(value: &Value) -> Result<Vec<String>, Cow<'static, str>> {
     let Value::Array(words) = value else { return Err("Not a valid list of words.".into()) };
     if words.is_empty() {
@@ -258,7 +257,7 @@ fn word_list(value: &Value) -> Result<Vec<String>, Cow<'static, str>> {
     words.iter().enumerate().map(word).collect()
 }
 
-/// A pattern of lines.
+/// Reads an entry of `commands`: a pattern of lines.
 fn line_pattern(pattern: &str) -> Result<String, Cow<'static, str>> {
     let pattern = text(pattern, MAX_LINE)?;
     if stars(&pattern) > MAX_STARS {
@@ -267,19 +266,22 @@ fn line_pattern(pattern: &str) -> Result<String, Cow<'static, str>> {
     star_problem(&pattern).map_or(Ok(pattern), |problem| Err(problem.into()))
 }
 
-/// Tells whether a pattern fits a whole line.
+/// Whether a pattern matches a whole line.
 ///
-/// The literal parts are looked for from left to right, each at its first place, and never again:
-/// the time is linear in the lengths of both, however many stars there are. To go for the first
-/// place is right, although a star passes over plain text only: a part that is all plain can be
-/// passed over when it would have fitted later too, and a part with a character that is not plain
-/// fits in one place only, as no star passes over that character.
+/// The literal parts are searched from left to right. Each is taken at its first position, without
+/// backtracking, so the time is linear in the lengths of both texts.
+///
+/// The first position is always right, although a star matches only plain text:
+/// - If a part is all plain, a later match of it can also use the first position, because the star
+///   after it can match the text in between.
+/// - If a part has a character that is not plain, no star can skip that character. So the part
+///   matches at one position only.
 fn fits(pattern: &str, line: &str) -> bool {
     fits_with(pattern, line, is_plain)
 }
 
-/// Whether a pattern fits a whole text, where each `*` stands for a text that `may_stand` accepts.
-fn fits_with(pattern: &str, line: &str, may_stand: fn(&str) -> bool) -> bool {
+/// Whether a pattern matches a whole text. Each `*` matches any text that `star_matches` accepts.
+fn fits_with(pattern: &str, line: &str, star_matches: fn(&str) -> bool) -> bool {
     let mut parts = pattern.split('*');
     let (Some(head), Some(tail)) = (parts.next(), parts.next_back()) else {
         return pattern == line;
@@ -287,15 +289,15 @@ fn fits_with(pattern: &str, line: &str, may_stand: fn(&str) -> bool) -> bool {
     let Some(mut rest) = line.strip_prefix(head) else { return false };
     for part in parts {
         match rest.find(part) {
-            Some(start) if may_stand(&rest[..start]) => rest = &rest[start + part.len()..],
+            Some(start) if star_matches(&rest[..start]) => rest = &rest[start + part.len()..],
             _ => return false,
         }
     }
-    rest.strip_suffix(tail).is_some_and(may_stand)
+    rest.strip_suffix(tail).is_some_and(star_matches)
 }
 
-/// Whether a pattern fits all words of a command: word by word, and after a last [`ANY_FURTHER`]
-/// any more. No shell reads them, so `*` stands for any characters of a word.
+/// Whether an entry of `argv` matches the words of a command, word by word. After a last
+/// [`ANY_FURTHER`] any further words match. No shell reads the words, so `*` matches any text.
 pub fn fits_words(pattern: &[String], words: &[String]) -> bool {
     let (pattern, is_open) = match pattern.split_last() {
         Some((last, before)) if last == ANY_FURTHER => (before, true),
@@ -307,7 +309,7 @@ pub fn fits_words(pattern: &[String], words: &[String]) -> bool {
         && pattern.iter().zip(words).all(|(pattern, word)| fits_with(pattern, word, |_| true))
 }
 
-/// An IPv6 network of addresses that stand for IPv4 ones, as the IPv4 network that it means.
+/// Converts a network of IPv4-mapped IPv6 addresses to its IPv4 network. Other networks stay.
 pub(crate) fn canonical(network: IpNet) -> IpNet {
     let mapped = match network {
         IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
@@ -322,8 +324,8 @@ impl Acl {
     /// Reads the field `acl` of a request.
     ///
     /// # Errors
-    /// All that is wrong with it, each message with the key that it is about. A key that is not
-    /// known is wrong: were it skipped, a misspelled limit would be none.
+    /// All errors. Each message begins with its key. An unknown key is an error, because a
+    /// misspelled limit must not be ignored.
     pub fn read(value: &Value) -> Result<Self, Vec<Cow<'static, str>>> {
         let Value::Object(object) = value else { return Err(vec!["Not a valid object.".into()]) };
         let unknown = object.keys().filter(|key| !KEYS.contains(&key.as_str())).take(MAX_UNKNOWN);
@@ -351,43 +353,43 @@ impl Acl {
         };
         let (read_only, read_all) = (flag("read_only"), flag("read_all"));
         let acl = Self { commands, argv, servers, usernames, networks, read_only, read_all };
-        problems.extend(acl.problems_in_all());
+        problems.extend(acl.problems_of_totals());
         if problems.is_empty() { Ok(acl) } else { Err(problems) }
     }
 
-    /// Which limits all entries together are beyond.
-    fn problems_in_all(&self) -> Vec<Cow<'static, str>> {
+    /// The errors for all entries together.
+    fn problems_of_totals(&self) -> Vec<Cow<'static, str>> {
         let words = || self.argv.iter().flatten().flatten();
         let starred = self.commands.iter().flatten().chain(words().filter(|word| *word != "*"));
         let Ok(json) = self.json() else { return vec!["Not a valid object.".into()] };
         let (bytes, words, stars) =
             (json.len(), words().count(), starred.map(|text| stars(text)).sum::<usize>());
         [
-            (words, MAX_WORDS_IN_ALL, "argv: All lists together have", "words"),
-            (stars, MAX_STARS_IN_ALL, "All patterns and words together have", "*"),
+            (words, MAX_WORDS_TOTAL, "argv: All lists together have", "words"),
+            (stars, MAX_STARS_TOTAL, "All patterns and words together have", "*"),
             (bytes, MAX_BYTES, "The JSON of this list has", "bytes"),
         ]
         .into_iter()
-        .filter(|(number, most, ..)| number > most)
-        .map(|(number, most, what, unit)| {
-            format!("{what} {number} {unit}; {most} are allowed.").into()
+        .filter(|(number, max, ..)| number > max)
+        .map(|(number, max, what, unit)| {
+            format!("{what} {number} {unit}; {max} are allowed.").into()
         })
         .collect()
     }
 
-    /// The list as it is stored and shown.
+    /// The JSON that D1 stores and the API shows.
     ///
     /// # Errors
-    /// None that a list can have.
+    /// None in practice: every field can be written as JSON.
     pub fn json(&self) -> serde_json::Result<String> {
         serde_json::to_string(self)
     }
 
-    /// What an audit event says of a list, or of none: `acl`, or if its JSON has more than
-    /// [`MAX_IN_EVENT`] bytes, how many it has and their hash.
+    /// The details of an audit event about an access control list: `acl`. If its JSON is longer than
+    /// [`MAX_IN_EVENT`], they are its hash and its length instead.
     ///
     /// # Errors
-    /// None that a list can have.
+    /// None in practice: every field can be written as JSON.
     pub fn in_event(acl: Option<&Self>) -> serde_json::Result<Map<String, Value>> {
         let text = acl.map(Self::json).transpose()?.unwrap_or_default();
         let fields = if text.len() > MAX_IN_EVENT {
@@ -398,9 +400,9 @@ impl Acl {
         Ok(fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
     }
 
-    /// Whether a line fits one of the patterns. In a pattern each character matches itself. `*`
-    /// matches any text, the empty one too, without control characters, shell operators, quotes,
-    /// `#` and `~`. A trailing ` *` also matches no argument at all.
+    /// Whether `commands` allows a line. In a pattern, each character matches itself. `*` matches any
+    /// text, even an empty one, without control characters, shell operators, quotes, `#` and `~`. A
+    /// trailing ` *` also matches a line without arguments.
     pub fn allows_line(&self, line: &str) -> bool {
         self.commands.as_ref().is_none_or(|patterns| {
             patterns.iter().any(|pattern| {
@@ -409,28 +411,28 @@ impl Acl {
         })
     }
 
-    /// Tells whether a server may be reached, for whatever it be.
+    /// Whether the token can access a server at all.
     pub fn allows_server(&self, server: Uuid) -> bool {
         self.servers.as_ref().is_none_or(|servers| servers.contains(&server))
     }
 
-    /// Whether the words of a command without a shell fit one of the lists of words.
+    /// Whether `argv` allows the words of a command.
     pub fn allows_words(&self, words: &[String]) -> bool {
         self.argv
             .as_ref()
             .is_none_or(|patterns| patterns.iter().any(|pattern| fits_words(pattern, words)))
     }
 
-    /// The limit that does not allow a command; `None` if it is allowed. `has_inputs`: it has an
-    /// environment, input or a directory of its own.
+    /// The limit that does not allow a command; `None`: the command is allowed. `has_inputs`: it has
+    /// an environment, standard input or a working directory.
     ///
-    /// Checked when a command is created, again when a waiting one is delivered, and when one is
-    /// cancelled or killed.
+    /// This is checked when a command is created, cancelled or killed, and before a waiting command
+    /// is delivered.
     ///
-    /// Patterns do not describe built-ins, groups, an environment, input or a directory, all of
-    /// which change what a command does: a token with patterns may use none of them. Built-ins run
-    /// as the agent's own account, so a token with accounts may not use them, nor groups. A token
-    /// with patterns of one kind refuses commands of the other kind.
+    /// Patterns do not cover built-in commands, groups and inputs, which all change what a command
+    /// does. So a token with patterns may not use them. Built-in commands run as the agent's own
+    /// account, so a token with `usernames` may not use them either, nor groups. A token with only
+    /// `commands` refuses `argv`, and the reverse.
     pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<Limit> {
         let (has_patterns, is_narrow) = (self.has_patterns(), self.is_narrow());
         let is_fitting = match &command.argv {
@@ -452,21 +454,21 @@ impl Acl {
         limits.into_iter().find_map(|(is_broken, limit)| is_broken.then_some(limit))
     }
 
-    /// Whether a command is allowed; see [`Acl::refusal`].
+    /// Whether a command is allowed. See [`Acl::refusal`].
     pub fn allows_command(&self, command: &Command, has_inputs: bool) -> bool {
         self.refusal(command, has_inputs).is_none()
     }
 
-    /// Tells whether a request may come from an address. An IPv6 address that stands for an IPv4
-    /// one counts as that one; a text that is no address is in no network.
+    /// Whether requests from an address are accepted. An IPv4-mapped IPv6 address counts as its IPv4
+    /// address. A text that is not an address is in no network.
     pub fn allows_address(&self, remote_ip: &str) -> bool {
         let Some(networks) = &self.networks else { return true };
         let Ok(address) = remote_ip.parse::<IpAddr>() else { return false };
         networks.iter().any(|network| canonical(*network).contains(&address.to_canonical()))
     }
 
-    /// Whether the token reads only commands that the list allows, and not all that its user can
-    /// read.
+    /// Whether the token reads only the commands that the list allows, instead of all that its user
+    /// can read (contract 4.13).
     pub fn reads_narrowly(&self) -> bool {
         self.is_narrow() && self.read_all != Some(true)
     }
@@ -480,7 +482,7 @@ impl Acl {
         self.has_patterns() || self.usernames.is_some()
     }
 
-    /// Tells whether a request may have this method, in capitals as HTTP has it.
+    /// Whether a request may have this HTTP method, in upper case.
     pub fn allows_method(&self, method: &str) -> bool {
         self.read_only != Some(true) || matches!(method, "GET" | "HEAD" | "OPTIONS")
     }
@@ -501,16 +503,16 @@ mod tests {
         acl(json!({"commands": [pattern]}))
     }
 
-    /// Checks that reading tells of exactly these places, in this order.
+    /// Asserts that the errors are about exactly these keys or entries, in this order.
     #[track_caller]
     fn refused(value: &Value, places: &[&str]) {
         let problems = Acl::read(value).expect_err(&value.to_string());
-        let told: Vec<_> = problems.iter().map(|text| text.split(':').next().unwrap()).collect();
-        assert_eq!(told, places, "{value}");
+        let found: Vec<_> = problems.iter().map(|text| text.split(':').next().unwrap()).collect();
+        assert_eq!(found, places, "{value}");
     }
 
     #[test]
-    fn what_was_sent_is_what_is_stored() {
+    fn the_stored_json_equals_the_sent_json() {
         for sent in [
             json!({}),
             json!({"read_only": false}),
@@ -532,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn malformed_lists_and_unknown_keys_are_refused() {
         for bad in [json!([]), json!("x"), json!(true), json!(1), json!(null)] {
             refused(&bad, &["Not a valid object."]);
         }
@@ -553,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_are_refused() {
+    fn malformed_entries_are_refused() {
         refused(
             &json!({"commands": ["ls", "a\0b", "é".repeat(16_385)]}),
             &["commands[1]", "commands[2]"],
@@ -591,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_that_nothing_confines_is_refused() {
+    fn a_star_in_quotes_or_before_a_hash_is_refused() {
         for bad in [
             r#"grep "*" /var/log/dpkg.log"#,
             "grep '*' x",
@@ -621,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_together() {
+    fn all_errors_are_reported_together() {
         let bad = json!({"comands": [], "commands": [""], "servers": 1, "usernames": [1, 2], "networks": ["x"], "read_only": 0});
         refused(
             &bad,
@@ -671,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns() {
+    fn stars_match_plain_text_only() {
         let check = |pattern: &str, yes: &[&str], no: &[&str]| {
             let acl = with(pattern);
             yes.iter()
@@ -707,8 +709,8 @@ mod tests {
         assert!(acl(json!({})).allows_line("id; reboot"));
     }
 
-    /// A hundred of the longest patterns on the longest line, of the kinds that make others try
-    /// again and again.
+    /// A hundred of the longest patterns, on the longest line. Patterns of these kinds make matchers
+    /// with backtracking slow.
     #[test]
     fn the_worst_patterns_take_linear_time() {
         let line = "a".repeat(MAX_LINE);
@@ -719,7 +721,7 @@ mod tests {
             format!("*b{}*", "a".repeat(MAX_LINE / 2)),
             format!("*{}b *", "a*aa*".repeat(MAX_LINE / 5 - 1)),
         ] {
-            // More than one that is read may have.
+            // More stars than `read` accepts.
             let worst = Acl { commands: Some(vec![pattern; MAX_ENTRIES]), ..Acl::default() };
             assert!(!worst.allows_line(&line));
         }
@@ -734,7 +736,7 @@ mod tests {
         assert_eq!(acl(of_bytes(MAX_BYTES)).json().unwrap().len(), MAX_BYTES);
         let told = Acl::read(&of_bytes(MAX_BYTES + 1)).unwrap_err();
         assert_eq!(told, ["The JSON of this list has 32769 bytes; 32768 are allowed."]);
-        // As it is stored: a control character takes six bytes. Anything counts.
+        // A control character takes six bytes in JSON. All entries count.
         assert!(Acl::read(&json!({"commands": ["\u{1}".repeat(5_500)]})).is_err());
         let everything = |number: usize| {
             json!({"servers": vec![SERVER; 100], "usernames": vec!["x".repeat(64); 100],
@@ -746,10 +748,10 @@ mod tests {
     }
 
     #[test]
-    fn what_it_costs_to_compare_is_bounded() {
+    fn the_number_of_stars_and_words_is_bounded() {
         let told =
             |value: Value| Acl::read(&value).map(drop).map_err(|problems| problems.join(" "));
-        // Of a pattern, and of a word.
+        // In one pattern, and in one word.
         acl(json!({"commands": ["a*".repeat(8)], "argv": [["*".repeat(8)]]}));
         assert_eq!(
             told(json!({"commands": ["ls", "a*".repeat(9)]})).unwrap_err(),
@@ -759,7 +761,7 @@ mod tests {
             told(json!({"argv": [["ls", "a*".repeat(9)]]})).unwrap_err(),
             "argv[0]: Word 1 has more than 8 *."
         );
-        // Of all together. Words that are all `*` do not count: they cost nothing.
+        // In all together. Words that are just `*` do not count: they cost nothing.
         acl(json!({"commands": vec!["*a*b"; 78], "argv": vec![vec!["a*"; 25]; 4]}));
         acl(json!({"argv": vec![vec!["*"; 10]; 100]}));
         assert_eq!(
@@ -767,7 +769,7 @@ mod tests {
                 .unwrap_err(),
             "All patterns and words together have 258 *; 256 are allowed."
         );
-        // Words of all lists.
+        // Words of all entries.
         acl(json!({"argv": vec![vec!["x"; 250]; 4]}));
         assert_eq!(
             told(json!({"argv": vec![vec!["x"; 251]; 4]})).unwrap_err(),
@@ -776,7 +778,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_has_a_short_list_whole_and_the_hash_of_a_long_one() {
+    fn an_event_has_the_hash_of_a_long_list() {
         assert_eq!(json!(Acl::in_event(None).unwrap()), json!({"acl": null}));
         let around = json!({"commands": [""]}).to_string().len();
         let longest = with(&"x".repeat(MAX_IN_EVENT - around));
@@ -788,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_within_all_lists() {
+    fn a_command_must_fit_all_lists() {
         let command = |line: &str, username: &str| Command {
             id: Uuid::nil(),
             shell: Shell::System,
@@ -836,7 +838,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_words() {
+    fn argv_is_matched_word_by_word() {
         let words =
             |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let check = |patterns: Value, yes: &[&[&str]], no: &[&[&str]]| {
@@ -887,7 +889,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_words_that_are_refused() {
+    fn malformed_entries_of_argv_are_refused() {
         let long = json!([["x".repeat(MAX_LINE + 1)]]);
         let many = json!([vec!["x"; MAX_WORDS + 1]]);
         for bad in
@@ -902,7 +904,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_of_one_kind_refuse_the_other() {
+    fn a_token_with_commands_only_refuses_argv() {
         let line = Command {
             id: Uuid::nil(),
             shell: Shell::System,
@@ -942,7 +944,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_token_reads() {
+    fn a_limited_token_reads_only_what_it_may_run() {
         for narrow in [
             json!({"commands": []}),
             json!({"argv": [["..."]]}),
@@ -961,7 +963,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses() {
+    fn addresses_must_be_in_a_network() {
         let check = |networks: Value, yes: &[&str], no: &[&str]| {
             let acl = acl(json!({"networks": networks}));
             yes.iter().for_each(|address| {
@@ -990,7 +992,7 @@ mod tests {
     }
 
     #[test]
-    fn methods() {
+    fn a_read_only_token_may_use_safe_methods() {
         let reader = acl(json!({"read_only": true}));
         ["GET", "HEAD", "OPTIONS"]
             .iter()
@@ -1004,7 +1006,7 @@ mod tests {
         );
     }
 
-    /// The grammar as it is written, in any time.
+    /// The grammar of the contract, without regard to time.
     fn naive(pattern: &[char], line: &[char]) -> bool {
         match pattern.split_first() {
             None => line.is_empty(),
@@ -1015,7 +1017,7 @@ mod tests {
         }
     }
 
-    /// What no star may stand for, spelled out a second time (contract 4.12).
+    /// The characters that a star must not match, spelled out a second time (contract 4.12).
     fn is_barred(c: char) -> bool {
         ";&|<>`$()\\{}#'\"~\u{2028}\u{2029}".contains(c) || c.is_control()
     }
@@ -1027,15 +1029,15 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-        /// Few characters, so that many of the lines fit.
+        /// The alphabet is small, so that many lines match.
         #[test]
-        fn fits_as_the_grammar_says(pattern in "[ab;*é]{0,8}", line in "[ab;*é\n]{0,9}") {
+        fn matching_equals_the_naive_matcher(pattern in "[ab;*é]{0,8}", line in "[ab;*é\n]{0,9}") {
             let (p, l): (Vec<char>, Vec<char>) = (pattern.chars().collect(), line.chars().collect());
             prop_assert_eq!(fits(&pattern, &line), naive(&p, &l));
         }
 
-        /// A line made from the pattern fits it while what stands for the stars is plain; and
-        /// whatever fits has the operators of the pattern and no others.
+        /// A line that is made from a pattern matches it, if plain texts replace the stars. A line
+        /// that matches has exactly the operators of the pattern.
         #[test]
         fn a_star_adds_no_operator(
             pattern in "[ab;* ]{1,8}",
@@ -1046,17 +1048,17 @@ mod tests {
                 line.push_str(part);
                 line.push_str(run);
             }
-            // After the last part nothing stands for a star.
+            // No star follows the last part.
             line.truncate(line.len() - runs[pattern.split('*').count() - 1].len());
             let plain = runs.iter().take(pattern.split('*').count() - 1).all(|run| is_plain(run));
             prop_assert!(!plain || fits(&pattern, &line));
             prop_assert!(!fits(&pattern, &line) || operators(&pattern) == operators(&line));
         }
 
-        /// Whatever a list of patterns allows has the operators of one of them, and no others: any
-        /// pattern, and any line made of it with anything put in anywhere.
+        /// An allowed line has exactly the operators of one of the patterns. The lines are patterns
+        /// with any text inserted at any position.
         #[test]
-        fn no_list_lets_an_unlisted_operator_through(
+        fn no_list_allows_an_unlisted_operator(
             patterns in proptest::collection::vec("[a-c *;&|<>`$(){}\\\\\n]{1,10}|\\PC{1,6}", 1..4),
             chosen in any::<proptest::sample::Index>(),
             stuffing in "[a-c ;&|<>`$(){}\\\\\n\r\t\u{0}\u{b}\u{7f}\u{85}\u{2028}\u{2029}]|.{0,3}",

@@ -1,4 +1,4 @@
-//! The audit log: what an event is, and what a list of events is asked for with (`docs/audit.md`).
+//! The audit log: audit events, and the filters of a list of events (`docs/audit.md`).
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -9,16 +9,17 @@ use crate::fields::Fields;
 use crate::page::parameter;
 use crate::time::Timestamp;
 
-/// The chain of the region cell's own, with what its operator does; workspaces have ids from 1 on.
+/// The workspace id of the region cell's own chain, which has the operator's actions. The ids of
+/// workspaces begin at 1.
 pub const CELL: i64 = 0;
-/// How much of a command's line an event has, in characters.
+/// An event has at most this number of characters of a command's line.
 pub const MAX_LINE: usize = 1_024;
-/// How many ids of a list an event has.
+/// An event has at most this number of ids of a list.
 pub const MAX_IDS: usize = 100;
-/// The highest number that JSON is exact for.
-const MAX_LINK: i64 = 1 << 53;
+/// The largest number of a chain entry. JSON holds larger numbers inexactly.
+const MAX_ENTRY: i64 = 1 << 53;
 
-/// Who did something.
+/// The kind of an actor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActorType {
@@ -26,15 +27,15 @@ pub enum ActorType {
     User,
     /// The agent of a server.
     Agent,
-    /// Whoever has the operator's token.
+    /// The holder of the operator token.
     Operator,
-    /// Nobody who is known.
+    /// A caller without a valid credential.
     Anonymous,
-    /// Farhand itself, when something came due.
+    /// Farhand itself, for example when a command expires.
     Service,
 }
 
-/// With what somebody showed who they are.
+/// The kind of a credential.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CredentialType {
@@ -42,33 +43,33 @@ pub enum CredentialType {
     Session,
     /// An API token.
     ApiToken,
-    /// An agent's id and key; the id is its server's.
+    /// An agent's key. The credential's id is that of the server.
     AgentKey,
     /// A registration token.
     RegistrationToken,
-    /// The operator's token.
+    /// The operator token.
     OperatorToken,
-    /// The key in a mail for a password reset.
+    /// The key in the link of a password reset.
     ResetKey,
 }
 
-/// How it went.
+/// The outcome of an action.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It was done.
+    /// The action succeeded.
     Success,
-    /// It was tried with a wrong password.
+    /// The password was wrong.
     Failure,
-    /// It was refused for want of a right to it.
+    /// The caller lacks the permission.
     Denied,
 }
 
 impl Outcome {
-    /// All of them.
+    /// All outcomes.
     const ALL: [Self; 3] = [Self::Success, Self::Failure, Self::Denied];
 
-    /// Its name in requests, answers and D1.
+    /// The name in requests, responses and D1.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -78,42 +79,42 @@ impl Outcome {
     }
 }
 
-/// An actor.
+/// Who did something.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Actor {
-    /// What kind.
+    /// The kind of the actor.
     #[serde(rename = "type")]
     pub kind: ActorType,
-    /// The user's or the server's id.
+    /// The id of the user or the server.
     pub id: Option<String>,
-    /// The user's or the server's name at that time.
+    /// The name of the user or the server at that time.
     pub name: Option<String>,
 }
 
-/// A credential, by its id: never by anything that it could be used with.
+/// The credential of the actor. Only its id is stored, never its secret.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Credential {
-    /// What kind.
+    /// The kind of the credential.
     #[serde(rename = "type")]
     pub kind: CredentialType,
-    /// Its id, where it has one.
+    /// The credential's id, if it has one.
     pub id: Option<String>,
 }
 
-/// What something was done to.
+/// The object of an action.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Object {
-    /// What kind: the first part of the action.
+    /// The kind of the object: the first part of the action.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Its id.
+    /// The object's id.
     pub id: Option<String>,
-    /// Its name at that time.
+    /// The object's name at that time.
     pub name: Option<String>,
 }
 
 impl Object {
-    /// An object with what is known of it.
+    /// An object of a kind.
     pub fn new(kind: &str, id: Option<String>, name: Option<String>) -> Self {
         Self { kind: kind.to_owned(), id, name }
     }
@@ -128,32 +129,32 @@ pub struct Source {
     pub request_id: Option<String>,
 }
 
-/// Something that happened, before it is stored.
+/// An audit event, before it is stored.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Event {
-    /// Its id, version 7.
+    /// The event's id, a UUID of version 7.
     pub id: Uuid,
-    /// When.
+    /// When it happened.
     pub occurred_at: Timestamp,
     /// Who did it.
     pub actor: Actor,
-    /// With what credential.
+    /// The actor's credential.
     pub credential: Option<Credential>,
     /// What was done: `<object type>.<verb>`.
     pub action: String,
-    /// To what.
+    /// What it was done to.
     pub object: Option<Object>,
-    /// How it went.
+    /// The outcome.
     pub outcome: Outcome,
-    /// From where.
+    /// Where the request came from.
     pub source: Source,
-    /// What else is worth knowing: an object. Never a secret's value, a command's environment or
-    /// its output.
+    /// More details, as a JSON object. They never have a secret, a command's environment or its
+    /// output.
     pub details: Value,
 }
 
 impl Event {
-    /// An event that went well, of nobody who is known, with no object and no details.
+    /// A successful event of an anonymous actor, without an object and details.
     pub fn new(id: Uuid, occurred_at: Timestamp, source: Source, action: &str) -> Self {
         Self {
             id,
@@ -168,72 +169,72 @@ impl Event {
         }
     }
 
-    /// The same of an actor with a credential.
+    /// Sets the actor.
     pub fn by(mut self, kind: ActorType, id: Option<String>, name: Option<String>) -> Self {
         self.actor = Actor { kind, id, name };
         self
     }
 
-    /// The same with a credential.
+    /// Sets the credential.
     pub fn with(mut self, kind: CredentialType, id: Option<String>) -> Self {
         self.credential = Some(Credential { kind, id });
         self
     }
 
-    /// The same on an object, whose type is the action's.
+    /// Sets the object. Its kind is the first part of the action.
     pub fn on(mut self, id: Option<String>, name: Option<&str>) -> Self {
         let kind = self.action.split('.').next().unwrap_or_default();
         self.object = Some(Object::new(kind, id, name.map(str::to_owned)));
         self
     }
 
-    /// The same with another outcome.
+    /// Sets the outcome.
     pub fn that(mut self, outcome: Outcome) -> Self {
         self.outcome = outcome;
         self
     }
 
-    /// The same with details.
+    /// Sets the details.
     pub fn details(mut self, details: Value) -> Self {
         self.details = details;
         self
     }
 }
 
-/// The beginning of a command's line that an event has.
+/// The part of a command's line that an event has: its beginning.
 pub fn shown_line(line: &str) -> String {
     line.chars().take(MAX_LINE).collect()
 }
 
-/// Adds a list of ids to an event's details, under a name: the first 100, and under `<name>_total`
-/// how many there are.
+/// Adds a list of ids to an event's details: the first [`MAX_IDS`] as `<name>`, and the number of all
+/// as `<name>_total`.
 pub fn show_ids(details: &mut Value, name: &str, ids: &[impl Serialize]) {
     details[name] = json!(ids.iter().take(MAX_IDS).collect::<Vec<_>>());
     details[format!("{name}_total")] = json!(ids.len());
 }
 
-/// What a list of events is asked for with (`docs/audit.md`).
+/// The filters of a list of events (`docs/audit.md`).
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct EventFilter {
     /// The actor's name.
     pub actor: Option<String>,
-    /// The action.
+    /// The exact action.
     pub action: Option<String>,
     /// The object's id.
     pub object: Option<String>,
-    /// How it went.
+    /// The outcome.
     pub outcome: Option<Outcome>,
-    /// The earliest time.
+    /// Events at this time or later.
     pub from: Option<Timestamp>,
-    /// The time before which.
+    /// Events before this time.
     pub before: Option<Timestamp>,
 }
 
 impl EventFilter {
-    /// Reads a query.
+    /// Reads the filters of a query.
     ///
     /// # Errors
-    /// All bad parameters together.
+    /// All invalid parameters together.
     pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
         let mut errors = FieldErrors::new();
         let mut time = |name: &'static str| match parameter(query, name).map(Timestamp::parse) {
@@ -265,18 +266,19 @@ impl EventFilter {
         Ok(Self { actor, action, object, outcome, from, before })
     }
 
-    /// Whether nothing is filtered.
+    /// Whether the list has no filter.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// From which link on a verification begins: the first, or where the last one told to go on.
+/// Reads `first_link` of a request to verify the chain: the first entry to verify. The default is 1.
+/// A response that covers only a part of the chain says where to continue.
 ///
 /// # Errors
-/// It is no number of a link.
+/// A field error if it is not the number of a chain entry.
 pub fn read_first_link(mut fields: Fields) -> Result<i64, Error> {
-    let first = fields.optional_integer("first_link", 1..=MAX_LINK).unwrap_or(1);
+    let first = fields.optional_integer("first_link", 1..=MAX_ENTRY).unwrap_or(1);
     fields.finish_with(Some(first))
 }
 
@@ -285,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters() {
+    fn events_are_filtered_by_each_parameter() {
         let query = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
         };
@@ -322,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn where_to_begin() {
+    fn the_first_entry_to_verify_is_a_positive_number() {
         let read = |body: &str| read_first_link(Fields::from_json(body.as_bytes()).unwrap());
         assert_eq!(read("{}"), Ok(1));
         assert_eq!(read("{\"first_link\": 1001}"), Ok(1001));
@@ -332,13 +334,13 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_cut_by_characters() {
+    fn a_long_line_is_cut() {
         assert_eq!(shown_line("id"), "id");
         assert_eq!(shown_line(&"ä".repeat(2_000)).chars().count(), MAX_LINE);
     }
 
     #[test]
-    fn lists_are_cut_and_counted() {
+    fn a_long_list_of_ids_is_cut_and_counted() {
         for (number, shown) in [(0, 0), (1, 1), (MAX_IDS, MAX_IDS), (5_000, MAX_IDS)] {
             let mut details = json!({"name": "x"});
             show_ids(&mut details, "servers", &(0..number).collect::<Vec<_>>());

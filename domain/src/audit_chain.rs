@@ -1,14 +1,16 @@
-//! The chain of hashes that shows whether audit events were changed, taken away or put in between
-//! afterwards (`docs/audit.md`).
+//! The audit chain: a chain of hashes that shows whether stored audit events were changed, deleted
+//! or inserted (`docs/audit.md`).
 //!
-//! Each sealed event is a *link*: it has a number, from 1 on in its workspace, and the SHA-256 of
-//! the hash before it, that number, the type of its actor and the digest of all of its columns.
-//! Whoever changes one must compute all later hashes again; and the hash of the latest is kept
-//! elsewhere.
+//! Each sealed event is a chain entry. It has a number, from 1 on in its workspace, and a SHA-256.
+//! The hash covers the hash of the entry before, the number, the type of the actor, and a digest of
+//! all columns of the event. So a change of one event needs all later hashes to be computed again.
+//! The last hash is also stored elsewhere, which reveals that.
 //!
-//! Old anonymous events are deleted from the middle of the chain. Their digest stays, so the chain
-//! can still be verified, and the type of the actor in the hash proves that the deleted event was
-//! an anonymous one.
+//! Retention deletes old anonymous events from the middle of the chain. Their digests stay, so the
+//! chain can still be verified. The hash covers the type of the actor, which proves that a deleted
+//! event was anonymous.
+//!
+//! In column and field names a chain entry is called `link`.
 
 use std::fmt;
 
@@ -18,31 +20,31 @@ use sha2::{Digest, Sha256};
 use crate::output::hex;
 use crate::time::Timestamp;
 
-/// A link as it is stored, in the order of the database's `json_array`.
+/// A chain entry. D1 returns it as a JSON array with the fields in this order.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// The number in the chain. Events are numbered in the order in which they were written.
+    /// The number of the entry. Events are numbered in the order in which D1 stored them.
     pub link: i64,
-    /// The hash, in hexadecimal; `None` until it is sealed.
+    /// The hash in hexadecimal; `None`: the event is not sealed yet.
     pub hash: Option<String>,
-    /// What the hash is of.
+    /// The event, or its digest.
     pub content: Content,
 }
 
 /// An event's columns, as texts.
 pub type Columns = [Option<String>; COLUMNS.len()];
 
-/// What a link holds.
+/// The content of a chain entry.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
     /// An event.
     Event(Box<Columns>),
-    /// The digest of an anonymous event that was deleted because of its age.
+    /// The digest of an anonymous event that retention deleted.
     Expired(String),
 }
 
-/// The columns that a digest covers, in its order.
+/// The columns that a digest covers, in this order.
 pub const COLUMNS: [&str; 15] = [
     "id",
     "occurred_at",
@@ -61,14 +63,14 @@ pub const COLUMNS: [&str; 15] = [
     "details",
 ];
 
-/// The type of the actor of an anonymous event, as it is stored.
+/// The stored `actor_type` of an anonymous event.
 const ANONYMOUS: &str = "anonymous";
 
 impl Row {
-    /// An event's column.
-    fn column(&self, place: usize) -> Option<&str> {
+    /// The column of the event at an index of [`COLUMNS`].
+    fn column(&self, index: usize) -> Option<&str> {
         match &self.content {
-            Content::Event(columns) => columns.get(place)?.as_deref(),
+            Content::Event(columns) => columns.get(index)?.as_deref(),
             Content::Expired(_) => None,
         }
     }
@@ -78,12 +80,12 @@ impl Row {
         self.column(0)
     }
 
-    /// When it happened.
+    /// When the event happened.
     pub fn occurred_at(&self) -> Option<Timestamp> {
         self.column(1).and_then(|time| Timestamp::parse(time).ok())
     }
 
-    /// Whether the event was deleted because of its age.
+    /// Whether retention deleted the event.
     pub fn is_expired(&self) -> bool {
         matches!(self.content, Content::Expired(_))
     }
@@ -96,24 +98,24 @@ impl Row {
         }
     }
 
-    /// The hash that the link should have, behind another hash.
+    /// The correct hash of the entry. `before` is the hash of the entry before.
     fn hash(&self, workspace: i64, before: &str) -> String {
         let actor = if self.is_expired() { Some(ANONYMOUS) } else { self.column(2) };
         hash(workspace, before, self.link, actor, &self.digest())
     }
 }
 
-/// Where a chain is: its last link. The hash of number 0 is empty.
+/// The last entry of a chain. The entry 0 of an empty chain has an empty hash.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Head {
-    /// The number of links.
+    /// The number of the entry, which is the number of entries.
     pub link: i64,
-    /// The hash of the last one.
+    /// The hash of the entry.
     pub hash: String,
 }
 
-/// What is hashed, so that no two different inputs make the same bytes: each text with its length
-/// before it, and a missing one told apart from an empty one.
+/// Encodes the input of a hash. Different inputs have different bytes: each text has its length
+/// before it, and a flag distinguishes a missing text from an empty one.
 struct Encoder(Sha256);
 
 impl Encoder {
@@ -144,8 +146,8 @@ pub fn digest(columns: &Columns) -> String {
     encoder.finish()
 }
 
-/// The hash of a link: of its workspace, the hash before it, its number, the type of its event's
-/// actor and the event's digest.
+/// The hash of a chain entry. It covers the workspace, the hash of the entry before, the number, the
+/// type of the actor and the digest of the event.
 pub fn hash(workspace: i64, before: &str, link: i64, actor: Option<&str>, digest: &str) -> String {
     let mut encoder = Encoder(Sha256::new());
     encoder.text(Some("farhand audit link 2"));
@@ -157,18 +159,18 @@ pub fn hash(workspace: i64, before: &str, link: i64, actor: Option<&str>, digest
     encoder.finish()
 }
 
-/// The seals of some links that follow each other.
+/// The hashes of consecutive chain entries: a row in D1.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Seals {
-    /// The number of the first link.
+    /// The number of the first entry.
     pub first: i64,
-    /// The number of the last link.
+    /// The number of the last entry.
     pub last: i64,
-    /// The earliest time of an event.
+    /// The time of the earliest event.
     pub earliest: String,
-    /// The latest time of an event.
+    /// The time of the latest event.
     pub latest: String,
-    /// The hash of each link, [`HASH`] characters each.
+    /// The hashes of the entries in order, [`HASH`] characters each.
     pub hashes: String,
 }
 
@@ -176,15 +178,15 @@ pub struct Seals {
 pub const HASH: usize = 64;
 
 impl Seals {
-    /// The hash of a link.
+    /// The hash of the entry with this number.
     pub fn hash(&self, link: i64) -> Option<&str> {
         let at = usize::try_from(link.checked_sub(self.first)?).ok()?.checked_mul(HASH)?;
         self.hashes.get(at..at + HASH)
     }
 }
 
-/// Puts rows at the end of a chain, in their order, up to the first number that is missing between
-/// them. `None` if there are no rows.
+/// Appends rows to a chain, in their order, up to the first gap between their numbers. Returns the
+/// hashes and the new end of the chain. `None`: no rows were given.
 pub fn seal(workspace: i64, head: &Head, rows: &[Row]) -> Option<(Seals, Head)> {
     let (first, mut head, mut hashes) = (rows.first()?.link, head.clone(), String::new());
     let mut times = Vec::new();
@@ -198,17 +200,17 @@ pub fn seal(workspace: i64, head: &Head, rows: &[Row]) -> Option<(Seals, Head)> 
     Some((Seals { first, last: head.link, earliest, latest, hashes }, head))
 }
 
-/// What is wrong with a chain.
+/// The kind of damage in a chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Problem {
-    /// There is no event with that number.
+    /// No event has this number.
     Missing,
-    /// The event is not what was sealed.
+    /// The event differs from the one that was sealed.
     Altered,
-    /// An event has a number that another one has, or that was not given to any.
+    /// The event has a number that another event has, or that was never assigned.
     Foreign,
-    /// The events up to this one fit together, but are not those that were sealed.
+    /// The events up to this one are consistent, but they are not those that were sealed.
     Rewritten,
 }
 
@@ -223,18 +225,18 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The first link that is not as it should be.
+/// The first damaged entry of a chain.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Broken {
-    /// Its number.
+    /// The number of the entry.
     pub link: i64,
-    /// The event that stands there, if there is one.
+    /// The id of the event that is stored there, if one is.
     pub event: Option<String>,
-    /// What is wrong.
+    /// The kind of damage.
     pub problem: Problem,
 }
 
-/// Looks along a chain, link by link.
+/// Verifies a chain, entry by entry.
 #[derive(Clone, Debug)]
 pub struct Verifier {
     workspace: i64,
@@ -243,32 +245,31 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Begins behind a link.
+    /// Begins after an entry that is correct.
     pub fn after(workspace: i64, last: Head) -> Self {
         Self { workspace, last, expired: 0 }
     }
 
-    /// The same, which accepts that anonymous events up to a link were deleted because of their
-    /// age.
+    /// Accepts that retention deleted anonymous events up to this entry.
     pub fn expired_up_to(self, link: i64) -> Self {
         Self { expired: link, ..self }
     }
 
-    /// The last link that was found good.
+    /// The last verified entry.
     pub fn last(&self) -> &Head {
         &self.last
     }
 
-    /// There is no next link, though there should be.
+    /// The damage if the next entry is missing.
     pub fn missing(&self) -> Broken {
         Broken { link: self.last.link + 1, event: None, problem: Problem::Missing }
     }
 
-    /// Looks at the row with the next higher number, or the same one again. `anchor` is the hash
-    /// that is kept elsewhere of that link, if there is one.
+    /// Verifies the next row, ordered by number. `anchor`: the hash of this entry that is stored
+    /// elsewhere, if one is.
     ///
     /// # Errors
-    /// It is not the next link of the chain.
+    /// The row is not the next entry of the chain.
     pub fn take(&mut self, row: &Row, anchor: Option<&str>) -> Result<(), Broken> {
         let (expected, link) = (self.last.link + 1, row.link);
         let event = row.id().map(str::to_owned);
@@ -306,8 +307,8 @@ mod tests {
         proptest::array::uniform15(proptest::option::of("[ab\"\\\\\0,]{0,3}"))
     }
 
-    fn rows(most: usize) -> impl Strategy<Value = Vec<Row>> {
-        proptest::collection::vec(columns(), 1..=most).prop_map(|all| {
+    fn rows(max: usize) -> impl Strategy<Value = Vec<Row>> {
+        proptest::collection::vec(columns(), 1..=max).prop_map(|all| {
             let row = |(link, columns)| Row {
                 link,
                 hash: None,
@@ -317,7 +318,7 @@ mod tests {
         })
     }
 
-    /// Seals rows as they would be stored.
+    /// Seals rows, and returns them as they are stored.
     fn sealed(rows: Vec<Row>) -> (Vec<Row>, Head) {
         let (seals, head) = seal(WORKSPACE, &Head::default(), &rows).unwrap();
         (with_hashes(rows, &seals), head)
@@ -330,12 +331,12 @@ mod tests {
         rows
     }
 
-    /// Looks along rows as they are read: by their numbers.
+    /// Verifies rows in the order of their numbers.
     fn verify(rows: &[Row], head: &Head) -> Result<(), Broken> {
         verify_expired(rows, head, 0)
     }
 
-    /// The same when anonymous events up to a link may be expired.
+    /// Like [`verify`], if anonymous events up to an entry may have expired.
     fn verify_expired(rows: &[Row], head: &Head, expired: i64) -> Result<(), Broken> {
         let mut rows = rows.to_vec();
         rows.sort_by_key(|row| row.link);
@@ -352,10 +353,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_chain_is_good_whatever_is_in_it(rows in rows(12), cut in 0_usize..12) {
+        fn a_sealed_chain_is_valid_with_any_content(rows in rows(12), cut in 0_usize..12) {
             let (whole, head) = sealed(rows.clone());
             prop_assert_eq!(verify(&whole, &head), Ok(()));
-            // Sealed in two goes it is the same.
+            // Sealing in two steps has the same result.
             let (first, rest) = rows.split_at(cut.min(rows.len()));
             let (mut hashes, mut end) = (String::new(), Head::default());
             for part in [first, rest] {
@@ -369,7 +370,7 @@ mod tests {
         }
 
         #[test]
-        fn a_seal_has_the_hashes_of_its_links_and_bounds_their_times(rows in rows(12), first in 2_i64..5, gap in 1_usize..12) {
+        fn a_seal_has_the_hashes_and_times_of_its_entries(rows in rows(12), first in 2_i64..5, gap in 1_usize..12) {
             let mut rows = rows;
             for (row, link) in rows.iter_mut().zip(first..) {
                 row.link = link + i64::from(link - first >= gap as i64);
@@ -395,7 +396,7 @@ mod tests {
         }
 
         #[test]
-        fn an_anonymous_event_expires_and_no_other_does(rows in rows(12), at in 0_usize..12, cursor in 0_i64..14) {
+        fn only_an_anonymous_event_may_expire(rows in rows(12), at in 0_usize..12, cursor in 0_i64..14) {
             let mut rows = rows;
             let at = at % rows.len();
             let (link, is_anonymous) = (at as i64 + 1, at % 2 == 0);
@@ -416,17 +417,17 @@ mod tests {
                 (true, true) => None,
             };
             prop_assert_eq!(problem, expected);
-            // Another digest does not fit.
+            // Another digest is refused.
             rows[at].content = Content::Expired("0".repeat(64));
             prop_assert!(verify_expired(&rows, &head, 100).is_err());
-            // Nor does nothing at all.
+            // A missing entry is refused too.
             rows.remove(at);
             let missing = Broken { link, event: None, problem: Problem::Missing };
             prop_assert_eq!(verify_expired(&rows, &head, 100), Err(missing));
         }
 
         #[test]
-        fn what_was_changed_is_named(rows in rows(12), at in 0_usize..12, column in 0..COLUMNS.len(), text in proptest::option::of("[a-c]{0,2}")) {
+        fn a_changed_event_is_found(rows in rows(12), at in 0_usize..12, column in 0..COLUMNS.len(), text in proptest::option::of("[a-c]{0,2}")) {
             let (mut rows, head) = sealed(rows);
             let at = at % rows.len();
             let Content::Event(columns) = &mut rows[at].content else { unreachable!() };
@@ -437,7 +438,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_taken_away_is_named(rows in rows(12), at in 0_usize..12) {
+        fn a_deleted_event_is_found(rows in rows(12), at in 0_usize..12) {
             let (mut rows, head) = sealed(rows);
             let at = at % rows.len();
             rows.remove(at);
@@ -446,7 +447,7 @@ mod tests {
         }
 
         #[test]
-        fn what_changed_places_is_found(rows in rows(12), one in 0_usize..12, other in 0_usize..12) {
+        fn swapped_events_are_found(rows in rows(12), one in 0_usize..12, other in 0_usize..12) {
             let (mut rows, head) = sealed(rows);
             let (one, other) = (one % rows.len(), other % rows.len());
             prop_assume!(rows[one].content != rows[other].content);
@@ -457,7 +458,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_put_in_is_found(rows in rows(12), stranger in columns(), at in 1_i64..14, moves_others in proptest::bool::ANY) {
+        fn an_inserted_event_is_found(rows in rows(12), stranger in columns(), at in 1_i64..14, moves_others in proptest::bool::ANY) {
             let (mut rows, head) = sealed(rows);
             let at = at.min(head.link + 1);
             let before = usize::try_from(at - 2).ok().and_then(|place| rows[place].hash.clone()).unwrap_or_default();
@@ -472,7 +473,7 @@ mod tests {
         }
 
         #[test]
-        fn a_hash_that_was_changed_or_taken_away_is_named(rows in rows(12), at in 0_usize..12, hash in proptest::option::of("[0-9a-f]{64}")) {
+        fn a_changed_or_deleted_hash_is_found(rows in rows(12), at in 0_usize..12, hash in proptest::option::of("[0-9a-f]{64}")) {
             let (mut rows, head) = sealed(rows);
             let at = at % rows.len();
             prop_assume!(rows[at].hash != hash);
@@ -482,7 +483,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_written_anew_is_found(rows in rows(12), at in 0_usize..12) {
+        fn a_rewritten_chain_is_found(rows in rows(12), at in 0_usize..12) {
             let (whole, head) = sealed(rows.clone());
             let mut rows = rows;
             let at = at % rows.len();
@@ -495,11 +496,11 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_is_what_the_documentation_says() {
+    fn a_hash_has_the_documented_form() {
         let mut columns: Columns = Default::default();
         columns[0] = Some("x".to_owned());
         columns[2] = Some("user".to_owned());
-        // Put together by hand: a flag and a length before each text.
+        // Encoded by hand: a flag and a length before each text.
         let text = |bytes: &mut Vec<u8>, text: Option<&str>| {
             bytes.push(u8::from(text.is_some()));
             bytes.extend((text.unwrap_or("").len() as u64).to_be_bytes());

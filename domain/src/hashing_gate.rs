@@ -1,41 +1,43 @@
-//! Who may hash a password next, in one isolate: one request at a time, known callers first
-//! (contract 4.6).
+//! The queue of requests that hash a password, in one isolate: one request hashes at a time, and
+//! known callers go first (contract 4.6).
 //!
-//! An isolate has one thread. A hashing yields between its slices, so that other requests go on;
-//! two hashings concurrently would only make each of them take twice as long. Requests wait in a
-//! bounded queue, and are refused beyond it before any hashing.
+//! An isolate has one thread. Hashing yields between slices, so that other requests continue. Two
+//! concurrent hashings would each take twice as long. Requests wait in a bounded queue. If the queue
+//! is full, they are refused before any hashing.
 //!
 //! All workspaces share the queue, so one user must not fill it. A known user has at most
-//! [`MAX_PLACES_OF_USER`] places in the queue. The user's other requests are parked: they take no
-//! room from other users, and enter the queue at its end as the user's places become free. Every
-//! [`OLDEST_EVERY`]th turn goes to the oldest request in the queue, so strangers always get on.
+//! [`MAX_PLACES_PER_USER`] places. The user's other requests are parked: they take no place from
+//! other users, and enter the queue at its end when the user's places become free. Every
+//! [`OLDEST_EVERY`]th turn goes to the oldest request in the queue, so strangers always make
+//! progress.
 //!
-//! A request that is cut off never runs again, and nothing reports that. So each entry is a lease:
-//! the request that holds or waits for the gate renews it, and a lease that was not renewed for
+//! A request that is cut off never runs again, and the runtime does not report that. So each entry
+//! is a lease. The request renews it while it waits or hashes. A lease that is not renewed for
 //! [`LEASE_MILLIS`] ends.
 
 use crate::time::Timestamp;
 
-/// How many requests of strangers are in the queue at most.
+/// The largest number of strangers' requests in the queue.
 const MAX_STRANGERS: usize = 8;
-/// How many requests of known callers are in the queue at most.
+/// The largest number of known callers' requests in the queue.
 const MAX_KNOWN: usize = 32;
-/// How many requests of one known user are in the queue or hash at most.
-const MAX_PLACES_OF_USER: usize = 2;
-/// How many requests one known user may have altogether, with those that are parked.
-const MAX_OF_USER: usize = 32;
-/// Of so many turns, one goes to the oldest request, whatever its rank.
+/// The largest number of a known user's requests that are in the queue or hash.
+const MAX_PLACES_PER_USER: usize = 2;
+/// The largest number of a known user's requests, with the parked ones.
+const MAX_REQUESTS_PER_USER: usize = 32;
+/// One of this number of turns goes to the oldest request, of any rank.
 const OLDEST_EVERY: u64 = 4;
-/// How long a lease lasts that is not renewed, in milliseconds. Far longer than a slice of hashing.
+/// A lease that is not renewed ends after this time, in milliseconds. It is much longer than a slice
+/// of hashing.
 const LEASE_MILLIS: i64 = 3_000;
 
-/// Whose request it is. Known callers go first.
+/// Whether the caller of a request is known. Known callers go first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Rank {
-    /// The caller proved who they are, or the user logged in from this address lately. The text
-    /// names the user, see [`Rank::known`].
+    /// The caller has a valid credential, or the user logged in from this address recently. The text
+    /// identifies the user, see [`Rank::known`].
     Known(String),
-    /// Anyone else.
+    /// All other callers.
     Stranger,
 }
 
@@ -46,23 +48,23 @@ impl Rank {
     }
 }
 
-/// An entry of the gate.
+/// A request's entry in the gate.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ticket {
     rank: Rank,
     number: u64,
 }
 
-/// Whose turn it is.
+/// Whether it is the request's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     /// The request may hash.
     Go,
-    /// Another request is first. Ask again soon.
+    /// Another request is first. Call [`Gate::poll`] again soon.
     Wait,
 }
 
-/// A request that waits.
+/// A request in the queue, or a parked one.
 #[derive(Debug)]
 struct Waiting {
     ticket: Ticket,
@@ -74,16 +76,16 @@ struct Waiting {
 /// The queue for hashing, in the memory of an isolate.
 #[derive(Default, Debug)]
 pub struct Gate {
-    /// The last number that a ticket or a place got.
+    /// The last number of a ticket or a place.
     last: u64,
-    /// How many turns there were.
+    /// The number of turns so far.
     turns: u64,
     running: Option<(Ticket, Timestamp)>,
     waiting: Vec<Waiting>,
 }
 
-/// Tells whether a lease has ended. A clock that went backwards by more than a lease ends it too:
-/// it must not block the gate.
+/// Whether a lease has ended. If the clock was set back by more than a lease, it has ended too, so
+/// that it does not block the gate.
 fn has_lapsed(renewed_at: Timestamp, now: Timestamp) -> bool {
     renewed_at.plus_millis(LEASE_MILLIS) < now || now.plus_millis(LEASE_MILLIS) < renewed_at
 }
@@ -99,17 +101,17 @@ impl Gate {
         self.last
     }
 
-    /// Whether the user of a rank has all places that one user may have.
+    /// Whether the user has as many places as one user may have.
     fn has_all_places(&self, rank: &Rank) -> bool {
         let queued = self
             .waiting
             .iter()
             .filter(|waiting| waiting.place.is_some() && waiting.ticket.rank == *rank);
         let running = self.running.iter().filter(|(ticket, _)| ticket.rank == *rank);
-        *rank != Rank::Stranger && queued.count() + running.count() >= MAX_PLACES_OF_USER
+        *rank != Rank::Stranger && queued.count() + running.count() >= MAX_PLACES_PER_USER
     }
 
-    /// Whether the queue has no place for requests like that.
+    /// Whether the queue is full for requests of known callers, or of strangers.
     fn is_queue_full(&self, rank: &Rank) -> bool {
         let is_alike = |other: &Rank| (*other == Rank::Stranger) == (*rank == Rank::Stranger);
         let queued = self
@@ -119,17 +121,17 @@ impl Gate {
         queued.count() >= if *rank == Rank::Stranger { MAX_STRANGERS } else { MAX_KNOWN }
     }
 
-    /// Tells whether a request of that rank would be refused.
+    /// Whether a request of this rank would be refused.
     pub fn is_full(&mut self, rank: &Rank, now: Timestamp) -> bool {
         self.drop_lapsed(now);
         if self.has_all_places(rank) {
             return self.waiting.iter().filter(|waiting| waiting.ticket.rank == *rank).count()
-                >= MAX_OF_USER;
+                >= MAX_REQUESTS_PER_USER;
         }
         self.is_queue_full(rank)
     }
 
-    /// Queues or parks a request; `None`: too many wait.
+    /// Queues or parks a request. `None`: too many requests wait.
     pub fn enter(&mut self, rank: Rank, now: Timestamp) -> Option<Ticket> {
         if self.is_full(&rank, now) {
             return None;
@@ -145,7 +147,7 @@ impl Gate {
         self.waiting.push(Waiting { ticket, place, renewed_at: now });
     }
 
-    /// Gives places to parked requests whose users have a free one, oldest first.
+    /// Moves parked requests into the queue if their users have free places, oldest first.
     fn unpark(&mut self) {
         for index in 0..self.waiting.len() {
             let Some(waiting) = self.waiting.get(index).filter(|waiting| waiting.place.is_none())
@@ -174,8 +176,8 @@ impl Gate {
         queued.min_by_key(order).map(|(ticket, _)| ticket)
     }
 
-    /// Renews a waiting request's lease, and lets the request begin if it is first. One whose lease
-    /// ended waits again, in its old place.
+    /// Renews the lease of a waiting request. If the request is first, its turn begins. A request
+    /// whose lease has ended waits again, at its old place.
     pub fn poll(&mut self, ticket: &Ticket, now: Timestamp) -> Turn {
         self.drop_lapsed(now);
         match self.waiting.iter_mut().find(|waiting| waiting.ticket == *ticket) {
@@ -201,7 +203,7 @@ impl Gate {
         }
     }
 
-    /// Ends a request's entry, in whatever state it is.
+    /// Removes a request's entry, whether it waits or hashes.
     pub fn leave(&mut self, ticket: &Ticket) {
         self.running = self.running.take().filter(|(running, _)| running != ticket);
         self.waiting.retain(|waiting| waiting.ticket != *ticket);
@@ -220,7 +222,7 @@ mod tests {
         Rank::known("acme", &format!("user{number}"))
     }
 
-    /// Lets all that wait hash one after the other, and returns them in that order.
+    /// Lets all waiting requests hash one after the other, and returns them in that order.
     fn drain(gate: &mut Gate, mut tickets: Vec<Ticket>) -> Vec<Ticket> {
         let mut order = Vec::new();
         while !tickets.is_empty() {
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_in_order() {
+    fn requests_hash_one_at_a_time_in_order() {
         let mut gate = Gate::default();
         let tickets: Vec<_> = (0..3).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
         assert_eq!(gate.poll(&tickets[1], at(0)), Turn::Wait);
@@ -241,13 +243,13 @@ mod tests {
         assert_eq!(gate.poll(&tickets[1], at(1)), Turn::Wait);
         gate.leave(&tickets[0]);
         assert_eq!(gate.poll(&tickets[2], at(2)), Turn::Wait);
-        // A waiting request that ends by itself does not block the queue.
+        // A waiting request that leaves does not block the queue.
         gate.leave(&tickets[1]);
         assert_eq!(gate.poll(&tickets[2], at(3)), Turn::Go);
     }
 
     #[test]
-    fn known_callers_go_first_and_have_room_of_their_own() {
+    fn known_callers_go_first_and_have_their_own_places() {
         let mut gate = Gate::default();
         let running = gate.enter(Rank::Stranger, at(0)).unwrap();
         assert_eq!(gate.poll(&running, at(0)), Turn::Go);
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fourth_turn_is_for_the_oldest() {
+    fn every_fourth_turn_goes_to_the_oldest_request() {
         let mut gate = Gate::default();
         let strangers: Vec<_> =
             (0..2).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
@@ -275,7 +277,7 @@ mod tests {
         let order = drain(&mut gate, [strangers.clone(), known.clone()].concat());
         let (first, second, rest) = (&known[..3], &known[3..6], &known[6..]);
         assert_eq!(order, [first, &strangers[..1], second, &strangers[1..], rest].concat());
-        // Also if known callers keep coming.
+        // The same holds while known callers keep coming.
         let stranger = gate.enter(Rank::Stranger, at(0)).unwrap();
         let mut turns = 0;
         loop {
@@ -291,12 +293,12 @@ mod tests {
     }
 
     #[test]
-    fn one_user_takes_two_places() {
+    fn a_user_has_at_most_two_places() {
         let mut gate = Gate::default();
         let greedy: Vec<_> =
-            (0..MAX_OF_USER).map(|_| gate.enter(user(0), at(0)).unwrap()).collect();
-        // All other places are still free, and come before the user's parked requests.
-        let places = MAX_KNOWN - MAX_PLACES_OF_USER;
+            (0..MAX_REQUESTS_PER_USER).map(|_| gate.enter(user(0), at(0)).unwrap()).collect();
+        // Other users still get all other places, before the user's parked requests.
+        let places = MAX_KNOWN - MAX_PLACES_PER_USER;
         let others: Vec<_> =
             (1..=places).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
         assert_eq!(gate.enter(user(MAX_KNOWN), at(0)), None);
@@ -306,14 +308,14 @@ mod tests {
         assert_eq!(order[..2], greedy[..2]);
         let last_other = order.iter().position(|ticket| *ticket == others[places - 1]).unwrap();
         let overtook = order[..last_other].iter().filter(|ticket| ticket.rank == user(0)).count();
-        assert_eq!(overtook, MAX_PLACES_OF_USER);
-        // A user is known by workspace and name, without regard to case.
+        assert_eq!(overtook, MAX_PLACES_PER_USER);
+        // Workspace and username identify a user. Case is ignored.
         assert_ne!(user(1), Rank::known("other", "user1"));
         assert_eq!(user(1), Rank::known("acme", "USER1"));
     }
 
     #[test]
-    fn what_is_cut_off_blocks_nothing() {
+    fn a_request_that_is_cut_off_blocks_nothing() {
         let mut gate = Gate::default();
         let (dead, dead_waiter) =
             (gate.enter(user(0), at(0)).unwrap(), gate.enter(user(0), at(0)).unwrap());
@@ -321,14 +323,14 @@ mod tests {
         let alive = gate.enter(Rank::Stranger, at(0)).unwrap();
         assert_eq!(gate.poll(&alive, at(LEASE_MILLIS)), Turn::Wait);
         assert_eq!(gate.poll(&alive, at(LEASE_MILLIS + 1)), Turn::Go);
-        // One that only was slow waits again.
+        // A request that was only slow waits again.
         assert_eq!(gate.poll(&dead_waiter, at(LEASE_MILLIS + 2)), Turn::Wait);
-        // Renewing keeps the lease; a lapsed ticket renews nothing.
+        // Renewing keeps a lease, but a ticket whose lease has ended renews nothing.
         gate.renew(&alive, at(2 * LEASE_MILLIS));
         gate.renew(&dead, at(9 * LEASE_MILLIS));
         assert_eq!(gate.poll(&dead_waiter, at(3 * LEASE_MILLIS)), Turn::Wait);
         assert_eq!(gate.poll(&dead_waiter, at(3 * LEASE_MILLIS + 1)), Turn::Go);
-        // The clock went back by an hour.
+        // The clock is set back by an hour.
         let next = gate.enter(Rank::Stranger, at(-3_600_000)).unwrap();
         assert_eq!(gate.poll(&next, at(-3_600_000)), Turn::Go);
     }

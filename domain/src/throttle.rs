@@ -1,32 +1,35 @@
-//! The throttles of login and of password reset (contract 4.5 and 4.10 and reset-password).
+//! The throttles of logins and password resets (contract 4.5 and 4.10).
 //!
-//! Failures are counted in fixed windows: a window begins at its first counted failure and lasts
-//! its length; then the count begins anew. The counters lie in objects that each count on their
-//! own. One holds what bounds a username ([`Attempt::login_by_username`]), one what bounds
-//! addresses, networks and the workspace ([`Attempt::login_by_address`],
-//! [`Attempt::reset_by_address`]); a login needs the leave of both.
+//! Failures are counted in fixed windows. A window begins with its first counted failure and has a
+//! fixed length. After that, the count starts again at 0.
 //!
-//! Whether a password is right is known only some time after the attempt was let through. So
-//! attempts under way count as if they had failed: otherwise any number of them could come through
-//! at once before the first has failed. One that does not end within its lease has failed: whoever
-//! breaks a request off has guessed, too.
+//! The counters are in two objects, which do not share counters. A login needs the permission of
+//! both:
+//! - One object limits a username ([`Attempt::login_by_username`]).
+//! - One object limits addresses, networks and the workspace ([`Attempt::login_by_address`],
+//!   [`Attempt::reset_by_address`]).
 //!
-//! Of one address's failures at most 20 count towards the 100 of a username's hour: it takes five
-//! addresses to lock a user out everywhere, not one; of IPv6, five networks of /48, as one of them
-//! may be a single customer's. An address that has used up its share goes on being bounded by the
-//! pair's limit.
+//! The check of a password takes time. So an attempt under way counts as a failure. Otherwise any
+//! number of concurrent attempts could begin before the first one has failed. An attempt that does
+//! not end within its lease has failed, because a client can break its request off.
 //!
-//! A user's known addresses are those that they logged in from within 30 days. An attempt from one
-//! is bounded by its pair alone ([`Attempt::for_known_address`]), so that strangers at other
-//! addresses cannot lock the user out. The username's object stores them, as hashes. Whether a name
-//! exists is not revealed: a name that never logged in has no known address.
+//! At most 20 failures of one address count for the 100 failures of a username in an hour. So one
+//! address cannot lock a user out everywhere: that takes five. For IPv6 it takes five networks of
+//! /48, because a single customer may have a whole one. An address that has used up its share is
+//! still limited by the pair of username and address.
 //!
-//! For an attempt the object:
-//! 1. counts as failed what [`UnderWay::take_lapsed`] gives, reads the counters of
-//!    [`Attempt::keys`] and calls [`UnderWay::begin`];
-//! 2. when the attempt has ended, stores [`Attempt::after_failure`], or deletes
-//!    [`Attempt::after_success`], or, where it was given up, does neither;
-//! 3. and in the same step calls [`UnderWay::end`], so that it counts once at every moment.
+//! The known addresses of a user are those of successful logins within 30 days. Only the limit of
+//! the pair applies to an attempt from a known address ([`Attempt::for_known_address`]). So
+//! strangers at other addresses cannot lock the user out. The username's object stores the known
+//! addresses as hashes. This does not reveal whether a username exists: one that never logged in has
+//! no known address.
+//!
+//! Steps of the object for an attempt:
+//! 1. It counts the attempts of [`UnderWay::take_lapsed`] as failed, reads the counters of
+//!    [`Attempt::keys`], and calls [`UnderWay::begin`].
+//! 2. When the attempt has ended, it stores [`Attempt::after_failure`], or deletes
+//!    [`Attempt::after_success`]. For an abandoned attempt it does neither.
+//! 3. In the same step it calls [`UnderWay::end`], so that each attempt counts exactly once.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -39,51 +42,52 @@ use uuid::Uuid;
 use crate::output::sha256;
 use crate::time::Timestamp;
 
-/// Seconds after which an attempt that has not ended is taken for failed.
+/// An attempt that has not ended after this time has failed, in seconds.
 pub const LEASE_SECONDS: i64 = 60;
 
-/// Failures of a pair of username and address in a login window.
-const MOST_OF_PAIR: u32 = 10;
-/// Failures of an address in a login window.
-const MOST_OF_ADDRESS: u32 = 50;
-/// Failures of a username in an hour.
-const MOST_OF_USERNAME: u32 = 100;
-/// Failures of one address that count towards those of a username's hour.
-const MOST_OF_SHARE: u32 = 20;
-/// Who has an IPv6 address has its whole network of so many bits.
+/// The largest number of failures of a username at an address, in a login window.
+const MAX_PAIR_FAILURES: u32 = 10;
+/// The largest number of failures of an address, in a login window.
+const MAX_ADDRESS_FAILURES: u32 = 50;
+/// The largest number of failures of a username, in an hour.
+const MAX_USERNAME_FAILURES: u32 = 100;
+/// The largest number of failures of one address that count for a username, in an hour.
+const MAX_SHARE: u32 = 20;
+/// The prefix length of the IPv6 network that belongs to one host.
 const HOST_BITS: u32 = 64;
-/// And may have all of one of so many bits.
+/// The prefix length of the IPv6 network that may belong to one customer: a site.
 const SITE_BITS: u32 = 48;
-/// Requests for a reset of an address in an hour.
-const MOST_RESETS: u32 = 20;
+/// The largest number of reset requests of an address, in an hour.
+const MAX_RESETS: u32 = 20;
 
-/// Wrong operator tokens of the whole cell in [`OPERATOR_SECONDS`].
-const MOST_OF_OPERATOR: u32 = 10;
+/// The largest number of wrong operator tokens in the whole cell, in [`OPERATOR_SECONDS`].
+const MAX_OPERATOR_FAILURES: u32 = 10;
 /// The window of wrong operator tokens, in seconds.
 const OPERATOR_SECONDS: i64 = 60;
 
-/// Days for which an address that a user logged in from is known.
+/// An address is known for this number of days after a login from it.
 pub const KNOWN_DAYS: i64 = 30;
-/// Known addresses of one user at most: the newest.
+/// The largest number of known addresses of a user. Only the newest are kept.
 pub const MAX_KNOWN_ADDRESSES: u32 = 16;
-/// Seconds after which a known address is stored again.
+/// The time of the last login from a known address is stored at most once in this time, in seconds.
 pub const KNOWN_STORED_EVERY: i64 = 24 * 3_600;
 
-/// What a deployment may set: the lengths of the windows, in seconds, and the ceilings of networks
+/// The settings of a deployment: the lengths of the windows, in seconds, and the limits of networks
 /// and workspaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// The window of failed logins, for pairs and addresses.
+    /// The login window, in seconds: for pairs, addresses, sites and workspaces.
     pub login_seconds: i64,
-    /// The hour, for usernames and resets.
+    /// The length of the "hour" for usernames and resets, in seconds. Tests shorten it.
     pub hour_seconds: i64,
-    /// Failed logins of an IPv6 network of /48 in a login window.
+    /// The largest number of failed logins of an IPv6 site (/48), in a login window.
     pub logins_of_site: u32,
-    /// Failed logins in a workspace in a login window, not counting known addresses.
+    /// The largest number of failed logins in a workspace, in a login window. Known addresses do not
+    /// count.
     pub logins_of_workspace: u32,
-    /// Requests for a reset of an IPv6 network of /48 in an hour.
+    /// The largest number of reset requests of an IPv6 site (/48), in an hour.
     pub resets_of_site: u32,
-    /// Requests for a reset in a workspace in an hour.
+    /// The largest number of reset requests in a workspace, in an hour.
     pub resets_of_workspace: u32,
 }
 
@@ -100,38 +104,37 @@ impl Default for Settings {
     }
 }
 
-/// How much of a counter one address may fill.
+/// How much of a counter one address may use.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Share {
-    /// The counter of what the address has filled. It ends together with the counter that it is a
-    /// share of, so that the share of a window is never used twice in it.
+    /// The key of the counter of this address's part. It ends together with the counter that it is a
+    /// part of, so that an address cannot use its share twice in one window.
     pub key: String,
-    /// Failures that are counted at most.
+    /// The largest number of failures of the address that count.
     pub most: u32,
 }
 
-/// A counter and its bound.
+/// A counter and its limit.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Limit {
     /// The counter's key.
     pub key: String,
-    /// Failures in a window at most.
+    /// The largest number of failures in a window.
     pub most: u32,
-    /// The window's length.
+    /// The length of the window, in seconds.
     pub window_seconds: i64,
-    /// What the attempt's address may fill of it, where that is bounded.
+    /// How much of the counter the attempt's address may use; `None`: all of it.
     pub share: Option<Share>,
-    /// Whether a success clears it.
+    /// Whether a success deletes the counter.
     pub cleared_by_success: bool,
 }
 
-/// A counter as the object stores it, one row each. From `ends_at` on it means nothing and may be
-/// deleted.
+/// A counter in the storage of an object: a row. From `ends_at` on it is ignored and may be deleted.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Counter {
-    /// Its key.
+    /// The counter's key.
     pub key: String,
-    /// Failures since the window began.
+    /// The failures since the window began.
     pub count: u32,
     /// When the window ends.
     pub ends_at: Timestamp,
@@ -141,47 +144,47 @@ pub struct Counter {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It may.
+    /// It may begin.
     Go,
-    /// Not before another that is under way has ended, or its lease.
+    /// It must wait until another attempt ends, or the lease of that attempt.
     Wait,
-    /// It may not: 429.
+    /// It may not begin: the response is 429.
     Refused {
-        /// Whole seconds until it may, at least 1.
+        /// Whole seconds until an attempt may begin, at least 1.
         retry_after: u64,
     },
 }
 
-/// An attempt as one object sees it: the counters that bound it there.
+/// An attempt at one object: the counters there that limit it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attempt {
-    /// What the object is chosen by, with [`shard`]: the same for all attempts that share a
-    /// counter.
+    /// The key from which [`shard`] chooses the object. Attempts that share a counter have the same
+    /// key.
     pub home: String,
-    /// Its counters and their bounds.
+    /// The counters and their limits.
     pub limits: Vec<Limit>,
-    /// What the object stores of its address after a success, if anything.
+    /// The known address that the object stores after a success; `None`: it stores none.
     pub origin: Option<Origin>,
 }
 
-/// A username and an address, as hashes: what a known address is stored as.
+/// The stored form of a known address: hashes of the username and the address.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Origin {
     /// The hash of the workspace and the username.
     pub user: String,
-    /// The hash of these and the address.
+    /// The hash of the workspace, the username and the address.
     pub address: String,
 }
 
-/// A key that no other parts can make. Usernames and addresses come from outside and may hold any
-/// character.
+/// A unique key for a kind and its parts. JSON keeps it unambiguous, because usernames and addresses
+/// may have any character.
 fn key(kind: &str, parts: &[&str]) -> String {
     json!([kind, parts]).to_string()
 }
 
-/// What is counted as one address: an IPv4 address, or the IPv6 network of so many bits. What
-/// cannot be read is all one.
-fn one_address(address: &str, bits: u32) -> String {
+/// The text under which an address is counted: an IPv4 address, or an IPv6 network with this prefix
+/// length. All texts that are not addresses are counted together.
+fn counted_address(address: &str, bits: u32) -> String {
     match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
         Ok(IpAddr::V4(v4)) => v4.to_string(),
         Ok(IpAddr::V6(v6)) => {
@@ -191,23 +194,23 @@ fn one_address(address: &str, bits: u32) -> String {
     }
 }
 
-/// The counter of `key`, unless its window is over.
+/// The counter with this key, unless its window has ended.
 fn live<'a>(counters: &'a [Counter], key: &str, now: Timestamp) -> Option<&'a Counter> {
     counters.iter().find(|counter| counter.key == key && counter.ends_at > now)
 }
 
 impl Attempt {
-    /// A login, or a check of the current password at change-password, where usernames are counted.
-    /// `scope` is the workspace; usernames are taken without regard to case.
+    /// A login, or a check of the current password, at the object that counts usernames. `scope`
+    /// identifies the workspace. The case of usernames is ignored.
     pub fn login_by_username(
         scope: &str,
         username: &str,
         address: &str,
         settings: Settings,
     ) -> Self {
-        let (username, site) = (username.to_lowercase(), one_address(address, SITE_BITS));
+        let (username, site) = (username.to_lowercase(), counted_address(address, SITE_BITS));
         let is_unknown = address.parse::<IpAddr>().is_err();
-        let address = one_address(address, HOST_BITS);
+        let address = counted_address(address, HOST_BITS);
         let home = key("login-username", &[scope, &username]);
         let origin = Origin {
             user: sha256(&home),
@@ -215,64 +218,63 @@ impl Attempt {
         };
         let pair = Limit {
             key: key("login-pair", &[scope, &username, &address]),
-            most: MOST_OF_PAIR,
+            most: MAX_PAIR_FAILURES,
             window_seconds: settings.login_seconds,
             share: None,
             cleared_by_success: true,
         };
         let everywhere = Limit {
             key: home.clone(),
-            most: MOST_OF_USERNAME,
+            most: MAX_USERNAME_FAILURES,
             window_seconds: settings.hour_seconds,
             share: Some(Share {
                 key: key("login-share", &[scope, &username, &site]),
-                most: MOST_OF_SHARE,
+                most: MAX_SHARE,
             }),
             cleared_by_success: false,
         };
-        // Every client whose address is unknown would share it.
+        // All clients with an unknown address would share one known address.
         let origin = Some(origin).filter(|_| !is_unknown);
         Self { home, limits: vec![pair, everywhere], origin }
     }
 
-    /// The same attempt from an address that the user logged in from lately: its pair's limit alone
-    /// bounds it.
+    /// Keeps only the limit of the pair, because the address is known for this user.
     pub fn for_known_address(mut self) -> Self {
         self.limits.retain(|limit| limit.cleared_by_success);
         self
     }
 
-    /// The same where addresses are counted, and the workspace as a whole.
+    /// A login, or a check of the current password, at the object that counts addresses, sites and
+    /// the workspace.
     pub fn login_by_address(scope: &str, address: &str, settings: Settings) -> Self {
-        let most = [MOST_OF_ADDRESS, settings.logins_of_site, settings.logins_of_workspace];
+        let limits = [MAX_ADDRESS_FAILURES, settings.logins_of_site, settings.logins_of_workspace];
         Self::by_address(
             ["login-address", "login-site", "login-workspace"],
             scope,
             address,
-            most,
+            limits,
             settings.login_seconds,
         )
     }
 
-    /// A request for a password reset. Each one counts, whatever becomes of it: the object
-    /// immediately ends it as failed.
+    /// A request for a password reset. Each request counts: the object ends it as failed immediately.
     pub fn reset_by_address(scope: &str, address: &str, settings: Settings) -> Self {
-        let most = [MOST_RESETS, settings.resets_of_site, settings.resets_of_workspace];
+        let limits = [MAX_RESETS, settings.resets_of_site, settings.resets_of_workspace];
         Self::by_address(
             ["reset-address", "reset-site", "reset-workspace"],
             scope,
             address,
-            most,
+            limits,
             settings.hour_seconds,
         )
     }
 
-    /// A wrong operator token. All of the cell's count together, whatever address they come from.
+    /// A use of the operator token. All failures in the cell are counted together, from any address.
     pub fn operator() -> Self {
         let home = key("operator", &[]);
         let limit = Limit {
             key: home.clone(),
-            most: MOST_OF_OPERATOR,
+            most: MAX_OPERATOR_FAILURES,
             window_seconds: OPERATOR_SECONDS,
             share: None,
             cleared_by_success: false,
@@ -280,16 +282,18 @@ impl Attempt {
         Self { home, limits: vec![limit], origin: None }
     }
 
-    /// Bounds an address, its IPv6 network of /48 and the workspace, by counters of these kinds.
+    /// Limits an address, its IPv6 site (/48) and the workspace, in this order, with counters of
+    /// these kinds.
     fn by_address(
         kinds: [&str; 3],
         scope: &str,
         address: &str,
-        most: [u32; 3],
+        max_failures: [u32; 3],
         window_seconds: i64,
     ) -> Self {
         let home = key(kinds[2], &[scope]);
-        let (host, site) = (one_address(address, HOST_BITS), one_address(address, SITE_BITS));
+        let (host, site) =
+            (counted_address(address, HOST_BITS), counted_address(address, SITE_BITS));
         let is_site = site.contains('/');
         let keys = [key(kinds[0], &[scope, &host]), key(kinds[1], &[scope, &site]), home.clone()];
         let limit = |(key, most)| Limit {
@@ -299,15 +303,15 @@ impl Attempt {
             share: None,
             cleared_by_success: false,
         };
-        let mut limits: Vec<Limit> = keys.into_iter().zip(most).map(limit).collect();
-        // An IPv4 address is a network of its own.
+        let mut limits: Vec<Limit> = keys.into_iter().zip(max_failures).map(limit).collect();
+        // An IPv4 address has no site.
         if !is_site {
             limits.remove(1);
         }
         Self { home, limits, origin: None }
     }
 
-    /// The keys of all counters that the other functions need.
+    /// The keys of all counters that the other methods need.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         let shares = self
             .limits
@@ -317,10 +321,11 @@ impl Attempt {
         self.limits.iter().map(|limit| limit.key.as_str()).chain(shares)
     }
 
-    /// Tells whether the attempt may begin, from the stored counters and what is under way now.
+    /// Whether the attempt may begin, by the stored counters and the attempts under way.
     ///
-    /// Where failures alone reach a bound it is refused, until the last of the windows in question
-    /// ends. Where only those under way fill one, it waits: they may yet succeed.
+    /// If failures alone reach a limit, it is refused until the last of the full windows ends. If
+    /// failures and attempts under way together reach a limit, it waits, because the attempts may
+    /// succeed.
     fn verdict(&self, counters: &[Counter], under_way: &UnderWay, now: Timestamp) -> Verdict {
         let failures =
             |limit: &Limit| live(counters, &limit.key, now).map_or(0, |counter| counter.count);
@@ -338,8 +343,8 @@ impl Attempt {
         if self.limits.iter().all(has_room) { Verdict::Go } else { Verdict::Wait }
     }
 
-    /// The counters to store when the attempt has failed. Where that is known only after its lease,
-    /// it counts twice.
+    /// The counters to store after the attempt has failed. An attempt that fails after its lease has
+    /// ended counts twice.
     pub fn after_failure(&self, counters: &[Counter], now: Timestamp) -> Vec<Counter> {
         let mut stored = Vec::new();
         for limit in &self.limits {
@@ -366,28 +371,27 @@ impl Attempt {
         stored
     }
 
-    /// The keys of the counters to delete when the attempt has succeeded: that of the pair. What it
-    /// has filled of the username's counter stays, and so does that counter.
+    /// The keys of the counters to delete after the attempt has succeeded: only that of the pair. The
+    /// counter of the username and the shares in it stay.
     pub fn after_success(&self) -> impl Iterator<Item = &str> {
         self.limits.iter().filter(|limit| limit.cleared_by_success).map(|limit| limit.key.as_str())
     }
 }
 
-/// The attempts that were let through and have not ended, in the memory of an object.
+/// The attempts that have begun and not ended, in the memory of an object.
 #[derive(Default, Debug)]
 pub struct UnderWay(BTreeMap<Uuid, Begun>);
 
 /// An attempt under way.
 #[derive(Debug)]
 struct Begun {
-    /// When it is taken for failed.
+    /// When its lease ends.
     until: Timestamp,
     attempt: Attempt,
 }
 
 impl UnderWay {
-    /// Asks whether an attempt may begin, and notes it under `id` if so. `counters` are the stored
-    /// ones of its keys.
+    /// Begins an attempt under `id`, if it may begin. `counters`: the stored counters of its keys.
     pub fn begin(
         &mut self,
         id: Uuid,
@@ -405,19 +409,19 @@ impl UnderWay {
         verdict
     }
 
-    /// Takes out those that did not end in time: they have failed.
+    /// Removes and returns the attempts whose lease has ended. They have failed.
     pub fn take_lapsed(&mut self, now: Timestamp) -> Vec<Attempt> {
         let lapsed: Vec<Uuid> =
             self.0.iter().filter(|(_, begun)| begun.until <= now).map(|(id, _)| *id).collect();
         lapsed.iter().filter_map(|id| self.0.remove(id)).map(|begun| begun.attempt).collect()
     }
 
-    /// Notes that an attempt has ended, in whatever way.
+    /// Removes an attempt that has ended.
     pub fn end(&mut self, id: Uuid) {
         self.0.remove(&id);
     }
 
-    /// How many of those under way count for a key.
+    /// The number of attempts under way that use a counter.
     fn number(&self, key: &str) -> u32 {
         let counting = self
             .0
@@ -427,7 +431,8 @@ impl UnderWay {
     }
 }
 
-/// Which of `shards` objects a key belongs to, from 0. It never changes for the same two.
+/// The number of the object for a key, from 0 to `shards - 1`. The same arguments always return the
+/// same number.
 pub fn shard(key: &str, shards: u32) -> u32 {
     let [a, b, c, d, ..] = <[u8; 32]>::from(Sha256::digest(key));
     u32::from_be_bytes([a, b, c, d]) % shards.max(1)
@@ -458,7 +463,7 @@ mod tests {
         GivenUp,
     }
 
-    /// An object as the Worker has them: rows by key, and what is under way.
+    /// A model of the Worker's object: rows by key, and attempts under way.
     #[derive(Default)]
     struct Object {
         rows: HashMap<String, Counter>,
@@ -497,7 +502,7 @@ mod tests {
             self.under_way.end(id);
         }
 
-        /// What becomes of an attempt that ends at once, where it may begin.
+        /// Begins an attempt and, if it may begin, ends it immediately.
         fn run(&mut self, attempt: &Attempt, end: End, now: Timestamp) -> Verdict {
             let (id, verdict) = self.begin(attempt, now);
             if verdict == Verdict::Go {
@@ -523,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_failures_of_a_pair_in_a_window() {
+    fn a_pair_has_ten_failures_in_a_window() {
         let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
         object.fail(&alice, 1, at(0));
         object.fail(&alice, 9, at(299));
@@ -538,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn fifty_failures_of_an_address_and_twenty_resets() {
+    fn an_address_has_fifty_failures_and_twenty_resets() {
         let settings = Settings::default();
         for (attempt, most, seconds) in [
             (Attempt::login_by_address("ws", ADDRESS, settings), 50, 300),
@@ -559,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn shorter_windows_for_tests() {
+    fn settings_shorten_the_windows() {
         let settings = Settings { login_seconds: 2, hour_seconds: 5, ..Settings::default() };
         let mut object = Object::default();
         let attempt = Attempt::reset_by_address("ws", ADDRESS, settings);
@@ -571,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn ceilings_of_networks_and_workspaces() {
+    fn sites_and_workspaces_have_limits() {
         let settings =
             Settings { logins_of_workspace: 210, resets_of_workspace: 205, ..Settings::default() };
         type Kind = fn(&str, &str, Settings) -> Attempt;
@@ -600,7 +605,7 @@ mod tests {
             assert_eq!(object.begin(&from("198.51.100.1".into()), at(0)).1, refused(seconds));
             assert_eq!(object.begin(&kind("other", ADDRESS, settings), at(0)).1, Verdict::Go);
         }
-        // An IPv4 address has no network beside it.
+        // An IPv4 address has no site.
         assert_eq!(Attempt::login_by_address("ws", ADDRESS, settings).limits.len(), 2);
     }
 
@@ -621,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn a_success_clears_the_pair_alone() {
+    fn a_success_clears_only_the_pair() {
         let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
         object.fail(&alice, 9, at(0));
         let other = login("alice", "203.0.113.8");
@@ -657,7 +662,7 @@ mod tests {
             assert_eq!(object.begin(&alice, at(second)).1, Verdict::Go);
         }
         assert_eq!(object.begin(&alice, at(59)).1, Verdict::Wait);
-        // One is a failure by now, and nine are under way.
+        // One has failed, and nine are under way.
         assert_eq!(object.begin(&alice, at(60)).1, Verdict::Wait);
         assert_eq!((object.under_way.0.len(), object.count(&alice.home)), (9, 1));
         assert_eq!(object.begin(&alice, at(69)).1, refused(291));
@@ -665,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_failures_of_a_username_from_five_addresses() {
+    fn a_username_has_a_hundred_failures_from_five_addresses() {
         let mut object = Object::default();
         let from = |n: u32| login("alice", &format!("203.0.113.{n}"));
         for n in 0..5 {
@@ -676,7 +681,7 @@ mod tests {
         for n in [0, 4, 9, 77] {
             assert_eq!(object.begin(&from(n), at(600)).1, refused(3_000));
         }
-        // The pair's window ends sooner: the longest time is told.
+        // The pair's window ends sooner, but the response has the longest time.
         let (mut object, pair) = (Object::default(), from(0));
         object.fail(&pair, 10, at(0));
         object.rows.insert(
@@ -693,7 +698,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_locks_nobody_out_everywhere() {
+    fn one_address_cannot_lock_a_user_out_everywhere() {
         let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
         for window in 0..12 {
             object.fail(&alice, 10, at(300 * window));
@@ -703,10 +708,10 @@ mod tests {
         assert_eq!(object.begin(&login("alice", "203.0.113.8"), at(3_599)).1, Verdict::Go);
     }
 
-    /// Were the share's window to begin with the address's own first failure, an address could fill
-    /// two shares of one hour of the username.
+    /// If the window of a share began with the address's own first failure, the address could use
+    /// its share twice in one hour of the username.
     #[test]
-    fn a_share_is_of_the_usernames_own_window() {
+    fn a_share_ends_with_the_window_of_the_username() {
         let (mut object, other, alice) =
             (Object::default(), login("alice", "203.0.113.8"), login("alice", ADDRESS));
         object.fail(&other, 1, at(0));
@@ -724,7 +729,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_counted_as_one() {
+    fn addresses_of_one_network_are_counted_together() {
         let home = |address| {
             Attempt::login_by_address("ws", address, Settings::default()).limits[0].key.clone()
         };
@@ -734,7 +739,7 @@ mod tests {
         same("2001:db8:0:1::1", "2001:DB8:0:1:ffff:ffff:ffff:ffff");
         differ("2001:db8:0:1::1", "2001:db8:0:2::1");
         differ("203.0.113.7", "203.0.113.8");
-        // What no address can be read from is one: who may send anything gains nothing by it.
+        // All texts that are not addresses are counted together, so junk gives no advantage.
         same("", "031.0.0.1");
         same("nonsense", "203.0.113.7, 203.0.113.8");
         differ("2001:db8::1", "203.0.113.7");
@@ -771,13 +776,12 @@ mod tests {
         assert!(objects.iter().all(|keys| (800..1_200).contains(keys)), "{objects:?}");
     }
 
-    /// The rules once more, as plainly as can be: for each bound, the failures that were counted
-    /// since its window began.
+    /// A naive model of the rules: for each counter, the addresses of the failures in its window.
     #[derive(Default)]
     struct Tally(HashMap<String, (Timestamp, Vec<u32>)>);
 
     impl Tally {
-        /// Counts a failure from an address, unless the window has `share` of that address already.
+        /// Counts a failure of an address, unless the window has `share` failures of it already.
         fn count(
             &mut self,
             key: String,
@@ -809,8 +813,8 @@ mod tests {
         Pass { millis: i64 },
     }
 
-    /// One user attacked from many addresses, and many users from one address, so that each bound
-    /// is reached.
+    /// One user is attacked from many addresses, and many users from one address. So each limit is
+    /// reached.
     fn step() -> impl Strategy<Value = Step> {
         let end =
             prop_oneof![30 => Just(End::Failure), 1 => Just(End::Success), 2 => Just(End::GivenUp)];
@@ -826,10 +830,12 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(100))]
 
-        /// Whatever the order of begins and ends, no window has more failures than its bound; what
-        /// is refused has reached one; and what waits has others under way to wait for.
+        /// In any order of begins and ends:
+        /// - no window has more failures than its limit;
+        /// - an attempt is refused only if a limit is reached;
+        /// - an attempt waits only if others are under way.
         #[test]
-        fn no_window_has_more_failures_than_its_bound(steps in proptest::collection::vec(step(), 0..1_500)) {
+        fn no_window_has_more_failures_than_its_limit(steps in proptest::collection::vec(step(), 0..1_500)) {
             let settings = Settings { login_seconds: 20, hour_seconds: 120, ..Settings::default() };
             let (mut users, mut addresses) = (Object::default(), Object::default());
             let mut tally = Tally::default();
@@ -847,8 +853,8 @@ mod tests {
                 match step {
                     Step::Pass { millis } => {
                         now = now.plus_millis(millis);
-                        // Those whose lease is over end before anybody notices; what becomes of
-                        // others is told above.
+                        // Attempts whose lease has ended are abandoned here. Their failure is
+                        // tested above.
                         let (lapsed, left) = begun
                             .into_iter()
                             .partition::<Vec<_>, _>(|(since, ..)| since.plus_seconds(LEASE_SECONDS) <= now);
@@ -906,7 +912,7 @@ mod tests {
             }
         }
 
-        /// Two attempts have a key in common only where they have all the parts of it in common.
+        /// Two attempts share a key only if all parts of the key are equal.
         #[test]
         fn keys_are_not_ambiguous(
             one in ["[a:\",\\[/ ]{0,3}", "[a:\",\\[/ ]{0,3}", "[a:\",\\[/ ]{0,3}"],
@@ -916,7 +922,7 @@ mod tests {
                 Attempt::login_by_username(scope, username, address, Settings::default()).limits[0].key.clone()
             };
             let parts = |[scope, username, address]: &[String; 3]| {
-                (scope.clone(), username.clone(), one_address(address, HOST_BITS))
+                (scope.clone(), username.clone(), counted_address(address, HOST_BITS))
             };
             prop_assert_eq!(key_of(&one) == key_of(&two), parts(&one) == parts(&two));
             let [scope, username, address] = &one;
