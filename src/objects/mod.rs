@@ -63,7 +63,7 @@ pub async fn fetch(stub: &Stub, request: Request) -> Result<Response, Error> {
 ///
 /// # Errors
 /// Those of the work.
-pub async fn costed(
+pub async fn with_cost_header(
     work: impl Future<Output = worker::Result<Response>>,
 ) -> worker::Result<Response> {
     let (response, cost) = cost::of(work).await;

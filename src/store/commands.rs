@@ -74,7 +74,7 @@ fn readable() -> String {
             OR (c.requested_by = me.user_id AND NOT EXISTS (
                 SELECT 1 FROM servers s WHERE s.id = c.server_id AND s.workspace_id = c.workspace_id)))",
         within_list(),
-        servers::REACHABLE
+        servers::IS_ACCESSIBLE
     )
 }
 

@@ -44,7 +44,7 @@ pub const REPLAY: ReplaySource = ReplaySource {
 
 /// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5.5),
 /// and that the API token is not kept from (contract 4.12).
-pub const REACHABLE: &str =
+pub const IS_ACCESSIBLE: &str =
     "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
         OR EXISTS (SELECT 1 FROM memberships m
             JOIN server_groups i ON i.workspace_id = m.workspace_id AND i.group_id = m.group_id AND i.server_id = s.id
@@ -53,7 +53,7 @@ pub const REACHABLE: &str =
 
 /// SQL for whether the caller may name any remote account on a row of `servers s` that they reach
 /// (contract 5.6).
-pub const ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
+pub const MAY_USE_ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
     OR EXISTS (SELECT 1 FROM memberships m
         JOIN server_groups i ON i.workspace_id = m.workspace_id AND i.group_id = m.group_id AND i.server_id = s.id
         WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id AND m.role IN ('manager', 'owner')))";
@@ -65,7 +65,7 @@ const EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_
 /// The server object of a server that the caller can access.
 pub fn one(id: Uuid) -> Query {
     Query::new(
-        format!("(SELECT {OBJECT} FROM servers s WHERE s.id = :id AND {REACHABLE})"),
+        format!("(SELECT {OBJECT} FROM servers s WHERE s.id = :id AND {IS_ACCESSIBLE})"),
         params! { id },
     )
 }
@@ -82,9 +82,9 @@ pub fn for_command(server: &ServerRef) -> (String, String) {
     let sql = format!(
         "(SELECT json_object('id', s.id, 'name', s.name,
             'default_username', coalesce(s.default_username, s.reported_username),
-            'any_account', json(iif({ANY_ACCOUNT}, 'true', 'false')),
+            'any_account', json(iif({MAY_USE_ANY_ACCOUNT}, 'true', 'false')),
             'is_pending', json(iif(s.registration = 'pending', 'true', 'false')))
-          FROM servers s WHERE s.{column} = :server AND {REACHABLE})"
+          FROM servers s WHERE s.{column} = :server AND {IS_ACCESSIBLE})"
     );
     (sql, value)
 }
@@ -126,7 +126,7 @@ pub fn insert(scope: &Scope<'_>, new: &New<'_>, event: &Event) -> Result<Batch, 
 fn select(scope: &Scope<'_>, id: Uuid) -> Statement {
     scope
         .statement(&format!(
-            "SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = :id AND {REACHABLE}"
+            "SELECT {OBJECT} AS body FROM me JOIN servers s ON s.id = :id AND {IS_ACCESSIBLE}"
         ))
         .bind("id", id)
 }
@@ -197,7 +197,7 @@ pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
             'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'group_problem', {},
             'has_new_owner', json(iif(EXISTS (SELECT 1 FROM users o
                 WHERE o.id = :owner AND o.workspace_id = s.workspace_id), 'true', 'false')), 'server', {OBJECT})
-          FROM servers s WHERE s.id = :id AND {REACHABLE})",
+          FROM servers s WHERE s.id = :id AND {IS_ACCESSIBLE})",
         group_problem(
             "(SELECT json_group_array(value) FROM json_each(:groups) WHERE value NOT IN (SELECT group_id
                 FROM server_groups WHERE workspace_id = s.workspace_id AND server_id = s.id))"
@@ -259,7 +259,7 @@ pub struct ForApproval {
 pub fn for_approval(id: Uuid) -> Query {
     let sql = format!(
         "(SELECT json_object('name', s.name, 'is_pending', json(iif(s.registration = 'pending', 'true', 'false')),
-            'fingerprint', s.fingerprint) FROM servers s WHERE s.id = :id AND {REACHABLE})"
+            'fingerprint', s.fingerprint) FROM servers s WHERE s.id = :id AND {IS_ACCESSIBLE})"
     );
     Query::new(sql, params! { id })
 }

@@ -189,7 +189,7 @@ impl DurableObject for Sealer {
             }
             Ask::Wipe => self.wipe().await.map(|()| None).map_err(internal),
         });
-        objects::costed(answer).await
+        objects::with_cost_header(answer).await
     }
 
     async fn alarm(&self) -> worker::Result<Response> {

@@ -1,7 +1,8 @@
-//! What a server's object reads and writes in D1: commands here, the server in `d1_server.rs`.
+//! The D1 statements of a server's object: those on commands. `d1_server.rs` has those on the
+//! server.
 //!
-//! Its writes can be repeated and can come late: each carries a revision, and D1 ignores an older
-//! one.
+//! A write may arrive late or more than once. Each update carries a revision, and its statement
+//! ignores a revision that is not newer than the stored one.
 
 use farhand_domain::acl::Acl;
 use farhand_domain::command::{self, Command, Origin};
@@ -30,8 +31,8 @@ use crate::store::servers;
 /// Sends a request to D1.
 ///
 /// # Errors
-/// D1 did not answer. It is unknown whether it carried the request out.
-pub async fn ask(env: &Env, request: &ToD1) -> Result<FromD1, Error> {
+/// D1 did not answer. It is unknown whether it carried out the request.
+pub async fn query(env: &Env, request: &ToD1) -> Result<FromD1, Error> {
     Ok(match request {
         ToD1::Find { workspace, server } => {
             FromD1::Server(d1_server::find_server(env, workspace, *server).await?)
@@ -44,7 +45,7 @@ pub async fn ask(env: &Env, request: &ToD1) -> Result<FromD1, Error> {
             FromD1::Rights(find_rights(env, commands, platform::now()).await?)
         }
         ToD1::Tell { lacking, is_one_by_one } => {
-            FromD1::Told(tell(env, lacking, *is_one_by_one).await)
+            FromD1::Told(flush(env, lacking, *is_one_by_one).await)
         }
         ToD1::Restore(commands) => {
             send(env, commands.iter().map(restore_command).collect()).await?;
@@ -57,25 +58,26 @@ pub async fn ask(env: &Env, request: &ToD1) -> Result<FromD1, Error> {
     })
 }
 
-/// Writes what D1 lacks, and returns the result for each entry.
-async fn tell(env: &Env, lacking: &[Lacking], is_one_by_one: bool) -> Vec<Result<(), String>> {
-    let mut told = Vec::new();
-    let at_once = if is_one_by_one { 1 } else { lacking.len().max(1) };
-    for group in lacking.chunks(at_once) {
+/// Writes outbox entries to D1: all in one transaction, or each in its own if `is_one_by_one`.
+/// Returns the result of each entry, in their order.
+async fn flush(env: &Env, entries: &[Lacking], is_one_by_one: bool) -> Vec<Result<(), String>> {
+    let mut results = Vec::new();
+    let batch_size = if is_one_by_one { 1 } else { entries.len().max(1) };
+    for batch in entries.chunks(batch_size) {
         let written = async {
-            let statements: Vec<_> = group.iter().map(update).collect::<Result<_, Error>>()?;
+            let statements: Vec<_> = batch.iter().map(flush_entry).collect::<Result<_, Error>>()?;
             send(env, statements.concat()).await
         };
         let written: Result<(), Error> = written.await;
         let written = written.map_err(|error| error.detail.into_owned());
-        told.extend(group.iter().map(|_| written.clone()));
+        results.extend(batch.iter().map(|_| written.clone()));
     }
-    told
+    results
 }
 
-/// The statements for an entry that D1 lacks.
-fn update(lacking: &Lacking) -> Result<Vec<Statement>, Error> {
-    match lacking {
+/// The statements that write one outbox entry.
+fn flush_entry(entry: &Lacking) -> Result<Vec<Statement>, Error> {
+    match entry {
         Lacking::Command(stored, output) => update_command(stored, output),
         Lacking::Withdrawal { workspace_id, id } => delete_command(*workspace_id, *id),
         Lacking::Server { workspace_id, server, facts } => {
@@ -84,10 +86,10 @@ fn update(lacking: &Lacking) -> Result<Vec<Statement>, Error> {
     }
 }
 
-/// The characters of a timestamp that are its day.
-const DAY: usize = 10;
+/// The length of the date at the beginning of a timestamp (`2026-11-23`).
+const DATE_CHARS: usize = 10;
 
-/// The columns of `commands` that never change.
+/// The columns of `commands` that an insertion sets.
 const COMMAND_COLUMNS: &str =
     "workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
     timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs";
@@ -97,7 +99,7 @@ const COMMAND_VALUES: &str =
     :status_message, :delivered_at, :argv, :has_inputs";
 
 /// The parameters of a statement that inserts a command.
-fn command_row(
+fn insert_parameters(
     workspace_id: i64,
     command: &Command,
     origin: &Origin,
@@ -125,10 +127,12 @@ fn command_row(
     }
 }
 
-/// The statement that inserts a command that D1 may have lost; one that D1 has stays as it is. Its
-/// latest state follows with [`update_command`]. The user's number may belong to another user now,
-/// who joined later: then the command gets no requester. The output's bytes are inserted with the
-/// command, so that they do not count as today's.
+/// The statement that inserts a command again if D1 lost it. [`update_command`] later writes its
+/// latest state.
+///
+/// After D1 was restored, the requester's id may belong to a user who joined later than the
+/// command. Then the command gets no requester. The statement also sets `output_bytes`, so that
+/// old output does not count towards today's quota.
 fn restore_command(stored: &StoredCommand) -> Statement {
     let sql = format!(
         "INSERT INTO commands (seq, {COMMAND_COLUMNS}, output_bytes)
@@ -141,26 +145,28 @@ fn restore_command(stored: &StoredCommand) -> Statement {
             AND NOT EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = :workspace_id AND c.id = :id)",
         next_key("w.id")
     );
-    let row = command_row(stored.workspace_id, &stored.command, &stored.origin, &stored.life);
-    Statement::new(sql).bind_all(row).bind("output_bytes", stored.output_bytes())
+    let parameters =
+        insert_parameters(stored.workspace_id, &stored.command, &stored.origin, &stored.life);
+    Statement::new(sql).bind_all(parameters).bind("output_bytes", stored.output_bytes())
 }
 
-/// The statements that delete a restored command that no update followed.
+/// The statements that delete a restored command, if no update has followed its restoration.
 fn unrestore_command(stored: &StoredCommand) -> Vec<Statement> {
     let StoredCommand { workspace_id, command, .. } = stored;
     deletion(*workspace_id, command.id, "c.id = :id AND c.revision = 0 AND c.handled_at IS NULL")
 }
 
-/// The statements that delete a command for which a condition holds.
-fn deletion(workspace_id: i64, id: Uuid, which: &str) -> Vec<Statement> {
-    command_counts::delete(which)
+/// The statements that delete a command and correct the counters of lists. `condition` is SQL on
+/// `commands c` and compares `c.id` with `:id`.
+fn deletion(workspace_id: i64, id: Uuid, condition: &str) -> Vec<Statement> {
+    command_counts::delete(condition)
         .map(|sql| Statement::new(sql).bind_all(params! { workspace_id, id }))
         .to_vec()
 }
 
-/// SQL for the condition that a new command is within the quotas of waiting commands of its
-/// requester and its workspace (contract 11.4). A command that is inserted as delivered does
-/// not count.
+/// SQL for the condition that a new command fits into the quotas of waiting commands, those of its
+/// requester and of its workspace (contract 11.4). A command that is inserted as delivered needs
+/// no room.
 const HAS_ROOM: &str = "(:delivered_at IS NOT NULL
     OR :waiting_of_user > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
         WHERE c.workspace_id = :workspace_id AND c.requested_by = :requested_by
@@ -168,12 +174,12 @@ const HAS_ROOM: &str = "(:delivered_at IS NOT NULL
     AND :waiting_of_workspace > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
         WHERE c.workspace_id = :workspace_id AND c.delivered_at IS NULL AND c.handled_at IS NULL
         LIMIT :waiting_of_workspace + 0)))";
-/// SQL for the condition that a workspace may store so many bytes more on a day.
+/// SQL for the condition that the workspace may store `:bytes` more on `:day` (contract 11.4).
 fn has_bytes_left() -> String {
     format!(":bytes + {} <= :bytes_of_day", bytes_of_day(":workspace_id", ":day"))
 }
 
-/// Inserts a new command, or returns why not: then nothing is written.
+/// Inserts a new command. Returns a refusal if nothing was written.
 async fn insert_command(
     env: &Env,
     create: &Create,
@@ -182,7 +188,7 @@ async fn insert_command(
     let Create { workspace_id, command, origin, key, event, .. } = create;
     let (workspace_id, key, quotas) = (*workspace_id, key.as_ref(), Config::of(env).quotas);
     let bytes = command.stored_bytes(create.inputs.as_ref());
-    let day: String = life.added_at.to_string().chars().take(DAY).collect();
+    let day: String = life.added_at.to_string().chars().take(DATE_CHARS).collect();
     let sql = format!(
         "INSERT INTO commands (seq, {COMMAND_COLUMNS}, idempotency_key, idempotency_body, stored_bytes)
          SELECT {}, w.id, :id, s.id, :server_name, :requested_by, {COMMAND_VALUES}, :key, :body, :bytes
@@ -193,7 +199,7 @@ async fn insert_command(
         has_bytes_left()
     );
     let insert = Statement::new(sql)
-        .bind_all(command_row(workspace_id, command, origin, life))
+        .bind_all(insert_parameters(workspace_id, command, origin, life))
         .bind_all(params! {
             key: key.map(|key| key.hash.as_str()),
             body: key.map(|key| key.body.as_str()),
@@ -203,7 +209,7 @@ async fn insert_command(
             day: &day,
             bytes_of_day: quotas.bytes_of_day,
         });
-    // An expired key is free again.
+    // An expired Idempotency-Key can be used again.
     let release = key.map(|key| {
         let sql = "UPDATE commands SET idempotency_key = NULL, idempotency_body = NULL
             WHERE workspace_id = :workspace_id AND requested_by = :requested_by AND idempotency_key = :key
@@ -215,19 +221,19 @@ async fn insert_command(
             until: life.added_at.plus_seconds(-command::KEY_LASTS),
         })
     });
-    // The event is written only with the command.
+    // The audit event is written only if the statement before it inserted the command.
     let event = audit::after_change(workspace_id, event)?;
     let statements = release.into_iter().chain([insert, event]).collect();
     match db::batch(env, statements).await {
         Ok(results) => {
-            // Only the insertion returns something.
+            // Only the insertion returns rows.
             let returned =
                 results.iter().map(db::column::<String>).collect::<Result<Vec<_>, _>>()?;
             if returned.iter().any(|ids| !ids.is_empty()) {
                 return Ok(None);
             }
-            let of = (workspace_id, command.server);
-            why_not(env, of, (bytes, &day), quotas.bytes_of_day).await.map(Some)
+            let server = (workspace_id, command.server);
+            find_refusal(env, server, (bytes, &day), quotas.bytes_of_day).await.map(Some)
         }
         Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => {
             Ok(Some(Refusal::KeyTaken))
@@ -236,8 +242,8 @@ async fn insert_command(
     }
 }
 
-/// Why a command was not inserted.
-async fn why_not(
+/// Finds out why a command was not inserted.
+async fn find_refusal(
     env: &Env,
     (workspace_id, server_id): (i64, Uuid),
     (bytes, day): (u64, &str),
@@ -251,17 +257,17 @@ async fn why_not(
     );
     let statement =
         Statement::new(sql).bind_all(params! { workspace_id, server_id, bytes, day, bytes_of_day });
-    let found = db::first_value::<String>(&db::run(env, statement).await?)?;
-    Ok(match found.as_deref() {
+    let exceeded = db::first_value::<String>(&db::run(env, statement).await?)?;
+    Ok(match exceeded.as_deref() {
         Some("waiting") => Refusal::TooManyWaiting,
         Some(_) => Refusal::TooManyBytes,
         None => Refusal::NoServer,
     })
 }
 
-/// The present rights of each command's requester, in the order of the commands, or why the
-/// requester has none. `None`: the workspace is deleted, and nothing may be delivered until it is
-/// undeleted.
+/// Rechecks the permission to run each of these commands, which are all for one server. Returns, in
+/// their order, the requester's present permissions, or why there are none. `None` means that the
+/// workspace is deleted: nothing may be delivered unless it is undeleted.
 ///
 /// # Errors
 /// D1 did not answer.
@@ -271,19 +277,23 @@ async fn find_rights(
     now: Timestamp,
 ) -> Result<Option<Vec<Result<Rights, Denial>>>, Error> {
     #[derive(Deserialize)]
-    struct Row {
+    struct PermissionRow {
         is_active: bool,
+        /// Whether the command's API token is valid; true for commands of login sessions.
         has_token: bool,
+        /// Whether the command's login session was revoked.
         is_revoked: bool,
+        /// Whether the requester may run commands as any account of the host; `None`: the requester
+        /// cannot access the server.
         any_account: Option<bool>,
+        /// `None`: the user does not exist.
         username: Option<String>,
         is_staff: bool,
         acl: Option<Value>,
     }
-    // All commands are of one server.
     let Some(first) = commands.first() else { return Ok(Some(vec![])) };
     let (workspace_id, server_id) = (first.workspace_id, first.command.server);
-    let asked: Vec<_> = commands
+    let credentials: Vec<_> = commands
         .iter()
         .map(|stored| {
             json!({
@@ -293,17 +303,17 @@ async fn find_rights(
             })
         })
         .collect();
-    let (reachable, any_account) = (servers::REACHABLE, servers::ANY_ACCOUNT);
-    // The token's access control list is compared later, with the server in it: here `acl_servers`
-    // limits nothing.
+    let (is_accessible, any_account) = (servers::IS_ACCESSIBLE, servers::MAY_USE_ANY_ACCOUNT);
+    // The state machine later applies the token's access control list, including its servers.
+    // So `acl_servers` is NULL here, which limits nothing.
     let sql = format!(
         "WITH me AS (
-            SELECT c.key AS place, :workspace_id AS workspace_id, u.id AS user_id, u.username, u.is_active, u.is_staff, u.is_superuser,
+            SELECT c.key AS position, :workspace_id AS workspace_id, u.id AS user_id, u.username, u.is_active, u.is_staff, u.is_superuser,
                 c.value ->> 'token' IS NULL OR (t.enabled AND (t.expires_at IS NULL OR t.expires_at > :now)) AS has_token,
                 EXISTS (SELECT 1 FROM revoked_sessions r
                     WHERE r.workspace_id = :workspace_id AND r.id = c.value ->> 'session') AS is_revoked,
                 t.acl, NULL AS acl_servers
-            FROM json_each(:asked) c
+            FROM json_each(:credentials) c
             LEFT JOIN users u ON u.id = c.value ->> 'user' AND u.workspace_id = :workspace_id
             LEFT JOIN api_tokens t ON t.id = c.value ->> 'token' AND t.workspace_id = :workspace_id AND t.user_id = u.id
         )
@@ -312,17 +322,18 @@ async fn find_rights(
             'is_revoked', json(iif(me.is_revoked, 'true', 'false')), 'username', me.username,
             'is_staff', json(iif(me.is_staff OR me.is_superuser, 'true', 'false')), 'acl', json(me.acl),
             'any_account', json((SELECT iif({any_account}, 'true', 'false')
-                FROM servers s WHERE s.id = :server_id AND {reachable}))) AS body
-        FROM me WHERE EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL) ORDER BY me.place"
+                FROM servers s WHERE s.id = :server_id AND {is_accessible}))) AS body
+        FROM me WHERE EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL) ORDER BY me.position"
     );
-    let asked = Parameter::list(asked);
-    let statement = Statement::new(sql).bind_all(params! { workspace_id, server_id, asked, now });
+    let credentials = Parameter::list(credentials);
+    let statement =
+        Statement::new(sql).bind_all(params! { workspace_id, server_id, credentials, now });
     let rows = db::column::<String>(&db::run(env, statement).await?)?;
     if rows.len() < commands.len() {
         return Ok(None);
     }
     let verdict = |row: &String| {
-        let row: Row = serde_json::from_str(row)?;
+        let row: PermissionRow = serde_json::from_str(row)?;
         let Some(username) = row.username.filter(|_| row.is_active) else {
             return Ok(Err(Denial::Requester));
         };
@@ -333,7 +344,8 @@ async fn find_rights(
             return Ok(Err(Denial::Session));
         }
         let Some(any_account) = row.any_account else { return Ok(Err(Denial::Server)) };
-        // A list that this version cannot read allows nothing, and holds up no other commands.
+        // An access control list that cannot be parsed allows nothing. An error here would block
+        // the other commands.
         let Ok(acl) = row.acl.map(serde_json::from_value::<Acl>).transpose() else {
             return Ok(Err(Denial::Acl));
         };
@@ -342,16 +354,15 @@ async fn find_rights(
     rows.iter().map(verdict).collect::<Result<_, Error>>().map(Some)
 }
 
-/// The statements that write the latest state of a command, and before it the audit events that D1
-/// lacks.
+/// The statements that write a command's pending audit events, and then its latest state.
 fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Statement>, Error> {
     let life = &stored.life;
     let outcome = life.outcome();
-    let (head, whole) = split_result(output.result.as_deref());
+    let (head, full_result) = split_result(output.result.as_deref());
     let sql = "UPDATE commands SET delivered_at = :delivered_at, acked_at = :acked_at, handled_at = :handled_at,
             state = :state, status_message = :message, success = :success, exit_code = :exit_code,
             response_delay = :response_delay, elapsed_time = :elapsed_time, output_bytes = :output_bytes,
-            result_truncated = :truncated, result = :head, full_result = :whole, revision = :revision
+            result_truncated = :truncated, result = :head, full_result = :full_result, revision = :revision
          WHERE workspace_id = :workspace_id AND id = :id AND revision < :revision";
     let update = Statement::new(sql).bind_all(params! {
         workspace_id: stored.workspace_id,
@@ -369,7 +380,7 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
         output_bytes: output.bytes,
         truncated: output.truncated,
         head,
-        whole,
+        full_result,
     });
     let mut statements = audit::pending(
         ("commands", "revision"),
@@ -381,15 +392,15 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
     Ok(statements)
 }
 
-/// The statements that delete a withdrawn command. If D1 has the command, they add an audit event.
+/// The statements that delete a withdrawn command, with an audit event if D1 has the command.
 fn delete_command(workspace_id: i64, id: Uuid) -> Result<Vec<Statement>, Error> {
     let delete = deletion(workspace_id, id, "c.id = :id AND c.acked_at IS NULL");
-    // The event follows the deletion, as it is written only after a change.
+    // The event is written only if the statement before it, the deletion, changed a row.
     let event = of_service("command.withdraw")?.on(Some(id.to_string()), None);
     Ok([delete, vec![audit::after_change(workspace_id, &event)?]].concat())
 }
 
-/// Runs statements in one round trip.
+/// Runs statements in one transaction and one round trip.
 async fn send(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
     if statements.is_empty() { Ok(()) } else { db::execute_all(env, statements).await }
 }

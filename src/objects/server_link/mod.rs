@@ -1,13 +1,13 @@
-//! The Durable Object of a server: its agent's connections, its commands under way and their
-//! output.
+//! The Durable Object of a server. It holds the agent's connections, the commands and their output.
 //!
-//! It is the only place with a total order of what happens to one server. `farhand_domain::link`, a
-//! state machine without a platform, makes the decisions. This is the shell: it gives the machine
-//! each event and carries out its effects, in one place (`carry_out`). D1 is asked in one place,
-//! too (`ask`).
+//! All events of a server pass through its object, so they have a total order. The state machine in
+//! `farhand_domain::link` makes the decisions and never calls the platform. This module is the shell
+//! around that machine. It passes each event to the machine and carries out the effects that the
+//! machine returns. `Shell::carry_out` is the only place that carries out effects, and
+//! `Shell::query_d1` is the only place that calls D1.
 //!
-//! A step's writes to the object's SQLite commit together, as there is no `await` between them, and
-//! the platform lets nothing out of the object before they are durable.
+//! The writes of one step to the object's SQLite commit together, because there is no `await`
+//! between them. The platform holds back everything that leaves the object until they are durable.
 
 pub mod calls;
 mod d1;
@@ -43,17 +43,17 @@ use crate::platform;
 use crate::platform::cost::{self, Cost};
 use crate::platform::log;
 
-/// How many unfinished commands an agent has at most. It takes 200 beyond those that run
-/// (agent-protocol 4.3, contract 7.4).
-const WINDOW: u64 = 200;
+/// The maximum number of commands that are delivered to an agent and have not ended
+/// (contract 7.4). Alpamon queues that many behind the commands that run (agent-protocol 4.3).
+const MAX_OPEN_COMMANDS: u64 = 200;
 
-/// The object.
 #[durable_object]
 pub struct ServerLink {
     shell: Rc<Shell>,
 }
 
-/// Holds the machine. A task keeps it alive after the request that started the task.
+/// Holds the machine. Behind an `Rc`, because background tasks outlive the request that starts
+/// them.
 struct Shell {
     state: Rc<State>,
     env: Env,
@@ -61,9 +61,9 @@ struct Shell {
     link: RefCell<Option<Link<Tables>>>,
     alarm: Rc<Alarm>,
     last_ticket: Cell<Ticket>,
-    /// Where the outcomes of calls go.
+    /// Calls without an outcome yet.
     calls: RefCell<HashMap<Ticket, oneshot::Sender<Outcome>>>,
-    /// The timer of a call. Dropping the sender stops it.
+    /// The timers of calls. Dropping a sender stops its timer.
     timers: RefCell<HashMap<Ticket, oneshot::Sender<()>>>,
 }
 
@@ -74,9 +74,9 @@ enum Outcome {
     Socket(WebSocket),
 }
 
-/// The effects that need waiting, in the order in which they are carried out.
+/// The effects that need an `await`. [`Shell::run`] carries them out in the order of the fields.
 #[derive(Default)]
-struct Rest {
+struct Deferred {
     alarm: Option<Timestamp>,
     outcomes: Vec<(Ticket, Outcome)>,
     requests: Vec<(RequestId, Box<ToD1>)>,
@@ -97,15 +97,15 @@ impl DurableObject for ServerLink {
     }
 
     async fn fetch(&self, request: Request) -> worker::Result<Response> {
-        objects::costed(self.answer(request)).await
+        objects::with_cost_header(self.respond(request)).await
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
         self.shell.alarm.went_off();
-        // The requests to D1 end before the handler does: if they are cut off, the platform repeats
-        // the alarm.
+        // The handler waits for the requests to D1. If the object dies before they end, the
+        // platform runs the alarm again.
         let ((), cost) = cost::of(self.shell.clone().run(Event::Alarm)).await;
-        // Only this line has the cost of agents' reports: their requests ask nothing of D1.
+        // Requests with agents' reports do not call D1: the cost of reports is only in this line.
         if cost != Cost::default() {
             let Cost { d1_calls, rows_read, rows_written, .. } = cost;
             let own_rows = self.shell.take_rows_written();
@@ -114,7 +114,7 @@ impl DurableObject for ServerLink {
                 json!({
                     "server": self.shell.state.id().name(),
                     "d1_calls": d1_calls, "rows_read": rows_read, "rows_written": rows_written,
-                    // In the object's own storage, since the last such line.
+                    // Rows written to the object's own storage since the last such line.
                     "object_rows_written": own_rows,
                 }),
             );
@@ -143,19 +143,19 @@ impl DurableObject for ServerLink {
         _: String,
         _: bool,
     ) -> worker::Result<()> {
-        self.closed(&socket).await;
+        self.on_closed(&socket).await;
         Ok(())
     }
 
     async fn websocket_error(&self, socket: WebSocket, _: worker::Error) -> worker::Result<()> {
-        self.closed(&socket).await;
+        self.on_closed(&socket).await;
         Ok(())
     }
 }
 
 impl ServerLink {
-    /// Answers a call of the Worker, or accepts an agent's WebSocket.
-    async fn answer(&self, mut request: Request) -> worker::Result<Response> {
+    /// Answers a call from the Worker, or accepts an agent's WebSocket.
+    async fn respond(&self, mut request: Request) -> worker::Result<Response> {
         if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
             let identity: Identity = serde_json::from_str(&identity)?;
             let request_id = request.headers().get(REQUEST_ID_HEADER)?;
@@ -180,7 +180,8 @@ impl ServerLink {
         }
     }
 
-    /// Makes a call and waits for its outcome. The rest of its work goes on in the background.
+    /// Passes a call to the machine and waits for its outcome. Work that remains then continues in
+    /// the background.
     async fn call(&self, event: impl FnOnce(Ticket) -> Event) -> Outcome {
         let ticket = self.shell.last_ticket.get() + 1;
         self.shell.last_ticket.set(ticket);
@@ -197,7 +198,7 @@ impl ServerLink {
         outcome.unwrap_or_else(|_| Outcome::Answer(Answer::Failed("no answer".to_owned())))
     }
 
-    async fn closed(&self, socket: &WebSocket) {
+    async fn on_closed(&self, socket: &WebSocket) {
         if let Some(generation) = sockets::generation(socket) {
             self.shell.clone().run(Event::Closed(generation)).await;
         }
@@ -205,10 +206,10 @@ impl ServerLink {
 }
 
 impl Shell {
-    /// Gives the machine an event immediately. The future carries out the effects that need
-    /// waiting.
+    /// Passes an event to the machine before it returns. The returned future carries out the
+    /// deferred effects.
     fn run(self: Rc<Self>, event: Event) -> Pin<Box<dyn Future<Output = ()>>> {
-        let Rest { alarm, outcomes, requests } = self.step(event);
+        let Deferred { alarm, outcomes, requests } = self.step(event);
         Box::pin(async move {
             if let Some(at) = alarm {
                 let set = self.alarm.set_by(&self.state.storage(), at, platform::now()).await;
@@ -220,27 +221,30 @@ impl Shell {
                     );
                 }
             }
-            // Answers follow the alarm: what is answered must go on after a crash.
+            // The alarm is set before any answer: after a crash it continues the answered work.
             for (ticket, outcome) in outcomes {
                 self.timers.borrow_mut().remove(&ticket);
                 if let Some(call) = self.calls.borrow_mut().remove(&ticket) {
-                    // The caller may be gone.
+                    // This fails if the caller stopped waiting, which is harmless.
                     call.send(outcome).ok();
                 }
             }
-            let asked = requests.into_iter().map(|(id, request)| self.clone().ask(id, request));
-            future::join_all(asked).await;
+            let queries =
+                requests.into_iter().map(|(id, request)| self.clone().query_d1(id, request));
+            future::join_all(queries).await;
         })
     }
 
-    /// The one place where D1 is asked. The machine ignores answers to requests from before a wipe.
-    async fn ask(self: Rc<Self>, id: RequestId, request: Box<ToD1>) {
+    /// Sends a request to D1 and passes the answer to the machine. After [`D1_WITHIN`] the machine
+    /// gets a failure, and [`Event::Late`] when the request ends after all. The machine ignores
+    /// answers to requests that it sent before a wipe.
+    async fn query_d1(self: Rc<Self>, id: RequestId, request: Box<ToD1>) {
         let env = self.env.clone();
-        let asked = Box::pin(async move {
-            let answer = d1::ask(&env, &request).await.map_err(|error| error.detail.into_owned());
+        let query = Box::pin(async move {
+            let answer = d1::query(&env, &request).await.map_err(|error| error.detail.into_owned());
             (answer, request)
         });
-        let answer = match future::select(asked, Delay::from(D1_WITHIN)).await {
+        let answer = match future::select(query, Delay::from(D1_WITHIN)).await {
             Either::Left(((answer, _), _)) => answer,
             Either::Right(((), late)) => {
                 let shell = self.clone();
@@ -254,9 +258,10 @@ impl Shell {
         self.run(Event::Answered { id, answer }).await;
     }
 
-    /// Gives the machine an event, and carries out the effects that need no waiting.
-    fn step(self: &Rc<Self>, event: Event) -> Rest {
-        let mut rest = Rest::default();
+    /// Passes an event to the machine, carries out the effects that need no `await`, and returns
+    /// the others.
+    fn step(self: &Rc<Self>, event: Event) -> Deferred {
+        let mut deferred = Deferred::default();
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let scene = sockets::scene(&self.state);
@@ -271,17 +276,17 @@ impl Shell {
             };
             drop(link);
             for effect in effects {
-                if let Some(event) = self.carry_out(effect, &mut rest) {
+                if let Some(event) = self.carry_out(effect, &mut deferred) {
                     events.push_back(event);
                 }
             }
         }
-        rest
+        deferred
     }
 
-    /// Carries out an effect, or adds it to `rest` if it needs waiting. Returns the event that
-    /// follows from it, if one does.
-    fn carry_out(self: &Rc<Self>, effect: Effect, rest: &mut Rest) -> Option<Event> {
+    /// Carries out an effect, or adds it to `deferred` if it needs an `await`. If the effect causes
+    /// an event, returns that event.
+    fn carry_out(self: &Rc<Self>, effect: Effect, deferred: &mut Deferred) -> Option<Event> {
         match effect {
             Effect::Send { kind, generation, message, before } => {
                 let sent = sockets::send(&self.state, kind, generation, &message);
@@ -290,23 +295,23 @@ impl Shell {
             Effect::Close { kind, code, reason } => sockets::close(&self.state, kind, code, reason),
             Effect::Accept { ticket, kind, generation, features } => {
                 match sockets::accept(&self.state, kind, generation, features) {
-                    Ok(client) => rest.outcomes.push((ticket, Outcome::Socket(client))),
+                    Ok(client) => deferred.outcomes.push((ticket, Outcome::Socket(client))),
                     Err(error) => {
                         let failed = Answer::Failed(error.to_string());
-                        rest.outcomes.push((ticket, Outcome::Answer(failed)));
+                        deferred.outcomes.push((ticket, Outcome::Answer(failed)));
                         return Some(Event::Closed(generation));
                     }
                 }
             }
             Effect::Reply(ticket, answer) => {
-                rest.outcomes.push((ticket, Outcome::Answer(answer)));
+                deferred.outcomes.push((ticket, Outcome::Answer(answer)));
             }
-            Effect::Alarm(at) => rest.alarm = Some(at),
+            Effect::Alarm(at) => deferred.alarm = Some(at),
             Effect::Later(ticket, at) if at <= platform::now() => {
                 return Some(Event::TimeUp(ticket));
             }
             Effect::Later(ticket, at) => self.set_timer(ticket, at),
-            Effect::Ask(id, request) => rest.requests.push((id, request)),
+            Effect::Ask(id, request) => deferred.requests.push((id, request)),
             Effect::Seal(workspace) => {
                 let env = self.env.clone();
                 self.state.wait_until(async move { audit_sealer::tell(&env, workspace).await });
@@ -322,18 +327,18 @@ impl Shell {
     fn set_timer(self: &Rc<Self>, ticket: Ticket, at: Timestamp) {
         let (stop, stopped) = oneshot::channel();
         self.timers.borrow_mut().insert(ticket, stop);
-        // A timer counts whole milliseconds.
-        let left = at.as_millis().saturating_sub(platform::now().as_millis()) + 1;
+        // Rounded up: the timer has whole milliseconds and must not end before `at`.
+        let millis_left = at.as_millis().saturating_sub(platform::now().as_millis()) + 1;
         let shell = self.clone();
         self.state.wait_until(async move {
-            let delay = Delay::from(Duration::from_millis(left));
+            let delay = Delay::from(Duration::from_millis(millis_left));
             if let Either::Left(_) = future::select(delay, stopped).await {
                 shell.run(Event::TimeUp(ticket)).await;
             }
         });
     }
 
-    /// How many rows were written to the object's storage since this was last called.
+    /// Returns the number of rows written to the object's storage since the last call.
     fn take_rows_written(&self) -> usize {
         let link = self.link.borrow();
         self.alarm.take_sets() + link.as_ref().map_or(0, |link| link.store().take_rows_written())
@@ -344,12 +349,11 @@ impl Shell {
             ping_every: platform::ping_seconds(&self.env),
             heartbeat_every: platform::heartbeat_seconds(&self.env),
             key: platform::secret_key(&self.env).ok(),
-            window: WINDOW,
+            window: MAX_OPEN_COMMANDS,
         }
     }
 }
 
-/// Fills bytes from the platform's source.
 fn random(bytes: &mut [u8]) -> Result<(), String> {
     platform::fill_random(bytes).map_err(|error| error.detail.into_owned())
 }

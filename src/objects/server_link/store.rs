@@ -1,4 +1,4 @@
-//! The machine's storage, in its object's tables.
+//! Implements the state machine's [`Store`] with the tables of its object.
 
 use farhand_domain::command_object::Output;
 use farhand_domain::link::state::ServerState;
@@ -12,7 +12,11 @@ use worker::SqlStorageValue;
 
 use super::tables::{Tables, failed, integer, nullable, text};
 
-/// SQL for the last report on a command under way: its acknowledgement, or else its delivery.
+/// The size of a database page, in bytes. Deleting output costs a write for each page.
+const PAGE_BYTES: u64 = 4096;
+
+/// SQL for the time of the last report on a command that has not ended: its acknowledgement, or
+/// else its delivery.
 const LAST_REPORT: &str =
     "coalesce(document ->> '$.life.acked_at', document ->> '$.life.delivered_at')";
 
@@ -41,23 +45,26 @@ impl TryFrom<CommandRow> for StoredCommand {
     }
 }
 
-const COMMAND: &str = "SELECT document, result, phase, revision, flushed >= revision AS is_flushed,
+/// Reads commands. Needs a WHERE clause. `chunks` has the sums over a command's chunk rows; the
+/// numbers of a row are in its first piece.
+const SELECT_COMMANDS: &str = "SELECT document, result, phase, revision, flushed >= revision AS is_flushed,
     (SELECT json_object('rows', count(*), 'bytes', coalesce(sum(bytes), 0), 'count', coalesce(sum(next - first), 0),
         'top', coalesce(max(next), 0), 'kept_bytes', coalesce(sum(kept), 0))
      FROM chunks c WHERE c.command = commands.id AND c.piece = 0) AS chunks FROM commands";
 
 impl Tables {
-    fn commands(
+    fn select_commands(
         &self,
         condition: &str,
         parameters: Vec<SqlStorageValue>,
     ) -> Result<Vec<StoredCommand>> {
         let rows: Vec<CommandRow> =
-            self.rows(&format!("{COMMAND} WHERE {condition}"), parameters)?;
+            self.rows(&format!("{SELECT_COMMANDS} WHERE {condition}"), parameters)?;
         rows.into_iter().map(StoredCommand::try_from).collect()
     }
 
-    /// Stores a command's document alone. `is_change`: as a new revision, which D1 lacks.
+    /// Stores a command's document, without the columns beside it. If `is_change`, the command gets
+    /// a new revision, so that the document is flushed to D1.
     pub(super) fn store_document(&self, stored: &StoredCommand, is_change: bool) -> Result<()> {
         if is_change {
             self.activate(stored.command.id)?;
@@ -71,7 +78,8 @@ impl Tables {
         )
     }
 
-    /// To be called before something is to be done for a command.
+    /// Marks a command as active. The table's CHECK needs the mark before a write that gives the
+    /// command more to do. An active row is not written again.
     fn activate(&self, id: Uuid) -> Result<()> {
         self.exec(
             "UPDATE commands SET is_active = 1 WHERE id = ? AND is_active = 0",
@@ -114,7 +122,7 @@ impl Store for Tables {
             nullable(accepted.stage().map(Stage::as_str)),
             nullable(accepted.due_at(now)),
         ];
-        // It waits in the queue.
+        // The command waits in the queue now, which needs no mark (`is_active`).
         self.exec(
             "UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4, is_active = 0 WHERE id = ?1",
             parameters,
@@ -122,19 +130,19 @@ impl Store for Tables {
     }
 
     fn due_waiting(&self, now: Timestamp, limit: u64) -> Result<Vec<StoredCommand>> {
-        let found = self.commands(
+        let waiting = self.select_commands(
             "stage = 'waiting' AND scheduled_at <= ? ORDER BY scheduled_at, id LIMIT ? + 0",
             vec![text(now), integer(limit)],
         )?;
-        Ok(found.into_iter().filter(|stored| stored.life.is_due(now)).collect())
+        Ok(waiting.into_iter().filter(|stored| stored.life.is_due(now)).collect())
     }
 
     fn waiting(&self) -> Result<Vec<StoredCommand>> {
-        self.commands("stage = 'waiting'", vec![])
+        self.select_commands("stage = 'waiting'", vec![])
     }
 
     fn open(&self) -> Result<Vec<StoredCommand>> {
-        self.commands("is_active = 1 AND stage = 'open'", vec![])
+        self.select_commands("is_active = 1 AND stage = 'open'", vec![])
     }
 
     fn has_commands(&self) -> Result<bool> {
@@ -150,7 +158,7 @@ impl Store for Tables {
     }
 
     fn command(&self, id: Uuid) -> Result<Option<StoredCommand>> {
-        Ok(self.commands("id = ?", vec![text(id)])?.into_iter().next())
+        Ok(self.select_commands("id = ?", vec![text(id)])?.into_iter().next())
     }
 
     fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<StoredCommand>> {
@@ -158,30 +166,35 @@ impl Store for Tables {
         let condition = "id IN (SELECT id FROM commands WHERE stage = 'waiting' AND due_at <= ?1
                 UNION ALL SELECT id FROM commands WHERE is_active = 1 AND due_at <= ?1)
             ORDER BY due_at, id LIMIT ?2 + 0";
-        self.commands(condition, parameters)
+        self.select_commands(condition, parameters)
     }
 
     fn unflushed(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<StoredCommand>> {
         let condition = format!(
             "is_active = 1 AND flushed < revision AND (stage IS NOT 'open' OR {LAST_REPORT} <= ?) LIMIT ? + 0"
         );
-        self.commands(&condition, vec![text(reported_by), SqlStorageValue::Integer(limit.into())])
+        self.select_commands(
+            &condition,
+            vec![text(reported_by), SqlStorageValue::Integer(limit.into())],
+        )
     }
 
     fn next_unflushed(&self) -> Result<Option<Unflushed>> {
         #[derive(Deserialize)]
-        struct Row {
-            waits: Option<f64>,
-            report: Option<Timestamp>,
+        struct PendingRow {
+            /// 1 if all pending commands are open, 0 if not; `None`: no command is pending.
+            are_all_open: Option<f64>,
+            earliest_report: Option<Timestamp>,
         }
         let sql = format!(
-            "SELECT min(stage IS 'open') AS waits, min(iif(stage IS 'open', {LAST_REPORT}, NULL)) AS report
+            "SELECT min(stage IS 'open') AS are_all_open,
+                min(iif(stage IS 'open', {LAST_REPORT}, NULL)) AS earliest_report
              FROM commands WHERE is_active = 1 AND flushed < revision"
         );
-        let rows: Vec<Row> = self.rows(&sql, vec![])?;
-        Ok(rows.first().and_then(|row| match row.waits? {
+        let rows: Vec<PendingRow> = self.rows(&sql, vec![])?;
+        Ok(rows.first().and_then(|row| match row.are_all_open? {
             0.0 => Some(Unflushed::Now),
-            _ => row.report.map(Unflushed::After),
+            _ => row.earliest_report.map(Unflushed::After),
         }))
     }
 
@@ -211,7 +224,7 @@ impl Store for Tables {
             text(after),
             SqlStorageValue::Integer(limit.into()),
         ];
-        self.commands("phase = ? AND id > ? ORDER BY id LIMIT ? + 0", parameters)
+        self.select_commands("phase = ? AND id > ? ORDER BY id LIMIT ? + 0", parameters)
     }
 
     fn mark_unflushed(&mut self, id: Uuid) -> Result<()> {
@@ -244,46 +257,53 @@ impl Store for Tables {
         at_once: u64,
     ) -> Result<(Vec<Uuid>, bool)> {
         #[derive(Deserialize)]
-        struct Row {
+        struct OldCommandRow {
             id: Uuid,
-            is_due: f64,
+            is_deletable: f64,
             kept_bytes: f64,
         }
-        let sql = "SELECT id, (SELECT coalesce(sum(kept), 0) FROM chunks c WHERE c.command = commands.id) AS kept_bytes, phase = 'accepted' AND flushed >= revision
-                AND coalesce(document ->> '$.life.handled_at' <= ?2, 0) AS is_due
+        let sql = "SELECT id,
+                (SELECT coalesce(sum(kept), 0) FROM chunks c
+                    WHERE c.command = commands.id) AS kept_bytes,
+                phase = 'accepted' AND flushed >= revision
+                    AND coalesce(document ->> '$.life.handled_at' <= ?2, 0) AS is_deletable
             FROM commands WHERE id IN (SELECT value FROM json_each(?1))";
-        let rows: Vec<Row> =
+        let rows: Vec<OldCommandRow> =
             self.rows(sql, vec![text(serde_json::to_string(ids).map_err(failed)?), text(until)])?;
-        let (mut forgotten, mut left) = (Vec::new(), at_once);
+        // What this call may still delete, in rows and in pages of output.
+        let mut budget = at_once;
+        let mut deleted = Vec::new();
         for id in ids {
+            // A command that is not in the table was deleted before, and counts as deleted.
             if let Some(row) = rows.iter().find(|row| row.id == *id) {
-                if row.is_due == 0.0 {
+                if row.is_deletable == 0.0 {
                     continue;
                 }
-                if left == 0 {
-                    return Ok((forgotten, false));
+                if budget == 0 {
+                    return Ok((deleted, false));
                 }
-                let removed = self.delete_chunks(*id, left)?;
-                left = left.saturating_sub(removed + row.kept_bytes as u64 / 4096 + 1);
+                let chunk_rows = self.delete_chunks(*id, budget)?;
+                let pages = row.kept_bytes as u64 / PAGE_BYTES;
+                budget = budget.saturating_sub(chunk_rows + pages + 1);
                 if self.has_chunks(*id)? {
-                    return Ok((forgotten, false));
+                    return Ok((deleted, false));
                 }
                 self.delete(*id)?;
             }
-            forgotten.push(*id);
+            deleted.push(*id);
         }
-        Ok((forgotten, true))
+        Ok((deleted, true))
     }
 
     fn next_due(&self) -> Result<Option<Timestamp>> {
         #[derive(Deserialize)]
-        struct Row {
+        struct DueRow {
             due_at: Option<Timestamp>,
         }
         let sql = "SELECT min(due_at) AS due_at FROM (
             SELECT min(due_at) AS due_at FROM commands WHERE stage = 'waiting'
             UNION ALL SELECT min(due_at) FROM commands WHERE is_active = 1)";
-        let rows: Vec<Row> = self.rows(sql, vec![])?;
+        let rows: Vec<DueRow> = self.rows(sql, vec![])?;
         Ok(rows.first().and_then(|row| row.due_at))
     }
 
