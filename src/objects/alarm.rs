@@ -1,5 +1,5 @@
-//! The one alarm of an object. The platform may run it late: if an object is called while its alarm
-//! is overdue, it sets the alarm again.
+//! The alarm of an object: the platform gives each object one. The platform may run an alarm late.
+//! If an object is called while its alarm is overdue, it sets the alarm again.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -7,28 +7,28 @@ use std::time::Duration;
 use farhand_domain::time::Timestamp;
 use worker::{ScheduledTime, Storage, js_sys};
 
-/// How late an alarm that this object set may be before it is set again.
-const MAX_DELAY: Duration = Duration::from_secs(5);
-/// How far ahead an alarm is set at most: the platform takes none after the year 2189.
+/// An alarm that is overdue by more than this is set again.
+const MAX_OVERDUE: Duration = Duration::from_secs(5);
+/// An alarm is set at most this far ahead. The platform accepts none after the year 2189.
 const MAX_AHEAD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// The alarm of an object, as the object knows it.
+/// What the object remembers of its alarm.
 #[derive(Default)]
 pub struct Alarm {
-    /// When it goes off at the latest; `None`: unknown.
+    /// The alarm is set for this time or earlier; `None`: unknown.
     armed: Cell<Option<Timestamp>>,
-    /// How often it was set. Each time counts as a row written to the storage.
+    /// How often the alarm was set. The platform bills each time as a row written to the storage.
     sets: Cell<usize>,
 }
 
 impl Alarm {
-    /// To be called first when the alarm goes off.
+    /// Call this first when the alarm goes off.
     pub fn went_off(&self) {
         self.armed.set(None);
     }
 
-    /// Sets the alarm, unless it goes off earlier. A time that is far ahead is reached in several
-    /// alarms: each sets the next one.
+    /// Sets the alarm for `at`, unless it is already set for an earlier time. If `at` is too far
+    /// ahead, sets an earlier alarm, whose handler must call this again.
     ///
     /// # Errors
     /// The storage failed.
@@ -39,12 +39,12 @@ impl Alarm {
         now: Timestamp,
     ) -> worker::Result<()> {
         let Some(at) = self.begin(at, now) else { return Ok(()) };
-        let found = self.tried(storage.get_alarm().await)?;
-        let found = found.map(|found| Timestamp::from_millis(found.unsigned_abs()));
-        if self.is_needed(at, found, now) { self.set(storage, at).await } else { Ok(()) }
+        let current = self.forget_on_error(storage.get_alarm().await)?;
+        let current = current.map(|millis| Timestamp::from_millis(millis.unsigned_abs()));
+        if self.is_needed(at, current, now) { self.set(storage, at).await } else { Ok(()) }
     }
 
-    /// Sets the alarm, whatever it was set for.
+    /// Sets the alarm, even if it is set for an earlier time.
     ///
     /// # Errors
     /// The storage failed.
@@ -52,10 +52,10 @@ impl Alarm {
         self.armed.set(Some(at));
         self.sets.set(self.sets.get() + 1);
         let date = js_sys::Date::new(&(at.as_millis() as f64).into());
-        self.tried(storage.set_alarm(ScheduledTime::new(date)).await)
+        self.forget_on_error(storage.set_alarm(ScheduledTime::new(date)).await)
     }
 
-    /// How often the alarm was set since this was last called.
+    /// Returns how often the alarm was set since the last call.
     pub fn take_sets(&self) -> usize {
         self.sets.take()
     }
@@ -69,10 +69,11 @@ impl Alarm {
         storage.delete_alarm().await
     }
 
-    /// The time to set, unless the alarm is known to go off by then.
+    /// The time to set the alarm for; `None` if it is known to be set for that time or earlier, and
+    /// not overdue.
     fn begin(&self, at: Timestamp, now: Timestamp) -> Option<Timestamp> {
         let at = at.clamp(now, now.plus_seconds(MAX_AHEAD.as_secs().cast_signed()));
-        let overdue = now.plus_seconds(-MAX_DELAY.as_secs().cast_signed());
+        let overdue = now.plus_seconds(-MAX_OVERDUE.as_secs().cast_signed());
         if self.armed.get().is_some_and(|armed| overdue < armed && armed <= at) {
             return None;
         }
@@ -80,17 +81,18 @@ impl Alarm {
         Some(at)
     }
 
-    /// Whether to set the alarm, which the storage has at `found`. An overdue one that this object
-    /// did not set itself is set again: after the runtime died, it may come late.
-    fn is_needed(&self, at: Timestamp, found: Option<Timestamp>, now: Timestamp) -> bool {
-        // While the storage was asked, another task may have begun to set an earlier one.
+    /// Whether to set the alarm for `at`, if the storage has it set for `current`. A time that has
+    /// passed does not count: the object may have crashed after that alarm was set, and the alarm
+    /// may come late.
+    fn is_needed(&self, at: Timestamp, current: Option<Timestamp>, now: Timestamp) -> bool {
+        // Another task may have begun to set an earlier alarm while this one awaited the storage.
         let is_earliest = self.armed.get().is_none_or(|armed| armed >= at);
-        is_earliest && found.is_none_or(|found| found <= now || found > at)
+        is_earliest && current.is_none_or(|current| current <= now || current > at)
     }
 
-    /// Passes on the storage's answer. After a failure the time of the alarm is unknown.
-    fn tried<T>(&self, answer: worker::Result<T>) -> worker::Result<T> {
-        answer.inspect_err(|_| self.armed.set(None))
+    /// Returns the storage's result. If it failed, the time of the alarm is unknown.
+    fn forget_on_error<T>(&self, result: worker::Result<T>) -> worker::Result<T> {
+        result.inspect_err(|_| self.armed.set(None))
     }
 }
 
@@ -113,18 +115,20 @@ mod tests {
         assert_eq!(alarm.begin(after(9), after(14)), Some(after(14)));
         alarm.went_off();
         assert_eq!(alarm.begin(after(60), after(14)), Some(after(60)));
-        // The clock was an hour ahead.
+        // The clock was set back by an hour.
         assert_eq!(alarm.begin(after(-3_590), after(-3_600)), Some(after(-3_590)));
         alarm
-            .tried(Err::<(), _>(worker::Error::RustError("the storage failed".to_owned())))
+            .forget_on_error(Err::<(), _>(worker::Error::RustError(
+                "the storage failed".to_owned(),
+            )))
             .unwrap_err();
         assert_eq!(alarm.begin(after(60), after(14)), Some(after(60)));
     }
 
     #[test]
-    fn an_alarm_that_the_object_finds_is_kept_if_it_comes_in_time() {
+    fn a_stored_alarm_is_kept_if_it_is_not_overdue_and_early_enough() {
         let alarm = Alarm::default();
-        for (found, is_needed) in [
+        for (current, is_needed) in [
             (None, true),
             (Some(-3_600), true),
             (Some(-1), true),
@@ -135,15 +139,15 @@ mod tests {
             (Some(3_600), true),
         ] {
             assert_eq!(
-                alarm.is_needed(after(10), found.map(after), after(0)),
+                alarm.is_needed(after(10), current.map(after), after(0)),
                 is_needed,
-                "{found:?}"
+                "{current:?}"
             );
         }
     }
 
     #[test]
-    fn of_two_that_set_it_at_the_same_time_the_earlier_one_counts() {
+    fn if_two_tasks_set_the_alarm_concurrently_the_earlier_time_wins() {
         let alarm = Alarm::default();
         let late = alarm.begin(after(20), after(0)).unwrap();
         let early = alarm.begin(after(10), after(0)).unwrap();
@@ -152,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn no_alarm_is_in_the_past_or_too_far_for_the_platform() {
+    fn an_alarm_is_never_set_in_the_past_or_beyond_the_platforms_limit() {
         let begun = |seconds| Alarm::default().begin(after(seconds), after(0)).unwrap();
         assert_eq!(begun(86_400), after(86_400));
         assert_eq!(begun(-60), after(0));

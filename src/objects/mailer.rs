@@ -59,7 +59,7 @@ struct Next {
 /// # Errors
 /// The object could not be reached, and nothing will be sent.
 pub async fn send_reset(env: &Env, request: Uuid) -> Result<(), Error> {
-    objects::ask(env, platform::MAILER, NAME, &Ask { request }).await
+    objects::call(env, platform::MAILER, NAME, &Ask { request }).await
 }
 
 /// The object.
@@ -76,7 +76,7 @@ impl DurableObject for Mailer {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        objects::answer(&mut request, async |ask: Ask| self.take(&ask).await.map_err(internal))
+        objects::respond(&mut request, async |ask: Ask| self.take(&ask).await.map_err(internal))
             .await
     }
 

@@ -1,5 +1,6 @@
-//! Calls into Durable Objects: JSON there and back over `fetch`, in one place. What an object
-//! spends on an answer counts as the asking request's.
+//! The Durable Objects. This module has the calls between the Worker and any object: JSON request
+//! and response messages over `fetch`. The cost of an object's work is added to the cost of the
+//! request that called the object.
 
 mod alarm;
 pub mod audit_sealer;
@@ -16,31 +17,33 @@ use worker::{Env, Method, Request, RequestInit, Response, Stub};
 use crate::platform::cost::{self, Cost};
 use crate::platform::internal;
 
-/// A name that no request leaves the Worker under.
+/// The origin of requests to objects. The runtime routes them by the object's stub, so the name
+/// must not exist.
 pub const ORIGIN: &str = "https://object.invalid";
 
-/// The header in which an object tells what its answer cost, where that is not nothing.
+/// The header of an object's response with the [`Cost`] of the call, as JSON. Absent if it cost
+/// nothing.
 const COST_HEADER: &str = "X-Farhand-Cost";
 
-/// The object of that name in a namespace.
+/// A stub of the object `name` in a namespace.
 ///
 /// # Errors
-/// There is no such binding.
+/// The deployment has no such binding.
 pub fn stub(env: &Env, namespace: &str, name: &str) -> Result<Stub, Error> {
     Ok(env.durable_object(namespace)?.get_by_name(name)?)
 }
 
-/// Asks an object.
+/// Sends an object a request message and returns its response message.
 ///
 /// # Errors
-/// It could not be reached, or did not answer in this form.
-pub async fn ask<T: DeserializeOwned>(
+/// The call did not get through, the object failed, or its response has another type.
+pub async fn call<T: DeserializeOwned>(
     env: &Env,
     namespace: &str,
     name: &str,
-    question: &impl Serialize,
+    message: &impl Serialize,
 ) -> Result<T, Error> {
-    let body = serde_json::to_string(question)?;
+    let body = serde_json::to_string(message)?;
     let mut init = RequestInit::new();
     init.with_method(Method::Post).with_body(Some(body.into()));
     let request = Request::new_with_init(ORIGIN, &init)?;
@@ -48,21 +51,21 @@ pub async fn ask<T: DeserializeOwned>(
     serde_json::from_str(&response.text().await?).map_err(internal)
 }
 
-/// Sends an object a request.
+/// Sends an object an HTTP request, and adds the cost of the object's work to the current cost.
 ///
 /// # Errors
-/// It could not be reached.
+/// The request did not get through.
 pub async fn fetch(stub: &Stub, request: Request) -> Result<Response, Error> {
     let response = stub.fetch_with_request(request).await?;
-    let told = response.headers().get(COST_HEADER).ok().flatten();
-    cost::add(told.and_then(|told| serde_json::from_str(&told).ok()).unwrap_or_default());
+    let header = response.headers().get(COST_HEADER).ok().flatten();
+    cost::add(header.and_then(|cost| serde_json::from_str(&cost).ok()).unwrap_or_default());
     Ok(response)
 }
 
-/// In an object: answers a request, and tells what that cost.
+/// In an object: does the work for a request, and adds its cost to the response as a header.
 ///
 /// # Errors
-/// Those of the work.
+/// The work failed.
 pub async fn with_cost_header(
     work: impl Future<Output = worker::Result<Response>>,
 ) -> worker::Result<Response> {
@@ -74,16 +77,17 @@ pub async fn with_cost_header(
     Ok(response)
 }
 
-/// In an object: takes a question, and answers it.
+/// In an object: parses a request message, passes it to `handler`, and responds with the message
+/// that `handler` returns.
 ///
 /// # Errors
-/// The question or the answer is of another form, which is our own fault.
-pub async fn answer<Q: DeserializeOwned, A: Serialize>(
+/// The handler failed, or a message could not be parsed or serialized.
+pub async fn respond<Q: DeserializeOwned, A: Serialize>(
     request: &mut Request,
-    answer: impl AsyncFnOnce(Q) -> Result<A, Error>,
+    handler: impl AsyncFnOnce(Q) -> Result<A, Error>,
 ) -> worker::Result<Response> {
-    let question = serde_json::from_slice(&request.bytes().await?)?;
-    let answer = answer(question)
+    let message = serde_json::from_slice(&request.bytes().await?)?;
+    let answer = handler(message)
         .await
         .map_err(|error| worker::Error::RustError(error.detail.into_owned()))?;
     Response::from_json(&answer)

@@ -82,7 +82,7 @@ impl From<Verdict> for Answer {
 /// Asks the attempt's object. If the attempt may go on: whether its address is known.
 pub async fn ask(env: &Env, question: Ask) -> Result<bool, Error> {
     let name = format!("throttle-{}", shard(question.home(), SHARDS));
-    let answer: Answer = objects::ask(env, platform::THROTTLE, &name, &question).await?;
+    let answer: Answer = objects::call(env, platform::THROTTLE, &name, &question).await?;
     match answer.verdict {
         Verdict::Go => Ok(answer.is_known),
         Verdict::Refused { retry_after } => Err(Error::throttled(retry_after)),
@@ -128,7 +128,7 @@ impl DurableObject for Throttle {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        objects::answer(&mut request, async |question: Ask| {
+        objects::respond(&mut request, async |question: Ask| {
             self.answer(question).await.map_err(internal)
         })
         .await

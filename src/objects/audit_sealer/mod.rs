@@ -141,7 +141,7 @@ pub async fn wipe(env: &Env, workspace: i64) -> Result<(), Error> {
 }
 
 async fn ask(env: &Env, workspace: i64, ask: &Ask) -> Result<Option<Verification>, Error> {
-    objects::ask(env, platform::SEALER, &name_of(workspace), ask).await
+    objects::call(env, platform::SEALER, &name_of(workspace), ask).await
 }
 
 const SCHEMA: [&str; 2] = [
@@ -182,7 +182,7 @@ impl DurableObject for Sealer {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        let answer = objects::answer(&mut request, async |ask| match ask {
+        let answer = objects::respond(&mut request, async |ask| match ask {
             Ask::Seal(workspace) => self.begin(workspace).await.map(|()| None).map_err(internal),
             Ask::Verify(workspace, first) => {
                 tried(async || self.verify(workspace, first).await).await

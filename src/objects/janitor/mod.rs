@@ -175,7 +175,7 @@ pub async fn resync(env: &Env, slug: &str) -> Result<bool, Error> {
 }
 
 async fn ask(env: &Env, ask: &Ask) -> Result<bool, Error> {
-    objects::ask(env, platform::JANITOR, NAME, ask).await
+    objects::call(env, platform::JANITOR, NAME, ask).await
 }
 
 /// Awaits an answer for so many seconds at most.
@@ -204,7 +204,7 @@ impl DurableObject for Janitor {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        objects::answer(&mut request, async |ask| {
+        objects::respond(&mut request, async |ask| {
             let storage = self.state.storage();
             let delay = if matches!(ask, Ask::CancelRevoked) { STEP } else { RETRY };
             self.set_alarm(delay).await?;

@@ -1,4 +1,5 @@
-//! Calls to a server's object. `farhand_domain::link::call` has their types.
+//! Calls from the Worker to a server's object. `farhand_domain::link::call` has the types of the
+//! messages.
 
 use farhand_domain::error::Error;
 pub use farhand_domain::link::call::*;
@@ -16,16 +17,18 @@ pub const IDENTITY_HEADER: &str = "X-Farhand-Agent";
 /// The header in which [`connect`] passes the request's id to the object.
 pub const REQUEST_ID_HEADER: &str = "X-Request-Id";
 
-/// Calls the object of a server. The inner error is the object's refusal.
+/// Calls the object of a server. The inner `Err` is a refusal of the object, which the caller of
+/// this function handles.
 ///
 /// # Errors
-/// The object was not reached, or failed.
+/// The call did not get through, or the object failed.
 pub async fn try_ask<T: DeserializeOwned>(
     env: &Env,
     server: Uuid,
     ask: &Ask,
 ) -> Result<Result<T, Refusal>, Error> {
-    let answer: Answer = objects::ask(env, platform::SERVER_LINK, &server.to_string(), ask).await?;
+    let answer: Answer =
+        objects::call(env, platform::SERVER_LINK, &server.to_string(), ask).await?;
     match answer {
         Answer::Done(value) => serde_json::from_value(value).map(Ok).map_err(internal),
         Answer::Refused(refusal) => Ok(Err(refusal)),
@@ -33,18 +36,19 @@ pub async fn try_ask<T: DeserializeOwned>(
     }
 }
 
-/// The same, with a refusal as the error for the client.
+/// Calls the object of a server. A refusal of the object becomes the error for the client.
 ///
 /// # Errors
-/// As [`try_ask`], and the object's refusal.
+/// The call did not get through, or the object failed or refused.
 pub async fn ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) -> Result<T, Error> {
     Ok(try_ask(env, server, ask).await??)
 }
 
-/// Passes an agent's WebSocket request to the object of its server.
+/// Passes an agent's WebSocket request to the object of its server. If the object refuses the
+/// agent, the response has a status of 4xx or 5xx and no WebSocket.
 ///
 /// # Errors
-/// The object was not reached. A refusal is a response without a WebSocket.
+/// The request did not get through.
 pub async fn connect(call: &Call, identity: &Identity, path: &str) -> Result<Response, Error> {
     let headers = Headers::new();
     headers.set("Upgrade", "websocket")?;

@@ -1,5 +1,5 @@
-//! What a server's object reads and writes of its server in D1. As in `d1.rs`, writes can be
-//! repeated and can come late.
+//! The D1 statements of a server's object on its server. As in `d1.rs`, a write may arrive late or
+//! more than once.
 
 use farhand_domain::error::Error;
 use farhand_domain::link::event::{Found, ServerChange};
@@ -13,20 +13,20 @@ use super::calls::OfServer;
 use crate::store::audit;
 use crate::store::db::{self, boolean, params};
 
-/// Finds a server in a workspace that exists.
+/// Finds a server in a workspace that is not deleted.
 pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Option<Found>, Error> {
-    change_server_of(env, workspace, server, vec![], "w.deleted_at IS NULL").await
+    change_and_find(env, workspace, server, vec![], "w.deleted_at IS NULL").await
 }
 
-/// SQL for the condition that the user `:by` may still change a row of `servers s` (contract 5.7):
-/// an active user who is staff or its owner. A change waits for its turn, and the user may lose the
-/// permission until then.
-const PERMITTED: &str =
+/// SQL for the condition that the user `:by` may change a row of `servers s` (contract 5.7): an
+/// active user who is staff or owns the server. The API checked this before; but the object makes
+/// changes one by one, and the user may lose the permission in between.
+const IS_PERMITTED: &str =
     "EXISTS (SELECT 1 FROM users u WHERE u.id = :by AND u.workspace_id = s.workspace_id AND u.is_active = 1
     AND (u.is_superuser = 1 OR u.is_staff = 1 OR s.owner_id = u.id))";
 
-/// The statements for a change of a server, if its user still has the permission.
-fn change(of: &OfServer, change: &ServerChange) -> Result<Vec<Statement>, Error> {
+/// The statements that change a server, if the user still has the permission.
+fn change_statements(of: &OfServer, change: &ServerChange) -> Result<Vec<Statement>, Error> {
     let (workspace_id, server_id) = (of.workspace_id, of.server);
     match change {
         ServerChange::Nothing => Ok(vec![]),
@@ -34,7 +34,7 @@ fn change(of: &OfServer, change: &ServerChange) -> Result<Vec<Statement>, Error>
             let sql = format!(
                 "UPDATE servers AS s SET agent_key_hash = :key_hash, updated_at = :at,
                     fingerprint = iif(s.fingerprint IS NULL, NULL, :fingerprint)
-                 WHERE s.id = :server_id AND s.workspace_id = :workspace_id AND {PERMITTED}"
+                 WHERE s.id = :server_id AND s.workspace_id = :workspace_id AND {IS_PERMITTED}"
             );
             let update = Statement::new(sql).bind_all(params! {
                 workspace_id, server_id, by: *by, key_hash, fingerprint, at: *at,
@@ -42,8 +42,8 @@ fn change(of: &OfServer, change: &ServerChange) -> Result<Vec<Statement>, Error>
             Ok(vec![update, audit::after_change(workspace_id, event)?])
         }
         ServerChange::Delete { by, only_pending, event } => {
-            let is_due = format!(
-                "s.id = :server_id AND s.workspace_id = :workspace_id AND (:by IS NULL OR {PERMITTED})
+            let is_deletable = format!(
+                "s.id = :server_id AND s.workspace_id = :workspace_id AND (:by IS NULL OR {IS_PERMITTED})
                  AND (NOT :only_pending OR s.registration = 'pending')"
             );
             let statement = |sql: String| {
@@ -51,34 +51,35 @@ fn change(of: &OfServer, change: &ServerChange) -> Result<Vec<Statement>, Error>
                     workspace_id, server_id, by: *by, only_pending: *only_pending,
                 })
             };
-            // As long as the server has commands, their output stays in its object.
-            let note = statement(format!(
+            // Remember the deleted server if it has commands: its object keeps their output.
+            let insert_deleted = statement(format!(
                 "INSERT INTO gone_servers (workspace_id, id)
-                 SELECT s.workspace_id, s.id FROM servers s WHERE {is_due}
+                 SELECT s.workspace_id, s.id FROM servers s WHERE {is_deletable}
                  AND EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = s.workspace_id AND c.server_id = s.id)
                  ON CONFLICT (workspace_id, id) DO NOTHING"
             ));
-            let delete = statement(format!("DELETE FROM servers AS s WHERE {is_due}"));
-            Ok(vec![note, delete, audit::after_change(workspace_id, event)?])
+            let delete = statement(format!("DELETE FROM servers AS s WHERE {is_deletable}"));
+            Ok(vec![insert_deleted, delete, audit::after_change(workspace_id, event)?])
         }
     }
 }
 
-/// Changes a server and reads it, in one round trip. In a deleted workspace that may be undeleted,
-/// its servers still exist.
+/// Changes a server and then reads it, in one round trip. This includes servers of a deleted
+/// workspace, which exist until the workspace is purged.
 ///
 /// # Errors
 /// D1 did not answer. It is unknown whether it made the change.
 pub async fn change_server(
     env: &Env,
     of: &OfServer,
-    what: &ServerChange,
+    change: &ServerChange,
 ) -> Result<Option<Found>, Error> {
-    change_server_of(env, &of.workspace, of.server, change(of, what)?, "w.is_purging = 0").await
+    let changes = change_statements(of, change)?;
+    change_and_find(env, &of.workspace, of.server, changes, "w.is_purging = 0").await
 }
 
-/// The same in a workspace for which a condition holds.
-async fn change_server_of(
+/// Runs `changes` and then reads the server, if `condition` is true for its row of `workspaces w`.
+async fn change_and_find(
     env: &Env,
     workspace: &str,
     server: Uuid,
@@ -86,7 +87,7 @@ async fn change_server_of(
     condition: &str,
 ) -> Result<Option<Found>, Error> {
     #[derive(Deserialize)]
-    struct Row {
+    struct ServerRow {
         workspace_id: i64,
         name: String,
         agent_key_hash: String,
@@ -101,7 +102,7 @@ async fn change_server_of(
     );
     changes.push(Statement::new(sql).bind_all(params! { workspace, server }));
     let results = db::batch(env, changes).await?;
-    let row = results.last().map(db::first::<Row>).transpose()?.flatten();
+    let row = results.last().map(db::first::<ServerRow>).transpose()?.flatten();
     Ok(row.map(|row| Found {
         workspace_id: row.workspace_id,
         name: row.name,
@@ -111,8 +112,8 @@ async fn change_server_of(
     }))
 }
 
-/// The statements that write a server's facts, and before them its audit events. What the agent did
-/// not report stays as it was.
+/// The statements that write a server's pending audit events, and then its facts. A fact that the
+/// agent did not report keeps its value.
 pub fn update_server(
     workspace_id: i64,
     id: Uuid,

@@ -1,4 +1,4 @@
-//! The output of commands, in the tables of a server's object.
+//! Stores and reads the output of commands: the table `chunks` of a server's object.
 
 use farhand_domain::chunk_row::ChunkRow;
 use farhand_domain::command_end::End;
@@ -13,12 +13,15 @@ use uuid::Uuid;
 
 use super::tables::{Tables, integer, text};
 
-/// The largest piece of a chunk that goes into one row, in bytes: rows hold at most 2 MB.
-const MAX_PIECE: usize = 1_000_000;
-/// How many rows of chunks a command has at most. Only chunks with gaps between them make so many.
+/// The maximum bytes of content in one row. The platform limits a row to 2 MB.
+const MAX_PIECE_BYTES: usize = 1_000_000;
+/// The maximum number of chunk rows per command. Further chunks that need a row of their own are
+/// ignored. Only output with many gaps gets that far: consecutive chunks share rows.
 const MAX_CHUNK_ROWS: u64 = 16_384;
+/// A `seq` higher than that of any chunk: an agent sends 32 bits.
+const AFTER_LAST_SEQ: u64 = 1 << 32;
 
-/// A stored row of chunks, or a piece of one.
+/// One row of the table. A [`ChunkRow`] with much content is stored as several pieces.
 #[derive(Deserialize)]
 struct ChunkPiece {
     first: f64,
@@ -26,8 +29,14 @@ struct ChunkPiece {
     content: String,
 }
 
-/// Puts the pieces of rows together.
-fn whole_rows(
+/// The content of a row, or of a piece of one.
+#[derive(Deserialize)]
+struct ContentRow {
+    content: String,
+}
+
+/// Joins pieces to the rows that they belong to. The pieces of a row follow each other.
+fn join_pieces(
     pieces: impl Iterator<Item = Result<ChunkPiece>>,
 ) -> impl Iterator<Item = Result<ChunkRow>> {
     let mut pieces = pieces.peekable();
@@ -46,15 +55,15 @@ fn whole_rows(
 }
 
 impl Tables {
-    /// Deletes the first chunks of a command, and returns the number of deleted rows: at most so
-    /// many, except for the pieces of the last one.
-    pub(super) fn delete_chunks(&self, id: Uuid, most: u64) -> Result<u64> {
+    /// Deletes the first rows of a command's chunks: up to `limit` rows, and all pieces of the last
+    /// one. Returns how many rows of the `limit` were used.
+    pub(super) fn delete_chunks(&self, id: Uuid, limit: u64) -> Result<u64> {
         let sql =
             "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ? + 0)";
-        let number = self.count(sql, vec![text(id), integer(most)])?;
+        let number = self.count(sql, vec![text(id), integer(limit)])?;
         let sql = "DELETE FROM chunks WHERE command = ?1
             AND first <= (SELECT max(first) FROM (SELECT first FROM chunks WHERE command = ?1 ORDER BY first LIMIT ?2 + 0))";
-        self.exec(sql, vec![text(id), integer(most)])?;
+        self.exec(sql, vec![text(id), integer(limit)])?;
         Ok(number)
     }
 
@@ -63,9 +72,11 @@ impl Tables {
         Ok(self.count(sql, vec![text(id)])? > 0)
     }
 
-    /// Stores a chunk of output once. The beginning of the output is kept: if a chunk comes late,
-    /// the last kept ones give way to it. Of other chunks only the length is counted. Returns
-    /// whether the chunk is new.
+    /// Stores a chunk of output. Returns false if the chunk is a duplicate or cannot be stored.
+    ///
+    /// A command keeps the first [`output::MAX_KEPT`] bytes of its output, by `seq`. If a chunk
+    /// arrives out of order, the highest kept chunks lose their content to make room. For a chunk
+    /// without content only the length is stored.
     pub fn add_output(
         &self,
         stored: &StoredCommand,
@@ -88,7 +99,7 @@ impl Tables {
             _ if stored.chunks.rows >= MAX_CHUNK_ROWS => return Ok(false),
             _ => new,
         };
-        // It may fill a gap.
+        // The chunk may fill a gap: then the row after it is joined to this row.
         let after = if row.end() < stored.chunks.top {
             self.chunk_row(id, "first = ?2", row.end())?
         } else {
@@ -104,43 +115,46 @@ impl Tables {
         self.store_chunks(id, &row)?;
         let mut cut_at = stored.cut_at;
         while kept_bytes > output::MAX_KEPT {
-            let end = cut_at.unwrap_or(1 << 32);
+            let end = cut_at.unwrap_or(AFTER_LAST_SEQ);
             let Some(mut last) = self.chunk_row(id, "first < ?2 ORDER BY first DESC", end)? else {
                 break;
             };
             while kept_bytes > output::MAX_KEPT
-                && let Some((seq, bytes)) = last.drop_last(cut_at.unwrap_or(1 << 32))
+                && let Some((seq, bytes)) = last.drop_last(cut_at.unwrap_or(AFTER_LAST_SEQ))
             {
                 kept_bytes = kept_bytes.saturating_sub(bytes);
                 cut_at = Some(seq);
             }
             self.store_chunks(id, &last)?;
         }
-        let is_over = stored.life.outcome().is_some();
-        if is_over || cut_at != stored.cut_at {
-            let output_at = if is_over { Some(now) } else { stored.output_at };
-            // What D1 has of the output changes only after the end.
-            self.store_document(&StoredCommand { cut_at, output_at, ..stored.clone() }, is_over)?;
+        let has_ended = stored.life.outcome().is_some();
+        if has_ended || cut_at != stored.cut_at {
+            let output_at = if has_ended { Some(now) } else { stored.output_at };
+            // D1 gets the output when the command ends. So only a chunk after the end is a change
+            // that D1 needs.
+            let document = StoredCommand { cut_at, output_at, ..stored.clone() };
+            self.store_document(&document, has_ended)?;
         }
         Ok(true)
     }
 
-    /// The first row of a command's chunks for which a condition on `?2` is true.
+    /// Finds the first row of a command's chunks for which `condition` is true. The condition may
+    /// use `seq` as `?2`, and may end with an ORDER BY.
     fn chunk_row(&self, id: Uuid, condition: &str, seq: u64) -> Result<Option<ChunkRow>> {
         let sql = format!(
             "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first = (
                 SELECT first FROM chunks WHERE command = ?1 AND piece = 0 AND {condition} LIMIT 1) ORDER BY piece"
         );
         let rows: Vec<ChunkPiece> = self.rows(&sql, vec![text(id), integer(seq)])?;
-        whole_rows(rows.into_iter().map(Ok)).next().transpose()
+        join_pieces(rows.into_iter().map(Ok)).next().transpose()
     }
 
-    /// Stores a row of chunks, in place of the one that begins with the same chunk.
+    /// Stores a row of chunks. It replaces the row that begins with the same chunk.
     fn store_chunks(&self, id: Uuid, row: &ChunkRow) -> Result<()> {
         let mut rest = row.content.as_str();
         let mut piece = 0;
         loop {
-            let (this, after) = rest.split_at(rest.floor_char_boundary(MAX_PIECE));
+            let (this, after) = rest.split_at(rest.floor_char_boundary(MAX_PIECE_BYTES));
             let parameters = vec![
                 text(id),
                 integer(row.first),
@@ -162,24 +176,24 @@ impl Tables {
             }
             rest = after;
         }
-        // Only content that was larger had more pieces.
-        if row.bytes() > MAX_PIECE as u64 {
+        // If the row lost content, pieces of it may remain. `bytes` includes lost content.
+        if row.bytes() > MAX_PIECE_BYTES as u64 {
             let sql = "DELETE FROM chunks WHERE command = ? AND first = ? AND piece >= ?";
             self.exec(sql, vec![text(id), integer(row.first), integer(piece)])?;
         }
         Ok(())
     }
 
-    /// The ranges of `seq` that a command's chunks have and that are kept, from a `seq` on.
+    /// The ranges of kept chunks from the `seq` `from` on. The end of a range is exclusive.
     fn chunk_ranges(&self, stored: &StoredCommand, from: u64) -> Result<Vec<(u64, u64)>> {
         #[derive(Deserialize)]
-        struct Row {
+        struct RangeRow {
             first: f64,
             next: f64,
         }
         let end = stored.kept_end();
         let sql = "SELECT first, next FROM chunks WHERE command = ?1 AND piece = 0 AND next > ?2 AND first < ?3 ORDER BY first";
-        let rows: Vec<Row> =
+        let rows: Vec<RangeRow> =
             self.rows(sql, vec![text(stored.command.id), integer(from), integer(end)])?;
         Ok(rows
             .iter()
@@ -187,7 +201,7 @@ impl Tables {
             .collect())
     }
 
-    /// How many chunks of a command are kept, from a `seq` on.
+    /// Counts the kept chunks of a command from the `seq` `from` on.
     pub fn count_output(&self, stored: &StoredCommand, from: u64) -> Result<u64> {
         if !stored.has_gap() {
             return Ok(stored.kept_end().saturating_sub(from));
@@ -195,7 +209,8 @@ impl Tables {
         Ok(self.chunk_ranges(stored, from)?.iter().map(|(first, end)| end - first).sum())
     }
 
-    /// The `seq` of the chunk that is so many after the first one that is kept from a `seq` on.
+    /// Skips `offset` kept chunks, beginning at the `seq` `from`. Returns the `seq` of the next
+    /// kept chunk.
     pub fn find_output(
         &self,
         stored: &StoredCommand,
@@ -215,14 +230,14 @@ impl Tables {
         Ok(None)
     }
 
-    /// Kept chunks of a command from a `seq` on, in order, limited by `most`.
+    /// Reads kept chunks of a command from the `seq` `from` on, in order.
     pub fn read_output(&self, stored: &StoredCommand, from: u64, most: Most) -> Result<Vec<Chunk>> {
         let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
         let sql = "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first < ?3
             AND first >= coalesce((SELECT max(first) FROM chunks WHERE command = ?1 AND first <= ?2), ?2)
             ORDER BY first, piece";
         let parameters = vec![text(stored.command.id), integer(from), integer(stored.kept_end())];
-        for row in whole_rows(self.each::<ChunkPiece>(sql, parameters)?) {
+        for row in join_pieces(self.each::<ChunkPiece>(sql, parameters)?) {
             for chunk in row?.chunks(from, stored.kept_end()) {
                 let is_after_gap =
                     chunks.last().is_some_and(|last| last.seq.checked_add(1) != Some(chunk.seq));
@@ -237,30 +252,26 @@ impl Tables {
         Ok(chunks)
     }
 
-    /// The kept content of a command from one end, until there are as many bytes as a result holds.
-    /// The flag is true if that was all.
+    /// Reads the kept content of a command in an order (`ASC` or `DESC`), until it exceeds the
+    /// largest result. The flag is true if all content was read.
     fn content_from(&self, stored: &StoredCommand, order: &str) -> Result<(Vec<String>, bool)> {
-        #[derive(Deserialize)]
-        struct Row {
-            content: String,
-        }
         let sql = format!(
             "SELECT content FROM chunks WHERE command = ? ORDER BY first {order}, piece {order}"
         );
         let (mut contents, mut length) = (Vec::new(), 0);
-        for row in self.each::<Row>(&sql, vec![text(stored.command.id)])? {
+        for row in self.each::<ContentRow>(&sql, vec![text(stored.command.id)])? {
             if length > output::MAX_RESULT {
                 return Ok((contents, false));
             }
-            let Row { content } = row?;
+            let ContentRow { content } = row?;
             length += content.len();
             contents.push(content);
         }
         Ok((contents, true))
     }
 
-    /// The SHA-256 of a command's output, if the output is known to be complete: of the kept
-    /// chunks, or of the result if there is no chunk. `is_late`: no further chunk is waited for.
+    /// Computes the SHA-256 of a command's kept chunks, or of its result if it has no chunks.
+    /// Returns `None` if chunks are missing. If `is_late`, missing chunks are not expected any more.
     pub fn hash_output(&self, stored: &StoredCommand, is_late: bool) -> Result<Option<String>> {
         if !is_late && !stored.has_all_chunks() {
             return Ok(None);
@@ -268,21 +279,17 @@ impl Tables {
         if stored.chunks.count == 0 {
             return Ok(Some(output::sha256(stored.result.as_deref().unwrap_or_default())));
         }
-        #[derive(Deserialize)]
-        struct Row {
-            content: String,
-        }
         let mut hash = OutputHash::default();
         let sql = "SELECT content FROM chunks WHERE command = ? ORDER BY first, piece";
-        for row in self.each::<Row>(sql, vec![text(stored.command.id)])? {
+        for row in self.each::<ContentRow>(sql, vec![text(stored.command.id)])? {
             hash.add(&row?.content);
         }
         Ok(Some(hash.finish()))
     }
 
-    /// A result made of the chunks of a command. Output can be far larger than a result: only its
-    /// two ends are read.
-    fn result_of_chunks(&self, stored: &StoredCommand) -> Result<(String, bool)> {
+    /// Builds a result from the chunks of a command. Returns it with the flag whether it is cut.
+    /// Output can be far larger than a result, so only its beginning and its end are read.
+    fn result_from_chunks(&self, stored: &StoredCommand) -> Result<(String, bool)> {
         let (head, is_all) = self.content_from(stored, "ASC")?;
         if is_all {
             return Ok(output::result(&head.concat()));
@@ -293,19 +300,20 @@ impl Tables {
         Ok((output::result_of_ends(&head.concat(), &tail.concat(), length), true))
     }
 
-    /// A command's output: the agent's result, or one made of the chunks if the agent sent none.
+    /// A command's output: the result that the agent sent, or else one that is built from the
+    /// chunks. Before the command finishes there is no result.
     pub fn whole_output(&self, stored: &StoredCommand) -> Result<Output> {
         let bytes = stored.output_bytes();
         if !matches!(stored.life.end, Some(End::Finished(_))) {
             return Ok(Output { result: None, truncated: false, bytes });
         }
-        let larger_than_kept = bytes > output::MAX_RESULT as u64;
+        let exceeds_result = bytes > output::MAX_RESULT as u64;
         let (result, cut) = match &stored.result {
             Some(result) if !result.is_empty() || stored.chunks.bytes == 0 => {
                 (result.clone(), stored.result_cut)
             }
-            _ => self.result_of_chunks(stored)?,
+            _ => self.result_from_chunks(stored)?,
         };
-        Ok(Output { result: Some(result), truncated: cut || larger_than_kept, bytes })
+        Ok(Output { result: Some(result), truncated: cut || exceeds_result, bytes })
     }
 }

@@ -1,4 +1,4 @@
-//! The WebSockets of a server's object.
+//! The WebSockets between a server's object and its agent.
 
 use farhand_domain::features::Features;
 use farhand_domain::link::event::{Kind, Scene};
@@ -8,7 +8,7 @@ use worker::{Result, State, WebSocket, WebSocketPair};
 
 use crate::platform;
 
-/// What a socket carries through hibernation.
+/// The data that the platform keeps with a socket while the object hibernates. Stored as JSON.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Attachment {
     /// The connection's number.
@@ -26,7 +26,7 @@ pub fn generation(socket: &WebSocket) -> Option<u64> {
     attachment(socket).map(|attachment| attachment.generation)
 }
 
-/// The time, and the newest socket of each kind.
+/// Reads the time and the newest socket of each kind.
 pub fn scene(state: &State) -> Scene {
     let newest = |kind: Kind| {
         let sockets = state.get_websockets_with_tag(kind.as_str());
@@ -39,7 +39,7 @@ pub fn scene(state: &State) -> Scene {
     }
 }
 
-/// Accepts a socket, and returns the agent's end of it.
+/// Opens a WebSocket and returns the agent's end.
 pub fn accept(state: &State, kind: Kind, generation: u64, features: Features) -> Result<WebSocket> {
     let WebSocketPair { client, server } = WebSocketPair::new()?;
     state.accept_websocket_with_tags(&server, &[kind.as_str()]);
@@ -47,7 +47,7 @@ pub fn accept(state: &State, kind: Kind, generation: u64, features: Features) ->
     Ok(client)
 }
 
-/// Sends a message. Fails if it cannot leave.
+/// Sends a message to a connection. Fails if the connection has ended; then nothing was sent.
 pub fn send(state: &State, kind: Kind, to: u64, message: &ToAgent) -> Result<()> {
     let sockets = state.get_websockets_with_tag(kind.as_str());
     let socket = sockets.iter().find(|socket| generation(socket) == Some(to));
@@ -59,7 +59,7 @@ pub fn send(state: &State, kind: Kind, to: u64, message: &ToAgent) -> Result<()>
 /// Closes all sockets of a kind.
 pub fn close(state: &State, kind: Kind, code: u16, reason: &str) {
     for socket in state.get_websockets_with_tag(kind.as_str()) {
-        // A socket that is already closing refuses; that is fine.
+        // This fails if the socket is already closing, which is harmless.
         socket.close(Some(code), Some(reason)).ok();
     }
 }

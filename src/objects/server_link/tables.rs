@@ -1,4 +1,4 @@
-//! The tables of a server's object, in its own SQLite.
+//! The tables in the SQLite database of a server's object, and how statements run on them.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -15,15 +15,18 @@ use worker::{SqlStorage, SqlStorageValue, State};
 use crate::objects::alarm::Alarm;
 use crate::platform::log;
 
-/// The tables of an object that is used.
+/// Creates the tables. An object creates them when it first stores something.
 const SCHEMA: [&str; 9] = [
-    // One row: the document of the state beside the commands (`ServerState`).
+    // One row: the state of the server beside its commands (`ServerState`), as JSON.
     "CREATE TABLE server (id INTEGER PRIMARY KEY, document TEXT NOT NULL)",
-    // Commands: the document (`StoredCommand`), the agent's result, and the columns that are
-    // queried. `revision` counts the changes, `flushed` is the revision that D1 has. `stage` is
-    // that of `StoredCommand::stage`, or null. `is_active` is 1 while there is more to do for the
-    // command than to wait in the queue: few commands are. It keeps other columns out of the
-    // indexes, as each entry of an index that a statement may change counts as two written rows.
+    // Stored commands: `document` (`StoredCommand` as JSON), `result` (the agent's), and the
+    // columns that queries need.
+    // - `stage`: `StoredCommand::stage`, or null.
+    // - `due_at`: when the alarm serves the command.
+    // - `revision` counts the changes. `flushed` is the revision that D1 has.
+    // - `is_active`: 1 if the command needs more than waiting in the queue. Few commands are
+    //   active. The indexes filter on this column and contain few others, because each index entry
+    //   that a statement may change is billed as two written rows.
     "CREATE TABLE commands (
         id TEXT PRIMARY KEY,
         phase TEXT NOT NULL,
@@ -38,17 +41,19 @@ const SCHEMA: [&str; 9] = [
         CHECK (is_active OR phase = 'accepted' AND stage IS NOT 'open' AND flushed >= revision
             AND (due_at IS NULL OR stage IS 'waiting'))
     ) WITHOUT ROWID",
-    // Serves: the unfinished commands of the agent, what D1 does not have yet, and the commands
-    // that the alarm has to look at.
+    // Serves: delivered commands that have not ended, changes that D1 does not have, and commands
+    // that the alarm serves.
     "CREATE INDEX commands_active ON commands (id) WHERE is_active = 1",
-    // Serves: the queue in its order.
+    // Serves: the queue, in the order of delivery.
     "CREATE INDEX commands_waiting ON commands (scheduled_at, id) WHERE stage = 'waiting'",
-    // Serves: the waiting commands that the alarm has to look at.
+    // Serves: waiting commands that the alarm serves.
     "CREATE INDEX commands_waiting_due ON commands (due_at) WHERE stage = 'waiting'",
-    // Output in rows of consecutive chunks (`ChunkRow`), from the seq `first` to the one before
-    // `next`: the lengths of the chunks, their bytes in all, the bytes that are kept, and the
-    // content of these. Content that is larger than a row can be is in several pieces; the numbers
-    // are with the first one.
+    // Output. A row holds consecutive chunks (`ChunkRow`).
+    // - `first` is the seq of its first chunk, `next` the seq after its last one.
+    // - `lengths`: the bytes of each chunk; `bytes`: their sum.
+    // - `content`: the content that is kept; `kept`: its bytes.
+    // - `piece`: content that exceeds the limit of a row is split into several pieces. `bytes` and
+    //   `kept` are in piece 0, and 0 in the others.
     "CREATE TABLE chunks (
         command TEXT NOT NULL,
         first INTEGER NOT NULL,
@@ -60,26 +65,27 @@ const SCHEMA: [&str; 9] = [
         content TEXT NOT NULL,
         PRIMARY KEY (command, first, piece)
     ) WITHOUT ROWID",
-    // The first answers to requests with an Idempotency-Key; null while the request is under way.
+    // The answers to the first requests with an Idempotency-Key. `answer` is null until the
+    // request is answered.
     "CREATE TABLE answers (
         key TEXT PRIMARY KEY, body TEXT NOT NULL, command TEXT NOT NULL, answer TEXT, expires_at TEXT NOT NULL
     ) WITHOUT ROWID",
-    // Serves: deleting expired answers.
+    // Serves: the deletion of expired answers.
     "CREATE INDEX answers_by_expiry ON answers (expires_at)",
-    // Serves: deleting the answer of a deleted command.
+    // Serves: the deletion of a command's answer together with the command.
     "CREATE INDEX answers_by_command ON answers (command)",
 ];
 
-/// The object's tables. Nothing else writes them.
+/// The object's tables. Only this type writes them.
 pub struct Tables {
     state: Rc<State>,
     alarm: Rc<Alarm>,
     sql: SqlStorage,
-    /// Rows that were written, with those of indexes.
+    /// Rows written since [`Tables::take_rows_written`], including index entries.
     rows_written: Cell<usize>,
 }
 
-/// The failure of the platform's storage.
+/// Converts an error of the platform's storage.
 pub(super) fn failed(error: impl Display) -> Failed {
     Failed(error.to_string())
 }
@@ -97,11 +103,12 @@ pub(super) fn integer(value: u64) -> SqlStorageValue {
 }
 
 impl Tables {
-    /// The tables of an object's database. They may not exist yet.
+    /// A handle on the tables of an object. It does not create them.
     pub fn new(state: Rc<State>, alarm: Rc<Alarm>) -> Self {
         Self { sql: state.storage().sql(), state, alarm, rows_written: Cell::default() }
     }
 
+    /// Runs a statement that returns no rows.
     pub(super) fn exec(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<()> {
         let cursor = self.sql.exec(sql, parameters).map_err(failed)?;
         cursor.to_array::<serde_json::Value>().map_err(failed)?;
@@ -109,12 +116,12 @@ impl Tables {
         Ok(())
     }
 
-    /// How many rows were written since this was last called, with those of indexes.
+    /// Returns the number of rows written since the last call, including index entries.
     pub fn take_rows_written(&self) -> usize {
         self.rows_written.take()
     }
 
-    /// As in D1, no parameter stands alone after a LIMIT
+    /// Runs a query and returns all rows. A parameter after LIMIT needs `+ 0`, as in D1
     /// (`farhand_sql::statement::Mistake::BareLimit`).
     pub(super) fn rows<T: DeserializeOwned>(
         &self,
@@ -124,7 +131,7 @@ impl Tables {
         self.sql.exec(sql, parameters).and_then(|cursor| cursor.to_array()).map_err(failed)
     }
 
-    /// Reads rows one by one.
+    /// Runs a query and reads its rows one at a time.
     pub(super) fn each<T: DeserializeOwned>(
         &self,
         sql: &str,
@@ -134,31 +141,33 @@ impl Tables {
         Ok(cursor.next::<T>().map(|row| row.map_err(failed)))
     }
 
+    /// Runs a query that returns one column, `number`, and returns the first value.
     pub(super) fn count(&self, sql: &str, parameters: Vec<SqlStorageValue>) -> Result<u64> {
         #[derive(Deserialize)]
-        struct Row {
+        struct CountRow {
             number: f64,
         }
-        let rows: Vec<Row> = self.rows(sql, parameters)?;
+        let rows: Vec<CountRow> = self.rows(sql, parameters)?;
         Ok(rows.first().map_or(0, |row| row.number as u64))
     }
 
-    /// The state beside the commands. An object that was never used has no tables.
+    /// Reads the state beside the commands. Returns `None` if the tables do not exist: the object
+    /// was never used, or was wiped.
     pub(super) fn load(&self) -> Result<Option<ServerState>> {
         #[derive(Deserialize)]
-        struct Row {
+        struct ServerRow {
             document: String,
         }
-        let found: Vec<serde_json::Value> =
+        let tables: Vec<serde_json::Value> =
             self.rows("SELECT name FROM sqlite_master WHERE name = 'server'", vec![])?;
-        if found.is_empty() {
+        if tables.is_empty() {
             return Ok(None);
         }
-        let rows: Vec<Row> = self.rows("SELECT document FROM server", vec![])?;
+        let rows: Vec<ServerRow> = self.rows("SELECT document FROM server", vec![])?;
         rows.first().map(|row| serde_json::from_str(&row.document)).transpose().map_err(failed)
     }
 
-    /// Stores the state beside the commands. `is_first`: the tables do not exist yet.
+    /// Stores the state beside the commands. If `is_first`, creates the tables before that.
     pub(super) fn store(&self, server: &ServerState, is_first: bool) -> Result<()> {
         if is_first {
             SCHEMA.iter().try_for_each(|sql| self.exec(sql, vec![]))?;
@@ -169,19 +178,19 @@ impl Tables {
         self.exec(sql, vec![text(document)])
     }
 
-    /// Deletes everything. The platform does that in the same turn, and nothing waits for it to
-    /// become durable.
+    /// Deletes everything in the object. The platform deletes before this method returns; the
+    /// deletion becomes durable in the background.
     pub(super) fn delete_all(&self) {
         let (storage, alarm) = (self.state.storage(), self.alarm.clone());
-        let mut forgotten = Box::pin(async move {
-            // Both start immediately.
+        let mut deletion = Box::pin(async move {
+            // The first poll starts both.
             let (alarm, all) = future::join(alarm.delete(&storage), storage.delete_all()).await;
             if let Err(error) = alarm.and(all) {
                 log::trouble("object_not_wiped", json!({}), &error);
             }
         });
-        if (&mut forgotten).now_or_never().is_none() {
-            self.state.wait_until(forgotten);
+        if (&mut deletion).now_or_never().is_none() {
+            self.state.wait_until(deletion);
         }
     }
 }
