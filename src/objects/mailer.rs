@@ -1,9 +1,10 @@
-//! The Durable Object that sends mails after the response, and goes on trying where that fails.
+//! The Durable Object that sends the mails for password resets. It sends them after the response to
+//! the client, and retries those that failed. The region cell has one such object.
 //!
-//! It stores which requests are to be answered by mail and when, and nothing of the mails
-//! themselves: address and link are looked up, or made, when the mail is sent. A request of an
-//! address that is nobody's is stored alike, and dropped then: so that the work before the response
-//! does not tell who is registered. There is one object for the region cell.
+//! The object stores only the ids of reset requests and when to try next. It looks up the address
+//! and builds the link when it sends the mail. Requests for unknown addresses are stored in the same
+//! way and dropped at that time, so that the duration of a response does not reveal which addresses
+//! are registered.
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
@@ -19,50 +20,46 @@ use crate::platform::log;
 use crate::platform::{self, Config, internal};
 use crate::store::reset_requests::{self, Recipient};
 
-/// The name of the one object.
+/// The name of the object.
 const NAME: &str = "mailer";
-/// How many mails are sent side by side: the platform gives six connections.
-const AT_ONCE: i64 = 5;
-/// Seconds to the second try; each later one waits four times as long as the one before.
-const FIRST_RETRY: i64 = 5;
-/// Seconds between two tries at most.
-const LONGEST_RETRY: i64 = 3_600;
-/// How long a try may take, in seconds, before another may begin: longer than any transport waits.
-const TRY_LASTS: i64 = 120;
+/// How many mails are sent concurrently. The platform allows six connections.
+const MAX_CONCURRENT: i64 = 5;
+/// Seconds before the first retry. The delay grows by a factor of four with each retry.
+const MIN_RETRY_SECONDS: i64 = 5;
+/// The maximum seconds before a retry.
+const MAX_RETRY_SECONDS: i64 = 3_600;
+/// After this many seconds without an outcome, a mail is tried again: the object was cut off. No
+/// transport takes that long.
+const TRY_SECONDS: i64 = 120;
 
 const SCHEMA: [&str; 2] = [
     "CREATE TABLE IF NOT EXISTS mails (
         request TEXT PRIMARY KEY, tries INTEGER NOT NULL, due_at TEXT NOT NULL) WITHOUT ROWID",
-    // Serves: what is due.
+    // Serves: the mails that are due.
     "CREATE INDEX IF NOT EXISTS mails_due ON mails (due_at)",
 ];
 
-/// A mail to be sent: for which request for a password reset.
+/// The request message: send the mail for a request for a password reset.
 #[derive(Serialize, Deserialize)]
-struct Ask {
+struct SendReset {
     request: Uuid,
 }
 
 #[derive(Deserialize)]
-struct Due {
+struct QueuedMail {
     request: Uuid,
+    /// Tries before this one.
     tries: i64,
 }
 
-#[derive(Deserialize)]
-struct Next {
-    due_at: Option<Timestamp>,
-}
-
-/// Has the mail for a request for a password reset sent, soon.
+/// Queues the mail for a request for a password reset.
 ///
 /// # Errors
-/// The object could not be reached, and nothing will be sent.
+/// The call did not get through. The mail will not be sent.
 pub async fn send_reset(env: &Env, request: Uuid) -> Result<(), Error> {
-    objects::call(env, platform::MAILER, NAME, &Ask { request }).await
+    objects::call(env, platform::MAILER, NAME, &SendReset { request }).await
 }
 
-/// The object.
 #[durable_object]
 pub struct Mailer {
     state: State,
@@ -76,8 +73,10 @@ impl DurableObject for Mailer {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        objects::respond(&mut request, async |ask: Ask| self.take(&ask).await.map_err(internal))
-            .await
+        objects::respond(&mut request, async |message: SendReset| {
+            self.queue(message.request).await.map_err(internal)
+        })
+        .await
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
@@ -92,34 +91,36 @@ impl Mailer {
         self.state.storage().sql()
     }
 
-    async fn take(&self, ask: &Ask) -> worker::Result<()> {
+    async fn queue(&self, request: Uuid) -> worker::Result<()> {
         for statement in SCHEMA {
             self.sql().exec(statement, None)?;
         }
         let now = platform::now().to_string();
         let sql = "INSERT OR IGNORE INTO mails (request, tries, due_at) VALUES (?, 0, ?)";
-        self.sql().exec(sql, vec![ask.request.to_string().into(), now.into()])?;
+        self.sql().exec(sql, vec![request.to_string().into(), now.into()])?;
         self.set_alarm().await
     }
 
-    /// Sends what is due, and sets the alarm for what is not.
+    /// Sends the mails that are due, and sets the alarm for the next one.
     async fn send_due(&self) -> worker::Result<()> {
         let now = platform::now();
         let sql = "SELECT request, tries FROM mails WHERE due_at <= ? ORDER BY due_at LIMIT ? + 0";
         let due = self
             .sql()
-            .exec(sql, vec![now.to_string().into(), AT_ONCE.into()])?
-            .to_array::<Due>()?;
+            .exec(sql, vec![now.to_string().into(), MAX_CONCURRENT.into()])?
+            .to_array::<QueuedMail>()?;
         for mail in &due {
-            // Noted before the try: one that is cut off is made again, but not at once.
-            self.postpone(mail, now.plus_seconds(TRY_LASTS))?;
+            // Stored before the try. If the object is cut off, the mail is tried again, but not
+            // immediately.
+            self.postpone(mail, now.plus_seconds(TRY_SECONDS))?;
         }
         self.set_alarm().await?;
         future::try_join_all(due.iter().map(|mail| self.try_to_send(mail))).await?;
         self.set_alarm().await
     }
 
-    fn postpone(&self, mail: &Due, due_at: Timestamp) -> worker::Result<()> {
+    /// Counts a try, and stores when the next one is due.
+    fn postpone(&self, mail: &QueuedMail, due_at: Timestamp) -> worker::Result<()> {
         let sql = "UPDATE mails SET tries = ?, due_at = ? WHERE request = ?";
         let values = vec![
             (mail.tries + 1).into(),
@@ -129,32 +130,38 @@ impl Mailer {
         self.sql().exec(sql, values).map(drop)
     }
 
-    fn forget(&self, request: Uuid) -> worker::Result<()> {
+    fn remove(&self, request: Uuid) -> worker::Result<()> {
         self.sql()
             .exec("DELETE FROM mails WHERE request = ?", vec![request.to_string().into()])
             .map(drop)
     }
 
     async fn set_alarm(&self) -> worker::Result<()> {
-        let next =
-            self.sql().exec("SELECT min(due_at) AS due_at FROM mails", None)?.to_array::<Next>()?;
-        let Some(due_at) = next.into_iter().next().and_then(|next| next.due_at) else {
+        #[derive(Deserialize)]
+        struct DueRow {
+            due_at: Option<Timestamp>,
+        }
+        let rows = self
+            .sql()
+            .exec("SELECT min(due_at) AS due_at FROM mails", None)?
+            .to_array::<DueRow>()?;
+        let Some(due_at) = rows.into_iter().next().and_then(|row| row.due_at) else {
             return Ok(());
         };
         self.alarm.set(&self.state.storage(), due_at).await
     }
 
-    /// Makes one try. A mail that nobody is to get any more is dropped; what fails for now is tried
-    /// again, as long as the link is good.
-    async fn try_to_send(&self, mail: &Due) -> worker::Result<()> {
+    /// Tries to send a mail once. A permanent failure removes the mail; a temporary one schedules
+    /// the next try.
+    async fn try_to_send(&self, mail: &QueuedMail) -> worker::Result<()> {
         let log = |event: &'static str, cause: &str| {
             log::trouble(event, json!({"request": mail.request, "try": mail.tries + 1}), &cause);
         };
         match self.send(mail.request).await {
-            Ok(()) => self.forget(mail.request),
+            Ok(()) => self.remove(mail.request),
             Err(Failure::Permanent(cause)) => {
                 log("mail_refused", &cause);
-                self.forget(mail.request)
+                self.remove(mail.request)
             }
             Err(Failure::Temporary(cause)) => {
                 log("mail_not_sent_yet", &cause);
@@ -163,6 +170,8 @@ impl Mailer {
         }
     }
 
+    /// Sends the mail for a request. Succeeds without a mail if the request has no recipient: it is
+    /// for an unknown address, was used, or has expired.
     async fn send(&self, request: Uuid) -> Result<(), Failure> {
         let temporary = |error: Error| Failure::Temporary(error.detail.into_owned());
         let now = platform::now();
@@ -176,13 +185,14 @@ impl Mailer {
     }
 }
 
-/// Seconds to the next try after so many that failed before the last.
+/// Seconds to the next try. `tries` is the number of tries before the one that failed now.
 fn retry_after(tries: i64) -> i64 {
     let exponent = u32::try_from(tries).unwrap_or(0).min(10);
-    (FIRST_RETRY << (2 * exponent)).min(LONGEST_RETRY)
+    (MIN_RETRY_SECONDS << (2 * exponent)).min(MAX_RETRY_SECONDS)
 }
 
-/// The mail for a request: the very same at each try, so that one that comes twice can be told.
+/// The mail for a request. Every try sends the same mail with the same id, so that mail servers and
+/// readers can recognise a duplicate.
 fn reset_message(id: Uuid, recipient: Recipient, link: &str) -> Message {
     let Recipient { workspace, workspace_name, username, email, requested_at, expires_at } =
         recipient;
@@ -207,7 +217,7 @@ mod tests {
     use super::retry_after;
 
     #[test]
-    fn tries_grow_rarer() {
+    fn the_delay_between_tries_grows_to_an_hour() {
         assert_eq!([0, 1, 2, 3, 4, 5, 100].map(retry_after), [5, 20, 80, 320, 1280, 3600, 3600]);
     }
 }

@@ -1,8 +1,9 @@
-//! The Durable Objects that count guesses (contract 4.5). `farhand_domain::throttle` has the rules.
+//! The Durable Objects that limit attempts to guess a credential (contract 4.5).
+//! `farhand_domain::throttle` has the rules.
 //!
-//! There is a fixed number of objects; each attempt belongs to one by the hash of what it is
-//! counted by. An object stores counters, which expire, so that guessing cannot fill it; the
-//! attempts under way are in its memory, where losing them costs nothing.
+//! The number of objects is fixed. A hash of the attempt's `home` selects its object. The object
+//! stores counters that expire, so that attempts cannot fill its storage. Attempts in progress are
+//! only in its memory; a crash may forget them.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -22,38 +23,39 @@ use worker::{Delay, DurableObject, Env, Request, Response, SqlStorage, State, du
 use crate::objects::{self, alarm::Alarm};
 use crate::platform::{self, internal};
 
-/// How many objects share the work. Another number forgets what was counted, and nothing else.
+/// The number of objects. Another number moves attempts to other objects, which resets their
+/// counters.
 const SHARDS: u32 = 64;
-/// How long an attempt that waits sleeps at most before it looks again: one under way may never
+/// How long a waiting attempt sleeps before it checks again. The attempt that it waits for may never
 /// end.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How long an attempt waits at most, in seconds: not so long that the lease it has from the other
-/// object ends.
-const LONGEST_WAIT: i64 = LEASE_SECONDS / 3;
-/// When expired counters are deleted, in seconds, unless an attempt is counted before.
-const CLEARED_AFTER: i64 = 3_700;
-/// When known addresses that lapsed are deleted, in seconds.
-const KNOWN_CLEARED_AFTER: i64 = 24 * 3_600;
+const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// The maximum seconds that an attempt waits. Shorter than the lease, because the attempt may hold
+/// a lease of another object while it waits here.
+const MAX_WAIT_SECONDS: i64 = LEASE_SECONDS / 3;
+/// Seconds after which the alarm deletes expired counters.
+const PURGE_COUNTERS_AFTER_SECONDS: i64 = 3_700;
+/// Seconds after which the alarm deletes expired known addresses.
+const PURGE_ADDRESSES_AFTER_SECONDS: i64 = 24 * 3_600;
 
 /// How an attempt ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Outcome {
-    /// It was wrong, and counts.
+    /// The guess was wrong. It counts.
     Failure,
-    /// It was right.
+    /// The guess was right.
     Success,
-    /// Whether it was right was not found out.
+    /// The guess was not checked. It does not count.
     GivenUp,
 }
 
-/// What an object can be asked.
+/// A request message to an object.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// May an attempt begin? The answer comes when that is known.
+    /// Begin an attempt, if it is allowed. The object may answer only after other attempts ended.
     Begin { id: Uuid, attempt: Attempt },
-    /// It has ended.
+    /// End an attempt.
     End { id: Uuid, attempt: Attempt, outcome: Outcome },
-    /// Count something that happens at once, if it may happen.
+    /// Begin an attempt, if it is allowed, and immediately end it as a failure.
     Count { id: Uuid, attempt: Attempt },
 }
 
@@ -65,11 +67,11 @@ impl Ask {
     }
 }
 
-/// What an object answers.
+/// The response message of an object.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Answer {
     verdict: Verdict,
-    /// Whether the user logged in from the attempt's address lately.
+    /// Whether the user logged in from the attempt's address within the last [`KNOWN_DAYS`].
     is_known: bool,
 }
 
@@ -79,10 +81,13 @@ impl From<Verdict> for Answer {
     }
 }
 
-/// Asks the attempt's object. If the attempt may go on: whether its address is known.
-pub async fn ask(env: &Env, question: Ask) -> Result<bool, Error> {
-    let name = format!("throttle-{}", shard(question.home(), SHARDS));
-    let answer: Answer = objects::call(env, platform::THROTTLE, &name, &question).await?;
+/// Calls the object of an attempt. Returns whether the attempt's address is known.
+///
+/// # Errors
+/// 429 if the attempt is refused; the call did not get through.
+pub async fn ask(env: &Env, message: Ask) -> Result<bool, Error> {
+    let name = format!("throttle-{}", shard(message.home(), SHARDS));
+    let answer: Answer = objects::call(env, platform::THROTTLE, &name, &message).await?;
     match answer.verdict {
         Verdict::Go => Ok(answer.is_known),
         Verdict::Refused { retry_after } => Err(Error::throttled(retry_after)),
@@ -92,28 +97,27 @@ pub async fn ask(env: &Env, question: Ask) -> Result<bool, Error> {
 
 const SCHEMA: [&str; 4] = [
     "CREATE TABLE IF NOT EXISTS counters (key TEXT PRIMARY KEY, count INTEGER NOT NULL, ends_at TEXT NOT NULL) WITHOUT ROWID",
-    // Serves: clearing away what expired.
+    // Serves: the deletion of expired counters.
     "CREATE INDEX IF NOT EXISTS counters_by_end ON counters (ends_at)",
-    // The addresses that users logged in from lately, as hashes:
-    // `farhand_domain::throttle::Origin`.
+    // The addresses from which users logged in. Users and addresses are hashes
+    // (`farhand_domain::throttle::Origin`).
     "CREATE TABLE IF NOT EXISTS known_addresses (
         user TEXT, address TEXT, logged_in_at TEXT NOT NULL, PRIMARY KEY (user, address)) WITHOUT ROWID",
-    // Serves: deleting those that lapsed.
+    // Serves: the deletion of expired addresses.
     "CREATE INDEX IF NOT EXISTS known_addresses_by_time ON known_addresses (logged_in_at)",
 ];
 
-/// The time after which a login makes its address known.
+/// An address is known if its user logged in from it after this time.
 fn known_since(now: Timestamp) -> String {
     now.plus_seconds(-KNOWN_DAYS * 24 * 3_600).to_string()
 }
 
-/// The object.
 #[durable_object]
 pub struct Throttle {
     state: State,
     alarm: Alarm,
     under_way: RefCell<UnderWay>,
-    /// Those who wait for an attempt to end.
+    /// Wakes the attempts that wait until another attempt ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
 }
 
@@ -128,8 +132,8 @@ impl DurableObject for Throttle {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        objects::respond(&mut request, async |question: Ask| {
-            self.answer(question).await.map_err(internal)
+        objects::respond(&mut request, async |message: Ask| {
+            self.handle(message).await.map_err(internal)
         })
         .await
     }
@@ -137,16 +141,17 @@ impl DurableObject for Throttle {
     async fn alarm(&self) -> worker::Result<Response> {
         self.alarm.went_off();
         let now = platform::now();
-        self.clear(now)?;
+        self.purge_counters(now)?;
         self.sql().exec(
             "DELETE FROM known_addresses WHERE logged_in_at <= ?",
             vec![known_since(now).into()],
         )?;
-        for (table, after) in
-            [("counters", CLEARED_AFTER), ("known_addresses", KNOWN_CLEARED_AFTER)]
-        {
-            let one = format!("SELECT 1 AS one FROM {table} LIMIT 1");
-            if !self.sql().exec(&one, None)?.to_array::<serde_json::Value>()?.is_empty() {
+        for (table, after) in [
+            ("counters", PURGE_COUNTERS_AFTER_SECONDS),
+            ("known_addresses", PURGE_ADDRESSES_AFTER_SECONDS),
+        ] {
+            let any_row = format!("SELECT 1 AS one FROM {table} LIMIT 1");
+            if !self.sql().exec(&any_row, None)?.to_array::<serde_json::Value>()?.is_empty() {
                 self.alarm.set_by(&self.state.storage(), now.plus_seconds(after), now).await?;
                 break;
             }
@@ -160,13 +165,13 @@ impl Throttle {
         self.state.storage().sql()
     }
 
-    async fn answer(&self, question: Ask) -> worker::Result<Answer> {
+    async fn handle(&self, message: Ask) -> worker::Result<Answer> {
         for statement in SCHEMA {
             self.sql().exec(statement, None)?;
         }
-        match question {
+        match message {
             Ask::Begin { id, attempt } => {
-                let is_known = self.known_at(&attempt, platform::now())?.is_some();
+                let is_known = self.last_login_from(&attempt, platform::now())?.is_some();
                 let attempt = if is_known { attempt.for_known_address() } else { attempt };
                 Ok(Answer { verdict: self.begin(id, &attempt).await?, is_known })
             }
@@ -184,10 +189,14 @@ impl Throttle {
         }
     }
 
-    /// When the user last logged in from an attempt's address, if the address is known.
-    fn known_at(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<Option<Timestamp>> {
+    /// The stored time of a login from an attempt's address, if the address is known.
+    fn last_login_from(
+        &self,
+        attempt: &Attempt,
+        now: Timestamp,
+    ) -> worker::Result<Option<Timestamp>> {
         #[derive(Deserialize)]
-        struct Known {
+        struct KnownAddress {
             logged_in_at: Timestamp,
         }
         let Some(origin) = &attempt.origin else { return Ok(None) };
@@ -197,15 +206,16 @@ impl Throttle {
             origin.address.as_str().into(),
             known_since(now).into(),
         ];
-        Ok(self.sql().exec(sql, bound)?.to_array::<Known>()?.pop().map(|known| known.logged_in_at))
+        let mut rows = self.sql().exec(sql, bound)?.to_array::<KnownAddress>()?;
+        Ok(rows.pop().map(|known| known.logged_in_at))
     }
 
-    /// Stores that a user logged in from an address, at most once a day. The user's newest
-    /// addresses are kept.
-    fn note_known(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<()> {
+    /// Stores that a user logged in from the attempt's address, unless that was stored within the
+    /// last day. Deletes the user's oldest addresses beyond [`MAX_KNOWN_ADDRESSES`].
+    fn store_known_address(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<()> {
         let Some(origin) = &attempt.origin else { return Ok(()) };
         let is_fresh = |at: Timestamp| at.plus_seconds(KNOWN_STORED_EVERY) > now;
-        if self.known_at(attempt, now)?.is_some_and(is_fresh) {
+        if self.last_login_from(attempt, now)?.is_some_and(is_fresh) {
             return Ok(());
         }
         self.sql().exec(
@@ -224,55 +234,57 @@ impl Throttle {
         Ok(())
     }
 
+    /// Begins an attempt, if it is allowed now. Attempts whose lease has expired count as failures
+    /// before that.
     fn try_begin(&self, id: Uuid, attempt: &Attempt) -> worker::Result<Verdict> {
         let now = platform::now();
-        for lapsed in self.under_way.borrow_mut().take_lapsed(now) {
-            self.count(&lapsed, now)?;
+        for expired in self.under_way.borrow_mut().take_lapsed(now) {
+            self.count_failure(&expired, now)?;
         }
         let counters = self.counters(attempt, now)?;
         Ok(self.under_way.borrow_mut().begin(id, attempt, &counters, now))
     }
 
-    /// Lets an attempt begin, or refuses it; where only those under way are too many, when one of
-    /// them has ended.
+    /// Begins an attempt, or refuses it. If only the attempts in progress prevent it, waits until
+    /// one of them ends.
     async fn begin(&self, id: Uuid, attempt: &Attempt) -> worker::Result<Verdict> {
-        let until = platform::now().plus_seconds(LONGEST_WAIT);
+        let until = platform::now().plus_seconds(MAX_WAIT_SECONDS);
         loop {
             let verdict = self.try_begin(id, attempt)?;
             if verdict != Verdict::Wait || platform::now() >= until {
                 return Ok(verdict);
             }
-            let (ended, end) = oneshot::channel();
-            self.waiting.borrow_mut().push(ended);
-            future::select(end, Delay::from(LOOK_AGAIN)).await;
+            let (wake, woken) = oneshot::channel();
+            self.waiting.borrow_mut().push(wake);
+            future::select(woken, Delay::from(RECHECK_INTERVAL)).await;
         }
     }
 
     async fn end(&self, id: Uuid, attempt: &Attempt, outcome: Outcome) -> worker::Result<()> {
         let now = platform::now();
         match outcome {
-            Outcome::Failure => self.count(attempt, now)?,
+            Outcome::Failure => self.count_failure(attempt, now)?,
             Outcome::Success => {
                 for key in attempt.after_success() {
                     self.sql().exec("DELETE FROM counters WHERE key = ?", vec![key.into()])?;
                 }
-                self.note_known(attempt, now)?;
+                self.store_known_address(attempt, now)?;
             }
             Outcome::GivenUp => {}
         }
         self.under_way.borrow_mut().end(id);
         for waiting in self.waiting.take() {
-            // One that looked again by itself does not listen any more.
+            // This fails if the attempt stopped waiting, which is harmless.
             waiting.send(()).ok();
         }
         if outcome == Outcome::GivenUp {
             return Ok(());
         }
-        self.alarm.set_by(&self.state.storage(), now.plus_seconds(CLEARED_AFTER), now).await
+        let purge_at = now.plus_seconds(PURGE_COUNTERS_AFTER_SECONDS);
+        self.alarm.set_by(&self.state.storage(), purge_at, now).await
     }
 
-    /// Counts a failure.
-    fn count(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<()> {
+    fn count_failure(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<()> {
         let counters = self.counters(attempt, now)?;
         for Counter { key, count, ends_at } in attempt.after_failure(&counters, now) {
             self.sql().exec(
@@ -285,16 +297,17 @@ impl Throttle {
 
     /// The counters of an attempt that have not expired.
     fn counters(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<Vec<Counter>> {
-        self.clear(now)?;
-        let mut found = Vec::new();
+        self.purge_counters(now)?;
+        let mut counters = Vec::new();
         for key in attempt.keys() {
             let sql = "SELECT key, count, ends_at FROM counters WHERE key = ?";
-            found.extend(self.sql().exec(sql, vec![key.into()])?.to_array::<Counter>()?);
+            counters.extend(self.sql().exec(sql, vec![key.into()])?.to_array::<Counter>()?);
         }
-        Ok(found)
+        Ok(counters)
     }
 
-    fn clear(&self, now: Timestamp) -> worker::Result<()> {
+    /// Deletes expired counters.
+    fn purge_counters(&self, now: Timestamp) -> worker::Result<()> {
         self.sql().exec("DELETE FROM counters WHERE ends_at <= ?", vec![now.to_string().into()])?;
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! Login tokens in KV: what a token's hash stands for, with the sliding expiry.
+//! The entries of login tokens in KV: the session of a token, and when the token expires.
 //!
-//! KV remembers, D1 decides (contract 4.3): an entry here neither grants nor refuses anything, so a
-//! stale or missing one does no harm and is put right on the way.
+//! An entry is only a cached hint (contract 4.3): D1 decides whether a token is valid. So a stale
+//! or missing entry is harmless. A later request with the token corrects it.
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
@@ -10,18 +10,22 @@ use uuid::Uuid;
 use worker::Env;
 use worker::kv::KvStore;
 
+use super::Progress;
 use crate::platform;
 use crate::platform::cost;
 
-/// How long an entry outlives its token, in seconds: KV's own expiry only clears away.
-const SLACK: i64 = 3_600;
+/// The maximum number of entries that one call of [`purge`] deletes.
+const MAX_PURGED: u64 = 100;
 
-/// What KV holds of a login token.
+/// The seconds for which KV keeps an entry after its token expired. KV's expiry only frees space.
+const EXPIRY_SLACK_SECONDS: i64 = 3_600;
+
+/// The entry of a login token. Stored as JSON.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Entry {
     /// The session in D1.
     pub session: Uuid,
-    /// When the token expires, if it is not used before.
+    /// When the token expires, unless it is used before.
     pub expires_at: Timestamp,
 }
 
@@ -38,7 +42,7 @@ pub fn key(workspace: &str, token_hash: &str) -> String {
     format!("{}{token_hash}", prefix(workspace))
 }
 
-/// The entry of a token. An entry that cannot be read is as good as none.
+/// Reads the entry of a token. An entry that cannot be read is treated as absent.
 pub async fn get(env: &Env, workspace: &str, token_hash: &str) -> Option<Entry> {
     let store = store(env).ok()?;
     cost::add_kv_read();
@@ -49,22 +53,22 @@ pub async fn get(env: &Env, workspace: &str, token_hash: &str) -> Option<Entry> 
 /// Writes the entry of a token.
 pub async fn put(env: &Env, workspace: &str, token_hash: &str, entry: Entry) -> Result<(), Error> {
     let value = serde_json::to_string(&entry)?;
-    let expiration = entry.expires_at.plus_seconds(SLACK).as_millis() / 1000;
+    let expiration = entry.expires_at.plus_seconds(EXPIRY_SLACK_SECONDS).as_millis() / 1000;
     let put = store(env)?.put(&key(workspace, token_hash), value)?;
     Ok(put.expiration(expiration).execute().await?)
 }
 
-/// Removes the entry of a token.
+/// Deletes the entry of a token.
 pub async fn delete(env: &Env, workspace: &str, token_hash: &str) -> Result<(), Error> {
     Ok(store(env)?.delete(&key(workspace, token_hash)).await?)
 }
 
-/// Removes some of a workspace's entries. True: none is left.
-pub async fn purge_some(env: &Env, workspace: &str) -> Result<bool, Error> {
+/// Deletes some of a workspace's entries.
+pub async fn purge(env: &Env, workspace: &str) -> Result<Progress, Error> {
     let store = store(env)?;
-    let listed = store.list().prefix(prefix(workspace)).limit(100).execute().await?;
+    let listed = store.list().prefix(prefix(workspace)).limit(MAX_PURGED).execute().await?;
     for key in &listed.keys {
         store.delete(&key.name).await?;
     }
-    Ok(listed.list_complete)
+    Ok(if listed.list_complete { Progress::Done } else { Progress::More })
 }

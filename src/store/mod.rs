@@ -1,7 +1,7 @@
-//! All SQL and KV of the Worker, one file per table.
+//! The Worker's access to D1 and KV, one file per table.
 //!
-//! A function fails if D1 or KV does, or if a row does not have the form that the code expects:
-//! both are faults of the service.
+//! A function here fails if D1 or KV fails, or if a row does not have the expected form. Both are
+//! internal errors.
 
 pub mod anonymous_events;
 pub mod api_tokens;
@@ -24,3 +24,14 @@ pub mod sessions;
 pub mod users;
 pub mod within_acl;
 pub mod workspaces;
+
+/// What a bounded step of background work left to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// There may be more work. The next step can follow immediately.
+    More,
+    /// Something failed. The next step is to follow after a delay.
+    Retry,
+    /// There is no more work now.
+    Done,
+}

@@ -1,9 +1,9 @@
-//! The end of commands that are over for long (contract 7.13; docs/contributing/retention.md): found
-//! by their ids, and removed with what is noted of servers and requesters for their sake alone.
+//! Finds commands that ended long ago, and deletes them together with the rows that exist only for
+//! commands (contract 7.13; docs/scaling.md).
 //!
-//! A command ends after it was created, and its id begins with the time of its creation. So what
-//! ended long ago is among the first ids. Commands that were created long ago and have not ended,
-//! or ended later, are read and left.
+//! A command's id begins with the time of its creation, and a command ends after it was created. So
+//! old commands are among the first ids of a workspace. The search also reads commands that were
+//! created long ago but have not ended, or ended later.
 
 use std::collections::BTreeSet;
 
@@ -17,33 +17,35 @@ use worker::Env;
 
 use super::db::{self, params};
 
-/// How many workspaces are looked at in one go.
-const WORKSPACES: u64 = 500;
+/// The number of workspaces that one statement searches.
+const WORKSPACES_PER_SCAN: u64 = 500;
 
-/// A command that is to go.
+/// A command that is old enough to be deleted.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Due {
-    /// Its id.
+pub struct OldCommand {
     pub id: String,
-    /// Its server.
     pub server_id: String,
-    /// The user who asked for it.
     pub requested_by: Option<i64>,
 }
 
-/// What a look through some workspaces found.
+/// The outcome of a search through some workspaces.
 #[derive(Debug, Deserialize)]
-pub struct Looked {
-    /// The first of them that has commands that are to go.
+pub struct WorkspaceScan {
+    /// The first workspace that has old commands.
     pub found: Option<i64>,
-    /// The last of them; `None` where there was none.
+    /// The last workspace that was searched; `None`: there are no more.
     pub last: Option<i64>,
 }
 
-/// Looks through the next workspaces after one for commands that were over at a moment.
-pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<Looked, Error> {
+/// Searches the next workspaces for commands that ended by `until`, in the order of the workspaces'
+/// ids after `after`.
+pub async fn scan_workspaces(
+    env: &Env,
+    after: i64,
+    until: Timestamp,
+) -> Result<WorkspaceScan, Error> {
     let sql = format!(
-        "WITH next AS (SELECT id FROM workspaces WHERE id > :after AND deleted_at IS NULL ORDER BY id LIMIT {WORKSPACES})
+        "WITH next AS (SELECT id FROM workspaces WHERE id > :after AND deleted_at IS NULL ORDER BY id LIMIT {WORKSPACES_PER_SCAN})
          SELECT (SELECT n.id FROM next n WHERE EXISTS (
                 SELECT 1 FROM commands c INDEXED BY commands_by_id
                 WHERE c.workspace_id = n.id AND c.id < :created_before AND c.handled_at <= :until)
@@ -58,49 +60,53 @@ pub async fn next_workspace(env: &Env, after: i64, until: Timestamp) -> Result<L
     db::first(&result)?.ok_or_else(|| Error::internal("D1 gave no row"))
 }
 
-/// The lowest id that a command can have that was created at a moment.
+/// The lowest id of a command that is created at a time. Commands that were created before have
+/// lower ids.
 fn created_before(until: Timestamp) -> String {
     id::new(until, [0; 10]).to_string()
 }
 
-/// The first commands of a workspace after an id that were over at a moment, so many.
+/// Finds the next commands of a workspace that ended by `until`, in the order of their ids after
+/// `after`.
 pub async fn find(
     env: &Env,
     workspace_id: i64,
     after: &str,
     until: Timestamp,
-    most: u64,
-) -> Result<Vec<Due>, Error> {
+    limit: u64,
+) -> Result<Vec<OldCommand>, Error> {
     let sql = "SELECT c.id, c.server_id, c.requested_by FROM commands c INDEXED BY commands_by_id
         WHERE c.workspace_id = :workspace_id AND c.id > :after AND c.id < :created_before AND c.handled_at <= :until
-        ORDER BY c.id LIMIT :most + 0";
+        ORDER BY c.id LIMIT :limit + 0";
     let statement = Statement::new(sql).bind_all(params! {
-        workspace_id, after, until, created_before: created_before(until), most,
+        workspace_id, after, until, created_before: created_before(until), limit,
     });
     db::rows(&db::run(env, statement).await?)
 }
 
-/// Removes commands of which the objects have nothing any more, all of them or none, from the
-/// counters of lists too; the triggers take them out of the search. What is noted for the sake of
-/// commands alone goes with the last of these: the counters that are 0; the names of a server
-/// without commands, who had some on it, and that it is gone, as its object has wiped itself.
+/// Deletes commands that their objects have already deleted, all of them or none. The counters of
+/// lists are corrected here, the search index by triggers.
+///
+/// Also deletes the rows that exist only for commands, if these were the last ones: counters that
+/// are 0; and, for a server without commands, its names, its requesters, and its row as a deleted
+/// server. The object of such a deleted server has wiped itself.
 pub async fn delete(
     env: &Env,
     workspace_id: i64,
-    commands: &[&Due],
+    commands: &[&OldCommand],
     until: Timestamp,
 ) -> Result<(), Error> {
-    let list = |of: &dyn Fn(&Due) -> Option<String>| {
-        Value::list(commands.iter().filter_map(|due| of(due)).collect::<BTreeSet<_>>())
+    let distinct = |value: &dyn Fn(&OldCommand) -> Option<String>| {
+        Value::list(commands.iter().filter_map(|command| value(command)).collect::<BTreeSet<_>>())
     };
-    let ids = list(&|due| Some(due.id.clone()));
-    let servers = list(&|due| Some(due.server_id.clone()));
-    let requesters = list(&|due| due.requested_by.map(|id| id.to_string()));
+    let ids = distinct(&|command| Some(command.id.clone()));
+    let servers = distinct(&|command| Some(command.server_id.clone()));
+    let requesters = distinct(&|command| command.requested_by.map(|id| id.to_string()));
     let delete = |rows: String, list: &Value| {
         Statement::new(format!("DELETE FROM {rows}"))
             .bind_all(params! { workspace_id, list: list.clone() })
     };
-    let counters = |kind: &str, keys: &Value| {
+    let empty_counters = |kind: &str, keys: &Value| {
         let rows = format!(
             "command_counts WHERE workspace_id = :workspace_id AND kind = '{kind}'
              AND key IN (SELECT value FROM json_each(:list)) AND total = 0"
@@ -116,13 +122,13 @@ pub async fn delete(
         );
         delete(rows, &servers)
     };
-    let which = "c.id IN (SELECT value FROM json_each(:ids)) AND c.handled_at <= :until";
-    let mut statements = command_counts::delete(which)
+    let condition = "c.id IN (SELECT value FROM json_each(:ids)) AND c.handled_at <= :until";
+    let mut statements = command_counts::delete(condition)
         .map(|sql| Statement::new(sql).bind_all(params! { workspace_id, ids: ids.clone(), until }))
         .to_vec();
     statements.extend([
-        counters("server", &servers),
-        counters("requester", &requesters),
+        empty_counters("server", &servers),
+        empty_counters("requester", &requesters),
         of_server_without_commands(
             "command_servers INDEXED BY command_servers_by_server",
             "server_id",

@@ -36,14 +36,14 @@ const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'default_username', coalesce(s.default_username, s.reported_username),
     'added_at', s.added_at, 'updated_at', s.updated_at)";
 
-/// Where the answer to a creation is read.
+/// Reads the response to a creation.
 pub const REPLAY: ReplaySource = ReplaySource {
     object: OBJECT,
     row: "servers s ON s.id = :resource AND s.workspace_id = me.workspace_id",
 };
 
-/// SQL for the condition that a row of `servers s` is one that the caller reaches (contract 5.5),
-/// and that the API token is not kept from (contract 4.12).
+/// SQL for the condition that the caller can access a row of `servers s` (contract 5.5), and that
+/// the access control list of the API token includes it (contract 4.12).
 pub const IS_ACCESSIBLE: &str =
     "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
         OR EXISTS (SELECT 1 FROM memberships m
@@ -51,18 +51,17 @@ pub const IS_ACCESSIBLE: &str =
             WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id))
     AND (me.acl_servers IS NULL OR s.id IN (SELECT value FROM json_each(me.acl_servers)))";
 
-/// SQL for whether the caller may name any remote account on a row of `servers s` that they reach
-/// (contract 5.6).
+/// SQL for whether the caller may run commands as any account of a row of `servers s` that the
+/// caller can access (contract 5.6).
 pub const MAY_USE_ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
     OR EXISTS (SELECT 1 FROM memberships m
         JOIN server_groups i ON i.workspace_id = m.workspace_id AND i.group_id = m.group_id AND i.server_id = s.id
         WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id AND m.role IN ('manager', 'owner')))";
 
-/// SQL for the condition on `me` that they may edit and delete the server of a row of `servers s`
-/// (contract 5.7).
-const EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
+/// SQL for the condition that the caller may edit and delete a row of `servers s` (contract 5.7).
+const IS_EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
 
-/// The server object of a server that the caller can access.
+/// Reads the server object of a server that the caller can access.
 pub fn one(id: Uuid) -> Query {
     Query::new(
         format!("(SELECT {OBJECT} FROM servers s WHERE s.id = :id AND {IS_ACCESSIBLE})"),
@@ -70,10 +69,9 @@ pub fn one(id: Uuid) -> Query {
     )
 }
 
-/// SQL for a server that a command names, as `{id, name, default_username, any_account,
-/// is_pending}`, and the value of its parameter `:server`.
-///
-/// `any_account` tells whether the caller may name any remote account there (contract 5.6).
+/// SQL for the server that a command names, as `{id, name, default_username, any_account,
+/// is_pending}`, and the value of the parameter `:server`. `any_account`: whether the caller may
+/// run commands as any account there (contract 5.6).
 pub fn for_command(server: &ServerRef) -> (String, String) {
     let (column, value) = match server {
         ServerRef::Id(id) => ("id", id.to_string()),
@@ -89,23 +87,21 @@ pub fn for_command(server: &ServerRef) -> (String, String) {
     (sql, value)
 }
 
-/// A server to be made.
+/// A server to be created.
 #[derive(Debug)]
 pub struct New<'a> {
-    /// Its id.
     pub id: Uuid,
-    /// Its name.
     pub name: &'a str,
-    /// The hash of its agent's key.
+    /// The hash of the agent's key.
     pub key_hash: &'a str,
-    /// The groups that it is in.
+    /// The ids of the server's groups.
     pub groups: &'a [i64],
-    /// The remote account of commands that name none.
+    /// The account for commands that name none.
     pub default_username: Option<&'a str>,
 }
 
-/// Creates a server owned by the caller, if the caller is staff and nothing is wrong with the
-/// groups. The reply is the server.
+/// Creates a server owned by the caller, if the caller is staff and the groups accept it. The reply
+/// is the server.
 pub fn insert(scope: &Scope<'_>, new: &New<'_>, event: &Event) -> Result<Batch, Error> {
     let insert = scope
         .statement(&format!(
@@ -122,7 +118,7 @@ pub fn insert(scope: &Scope<'_>, new: &New<'_>, event: &Event) -> Result<Batch, 
     Ok(batch.then(join_groups(scope, new.id, new.groups)).returning(select(scope, new.id)))
 }
 
-/// The statement that reads a server that the caller reaches, as `body`.
+/// The statement that selects a server that the caller can access, as `body`.
 fn select(scope: &Scope<'_>, id: Uuid) -> Statement {
     scope
         .statement(&format!(
@@ -131,7 +127,7 @@ fn select(scope: &Scope<'_>, id: Uuid) -> Statement {
         .bind("id", id)
 }
 
-/// The statement that brings a server into groups, if the caller is staff.
+/// The statement that adds a server to groups, if the caller is staff.
 fn join_groups(scope: &Scope<'_>, id: Uuid, groups: &[i64]) -> Statement {
     scope
         .statement(
@@ -146,14 +142,14 @@ fn join_groups(scope: &Scope<'_>, id: Uuid, groups: &[i64]) -> Statement {
         .bind_all(params! { id, groups: Value::list(groups) })
 }
 
-/// What is wrong with some groups: see [`group_problem`].
+/// Checks whether a new server may be added to some groups: see [`group_problem`].
 pub fn problem_of_groups(groups: &[i64]) -> Query {
     Query::new(group_problem(":groups"), params! { groups: Value::list(groups) })
 }
 
-/// SQL for what keeps a server out of groups, whose ids are a JSON array given as SQL: `unknown` if
-/// one is no group of the workspace, `full` if one has as many servers as a group may have, null if
-/// nothing does.
+/// SQL for why a server cannot be added to some groups. `parameter` is SQL for a JSON array of the
+/// groups' ids. The value is `unknown` if a group does not exist in the workspace, `full` if a group
+/// has the maximum number of servers, and null if there is no problem.
 fn group_problem(parameter: &str) -> String {
     format!(
         "(CASE WHEN EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
@@ -163,7 +159,7 @@ fn group_problem(parameter: &str) -> String {
     )
 }
 
-/// SQL for whether a group of a workspace has as many servers as it may have.
+/// SQL for whether a group has the maximum number of servers.
 pub fn is_full(workspace: &str, group: &str) -> String {
     format!(
         "EXISTS (SELECT 1 FROM server_groups f WHERE f.workspace_id = {workspace} AND f.group_id = {group}
@@ -172,29 +168,26 @@ pub fn is_full(workspace: &str, group: &str) -> String {
     )
 }
 
-/// A server as somebody who wants to change it sees it.
+/// What a change of a server is checked against.
 #[derive(Debug, Deserialize)]
 pub struct ForChange {
-    /// The workspace's id.
     pub workspace_id: i64,
-    /// Whether the caller may edit and delete it.
+    /// Whether the caller may edit and delete the server.
     pub is_editable: bool,
-    /// What is wrong with the groups that are asked for and that it is not in yet: see
-    /// [`group_problem`].
+    /// Why the server cannot be added to the new groups: see [`group_problem`].
     pub group_problem: Option<String>,
-    /// Whether the user exists who is to be the owner.
+    /// Whether the new owner exists.
     pub has_new_owner: bool,
     /// The server object.
     pub server: Json,
 }
 
-/// The server with that id as [`ForChange`], which is to be in some groups and to belong to a user.
-///
-/// The groups that it is in already are never wrong.
+/// Reads a server as [`ForChange`]. `groups` and `owner` are those after the change. Groups that the
+/// server is in already are no problem, even if they are full.
 pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
     let sql = format!(
         "(SELECT json_object('workspace_id', s.workspace_id,
-            'is_editable', json(iif({EDITABLE}, 'true', 'false')), 'group_problem', {},
+            'is_editable', json(iif({IS_EDITABLE}, 'true', 'false')), 'group_problem', {},
             'has_new_owner', json(iif(EXISTS (SELECT 1 FROM users o
                 WHERE o.id = :owner AND o.workspace_id = s.workspace_id), 'true', 'false')), 'server', {OBJECT})
           FROM servers s WHERE s.id = :id AND {IS_ACCESSIBLE})",
@@ -206,9 +199,9 @@ pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
     Query::new(sql, params! { id, groups: Value::list(groups), owner })
 }
 
-/// Changes a server, if the caller still may: its name by staff and its owner, its groups by staff,
-/// its owner by superusers. Nothing is changed if the new owner does not exist. The reply is the
-/// server.
+/// Changes a server, if the caller still has the permission. Staff and the owner may change the
+/// name; staff may change the groups; superusers may change the owner. Nothing changes if the new
+/// owner does not exist. The reply is the server.
 pub fn update(
     scope: &Scope<'_>,
     id: Uuid,
@@ -220,7 +213,7 @@ pub fn update(
             "UPDATE servers AS s SET name = coalesce(:name, s.name), owner_id = iif(:sets_owner, :owner, s.owner_id), updated_at = :now,
                 default_username = iif(:sets_default_username, :default_username, s.default_username)
              WHERE s.id = :id AND s.workspace_id = (SELECT me.workspace_id FROM me
-                WHERE {EDITABLE} AND (:keeps_groups OR me.is_staff OR me.is_superuser) AND (NOT :sets_owner OR me.is_superuser))
+                WHERE {IS_EDITABLE} AND (:keeps_groups OR me.is_staff OR me.is_superuser) AND (NOT :sets_owner OR me.is_superuser))
              AND (:owner IS NULL OR EXISTS (SELECT 1 FROM users o WHERE o.id = :owner AND o.workspace_id = s.workspace_id))
              RETURNING id AS body"
         ))
@@ -243,19 +236,17 @@ pub fn update(
     Ok(batch.returning(select(scope, id)))
 }
 
-/// A server as staff who want to approve it see it.
+/// What the approval of a server is checked against.
 #[derive(Debug, Deserialize)]
 pub struct ForApproval {
-    /// Its name.
     pub name: String,
-    /// Whether it is pending.
     pub is_pending: bool,
-    /// The fingerprint of its agent's key; `None`: it was not registered with a token that asks for
-    /// approval.
+    /// The fingerprint of the agent's key; `None`: the server was not registered with a token that
+    /// requires approval.
     pub fingerprint: Option<String>,
 }
 
-/// The server with that id as [`ForApproval`].
+/// Reads a server as [`ForApproval`].
 pub fn for_approval(id: Uuid) -> Query {
     let sql = format!(
         "(SELECT json_object('name', s.name, 'is_pending', json(iif(s.registration = 'pending', 'true', 'false')),
@@ -264,8 +255,8 @@ pub fn for_approval(id: Uuid) -> Query {
     Query::new(sql, params! { id })
 }
 
-/// Approves a pending server whose agent's key still has a fingerprint, if the caller is staff. The
-/// reply is the server.
+/// Approves a pending server, if the caller is staff and the agent's key still has this fingerprint.
+/// The reply is the server.
 pub fn approve(
     scope: &Scope<'_>,
     id: Uuid,
@@ -289,16 +280,13 @@ pub fn approve(
 pub struct Unapproved {
     /// The workspace's slug.
     pub workspace: String,
-    /// The workspace.
     pub workspace_id: i64,
-    /// The server.
     pub id: String,
-    /// Its name.
     pub name: String,
 }
 
-/// Finds pending servers that were registered before a time, in the order of their ids, after one
-/// of them.
+/// Finds pending servers that were registered by the time `before`, in the order of their ids after
+/// `after`.
 pub async fn unapproved(
     env: &Env,
     before: Timestamp,
@@ -311,11 +299,9 @@ pub async fn unapproved(
     db::rows(&db::run(env, Statement::new(sql).bind_all(params! { before, after, limit })).await?)
 }
 
-/// What a list of the servers that the caller reaches is read with. Who reaches some goes through
-/// those alone.
+/// Lists the servers that the caller can access. A caller with partial access reads only those.
 pub fn list(list: &ServerList) -> List {
-    // SQLite's lower() knows ASCII only; `folded` has in lower case what agents reported in other
-    // letters.
+    // SQLite's lower() works for ASCII only. `folded` has the other reported texts in lower case.
     let text = "lower(concat_ws(char(10), s.name, s.remote_ip, s.platform, s.os_name, s.os_version, s.agent_version))
         || char(10) || s.folded";
     let in_group = "s.id IN (SELECT g.server_id FROM server_groups g
@@ -328,14 +314,14 @@ pub fn list(list: &ServerList) -> List {
         .with("s.platform = :platform", "platform", list.platform.as_ref())
         .with("s.agent_version = :agent_version", "agent_version", list.agent_version.as_ref())
         .with_words(text, &list.words);
-    let all =
+    let full_access =
         format!("servers s WHERE {HAS_FULL_ACCESS} AND s.workspace_id = me.workspace_id{filters}");
-    let some = format!(
+    let partial_access = format!(
         "reached r CROSS JOIN servers s ON s.id = r.id AND s.workspace_id = me.workspace_id
          WHERE NOT {HAS_FULL_ACCESS} AND r.is_whole{filters}"
     );
     let direction = |descending: bool| if descending { "DESC" } else { "ASC" };
-    // Servers have ids in the order in which they were added.
+    // The ids of servers sort by the time at which the servers were added.
     let column = |key: Key| if key == Key::Added { "id" } else { key.as_str() };
     let keys = list
         .order
@@ -343,10 +329,11 @@ pub fn list(list: &ServerList) -> List {
         .map(|(key, descending)| format!("s.{} {}", column(*key), direction(*descending)));
     let first = list.order.first().is_none_or(|(_, descending)| *descending);
     let order = keys.chain([format!("s.id {}", direction(first))]).collect::<Vec<_>>().join(", ");
-    List::new(&format!(", {REACHED}"), ("servers s", OBJECT), &[all, some], &order, parameters)
+    let branches = [full_access, partial_access];
+    List::new(&format!(", {REACHED}"), ("servers s", OBJECT), &branches, &order, parameters)
 }
 
-/// Ids of a workspace's servers in their order, after one of them.
+/// The next ids of a workspace's servers, in order after `after`.
 pub async fn ids_after(
     env: &Env,
     workspace_id: i64,
@@ -359,8 +346,8 @@ pub async fn ids_after(
     )
 }
 
-/// The same of servers that are gone, while their objects are there.
-pub async fn gone_ids_after(
+/// The next ids of a workspace's deleted servers that still have objects, in order after `after`.
+pub async fn deleted_ids_after(
     env: &Env,
     workspace_id: i64,
     after: &str,
@@ -372,7 +359,7 @@ pub async fn gone_ids_after(
     )
 }
 
-/// Removes the rows of servers whose objects are wiped.
+/// Deletes the rows of servers whose objects are wiped.
 pub async fn delete(env: &Env, workspace_id: i64, ids: &[String]) -> Result<(), Error> {
     let delete = |table: &str| {
         let sql = format!(

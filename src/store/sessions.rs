@@ -1,4 +1,5 @@
-//! The table of login sessions, which decides whether a login token is alive.
+//! The table of login sessions. A login token is valid while its session is in this table and has
+//! not expired.
 
 use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
@@ -20,35 +21,34 @@ const OBJECT: &str = "json_object('id', s.id, 'user_agent', s.user_agent, 'remot
     'added_at', s.added_at, 'expires_at', s.expires_at,
     'current', json(iif(s.id = me.credential_id, 'true', 'false')))";
 
-/// SQL for the condition that a row of `sessions s` is a live one of the caller's.
-const OWN: &str =
+/// SQL for the condition that a row of `sessions s` is a live session of the caller.
+const IS_OWN: &str =
     "s.workspace_id = me.workspace_id AND s.user_id = me.user_id AND s.expires_at > :dead_until";
 
 /// The caller's live sessions, newest first.
 pub fn list() -> List {
-    let way = format!("sessions s WHERE {OWN}");
-    List::new("", ("sessions s", OBJECT), &[way], "s.id DESC", params! {})
+    let rows = format!("sessions s WHERE {IS_OWN}");
+    List::new("", ("sessions s", OBJECT), &[rows], "s.id DESC", params! {})
 }
 
 /// The session object of a live session of the caller.
 pub fn one(id: Uuid) -> Query {
     Query::new(
-        format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = :id AND {OWN})"),
+        format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = :id AND {IS_OWN})"),
         params! { id },
     )
 }
 
-/// A session to be made.
+/// A session to be created.
 #[derive(Debug)]
 pub struct New<'a> {
-    /// Its id.
     pub id: Uuid,
     /// The user who logs in.
     pub user_id: i64,
-    /// The PHC string that the password was checked against: where it is another by now, the login
-    /// came too late.
+    /// The PHC string that the password was checked against. If another one is stored by now, the
+    /// login fails.
     pub checked_password: &'a str,
-    /// The PHC string to store from now on.
+    /// The PHC string to store from now on. It differs if the password was hashed again.
     pub password: &'a str,
     /// The hash of the login token.
     pub token_hash: &'a str,
@@ -56,14 +56,14 @@ pub struct New<'a> {
     pub user_agent: &'a str,
     /// The client's address.
     pub remote_ip: &'a str,
-    /// When the token expires, if it is not used before.
+    /// When the token expires, unless it is used before.
     pub expires_at: Timestamp,
-    /// How many sessions the user has at most: the oldest end.
+    /// The maximum number of sessions of the user. The oldest ones beyond it are deleted.
     pub most: i64,
 }
 
-/// Makes a session, and with it the audit event of the login. Returns the workspace's id; `None`:
-/// the user may not log in any more, and nothing was made.
+/// Creates a session, with the audit event of the login. Returns the workspace's id, or `None` if
+/// the user may not log in any more and nothing was created.
 pub async fn insert(
     env: &Env,
     workspace: &str,
@@ -83,15 +83,15 @@ pub async fn insert(
         token_hash: new.token_hash, user_agent: new.user_agent, remote_ip: new.remote_ip, now,
         expires_at: new.expires_at,
     });
-    let told = Insert::whole(
+    let insert_event = Insert::whole(
         "s.workspace_id",
         ":event",
         "FROM sessions s WHERE s.id = :id AND changes() > 0",
     );
-    let told = Statement::new(told.sql()).bind_all(params! {
+    let insert_event = Statement::new(insert_event.sql()).bind_all(params! {
         id: new.id, event: audit::text(event)?,
     });
-    let user = Statement::new(
+    let update_user = Statement::new(
         "UPDATE users SET last_login = :now, password = :password
          WHERE id = :user_id AND password = :checked_password AND is_active = 1
          AND workspace_id = (SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL)",
@@ -100,8 +100,8 @@ pub async fn insert(
         slug: workspace, user_id: new.user_id, checked_password: new.checked_password, now,
         password: new.password,
     });
-    // An expired session is not listed, and its token is refused. Ids sort by creation.
-    let expired = Statement::new(
+    // Delete expired sessions, and those beyond the maximum. The ids of sessions sort by creation.
+    let delete_old = Statement::new(
         "DELETE FROM sessions WHERE user_id = :user_id
          AND workspace_id = (SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL)
          AND (expires_at <= :dead_until OR id IN (
@@ -111,11 +111,12 @@ pub async fn insert(
     .bind_all(params! {
         slug: workspace, user_id: new.user_id, dead_until: session::dead_until(now), most: new.most,
     });
-    let results = db::batch(env, vec![insert, told, user, expired]).await?;
+    let results = db::batch(env, vec![insert, insert_event, update_user, delete_old]).await?;
     results.first().map_or(Ok(None), db::first_value)
 }
 
-/// Ends the session of the caller's credential. It does nothing to an API token.
+/// Deletes the session of the caller's login token. If the credential is an API token, nothing
+/// changes.
 pub fn delete_own(scope: &Scope<'_>, event: &Event) -> Result<Batch, Error> {
     let id = Some("me.credential_id");
     let insert =
@@ -128,8 +129,9 @@ pub fn delete_own(scope: &Scope<'_>, event: &Event) -> Result<Batch, Error> {
     Ok(Batch::default().end_after_event(event, delete))
 }
 
-/// Ends a live session of the caller, which may be the calling one. Unless the scheduled
-/// commands are kept, the session counts as revoked: its waiting commands must not be delivered.
+/// Deletes a live session of the caller, which may be that of the request. Unless
+/// `keep_scheduled`, the session is also marked as revoked: its waiting commands must not be
+/// delivered.
 pub fn delete(
     scope: &Scope<'_>,
     id: Uuid,
@@ -157,13 +159,14 @@ fn revoke(scope: &Scope<'_>, id: Uuid) -> Statement {
     scope
         .statement(&format!(
             "INSERT OR IGNORE INTO revoked_sessions (workspace_id, id, user_id, revoked_at)
-             SELECT s.workspace_id, s.id, s.user_id, :now FROM me CROSS JOIN sessions s ON s.id = :id AND {OWN}"
+             SELECT s.workspace_id, s.id, s.user_id, :now FROM me CROSS JOIN sessions s ON s.id = :id AND {IS_OWN}"
         ))
         .bind("id", id)
 }
 
-/// SQL that notes that all live sessions of some users are revoked, given SQL for a table `u` of
-/// these users' rows, the time, and the time up to which sessions have expired.
+/// SQL that marks all live sessions of some users as revoked. The arguments are SQL: `users` for a
+/// table of the users' `id` and `workspace_id`, `now` for the time, and `dead_until` for the time up
+/// to which sessions have expired.
 pub fn revoke_all(users: &str, now: &str, dead_until: &str) -> String {
     format!(
         "INSERT OR IGNORE INTO revoked_sessions (workspace_id, id, user_id, revoked_at)
@@ -175,9 +178,7 @@ pub fn revoke_all(users: &str, now: &str, dead_until: &str) -> String {
 /// A user's revoked sessions whose waiting commands are to be cancelled.
 #[derive(Debug)]
 pub struct Revoked {
-    /// The workspace.
     pub workspace_id: i64,
-    /// The user.
     pub user_id: i64,
     /// The sessions' ids.
     pub sessions: Vec<Uuid>,
@@ -185,18 +186,18 @@ pub struct Revoked {
     pub servers: Vec<String>,
 }
 
-/// Finds the next user after a place, of workspace and user, who has revoked sessions; behind the
-/// last one, the first.
+/// Finds the next user with revoked sessions, in the order of workspace and user after `after`.
+/// After the last user comes the first one again.
 pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked>, Error> {
     #[derive(Deserialize)]
-    struct Row {
+    struct RevokedRow {
         workspace_id: i64,
         user_id: i64,
         sessions: String,
         servers: String,
     }
-    // The plus keeps SQLite from going through all commands of the user: few commands of a
-    // workspace are not over.
+    // The plus signs prevent SQLite from using the index of the user's commands. The workspace has
+    // few unfinished commands, but the user may have many finished ones.
     let next = "SELECT workspace_id, user_id FROM revoked_sessions WHERE is_settled = 0";
     let order = "ORDER BY workspace_id, user_id LIMIT 1";
     let sql = format!(
@@ -218,7 +219,7 @@ pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked
         }),
     )
     .await?;
-    let Some(row) = db::first::<Row>(&result)? else { return Ok(None) };
+    let Some(row) = db::first::<RevokedRow>(&result)? else { return Ok(None) };
     Ok(Some(Revoked {
         workspace_id: row.workspace_id,
         user_id: row.user_id,
@@ -227,8 +228,8 @@ pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked
     }))
 }
 
-/// Notes that the waiting commands of revoked sessions are cancelled.
-pub async fn settle(env: &Env, revoked: &Revoked) -> Result<(), Error> {
+/// Stores that the waiting commands of revoked sessions are cancelled.
+pub async fn mark_cancelled(env: &Env, revoked: &Revoked) -> Result<(), Error> {
     let sql = "UPDATE revoked_sessions SET is_settled = 1
         WHERE workspace_id = :workspace_id AND id IN (SELECT value FROM json_each(:sessions))";
     let statement = Statement::new(sql).bind_all(params! {
@@ -237,45 +238,45 @@ pub async fn settle(env: &Env, revoked: &Revoked) -> Result<(), Error> {
     db::execute(env, statement).await
 }
 
-/// For how long a revoked session is remembered after its commands are cancelled, in seconds:
-/// longer than any request that creates a command takes.
-const REMEMBERED_FOR: i64 = 24 * 60 * 60;
-/// How many revoked sessions one statement deletes.
-const FORGOTTEN_AT_ONCE: u64 = 10_000;
+/// The seconds for which a revoked session is kept. No request that creates a command takes that
+/// long.
+const KEEP_REVOKED_SECONDS: i64 = 24 * 60 * 60;
+/// The maximum number of revoked sessions that one statement deletes.
+const MAX_PURGED: u64 = 10_000;
 
-/// Forgets sessions that were revoked at least a day ago, and whose users have no waiting command:
-/// nothing that could be delivered names them.
-pub async fn forget_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
+/// Deletes the marks of sessions that were revoked long ago, if their users have no waiting command.
+/// Then no command of such a session can be delivered any more.
+pub async fn purge_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
     let sql = "DELETE FROM revoked_sessions WHERE (workspace_id, id) IN (
         SELECT r.workspace_id, r.id FROM revoked_sessions r WHERE r.is_settled = 1 AND r.revoked_at <= :until
             AND NOT EXISTS (SELECT 1 FROM commands c INDEXED BY commands_waiting WHERE c.workspace_id = r.workspace_id
                 AND c.requested_by = r.user_id AND c.delivered_at IS NULL AND c.handled_at IS NULL)
         LIMIT :limit + 0)";
     let statement = Statement::new(sql).bind_all(params! {
-        until: now.plus_seconds(-REMEMBERED_FOR), limit: FORGOTTEN_AT_ONCE,
+        until: now.plus_seconds(-KEEP_REVOKED_SECONDS), limit: MAX_PURGED,
     });
     db::execute(env, statement).await
 }
 
-/// How many KV entries are removed at once with their sessions. Those beyond go by themselves: they
-/// grant nothing.
-const FORGOTTEN: u64 = 500;
+/// The maximum number of KV entries that are deleted together with their sessions. Further entries
+/// expire; they grant nothing.
+const MAX_TOKEN_HASHES: u64 = 500;
 
-/// SQL for the hashes of a user's login tokens, as a JSON array, given SQL for the workspace's and
-/// the user's ids.
+/// SQL for the hashes of a user's login tokens, as a JSON array. The arguments are SQL for the ids
+/// of the workspace and the user.
 pub fn token_hashes(workspace_id: &str, user_id: &str) -> String {
     format!(
         "(SELECT json_group_array(token_hash) FROM (SELECT token_hash FROM sessions
-          WHERE workspace_id = {workspace_id} AND user_id = {user_id} LIMIT {FORGOTTEN}))"
+          WHERE workspace_id = {workspace_id} AND user_id = {user_id} LIMIT {MAX_TOKEN_HASHES}))"
     )
 }
 
-/// Reads the array that [`token_hashes`] gives.
+/// Parses the result of [`token_hashes`].
 pub fn read_token_hashes(array: Option<String>) -> Result<Vec<String>, Error> {
     Ok(array.map_or(Ok(vec![]), |array| serde_json::from_str(&array))?)
 }
 
-/// Moves a session's expiry. A session that was revoked meanwhile stays so.
+/// Extends a session. A session that another request has deleted stays deleted.
 pub async fn refresh(
     env: &Env,
     workspace_id: i64,

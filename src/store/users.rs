@@ -1,5 +1,5 @@
-//! The table of users. What a change of a user ends (sessions, tokens, resets) is ended by the
-//! table's triggers.
+//! The table of users. If a change of a user invalidates sessions, API tokens or reset requests,
+//! the triggers of the table delete them.
 
 use farhand_domain::audit::{Event, MAX_IDS};
 use farhand_domain::caller::Caller;
@@ -17,7 +17,7 @@ use super::groups::is_only_owner;
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
-use super::sessions;
+use super::{Progress, sessions};
 
 /// SQL for the user object (contract 5.1) of a row of `users u`, as JSON.
 pub const OBJECT: &str = "json_object('id', u.id, 'username', u.username, 'email', u.email,
@@ -25,36 +25,35 @@ pub const OBJECT: &str = "json_object('id', u.id, 'username', u.username, 'email
     'is_active', json(iif(u.is_active, 'true', 'false')), 'is_staff', json(iif(u.is_staff, 'true', 'false')),
     'is_superuser', json(iif(u.is_superuser, 'true', 'false')), 'date_joined', u.date_joined, 'last_login', u.last_login)";
 
-/// Where the answer to a creation is read.
+/// Reads the response to a creation.
 pub const REPLAY: ReplaySource = ReplaySource {
     object: OBJECT,
     row: "users u ON u.workspace_id = me.workspace_id AND u.username = :resource AND u.date_joined = :now",
 };
 
-/// The caller's workspace's users, oldest first.
+/// The users of the caller's workspace, oldest first.
 pub fn list(filter: &Filter) -> List {
     let text = "lower(u.username) || ' ' || lower(u.email) || ' ' || u.folded_first_name || ' ' || u.folded_last_name";
     let Filters { sql, parameters } = Filters::default()
         .with("u.username = :username", "username", filter.username.as_ref())
         .with("u.is_active = :is_active", "is_active", filter.is_active)
         .with_words(text, &filter.words);
-    let way = format!("users u WHERE u.workspace_id = me.workspace_id{sql}");
-    List::new("", ("users u", OBJECT), &[way], "u.id", parameters)
+    let rows = format!("users u WHERE u.workspace_id = me.workspace_id{sql}");
+    List::new("", ("users u", OBJECT), &[rows], "u.id", parameters)
 }
 
-/// What a login needs to know.
+/// What a login is checked against.
 #[derive(Debug, Deserialize)]
 pub struct ForLogin {
-    /// The workspace.
     pub workspace_id: i64,
-    /// The id of the user of that name who may log in.
+    /// The active user with this name.
     pub user_id: Option<i64>,
     /// The PHC string of the user's password.
     pub password: Option<String>,
 }
 
-/// Looks a name up for a login; `None` if there is no such workspace. An inactive user is treated
-/// as absent.
+/// Looks up a username for a login. Returns `None` if the workspace does not exist. An inactive
+/// user is treated as absent.
 pub async fn for_login(
     env: &Env,
     workspace: &str,
@@ -73,14 +72,14 @@ pub async fn for_login(
 pub enum Target {
     /// The caller.
     Caller,
-    /// By id.
+    /// The user with this id.
     Id(i64),
-    /// By name.
+    /// The user with this name.
     Username(String),
 }
 
 impl Target {
-    /// The condition that a row of `users u` is this user, who is `:user`.
+    /// SQL for the condition that a row of `users u` is this user. The parameter is `:user`.
     fn condition(&self) -> &'static str {
         match self {
             Self::Caller => "u.workspace_id = me.workspace_id AND u.id = me.user_id",
@@ -101,25 +100,25 @@ impl Target {
     }
 }
 
-/// The user object.
+/// Reads the user object of a user.
 pub fn one(target: Target) -> Query {
     target.query(format!("(SELECT {OBJECT} FROM users u WHERE {})", target.condition()))
 }
 
-/// A user as somebody who wants to change them sees them.
+/// What a change of a user is checked against.
 #[derive(Deserialize)]
 pub struct Found {
-    /// The user.
+    /// The user to be changed.
     pub account: Account,
     /// Whether the workspace has another active superuser.
     pub has_other: bool,
-    /// Whether a group has no other owner.
+    /// Whether the user is the only owner of a group.
     pub is_only_owner: bool,
     /// The PHC string of the caller's own password.
     pub password: String,
 }
 
-/// A user as [`Found`].
+/// Reads a user as [`Found`].
 pub fn find(target: &Target) -> Query {
     target.query(format!(
         "(SELECT json_object('account', {OBJECT},
@@ -133,7 +132,8 @@ pub fn find(target: &Target) -> Query {
     ))
 }
 
-/// Which of a name and an address another user than `own_id` has already, as an array of columns.
+/// The fields whose value another user than `own_id` has already, as a JSON array of `username` and
+/// `email`.
 pub fn taken(username: Option<&String>, email: Option<&String>, own_id: Option<i64>) -> Query {
     let sql = "(SELECT json_group_array(field) FROM (
         SELECT 'username' AS field FROM users
@@ -143,7 +143,7 @@ pub fn taken(username: Option<&String>, email: Option<&String>, own_id: Option<i
     Query::new(sql, params! { username, email, own_id })
 }
 
-/// Creates a user, if the caller's rank is still the given one. The reply is the user.
+/// Creates a user, if the caller still has this rank. The reply is the user.
 pub fn insert(
     scope: &Scope<'_>,
     rank: Rank,
@@ -178,9 +178,9 @@ pub fn insert(
     Ok(Batch::default().change(insert, audit::after_insert_by(scope, Numbered::User, event)?))
 }
 
-/// The condition that caller and user are still as a decision found them. [`bind_unchanged`] has
-/// its parameters.
-const UNCHANGED: &str = "users.id = :id AND users.username = :old_username AND users.email = :old_email
+/// SQL for the condition that caller and user are unchanged since they were read, and that the
+/// workspace keeps an active superuser. [`bind_unchanged`] binds its parameters.
+const IS_UNCHANGED: &str = "users.id = :id AND users.username = :old_username AND users.email = :old_email
     AND users.is_active = :was_active AND users.is_staff = :was_staff AND users.is_superuser = :was_superuser
     AND users.workspace_id = (
         SELECT workspace_id FROM me WHERE is_staff = :caller_is_staff AND is_superuser = :caller_is_superuser)
@@ -202,10 +202,12 @@ fn bind_unchanged(
     })
 }
 
-/// Changes a user, if caller and user are still what was decided on. The reply is the user. A
-/// deactivation or a lower rank ends login tokens. `proved` is the PHC string of the caller's own
-/// password, if the caller had to give it. The event is signed by the caller, who may be inactive
-/// afterwards.
+/// Changes a user, if caller and user are unchanged since they were read. The reply is the user. A
+/// deactivation or a lower rank ends the user's login tokens.
+///
+/// `proved` is the PHC string of the caller's own password, if the caller had to enter it. The audit
+/// event names the caller itself, and does not read `me`: the caller may be inactive after the
+/// change.
 pub fn update(
     scope: &Scope<'_>,
     caller: &Caller,
@@ -221,7 +223,7 @@ pub fn update(
             folded_first_name = coalesce(:folded_first_name, folded_first_name), folded_last_name = coalesce(:folded_last_name, folded_last_name),
             is_active = coalesce(:is_active, is_active), is_staff = coalesce(:is_staff, is_staff),
             is_superuser = coalesce(:is_superuser, is_superuser)
-         WHERE {UNCHANGED} AND (:proved IS NULL OR password = :proved)
+         WHERE {IS_UNCHANGED} AND (:proved IS NULL OR password = :proved)
          RETURNING {} AS body",
         db::returned(OBJECT, "u")
     );
@@ -245,7 +247,8 @@ pub fn update(
     })
 }
 
-/// The statement for the audit event of [`update`]. It lists the servers that lose their owner.
+/// The statement for the audit event of [`update`]. The event lists the servers that lose their
+/// owner.
 fn update_event(
     workspace_id: i64,
     account: &Account,
@@ -255,12 +258,12 @@ fn update_event(
     if !changes.release_servers(account) {
         return audit::after_change(workspace_id, event);
     }
-    let owned = "FROM servers WHERE workspace_id = :workspace_id AND owner_id = :user_id";
+    let owned_servers = "FROM servers WHERE workspace_id = :workspace_id AND owner_id = :user_id";
     let rest = format!(
         "FROM (SELECT json_set(:event,
             '$.details.released_servers', json((SELECT json_group_array(id) FROM (
-                SELECT id {owned} ORDER BY id LIMIT {MAX_IDS}))),
-            '$.details.released_servers_total', (SELECT count(*) {owned})) AS event) e
+                SELECT id {owned_servers} ORDER BY id LIMIT {MAX_IDS}))),
+            '$.details.released_servers_total', (SELECT count(*) {owned_servers})) AS event) e
          WHERE changes() > 0"
     );
     let insert = Insert { rest: &rest, ..Insert::whole(":workspace_id", "e.event", "") };
@@ -268,15 +271,15 @@ fn update_event(
         .bind_all(params! { workspace_id, event: audit::text(event)?, user_id: account.id }))
 }
 
-/// The statement that takes a user's servers from them, directly behind their [`update_event`], if
-/// that was written.
+/// The statement that removes a user as the owner of servers. It must directly follow
+/// [`update_event`], and changes something only if that event was written.
 fn release_servers(workspace_id: i64, account: &Account, now: Timestamp) -> Statement {
     let sql = "UPDATE servers SET owner_id = NULL, updated_at = :now
         WHERE workspace_id = :workspace_id AND owner_id = :user_id AND changes() > 0";
     Statement::new(sql).bind_all(params! { workspace_id, user_id: account.id, now })
 }
 
-/// The statement whose `body` is the hashes of a user's login tokens, if they are wanted.
+/// The statement that selects the hashes of a user's login tokens as `body`, if `wanted`.
 fn token_hashes(scope: &Scope<'_>, user_id: i64, wanted: bool) -> Statement {
     let hashes = sessions::token_hashes("me.workspace_id", ":user_id");
     scope
@@ -284,8 +287,8 @@ fn token_hashes(scope: &Scope<'_>, user_id: i64, wanted: bool) -> Statement {
         .bind_all(params! { user_id, wanted })
 }
 
-/// Deletes a user and ends their login tokens, if caller and user are still what was decided on.
-/// The event is signed by the caller, who may be the deleted user.
+/// Deletes a user and ends the user's login tokens, if caller and user are unchanged since they
+/// were read. The audit event does not read `me`: the caller may be the deleted user.
 pub fn delete(
     scope: &Scope<'_>,
     caller: &Caller,
@@ -293,29 +296,30 @@ pub fn delete(
     event: &Event,
 ) -> Result<Batch, Error> {
     let is_only_owner = is_only_owner("users");
-    // A caller who deletes themself is nobody after the last of these.
-    let depart = scope.statement(&format!(
+    // `me` is empty after the deletion if the caller is the deleted user. So this comes first.
+    let insert_deleted = scope.statement(&format!(
         "INSERT OR IGNORE INTO departed_users (workspace_id, user_id)
-         SELECT workspace_id, id FROM users WHERE {UNCHANGED} AND NOT {is_only_owner}"
+         SELECT workspace_id, id FROM users WHERE {IS_UNCHANGED} AND NOT {is_only_owner}"
     ));
     let delete = scope.statement(&format!(
-        "DELETE FROM users WHERE {UNCHANGED} AND NOT {is_only_owner} RETURNING username AS body"
+        "DELETE FROM users WHERE {IS_UNCHANGED} AND NOT {is_only_owner} RETURNING username AS body"
     ));
     let rank = caller.rank();
     Ok(Batch::default()
         .ending(token_hashes(scope, account.id, true))
-        .then(bind_unchanged(depart, rank, account, true))
+        .then(bind_unchanged(insert_deleted, rank, account, true))
         .change(
             bind_unchanged(delete, rank, account, true),
             audit::after_change(caller.workspace_id, event)?,
         ))
 }
 
-/// Sets a password in place of `stored`, the PHC string of the one that was checked, or of any. The
-/// reply is the user. All login tokens end. Unless the scheduled commands are kept, the sessions
-/// count as revoked. The event is signed by the caller, whose session may be one of those.
+/// Sets a user's password. The reply is the user. All login tokens of the user end. Unless
+/// `keep_scheduled`, the sessions are marked as revoked.
 ///
-/// With `stored`, the user is the caller; without, the caller must still be a superuser.
+/// `stored` is the PHC string of the password that was checked. With `stored`, the user is the
+/// caller, and nothing changes if another password is stored by now. Without it, the caller must
+/// still be a superuser. The audit event does not read `me`: the caller's own session may end.
 pub fn set_password(
     scope: &Scope<'_>,
     caller: &Caller,
@@ -345,39 +349,41 @@ pub fn set_password(
 /// A password to be set.
 #[derive(Clone, Copy, Debug)]
 pub struct NewPassword<'a> {
-    /// Its PHC string.
+    /// The PHC string.
     pub hash: &'a str,
-    /// Whether the waiting commands of the user's sessions stay.
+    /// Whether the waiting commands that the user's sessions created are kept.
     pub keep_scheduled: bool,
 }
 
-/// Takes a deleted user off some of their commands, in any workspace; when none is left, off the
-/// list of those to be done. False: there is no such user.
-pub async fn depart_some(env: &Env, most: u64) -> Result<bool, Error> {
+/// Removes one deleted user, of any workspace, from up to `limit` commands that the user requested.
+/// If no such command is left, deletes the user's row in `departed_users`.
+pub async fn detach_deleted_user(env: &Env, limit: u64) -> Result<Progress, Error> {
     #[derive(Deserialize)]
-    struct Row {
+    struct DeletedUser {
         workspace_id: i64,
         user_id: i64,
     }
     let next = Statement::new("SELECT workspace_id, user_id FROM departed_users LIMIT 1");
-    let Some(row) = db::first::<Row>(&db::run(env, next).await?)? else { return Ok(false) };
-    let bound = |sql: &str| {
+    let Some(user) = db::first::<DeletedUser>(&db::run(env, next).await?)? else {
+        return Ok(Progress::Done);
+    };
+    let statement = |sql: &str| {
         Statement::new(sql).bind_all(params! {
-            workspace_id: row.workspace_id, user_id: row.user_id,
+            workspace_id: user.workspace_id, user_id: user.user_id,
         })
     };
-    let commands = bound(
+    let detach = statement(
         "UPDATE commands SET requested_by = NULL WHERE seq IN (
-            SELECT seq FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id LIMIT :most + 0)",
+            SELECT seq FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id LIMIT :limit + 0)",
     );
-    // No list asks for the counter of a user who is gone.
-    let count = "DELETE FROM command_counts WHERE workspace_id = :workspace_id AND kind = 'requester' AND key = :key";
-    let count = Statement::new(count)
-        .bind_all(params! { workspace_id: row.workspace_id, key: row.user_id.to_string() });
-    let done = bound(
+    // No list reads the counter of a deleted user.
+    let delete_counter = "DELETE FROM command_counts WHERE workspace_id = :workspace_id AND kind = 'requester' AND key = :key";
+    let delete_counter = Statement::new(delete_counter)
+        .bind_all(params! { workspace_id: user.workspace_id, key: user.user_id.to_string() });
+    let finish = statement(
         "DELETE FROM departed_users WHERE workspace_id = :workspace_id AND user_id = :user_id
          AND NOT EXISTS (SELECT 1 FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id)",
     );
-    db::batch(env, vec![commands.bind("most", most), count, done]).await?;
-    Ok(true)
+    db::batch(env, vec![detach.bind("limit", limit), delete_counter, finish]).await?;
+    Ok(Progress::More)
 }

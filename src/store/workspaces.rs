@@ -1,4 +1,4 @@
-//! The table of workspaces, and what this isolate remembers of it.
+//! The table of workspaces, and the cached hints of this isolate on which workspaces exist.
 
 use std::time::Duration;
 
@@ -16,25 +16,25 @@ use super::db::{self, Failure, Items, PageStatement, boolean, params};
 use super::list;
 use crate::platform::hints::Hints;
 
-/// How long it may be remembered that a workspace exists (contract 1.1).
-const REMEMBERED: Duration = Duration::from_secs(60);
+/// How long an isolate may remember that a workspace exists (contract 1.1).
+const HINT_TIME_TO_LIVE: Duration = Duration::from_secs(60);
 
 thread_local! {
-    /// The ids of workspaces that exist, by slug. That one does not exist is never remembered.
-    static IDS: Hints<String, i64> = Hints::new(REMEMBERED);
+    /// The ids of workspaces that exist, by slug. Unknown slugs are never cached.
+    static IDS: Hints<String, i64> = Hints::new(HINT_TIME_TO_LIVE);
 }
 
-/// Notes that a workspace exists.
+/// Caches that a workspace exists.
 pub fn remember(slug: &str, id: i64, now: Timestamp) {
     IDS.with(|ids| ids.put(slug.to_owned(), id, now));
 }
 
-/// Forgets that a workspace exists.
+/// Removes a workspace from the cache.
 pub fn forget(slug: &str) {
     IDS.with(|ids| ids.forget(slug));
 }
 
-/// The id of a workspace, remembered or looked up; `None` where it does not exist.
+/// The id of a workspace, from the cache or from D1; `None`: the workspace does not exist.
 pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
     if let Some(id) = IDS.with(|ids| ids.get(slug, now)) {
         return Ok(Some(id));
@@ -47,40 +47,39 @@ pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>,
     Ok(id)
 }
 
-/// A workspace to be made.
+/// A workspace to be created.
 pub struct New<'a> {
-    /// Its slug.
     pub slug: &'a str,
-    /// What people call it.
+    /// The display name.
     pub name: &'a str,
-    /// Its first superuser.
+    /// The first superuser.
     pub admin: &'a NewUser,
     /// The PHC string of the admin's password.
     pub password: &'a str,
-    /// What the region cell's audit log tells of it.
+    /// The event for the audit log of the region cell.
     pub event: &'a Event,
-    /// What the workspace's own does.
+    /// The event for the audit log of the workspace.
     pub own_event: &'a Event,
-    /// The statements that store the answer of a request with an Idempotency-Key.
+    /// The statements that store the response to a request with an Idempotency-Key.
     pub answer: Option<[Statement; 2]>,
 }
 
-/// A workspace that was made.
+/// The ids of a workspace that was created.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Made {
-    /// Its id.
     #[serde(rename = "workspace_id")]
     pub workspace: i64,
-    /// The id of its superuser.
+    /// The id of the first superuser.
     #[serde(rename = "id")]
     pub admin: i64,
 }
 
-/// SQL for the id of a workspace, whose slug is the name of the object of an audit event, as a
-/// text.
+/// SQL for the object id in an audit event on a row of `workspaces w`. The object's name in the
+/// event is the slug.
 const OBJECT_ID: &str = "CAST(w.id AS TEXT)";
 
-/// Creates a workspace with its superuser; `None` if the slug is taken, or the Idempotency-Key.
+/// Creates a workspace with its first superuser. Returns `None` if another workspace has the slug,
+/// or if the Idempotency-Key was used.
 pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Made>, Error> {
     let workspace =
         Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (:slug, :name, :now)")
@@ -94,15 +93,16 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
         slug: new.slug, username: &new.admin.username, email: &new.admin.email,
         password: new.password, now,
     });
-    let told = |workspace: &'static str, id: &'static str, event: &Event| {
+    let insert_event = |workspace: &'static str, id: &'static str, event: &Event| {
         let rest = "FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL";
         let insert = Insert { object_id: Some(id), ..Insert::whole(workspace, ":event", rest) };
         Ok::<_, Error>(Statement::new(insert.sql()).bind_all(params! {
             slug: new.slug, event: audit::text(event)?,
         }))
     };
-    // All of it is done or nothing is, as a slug that is taken breaks a rule.
-    let events = [told("0", OBJECT_ID, new.event)?, told("w.id", "w.slug", new.own_event)?];
+    let events =
+        [insert_event("0", OBJECT_ID, new.event)?, insert_event("w.id", "w.slug", new.own_event)?];
+    // If the slug is in use, the first statement violates a uniqueness rule, and nothing is written.
     let statements = [workspace, admin]
         .into_iter()
         .chain(events)
@@ -115,8 +115,8 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
     }
 }
 
-/// A page of the workspaces that are live or within their grace period, oldest first, as JSON text,
-/// and how many there are.
+/// A page of the workspaces whose purge has not begun, oldest first, and their number. Deleted
+/// workspaces within their grace period are included.
 pub async fn list(env: &Env, region: &str, page: Page) -> Result<(Items, u64), Error> {
     let sql = "SELECT (SELECT count(*) FROM workspaces WHERE is_purging = 0) AS total, NULL AS body
         UNION ALL SELECT NULL, body FROM (SELECT json_object('slug', slug, 'name', name, 'region', :region,
@@ -127,27 +127,29 @@ pub async fn list(env: &Env, region: &str, page: Page) -> Result<(Items, u64), E
     Ok((items, list::total(&first)?.unwrap_or(0)))
 }
 
-/// Writes a change of one workspace's row with the cell's audit event; its id, or `None` if nothing
-/// changed.
-async fn change(
+/// Updates the row of a workspace, and writes the audit event of the region cell. Returns the
+/// workspace's id, or `None` if nothing changed.
+async fn update_with_event(
     env: &Env,
     update: Statement,
     slug: &str,
     event: &Event,
 ) -> Result<Option<i64>, Error> {
-    // Of the workspaces that had the slug, the last one: no other can be live or within its grace
-    // period.
+    // Several workspaces can have had the slug one after the other. Only the last one can be live
+    // or within its grace period, so only that one can have changed.
     let rest =
         "FROM workspaces w WHERE w.slug = :slug AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
     let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole("0", ":event", rest) };
-    let told = Statement::new(insert.sql()).bind_all(params! { slug, event: audit::text(event)? });
-    let results = db::batch(env, vec![update, told]).await?;
+    let insert_event =
+        Statement::new(insert.sql()).bind_all(params! { slug, event: audit::text(event)? });
+    let results = db::batch(env, vec![update, insert_event]).await?;
     db::first_value(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
 }
 
-/// Marks a workspace as deleted, which refuses every credential in it immediately. If `is_now`, its
-/// purge begins, also for one that is within its grace period. The caller decides that, whose clock
-/// is not this one's. Returns its id, or `None` if there is none.
+/// Marks a workspace as deleted. From then on all credentials in it are refused. If `is_now`, the
+/// purge begins, also if the workspace is within its grace period. The caller sets `is_now` because
+/// its clock, which set `purge_at`, can differ from the clock here. Returns the workspace's id, or
+/// `None` if nothing changed.
 pub async fn mark_deleted(
     env: &Env,
     slug: &str,
@@ -158,43 +160,42 @@ pub async fn mark_deleted(
     let sql =
         "UPDATE workspaces SET deleted_at = coalesce(deleted_at, :now), purge_at = :purge_at, is_purging = :is_now
         WHERE slug = :slug AND is_purging = 0 AND (deleted_at IS NULL OR :is_now) RETURNING id";
-    change(env, Statement::new(sql).bind_all(params! { slug, now, purge_at, is_now }), slug, event)
-        .await
+    let update = Statement::new(sql).bind_all(params! { slug, now, purge_at, is_now });
+    update_with_event(env, update, slug, event).await
 }
 
-/// Makes a workspace within its grace period a live one again; its id, or `None` if there is none.
+/// Undeletes a workspace within its grace period. Returns its id, or `None` if there is no such
+/// workspace.
 pub async fn undelete(env: &Env, slug: &str, event: &Event) -> Result<Option<i64>, Error> {
     let sql = "UPDATE workspaces SET deleted_at = NULL, purge_at = NULL
         WHERE slug = :slug AND is_purging = 0 AND deleted_at IS NOT NULL RETURNING id";
-    change(env, Statement::new(sql).bind("slug", slug), slug, event).await
+    update_with_event(env, Statement::new(sql).bind("slug", slug), slug, event).await
 }
 
-/// Begins the purge of the workspaces whose grace period is over.
+/// Begins the purge of the workspaces whose grace period has ended.
 pub async fn begin_due_purges(env: &Env, now: Timestamp) -> Result<(), Error> {
     let sql = "UPDATE workspaces SET is_purging = 1 WHERE purge_at <= :now AND is_purging = 0";
     db::execute(env, Statement::new(sql).bind("now", now)).await
 }
 
-/// A workspace whose slug is taken.
+/// The workspace that holds a slug: no other one can use the slug.
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub struct Standing {
-    /// Its id.
+pub struct SlugHolder {
     pub id: i64,
-    /// Whether it is deleted, and within its grace period.
+    /// Whether the workspace is deleted, and within its grace period.
     #[serde(deserialize_with = "boolean")]
     pub is_deleted: bool,
 }
 
-/// The workspace that has a slug, live or within its grace period.
-pub async fn standing(env: &Env, slug: &str) -> Result<Option<Standing>, Error> {
+/// The workspace that holds a slug: a live one, or a deleted one within its grace period.
+pub async fn slug_holder(env: &Env, slug: &str) -> Result<Option<SlugHolder>, Error> {
     let sql = "SELECT id, deleted_at IS NOT NULL AS is_deleted FROM workspaces WHERE slug = :slug AND is_purging = 0";
     db::first(&db::run(env, Statement::new(sql).bind("slug", slug)).await?)
 }
 
-/// A workspace that is being purged.
+/// A workspace whose purge has begun.
 #[derive(Debug, Deserialize)]
-pub struct Deleted {
-    /// Its id.
+pub struct WorkspaceToPurge {
     pub id: i64,
     /// The slug that it had.
     pub slug: String,
@@ -203,8 +204,9 @@ pub struct Deleted {
     pub slug_is_used: bool,
 }
 
-/// The workspace to purge with the next higher id, or else with the lowest.
-pub async fn next_deleted(env: &Env, after: i64) -> Result<Option<Deleted>, Error> {
+/// Finds the next workspace to purge, in the order of the ids after `after`. After the last one
+/// comes the first one again.
+pub async fn next_to_purge(env: &Env, after: i64) -> Result<Option<WorkspaceToPurge>, Error> {
     let sql = "SELECT d.id, d.slug, EXISTS (
             SELECT 1 FROM workspaces w WHERE w.slug = d.slug AND w.is_purging = 0) AS slug_is_used
         FROM workspaces d WHERE d.is_purging = 1 AND d.id = coalesce(
@@ -213,21 +215,21 @@ pub async fn next_deleted(env: &Env, after: i64) -> Result<Option<Deleted>, Erro
     db::first(&db::run(env, Statement::new(sql).bind("after", after)).await?)
 }
 
-/// How many rows go at a time, so that no statement runs long.
-const PURGE_ROWS: u64 = 200;
-/// The tables whose rows go with the objects of their servers, before all others.
-const OF_OBJECTS: [&str; 2] = ["servers", "gone_servers"];
+/// The maximum number of rows that one statement purges, so that it does not run long.
+const MAX_PURGED_ROWS: u64 = 200;
+/// The tables whose rows are deleted when the objects of their servers are wiped, before all others.
+const SERVER_TABLES: [&str; 2] = ["servers", "gone_servers"];
 
-/// A table with rows of workspaces.
+/// A table with a column `workspace_id`.
 #[derive(Deserialize)]
 struct TenantTable {
     name: String,
-    /// The statement that made it.
+    /// The statement that created it.
     sql: String,
 }
 
 impl TenantTable {
-    /// The columns that name a row.
+    /// The columns that identify a row: the primary key if the table is WITHOUT ROWID, else `rowid`.
     fn key(&self) -> &str {
         let without_rowid = self.sql.strip_suffix("WITHOUT ROWID");
         let key = without_rowid.and_then(|sql| sql.rsplit_once("PRIMARY KEY (")?.1.split_once(')'));
@@ -237,9 +239,9 @@ impl TenantTable {
     fn purge_sql(&self) -> String {
         let (name, key) = (&self.name, self.key());
         let guard = match name.as_str() {
-            // The search index finds the texts of a command by its row here.
+            // When a command is deleted, its trigger needs this row to update the search index.
             "command_servers" => format!(" AND NOT {}", has_rows("commands")),
-            // The sessions go with their users, and first their hashes are read.
+            // Deleting a user deletes the user's sessions. Their token hashes are read before that.
             "users" => format!(" AND NOT {}", has_rows("sessions")),
             _ => String::new(),
         };
@@ -247,16 +249,16 @@ impl TenantTable {
     }
 }
 
-/// SQL for the rows of a workspace that are purged next.
+/// SQL that selects the rows of a workspace that are purged next.
 fn next_rows(table: &str, key: &str) -> String {
-    format!("SELECT {key} FROM {table} WHERE workspace_id = :workspace_id LIMIT {PURGE_ROWS}")
+    format!("SELECT {key} FROM {table} WHERE workspace_id = :workspace_id LIMIT {MAX_PURGED_ROWS}")
 }
 
 fn has_rows(table: &str) -> String {
     format!("EXISTS (SELECT 1 FROM {table} WHERE workspace_id = :workspace_id)")
 }
 
-/// The hashes of login tokens that the next [`purge_some`] removes from D1.
+/// The hashes of the login tokens whose sessions the next [`purge_rows`] deletes.
 pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
     let sql = format!(
         "SELECT token_hash FROM sessions WHERE rowid IN ({})",
@@ -265,22 +267,23 @@ pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, E
     db::column(&db::run(env, Statement::new(sql).bind("workspace_id", workspace_id)).await?)
 }
 
-/// Removes some of the rows of a deleted workspace, and its own when no other is left. Those of
-/// servers are gone before.
-pub async fn purge_some(env: &Env, workspace_id: i64) -> Result<(), Error> {
-    // As the schema has them: a new one is purged without being named here.
+/// Deletes some rows of a deleted workspace from each table, and the workspace's own row when no
+/// other is left. Call this after all of its servers are deleted.
+pub async fn purge_rows(env: &Env, workspace_id: i64) -> Result<(), Error> {
+    // Read from the schema, so that rows of a new table are purged, too.
     let sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND sql LIKE '%workspace_id INTEGER%'";
     let tables: Vec<TenantTable> = db::rows(&db::run(env, Statement::new(sql)).await?)?;
-    let purged = tables.iter().filter(|table| !OF_OBJECTS.contains(&table.name.as_str()));
-    let rests: Vec<_> = tables.iter().map(|table| has_rows(&table.name)).collect();
-    let own =
-        format!("DELETE FROM workspaces WHERE id = :workspace_id AND NOT ({})", rests.join(" OR "));
-    let all = purged.map(TenantTable::purge_sql).chain([own]);
-    db::execute_all(
-        env,
-        all.map(|sql| Statement::new(sql).bind("workspace_id", workspace_id)).collect(),
-    )
-    .await
+    let purged = tables.iter().filter(|table| !SERVER_TABLES.contains(&table.name.as_str()));
+    let has_rows: Vec<_> = tables.iter().map(|table| has_rows(&table.name)).collect();
+    let purge_workspace = format!(
+        "DELETE FROM workspaces WHERE id = :workspace_id AND NOT ({})",
+        has_rows.join(" OR ")
+    );
+    let statements = purged
+        .map(TenantTable::purge_sql)
+        .chain([purge_workspace])
+        .map(|sql| Statement::new(sql).bind("workspace_id", workspace_id));
+    db::execute_all(env, statements.collect()).await
 }
 
 #[cfg(test)]
@@ -288,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tables_key_is_that_of_its_schema() {
+    fn the_key_of_a_table_is_read_from_its_schema() {
         let table = |sql: &str| {
             TenantTable { name: "things".to_owned(), sql: sql.to_owned() }.key().to_owned()
         };

@@ -1,18 +1,18 @@
-//! The Durable Object that puts a workspace's audit events into a chain of hashes, and looks along
-//! it (`docs/audit.md`). Each workspace has one, under its id; the region cell's own events have
-//! that of 0.
+//! The Durable Object that seals the audit events of a workspace in a hash chain, and verifies that
+//! chain (`docs/audit.md`). Each workspace has one sealer, named by the workspace's id. The sealer
+//! 0 has the events of the region cell.
 //!
-//! Events are written by whoever makes a change, in its transaction, and not linked then: D1 has no
-//! hash function, and writers would race for the last hash. The object alone makes hashes, in the
-//! order in which the rows were written:
+//! A change writes its audit event in its own transaction, without a hash: D1 has no hash function,
+//! and concurrent writers would compete for the last hash. Only the sealer computes hashes, in the
+//! order in which the events were written:
 //!
-//! 1. It reads the next rows behind the end of the chain.
-//! 2. It stores the new end of the chain, and the seals of these rows, in its own storage.
+//! 1. It reads the next events after the end of the chain.
+//! 2. It stores the new end of the chain and the seals of these events in its own storage.
 //! 3. It writes the seals to D1, and then deletes its copy of them.
 //!
-//! If it is cut off in between, the next alarm writes the stored seals; D1 keeps a seal that it
-//! has. So the end of the chain and some of its hashes are stored outside of D1, and an attacker
-//! who rewrites all of D1 is detected.
+//! If the object dies in between, the next alarm writes the stored seals. D1 ignores a seal that it
+//! already has. The object stores the end of the chain and some of its hashes outside of D1. So it
+//! detects an attacker who rewrites everything in D1.
 
 mod retention;
 mod verify;
@@ -33,58 +33,61 @@ use crate::platform::cost;
 use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::platform::{self, internal};
+use crate::store::Progress;
 use crate::store::audit_chain::{self, Unsealed};
 
-/// How often an isolate tells the object of a workspace that there are events.
-const TELL_EVERY: Duration = Duration::from_secs(1);
-/// How long the object waits after it was told, in milliseconds: longer, so that what comes untold
-/// meanwhile is there.
-const SEAL_AFTER: i64 = 2_000;
-/// How many rows are sealed in one go.
-const AT_ONCE: u64 = 200;
-/// How many commands are added to the counters of lists at a time, at least. A list counts those
-/// that are not added yet.
-const COUNTED_AT_ONCE: u64 = 200;
-/// How many goes an alarm takes before it makes room for another one.
-const GOES: u32 = 10;
-/// When an alarm that failed tries again, in seconds.
-const RETRY: i64 = 5;
-/// Of how many links one's hash is kept for good.
-const ANCHOR_EVERY: i64 = 100;
-/// How often a look along a chain is begun anew where old links go meanwhile.
-const TRIES: u32 = 3;
+/// An isolate notifies the sealer of a workspace at most once in this interval.
+const NOTIFY_INTERVAL: Duration = Duration::from_secs(1);
+/// The milliseconds from a notification to the sealing. Longer than [`NOTIFY_INTERVAL`], so that
+/// events within that interval, which cause no further notification, are sealed as well.
+const SEAL_DELAY_MILLIS: i64 = 2_000;
+/// The maximum number of events that are sealed, or chain entries that are deleted, in one step.
+const BATCH: u64 = 200;
+/// The sealer adds commands to the counters of lists when at least this many are missing there. A
+/// list counts the missing commands itself.
+const MIN_UNCOUNTED: u64 = 200;
+/// The maximum number of sealing steps in one alarm.
+const MAX_STEPS_PER_ALARM: u32 = 10;
+/// The seconds before a failed alarm is repeated.
+const RETRY_SECONDS: i64 = 5;
+/// The object keeps the hash of one in this many chain entries.
+const ANCHOR_INTERVAL: i64 = 100;
+/// How often a verification is tried if old entries are deleted while it runs.
+const VERIFY_TRIES: u32 = 3;
 
 thread_local! {
-    /// Workspaces whose objects were told.
-    static TOLD: Hints<i64> = Hints::new(TELL_EVERY);
+    /// The workspaces whose sealers this isolate has just notified.
+    static NOTIFIED: Hints<i64> = Hints::new(NOTIFY_INTERVAL);
 }
 
-/// What the object can be asked.
+/// A request message to the object. The first number is the workspace.
 #[derive(Serialize, Deserialize)]
-enum Ask {
-    /// Seal what there is, soon.
+enum SealerRequest {
+    /// Seal the workspace's pending events soon.
     Seal(i64),
-    /// Look along the workspace's chain, from a link on. Answers with [`Verification`], or nothing
-    /// where old links went all the while.
+    /// Verify the chain from this entry on. The response is a [`Verification`], or null if old
+    /// entries were deleted during every try.
     Verify(i64, i64),
-    /// Forget everything: the workspace is gone.
+    /// Delete everything: the workspace was deleted.
     Wipe,
 }
 
-/// What a look along a chain found.
+/// The outcome of a verification.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Verification {
-    /// Whether all that was looked at is as it was sealed.
+    /// Whether all checked entries are as they were sealed.
     pub valid: bool,
-    /// How many links were found good.
+    /// The number of valid entries.
     pub links: i64,
-    /// How many events are not sealed yet.
+    /// The number of events that are not sealed yet.
     pub unsealed: u64,
-    /// How many of the good links are of anonymous events that were deleted because of their age.
+    /// How many of the valid entries are of anonymous events that were deleted because of their
+    /// age.
     pub expired: i64,
-    /// The first link that is not as it should be.
+    /// The first invalid entry.
     pub first_broken: Option<Broken>,
-    /// Where there is more to look at.
+    /// The entry at which the next call continues; `None`: the end was reached, or an entry is
+    /// invalid.
     pub next_link: Option<i64>,
 }
 
@@ -96,23 +99,21 @@ fn name_of(workspace: i64) -> String {
 /// last second. If the call fails, the janitor's next hourly pass notifies the sealer.
 pub async fn tell(env: &Env, workspace: i64) {
     let now = platform::now();
-    if !TOLD.with(|told| told.is_new(workspace, now)) {
+    if !NOTIFIED.with(|notified| notified.is_new(workspace, now)) {
         return;
     }
-    let asked: Result<Option<Verification>, Error> =
-        ask(env, workspace, &Ask::Seal(workspace)).await;
-    if let Err(error) = asked {
-        TOLD.with(|told| told.forget(&workspace));
+    if let Err(error) = call(env, workspace, &SealerRequest::Seal(workspace)).await {
+        NOTIFIED.with(|notified| notified.forget(&workspace));
         log::trouble("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
     }
 }
 
-/// The next workspaces after one that have events to be sealed or deleted: those whose objects were
-/// never told, and those whose events grew old.
+/// Finds workspaces whose sealers have work, in the order of their ids after `after`. They have
+/// events that are not sealed, or events that are old enough to be deleted.
 ///
 /// # Errors
 /// D1 did not answer.
-pub async fn to_be_told(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, Error> {
+pub async fn workspaces_with_work(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, Error> {
     let kept_until = |setting| retention::kept_until(env, audit::CELL, setting);
     let old = audit_chain::KeptUntil {
         all: kept_until(platform::AUDIT_RETENTION),
@@ -121,99 +122,98 @@ pub async fn to_be_told(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, E
     audit_chain::workspaces_to_seal(env, after, old, limit).await
 }
 
-/// Looks along the chain of a workspace, from a link on.
+/// Verifies the chain of a workspace from the entry `first` on.
 ///
 /// # Errors
-/// D1 or the object did not answer; 409 where old links went all the while.
+/// D1 or the object did not answer; 409 if old entries were deleted during every try.
 pub async fn verify(env: &Env, workspace: i64, first: i64) -> Result<Verification, Error> {
-    let found: Option<Verification> = ask(env, workspace, &Ask::Verify(workspace, first)).await?;
-    found.ok_or_else(|| {
+    let verified = call(env, workspace, &SealerRequest::Verify(workspace, first)).await?;
+    verified.ok_or_else(|| {
         Error::new(Kind::Conflict, "Old events are being deleted at the same time. Try again.")
     })
 }
 
-/// Has the object of a workspace that is gone forget everything.
+/// Deletes everything in the sealer of a deleted workspace.
 ///
 /// # Errors
-/// It could not be reached.
+/// The call did not get through.
 pub async fn wipe(env: &Env, workspace: i64) -> Result<(), Error> {
-    ask(env, workspace, &Ask::Wipe).await.map(drop)
+    call(env, workspace, &SealerRequest::Wipe).await.map(drop)
 }
 
-async fn ask(env: &Env, workspace: i64, ask: &Ask) -> Result<Option<Verification>, Error> {
-    objects::call(env, platform::SEALER, &name_of(workspace), ask).await
+async fn call(
+    env: &Env,
+    workspace: i64,
+    request: &SealerRequest,
+) -> Result<Option<Verification>, Error> {
+    objects::call(env, platform::SEALER, &name_of(workspace), request).await
 }
 
 const SCHEMA: [&str; 2] = [
-    // The one row: of which workspace it is, where its chain ends, and the seals that D1 may not
-    // have yet; the last link of those that were deleted, and whether D1 may still have to delete
-    // them; the link up to which anonymous events may be expired.
+    // One row, with the fields of `Chain`.
     "CREATE TABLE IF NOT EXISTS chains (
         workspace INTEGER PRIMARY KEY, head TEXT NOT NULL, pending TEXT NOT NULL, base TEXT NOT NULL, is_deleting INTEGER NOT NULL,
         expired INTEGER NOT NULL DEFAULT 0
     )",
-    // Hashes of links.
+    // The hashes of some chain entries: see `ANCHOR_INTERVAL`.
     "CREATE TABLE IF NOT EXISTS anchors (link INTEGER PRIMARY KEY, hash TEXT NOT NULL)",
 ];
 
-/// What the object knows of its chain.
+/// The state of the chain. The object stores it.
 struct Chain {
     workspace: i64,
+    /// The last sealed entry.
     head: Head,
+    /// Seals that D1 may not have yet.
     pending: Option<Seals>,
+    /// The last entry that was deleted because of its age. The chain begins after it.
     base: Head,
+    /// Whether D1 may still have entries up to `base`.
     is_deleting: bool,
+    /// Anonymous events up to this entry may be expired.
     expired: i64,
 }
 
-/// The object.
 #[durable_object]
 pub struct Sealer {
     state: State,
     env: Env,
     alarm: Alarm,
-    /// When it was last told that there are events.
-    told_at: Cell<Option<Timestamp>>,
+    /// When the object was last notified of events.
+    notified_at: Cell<Option<Timestamp>>,
 }
 
 impl DurableObject for Sealer {
     fn new(state: State, env: Env) -> Self {
-        Self { state, env, alarm: Alarm::default(), told_at: Cell::new(None) }
+        Self { state, env, alarm: Alarm::default(), notified_at: Cell::new(None) }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        let answer = objects::respond(&mut request, async |ask| match ask {
-            Ask::Seal(workspace) => self.begin(workspace).await.map(|()| None).map_err(internal),
-            Ask::Verify(workspace, first) => {
-                tried(async || self.verify(workspace, first).await).await
+        let response = objects::respond(&mut request, async |message| match message {
+            SealerRequest::Seal(workspace) => {
+                self.schedule(workspace).await.map(|()| None).map_err(internal)
             }
-            Ask::Wipe => self.wipe().await.map(|()| None).map_err(internal),
+            SealerRequest::Verify(workspace, first) => {
+                retry_until_done(async || self.verify(workspace, first).await).await
+            }
+            SealerRequest::Wipe => self.wipe().await.map(|()| None).map_err(internal),
         });
-        objects::with_cost_header(answer).await
+        objects::with_cost_header(response).await
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
         self.alarm.went_off();
-        let worked = match self.seal_all().await {
-            Ok(false) => self.delete_old().await,
-            worked => worked,
-        };
-        let worked = match worked {
-            Ok(false) => self.expire_old().await,
-            worked => worked,
-        };
         let now = platform::now();
-        let next = match worked {
-            Ok(true) => Some(now),
-            // What came shortly after it was last told of is told of with that.
-            Ok(false) => self.told_at.get().and_then(|told| waits_until(told, now)),
+        let next = match self.work().await {
+            Ok(Progress::More | Progress::Retry) => Some(now),
+            Ok(Progress::Done) => self.notified_at.get().and_then(|at| seal_again_at(at, now)),
             Err(error) => {
                 log::trouble(
                     "sealer_failed",
                     json!({"workspace_id": self.state.id().name()}),
                     &error.detail,
                 );
-                Some(now.plus_seconds(RETRY))
+                Some(now.plus_seconds(RETRY_SECONDS))
             }
         };
         if let Some(next) = next {
@@ -223,16 +223,18 @@ impl DurableObject for Sealer {
     }
 }
 
-/// Until when what was told at a time is still waited for. Nothing is told later than now, but by a
-/// clock that went wrong.
-fn waits_until(told: Timestamp, now: Timestamp) -> Option<Timestamp> {
-    Some(told.plus_millis(SEAL_AFTER)).filter(|until| told <= now && now < *until)
+/// When to seal again after a notification that came less than [`SEAL_DELAY_MILLIS`] ago: events may
+/// follow that cause no notification. A time in the future is ignored: the clock was wrong.
+fn seal_again_at(notified_at: Timestamp, now: Timestamp) -> Option<Timestamp> {
+    Some(notified_at.plus_millis(SEAL_DELAY_MILLIS))
+        .filter(|again_at| notified_at <= now && now < *again_at)
 }
 
-/// Does something that others may get in the way of, until it is done, or was tried [`TRIES`]
-/// times.
-async fn tried<T>(work: impl AsyncFn() -> Result<Option<T>, Error>) -> Result<Option<T>, Error> {
-    for _ in 0..TRIES {
+/// Repeats work until it returns a value, at most [`VERIFY_TRIES`] times.
+async fn retry_until_done<T>(
+    work: impl AsyncFn() -> Result<Option<T>, Error>,
+) -> Result<Option<T>, Error> {
+    for _ in 0..VERIFY_TRIES {
         if let Some(done) = work().await? {
             return Ok(Some(done));
         }
@@ -245,8 +247,8 @@ impl Sealer {
         self.state.storage().sql()
     }
 
-    /// Sets the alarm, and where it was never used, notes of which workspace it is.
-    async fn begin(&self, workspace: i64) -> worker::Result<()> {
+    /// Sets the alarm. If the object was never used, first stores an empty chain.
+    async fn schedule(&self, workspace: i64) -> worker::Result<()> {
         for statement in SCHEMA {
             self.sql().exec(statement, None)?;
         }
@@ -254,8 +256,8 @@ impl Sealer {
         let beginning = serde_json::to_string(&Head::default())?;
         self.sql().exec(sql, vec![workspace.into(), beginning.into()])?;
         let now = platform::now();
-        self.told_at.set(Some(now));
-        self.alarm.set_by(&self.state.storage(), now.plus_millis(SEAL_AFTER), now).await
+        self.notified_at.set(Some(now));
+        self.alarm.set_by(&self.state.storage(), now.plus_millis(SEAL_DELAY_MILLIS), now).await
     }
 
     async fn wipe(&self) -> worker::Result<()> {
@@ -264,10 +266,10 @@ impl Sealer {
         storage.delete_all().await
     }
 
-    /// What is known of the chain; `None` where nothing was ever sealed.
+    /// Reads the state of the chain; `None`: the object was never used, or was wiped.
     fn chain(&self) -> Result<Option<Chain>, Error> {
         #[derive(Deserialize)]
-        struct Stored {
+        struct ChainRow {
             workspace: f64,
             head: String,
             pending: String,
@@ -284,21 +286,22 @@ impl Sealer {
             "SELECT workspace, head, pending, base, is_deleting, expired FROM chains",
             None,
         )?;
-        let Some(stored) = rows.to_array::<Stored>()?.into_iter().next() else { return Ok(None) };
+        let Some(row) = rows.to_array::<ChainRow>()?.into_iter().next() else { return Ok(None) };
         Ok(Some(Chain {
-            workspace: stored.workspace as i64,
-            head: serde_json::from_str(&stored.head)?,
-            pending: serde_json::from_str(&stored.pending)?,
-            base: serde_json::from_str(&stored.base)?,
-            is_deleting: stored.is_deleting != 0.0,
-            expired: stored.expired as i64,
+            workspace: row.workspace as i64,
+            head: serde_json::from_str(&row.head)?,
+            pending: serde_json::from_str(&row.pending)?,
+            base: serde_json::from_str(&row.base)?,
+            is_deleting: row.is_deleting != 0.0,
+            expired: row.expired as i64,
         }))
     }
 
-    /// Stores where the chain ends, and the seals that D1 does not have yet, at once.
-    fn note(&self, head: &Head, pending: Option<&Seals>) -> worker::Result<()> {
+    /// Stores the end of the chain and the seals that D1 does not have yet. These writes commit
+    /// together, because there is no `await` between them.
+    fn store_head(&self, head: &Head, pending: Option<&Seals>) -> worker::Result<()> {
         if let Some(seals) = pending {
-            for link in (seals.first..=seals.last).filter(|link| link % ANCHOR_EVERY == 0) {
+            for link in (seals.first..=seals.last).filter(|link| link % ANCHOR_INTERVAL == 0) {
                 let values = vec![link.into(), seals.hash(link).unwrap_or_default().into()];
                 self.sql()
                     .exec("INSERT OR IGNORE INTO anchors (link, hash) VALUES (?, ?)", values)?;
@@ -310,11 +313,21 @@ impl Sealer {
         Ok(())
     }
 
-    /// Seals what there is. True: there may be more.
-    async fn seal_all(&self) -> Result<bool, Error> {
-        for _ in 0..GOES {
-            let (sealed, cost) = cost::of(self.seal_some()).await;
-            let Some((workspace, sealed)) = sealed? else { return Ok(false) };
+    /// Seals pending events, deletes old events, and expires old anonymous events, in this order.
+    async fn work(&self) -> Result<Progress, Error> {
+        if self.seal_pending().await? == Progress::More
+            || self.delete_old().await? == Progress::More
+        {
+            return Ok(Progress::More);
+        }
+        self.expire_old().await
+    }
+
+    /// Seals pending events, up to [`MAX_STEPS_PER_ALARM`] batches.
+    async fn seal_pending(&self) -> Result<Progress, Error> {
+        for _ in 0..MAX_STEPS_PER_ALARM {
+            let (sealed, cost) = cost::of(self.seal_batch()).await;
+            let Some((workspace, sealed)) = sealed? else { return Ok(Progress::Done) };
             log::event(
                 "sealed",
                 json!({
@@ -322,46 +335,47 @@ impl Sealer {
                     "d1_calls": cost.d1_calls, "rows_read": cost.rows_read, "rows_written": cost.rows_written,
                 }),
             );
-            if sealed < AT_ONCE {
-                return Ok(false);
+            if sealed < BATCH {
+                return Ok(Progress::Done);
             }
         }
-        Ok(true)
+        Ok(Progress::More)
     }
 
-    /// Seals the next events; returns whose and how many. `None`: there are none.
-    async fn seal_some(&self) -> Result<Option<(i64, u64)>, Error> {
+    /// Seals the next events. Returns the workspace and the number of sealed events, or `None` if
+    /// there were none.
+    async fn seal_batch(&self) -> Result<Option<(i64, u64)>, Error> {
         let Some(Chain { workspace, head, pending, .. }) = self.chain()? else { return Ok(None) };
         if let Some(pending) = pending {
-            self.tell_d1(workspace, &head, &pending).await?;
+            self.flush_seals(workspace, &head, &pending).await?;
         }
         let Unsealed { rows, uncounted } =
-            audit_chain::unsealed(&self.env, workspace, head.link, AT_ONCE).await?;
-        if uncounted >= COUNTED_AT_ONCE {
+            audit_chain::unsealed(&self.env, workspace, head.link, BATCH).await?;
+        if uncounted >= MIN_UNCOUNTED {
             audit_chain::count_commands(&self.env, workspace).await?;
         }
         if rows.is_empty() {
             if head.link == 0 {
-                // Told of a workspace that is gone.
+                // A notification follows an event. If there is none, the workspace was deleted.
                 self.wipe().await?;
             }
             return Ok(None);
         }
-        // Meanwhile it may have been wiped.
+        // The object may have been wiped while it awaited D1.
         if self.chain()?.is_none_or(|chain| chain.head != head) {
             return Ok(None);
         }
         let Some((seals, head)) = seal(workspace, &head, &rows) else { return Ok(None) };
-        self.note(&head, Some(&seals))?;
-        self.tell_d1(workspace, &head, &seals).await?;
+        self.store_head(&head, Some(&seals))?;
+        self.flush_seals(workspace, &head, &seals).await?;
         Ok(Some((workspace, (seals.last - seals.first + 1).cast_unsigned())))
     }
 
-    /// Writes seals to D1, and deletes the copy of them.
-    async fn tell_d1(&self, workspace: i64, head: &Head, seals: &Seals) -> Result<(), Error> {
+    /// Writes seals to D1, and then deletes the object's copy of them.
+    async fn flush_seals(&self, workspace: i64, head: &Head, seals: &Seals) -> Result<(), Error> {
         audit_chain::write_seals(&self.env, workspace, seals).await?;
         if self.chain()?.is_some_and(|chain| chain.head == *head) {
-            self.note(head, None)?;
+            self.store_head(head, None)?;
         }
         Ok(())
     }
@@ -374,32 +388,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_never_succeeds_is_tried_no_longer() {
-        for (succeeds_at, expected) in [(1, Some(1)), (TRIES, Some(TRIES)), (TRIES + 1, None)] {
+    fn work_is_repeated_until_it_is_done_or_fails_or_the_tries_are_used_up() {
+        for (succeeds_at, expected) in
+            [(1, Some(1)), (VERIFY_TRIES, Some(VERIFY_TRIES)), (VERIFY_TRIES + 1, None)]
+        {
             let tries = Cell::new(0);
             let work = async || {
                 tries.set(tries.get() + 1);
                 Ok((tries.get() == succeeds_at).then_some(tries.get()))
             };
-            assert_eq!(tried(work).now_or_never().unwrap().unwrap(), expected);
-            assert_eq!(tries.get(), succeeds_at.min(TRIES));
+            assert_eq!(retry_until_done(work).now_or_never().unwrap().unwrap(), expected);
+            assert_eq!(tries.get(), succeeds_at.min(VERIFY_TRIES));
         }
         let tries = Cell::new(0);
         let work = async || {
             tries.set(tries.get() + 1);
             Err::<Option<()>, _>(Error::not_found())
         };
-        assert!(tried(work).now_or_never().unwrap().is_err());
+        assert!(retry_until_done(work).now_or_never().unwrap().is_err());
         assert_eq!(tries.get(), 1);
     }
 
     #[test]
-    fn what_was_told_is_waited_for_by_a_clock_that_is_right() {
+    fn the_sealer_seals_again_after_a_recent_notification() {
         let now = Timestamp::parse("2026-11-21T12:00:00Z").unwrap();
-        let until = |millis: i64| waits_until(now.plus_millis(millis), now);
-        assert_eq!(until(0), Some(now.plus_millis(SEAL_AFTER)));
-        assert_eq!(until(500 - SEAL_AFTER), Some(now.plus_millis(500)));
-        assert_eq!(until(-SEAL_AFTER), None);
-        assert_eq!(until(3_600_000), None);
+        let again_at = |millis: i64| seal_again_at(now.plus_millis(millis), now);
+        assert_eq!(again_at(0), Some(now.plus_millis(SEAL_DELAY_MILLIS)));
+        assert_eq!(again_at(500 - SEAL_DELAY_MILLIS), Some(now.plus_millis(500)));
+        assert_eq!(again_at(-SEAL_DELAY_MILLIS), None);
+        // The clock was an hour ahead at that time.
+        assert_eq!(again_at(3_600_000), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Looking along a chain.
+//! Verifies a chain: reads its entries from D1 and compares them with the stored hashes.
 
 use std::collections::HashMap;
 
@@ -9,13 +9,13 @@ use serde::Deserialize;
 use super::{Chain, Sealer, Verification};
 use crate::store::audit_chain;
 
-/// How many links are read with one query.
+/// The number of entries that one query reads.
 const PAGE: i64 = 1_000;
-/// How many links one answer verifies at most.
-const LOOKED_AT: i64 = 20_000;
+/// A verification stops after this many entries. The next call continues.
+const MAX_VERIFIED: i64 = 20_000;
 
 impl Sealer {
-    /// The hashes that are known of the links from the `first` to the `last`.
+    /// The stored hashes of entries from `first` to `last`, and that of the end of the chain.
     pub(super) fn anchors(
         &self,
         head: &Head,
@@ -23,21 +23,21 @@ impl Sealer {
         last: i64,
     ) -> Result<HashMap<i64, String>, Error> {
         #[derive(Deserialize)]
-        struct Anchor {
+        struct AnchorRow {
             link: f64,
             hash: String,
         }
         let sql = "SELECT link, hash FROM anchors WHERE link BETWEEN ? AND ?";
         let rows = self.sql().exec(sql, vec![first.into(), last.into()])?;
-        let rows = rows.to_array::<Anchor>()?;
+        let rows = rows.to_array::<AnchorRow>()?;
         let mut anchors: HashMap<_, _> =
             rows.into_iter().map(|row| (row.link as i64, row.hash)).collect();
         anchors.insert(head.link, head.hash.clone());
         Ok(anchors)
     }
 
-    /// Looks along the chain from a link on, as far as one answer goes; `None` where old events
-    /// went meanwhile, and what was read may lack them.
+    /// Verifies the chain from the entry `first` on, about [`MAX_VERIFIED`] entries. Returns `None`
+    /// if old entries were deleted at the same time: they may be missing in what was read.
     pub(super) async fn verify(
         &self,
         workspace: i64,
@@ -54,7 +54,7 @@ impl Sealer {
                 self.delete_up_to(workspace, &base).await?;
             }
         }
-        let mut found = Verification {
+        let mut result = Verification {
             valid: true,
             links: 0,
             unsealed: 0,
@@ -69,31 +69,33 @@ impl Sealer {
             if self.chain()?.is_some_and(|chain| chain.base != base) {
                 return Ok(None);
             }
-            found.unsealed = links.unsealed;
-            let looked = self.look_at(workspace, (&base, &head), (next, last), &links, &mut found);
-            if let Err(broken) = looked? {
-                (found.valid, found.first_broken) = (false, Some(broken));
-                return Ok(Some(found));
+            result.unsealed = links.unsealed;
+            let verified =
+                self.verify_page(workspace, (&base, &head), (next, last), &links, &mut result);
+            if let Err(broken) = verified? {
+                (result.valid, result.first_broken) = (false, Some(broken));
+                return Ok(Some(result));
             }
             if last >= head.link {
-                return Ok(Some(found));
+                return Ok(Some(result));
             }
             next = last + 1;
-            if found.links >= LOOKED_AT {
-                found.next_link = Some(next);
-                return Ok(Some(found));
+            if result.links >= MAX_VERIFIED {
+                result.next_link = Some(next);
+                return Ok(Some(result));
             }
         }
     }
 
-    /// Looks at the links from the `first` to the `last`, and counts the good ones.
-    fn look_at(
+    /// Verifies the entries from `first` to `last`, and counts the valid ones in `result`. Returns
+    /// the first invalid entry as the inner error.
+    fn verify_page(
         &self,
         workspace: i64,
         (base, head): (&Head, &Head),
         (first, last): (i64, i64),
         links: &audit_chain::Links,
-        found: &mut Verification,
+        result: &mut Verification,
     ) -> Result<Result<(), Broken>, Error> {
         let foreign = |row: &Row| Broken {
             link: row.link,
@@ -114,7 +116,7 @@ impl Sealer {
                 return Ok(Err(Broken { link: first - 1, event: None, problem: Problem::Missing }));
             }
         };
-        // As it is now: what expired while this looked is noted there before D1 has it.
+        // Read again: events may have expired, and events may have been sealed, while D1 was read.
         let (end, expired) = self.chain()?.map_or((0, 0), |chain| (chain.head.link, chain.expired));
         verifier = verifier.expired_up_to(expired);
         let anchors = if first <= last { self.anchors(head, first, last)? } else { HashMap::new() };
@@ -123,13 +125,13 @@ impl Sealer {
             if let Err(broken) = verifier.take(row, anchor) {
                 return Ok(Err(broken));
             }
-            found.links += 1;
-            found.expired += i64::from(row.is_expired());
+            result.links += 1;
+            result.expired += i64::from(row.is_expired());
         }
         if verifier.last().link < last {
             return Ok(Err(verifier.missing()));
         }
-        // What was sealed while this looked is as it should be.
+        // An entry after the end of the chain is foreign, unless it was sealed in the meantime.
         match &links.beyond {
             Some(row) if last >= head.link && row.link > end => Ok(Err(foreign(row))),
             _ => Ok(Ok(())),

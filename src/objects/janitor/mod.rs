@@ -1,20 +1,23 @@
-//! The Durable Object that works in the background of the region cell; there is one. It purges
-//! deleted workspaces (rows, keys and objects), removes deleted users from the commands that they
-//! requested, deletes commands that ended long ago, and notifies sealers of audit events that they
-//! did not hear of.
+//! The Durable Object that does the background work of the region cell. The cell has one. It
 //!
-//! What is to be purged is told by D1 alone: the row of a deleted workspace stays, marked, until
-//! nothing else is left of it. The alarm is set before the mark, so whatever is cut off in between,
-//! the object looks again, finds the row and goes on. Each alarm does one bounded step of each kind
-//! of work, for one workspace after the other.
+//! - suspends and purges deleted workspaces (rows, KV keys and objects),
+//! - removes deleted users from the commands that they requested,
+//! - cancels the waiting commands of revoked sessions,
+//! - deletes commands that ended long ago, and servers that were not approved in time,
+//! - notifies sealers of audit events that they were not notified of,
+//! - starts resyncs.
+//!
+//! Each alarm does one bounded step of each kind of work, for one workspace or user at a time.
 //!
 //! A deleted workspace is purged after its grace period. Until then the objects of its servers are
-//! suspended: they keep what they have, and take no agent.
+//! suspended: they keep their data and refuse agents. D1 alone decides what to purge: the marked row
+//! of the workspace is the last one to be deleted. The object sets its alarm before it writes the
+//! mark. If it dies in between, the alarm finds the row and continues.
 //!
-//! Old commands are looked for in passes, which the clock begins (wrangler.toml, triggers): through
-//! each workspace in turn, in the order of their ids. First the server's object forgets them, then
-//! D1; so one that was cut off in between is found again. A pass goes by each command once: one
-//! whose object does not answer is for the next pass.
+//! The cron trigger (wrangler.toml) starts a pass over old commands, which goes through the
+//! workspaces in the order of their ids. A command is deleted in the object of its server first, and
+//! then in D1. If the janitor dies in between, it finds the command in D1 again. A pass visits each
+//! command once. If an object does not answer, its commands wait for the next pass.
 
 mod old_commands;
 mod purge;
@@ -40,157 +43,144 @@ use crate::objects::server_link::calls;
 use crate::objects::{self, alarm::Alarm};
 use crate::platform;
 use crate::platform::log;
-use crate::store::workspaces;
-use crate::store::{servers, sessions};
+use crate::store::{Progress, servers, sessions, workspaces};
 
-/// How many servers are cut off side by side.
-const SERVERS: u64 = 50;
-/// How many servers are cut off before a deletion is answered; what is beyond that follows within
-/// seconds, and is refused by the name of the workspace, which is gone.
-const SERVERS_AT_ONCE: u64 = 500;
-/// How many sealers are notified concurrently.
-const SEALERS: u64 = 50;
-/// The name of the one object.
+/// The number of servers whose objects are called concurrently in one step.
+const SERVERS_PER_STEP: u64 = 50;
+/// The number of servers that are disconnected before the deletion of a workspace is answered. The
+/// others follow within seconds. Requests of their agents are refused before that, because the
+/// workspace is deleted.
+const SERVERS_BEFORE_RESPONSE: u64 = 500;
+/// The number of sealers that are notified concurrently in one step.
+const SEALERS_PER_STEP: u64 = 50;
+/// The name of the object.
 const NAME: &str = "janitor";
-/// Between two steps of a purge.
-const STEP: Duration = Duration::from_millis(10);
-/// To the next look after a deletion was asked for, and after a step that failed.
-const RETRY: Duration = Duration::from_secs(5);
-/// The storage key of the pass over old commands that is under way.
-const PASS: &str = "pass";
-/// How long an object may take to begin a resync or a suspension, to cancel commands of revoked
-/// sessions, or to delete a server, in seconds.
-const BEGINS_WITHIN: u64 = 20;
-/// The storage key of the last workspace whose sealer was notified, while there are more.
-const SEALED: &str = "sealed";
-/// The storage key of the last pending server that was looked at, while there are more.
-const UNAPPROVED: &str = "unapproved";
+/// The delay between two steps.
+const STEP_DELAY: Duration = Duration::from_millis(10);
+/// The delay before the work that a call requests, and after a step that failed.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// How long the object of a server or a sealer may take to answer.
+const OBJECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// The storage key of the current pass over old commands.
+const PASS_KEY: &str = "pass";
+/// The storage key of the last workspace whose sealer was notified in this pass.
+const LAST_SEALED_KEY: &str = "sealed";
+/// The storage key of the last pending server that was checked in this pass.
+const LAST_UNAPPROVED_KEY: &str = "unapproved";
 
-/// What the object can be asked.
+/// A request message to the object. The response is a boolean.
 #[derive(Serialize, Deserialize)]
-enum Ask {
-    /// Delete the workspace with that slug, to be purged from then on, which may be now, and write
-    /// the audit event. Answers whether there was one.
+enum JanitorRequest {
+    /// Delete the workspace with this slug, and write the audit event. The data is purged from the
+    /// given time on; the flag says that this is now. Responds whether the workspace exists.
     DeleteWorkspace(String, (Timestamp, bool), Box<Event>),
-    /// Undelete the workspace with that slug, and write the audit event. Answers whether there was
-    /// one to undelete.
+    /// Undelete the workspace with this slug, and write the audit event. Responds whether the
+    /// workspace exists and was deleted.
     UndeleteWorkspace(String, Box<Event>),
-    /// Look for what is to be done.
-    Look,
+    /// Check for work.
+    #[serde(rename = "Look")]
+    Wake,
     /// Cancel the waiting commands of revoked login sessions.
     CancelRevoked,
-    /// Begin the hourly pass: old commands, and sealers to be notified.
+    /// Start the hourly pass.
     BeginPass,
-    /// Have the objects of the workspace with that slug tell D1 everything again. Answers whether
-    /// there is one.
+    /// Start a resync of all servers of the workspace with this slug. Responds whether the
+    /// workspace exists.
     Resync(String),
 }
 
-/// What a step left to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Progress {
-    /// The next step can follow immediately.
-    More,
-    /// Objects failed, and are tried again later.
-    Retry,
-    /// Nothing.
-    Done,
-}
-
-/// Where a pass over old commands is.
+/// The state of a pass over old commands. Stored as JSON.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Pass {
-    /// The workspace.
+    /// The current workspace.
     workspace: i64,
-    /// The id of the last command in it that was done.
+    /// The id of the last visited command in this workspace.
     after: String,
-    /// How often D1 failed at the next ones.
+    /// How often the deletion in D1 has failed in a row.
     failures: u32,
-    /// How many commands it deleted.
+    /// The number of deleted commands.
     deleted: u64,
-    /// Until when commands must have been over, from its beginning on: what comes of age meanwhile
-    /// is for the next one, or this one might never be through with a busy workspace.
+    /// Commands that ended by this time are old. Fixed when the pass starts: otherwise commands
+    /// that become old later could keep a pass over a busy workspace running forever.
     #[serde(default)]
     until: Option<Timestamp>,
-    /// The servers whose objects did not answer in time. They are left alone until the next pass.
+    /// The servers whose objects did not answer in time. The pass does not call them again.
     #[serde(default)]
     silent: BTreeSet<String>,
 }
 
-/// Deletes a workspace. Everything in it is refused when this returns, and its data is purged from
-/// the given time on, or, if the flag is set, now. False: there is none.
+/// Deletes a workspace. When this returns, all requests to it are refused. Its data is purged from
+/// the given time on, or now if the flag is set. Returns false if the workspace does not exist.
 ///
 /// # Errors
-/// The object could not be reached, or D1 not be told. The workspace may be deleted all the same.
+/// The call did not get through, or D1 failed. The workspace may be deleted nevertheless.
 pub async fn delete_workspace(
     env: &Env,
     slug: &str,
     purge: (Timestamp, bool),
     event: Event,
 ) -> Result<bool, Error> {
-    ask(env, &Ask::DeleteWorkspace(slug.to_owned(), purge, Box::new(event))).await
+    call(env, &JanitorRequest::DeleteWorkspace(slug.to_owned(), purge, Box::new(event))).await
 }
 
-/// Makes a deleted workspace a live one again. False: there is none, or its purge has begun.
+/// Undeletes a workspace. Returns false if there is no such deleted workspace, or if its purge has
+/// begun.
 ///
 /// # Errors
-/// The object could not be reached, or D1 did not answer. The workspace may be live all the same.
+/// The call did not get through, or D1 failed. The workspace may be undeleted nevertheless.
 pub async fn undelete_workspace(env: &Env, slug: &str, event: Event) -> Result<bool, Error> {
-    ask(env, &Ask::UndeleteWorkspace(slug.to_owned(), Box::new(event))).await
+    call(env, &JanitorRequest::UndeleteWorkspace(slug.to_owned(), Box::new(event))).await
 }
 
-/// Has the object look for what is to be done.
+/// Makes the janitor check for work.
 ///
 /// # Errors
-/// It could not be reached.
+/// The call did not get through.
 pub async fn wake(env: &Env) -> Result<(), Error> {
-    ask(env, &Ask::Look).await.map(drop)
+    call(env, &JanitorRequest::Wake).await.map(drop)
 }
 
-/// Has the waiting commands of revoked login sessions cancelled. D1 knows which sessions those are;
-/// the look that each hour brings finds what this call did not reach.
+/// Makes the janitor cancel the waiting commands of revoked login sessions. The janitor reads the
+/// sessions from D1. If this call fails, the next hourly pass cancels them.
 ///
 /// # Errors
-/// The object could not be reached.
+/// The call did not get through.
 pub async fn cancel_revoked(env: &Env) -> Result<(), Error> {
-    ask(env, &Ask::CancelRevoked).await.map(drop)
+    call(env, &JanitorRequest::CancelRevoked).await.map(drop)
 }
 
-/// Has old commands deleted, and events sealed of which no sealer knows. If the object is at it
-/// already, it goes on.
+/// Starts the hourly pass. A pass that is still running continues.
 ///
 /// # Errors
-/// The object could not be reached.
+/// The call did not get through.
 pub async fn begin_pass(env: &Env) -> Result<(), Error> {
-    ask(env, &Ask::BeginPass).await.map(drop)
+    call(env, &JanitorRequest::BeginPass).await.map(drop)
 }
 
-/// Has the objects of a workspace's servers tell D1 everything again, in the background. False:
-/// there is no such workspace.
+/// Makes the objects of a workspace's servers write everything to D1 again, in the background.
+/// Returns false if the workspace does not exist.
 ///
 /// # Errors
-/// The object could not be reached, or D1 not be asked.
+/// The call did not get through, or D1 failed.
 pub async fn resync(env: &Env, slug: &str) -> Result<bool, Error> {
-    ask(env, &Ask::Resync(slug.to_owned())).await
+    call(env, &JanitorRequest::Resync(slug.to_owned())).await
 }
 
-async fn ask(env: &Env, ask: &Ask) -> Result<bool, Error> {
-    objects::call(env, platform::JANITOR, NAME, ask).await
+async fn call(env: &Env, request: &JanitorRequest) -> Result<bool, Error> {
+    objects::call(env, platform::JANITOR, NAME, request).await
 }
 
-/// Awaits an answer for so many seconds at most.
+/// Awaits an answer until a timeout.
 async fn in_time<T>(
-    seconds: u64,
+    timeout: Duration,
     answer: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, String> {
-    let limit = Delay::from(Duration::from_secs(seconds));
-    match future::select(pin!(answer), pin!(limit)).await {
+    match future::select(pin!(answer), pin!(Delay::from(timeout))).await {
         Either::Left((answer, _)) => answer.map_err(|error| error.detail.into_owned()),
         Either::Right(_) => Err("no answer".to_owned()),
     }
 }
 
-/// The object.
 #[durable_object]
 pub struct Janitor {
     state: State,
@@ -204,27 +194,31 @@ impl DurableObject for Janitor {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        objects::respond(&mut request, async |ask| {
+        objects::respond(&mut request, async |message| {
             let storage = self.state.storage();
-            let delay = if matches!(ask, Ask::CancelRevoked) { STEP } else { RETRY };
-            self.set_alarm(delay).await?;
-            match ask {
-                Ask::DeleteWorkspace(slug, purge, event) => self.delete(slug, purge, &event).await,
-                Ask::UndeleteWorkspace(slug, event) => self.undelete(slug, &event).await,
-                Ask::Look | Ask::CancelRevoked => Ok(true),
-                Ask::BeginPass => {
-                    if storage.get::<i64>(SEALED).await?.is_none() {
-                        storage.put(SEALED, -1).await?;
+            let is_urgent = matches!(message, JanitorRequest::CancelRevoked);
+            self.set_alarm(if is_urgent { STEP_DELAY } else { RETRY_DELAY }).await?;
+            match message {
+                JanitorRequest::DeleteWorkspace(slug, purge, event) => {
+                    self.delete_workspace(slug, purge, &event).await
+                }
+                JanitorRequest::UndeleteWorkspace(slug, event) => {
+                    self.undelete_workspace(slug, &event).await
+                }
+                JanitorRequest::Wake | JanitorRequest::CancelRevoked => Ok(true),
+                JanitorRequest::BeginPass => {
+                    if storage.get::<i64>(LAST_SEALED_KEY).await?.is_none() {
+                        storage.put(LAST_SEALED_KEY, -1).await?;
                     }
                     workspaces::begin_due_purges(&self.env, platform::now()).await?;
-                    sessions::forget_revoked(&self.env, platform::now()).await?;
-                    storage.put(UNAPPROVED, "").await?;
-                    if storage.get::<Pass>(PASS).await?.is_none() {
-                        storage.put(PASS, Pass::default()).await?;
+                    sessions::purge_revoked(&self.env, platform::now()).await?;
+                    storage.put(LAST_UNAPPROVED_KEY, "").await?;
+                    if storage.get::<Pass>(PASS_KEY).await?.is_none() {
+                        storage.put(PASS_KEY, Pass::default()).await?;
                     }
                     Ok(true)
                 }
-                Ask::Resync(slug) => self.begin_resync(slug).await,
+                JanitorRequest::Resync(slug) => self.begin_resync(slug).await,
             }
         })
         .await
@@ -232,28 +226,32 @@ impl DurableObject for Janitor {
 
     async fn alarm(&self) -> worker::Result<Response> {
         self.alarm.went_off();
-        // None of them holds up another one.
-        let suspended = self.suspend_next().await;
-        let needs_retry = matches!(suspended, Ok(Progress::Retry));
+        // A step that fails does not prevent the others.
         let steps = [
-            suspended.map(|progress| progress == Progress::More),
-            self.cancel_some().await,
-            self.remove_unapproved().await,
-            self.depart().await,
-            self.purge().await,
-            self.go_on_with_pass().await,
-            self.resync_some().await,
-            self.seal_some().await,
+            self.suspend_next().await,
+            self.cancel_revoked_commands().await,
+            self.delete_unapproved().await,
+            self.detach_deleted_user().await,
+            self.purge_next().await,
+            self.continue_pass().await,
+            self.resync_next().await,
+            self.notify_sealers().await,
         ];
-        let mut next = steps.iter().any(|step| matches!(step, Ok(true))).then_some(STEP);
-        if needs_retry && next.is_none() {
-            next = Some(RETRY);
-        }
+        let has_any = |wanted: Progress| {
+            steps.iter().any(|step| step.as_ref().is_ok_and(|progress| *progress == wanted))
+        };
+        let mut delay = if has_any(Progress::More) {
+            Some(STEP_DELAY)
+        } else if has_any(Progress::Retry) {
+            Some(RETRY_DELAY)
+        } else {
+            None
+        };
         for error in steps.into_iter().filter_map(Result::err) {
             log::trouble("janitor_failed", json!({}), &error.detail);
-            next = Some(RETRY);
+            delay = Some(RETRY_DELAY);
         }
-        if let Some(delay) = next {
+        if let Some(delay) = delay {
             self.set_alarm(delay).await?;
         }
         Response::empty()
@@ -261,15 +259,15 @@ impl DurableObject for Janitor {
 }
 
 impl Janitor {
-    /// Sets the alarm, also if it goes off earlier: what a request is about to change must be
-    /// there.
+    /// Sets the alarm, even if it is set for an earlier time: that alarm might go off before the
+    /// change that it is to find.
     async fn set_alarm(&self, delay: Duration) -> worker::Result<()> {
         let at = platform::now().plus_millis(delay.as_millis() as i64);
         self.alarm.set(&self.state.storage(), at).await
     }
 
     /// Marks a workspace as deleted and disconnects its agents.
-    async fn delete(
+    async fn delete_workspace(
         &self,
         slug: String,
         purge: (Timestamp, bool),
@@ -279,17 +277,17 @@ impl Janitor {
         let marked =
             workspaces::mark_deleted(&self.env, &slug, purge, event, platform::now()).await?;
         let Some(id) = marked else { return Ok(false) };
-        if workspaces::standing(&self.env, &slug).await?.is_some_and(|standing| standing.id == id) {
+        let holder = workspaces::slug_holder(&self.env, &slug).await?;
+        if holder.is_some_and(|holder| holder.id == id) {
             self.suspend_first(&slug).await?;
             return Ok(true);
         }
-        // It is being purged.
+        // The purge has begun. The objects of deleted servers have no agent and are left to it.
         let mut after = String::new();
-        // Deleted servers have no agent, and can wait.
-        for _ in 0..SERVERS_AT_ONCE / SERVERS {
-            let ids = servers::ids_after(&self.env, id, &after, SERVERS).await?;
-            // The purge wipes those that fail now.
-            self.sever(&ids).await;
+        for _ in 0..SERVERS_BEFORE_RESPONSE / SERVERS_PER_STEP {
+            let ids = servers::ids_after(&self.env, id, &after, SERVERS_PER_STEP).await?;
+            // The purge also wipes the objects that fail now.
+            self.disconnect_and_wipe(&ids).await;
             match ids.last() {
                 Some(last) => after.clone_from(last),
                 None => break,
@@ -298,8 +296,8 @@ impl Janitor {
         Ok(true)
     }
 
-    /// Makes a deleted workspace a live one again, and lets its agents connect.
-    async fn undelete(&self, slug: String, event: &Event) -> Result<bool, Error> {
+    /// Undeletes a workspace and lets its agents connect.
+    async fn undelete_workspace(&self, slug: String, event: &Event) -> Result<bool, Error> {
         self.begin_suspension(&slug).await?;
         let is_undeleted = workspaces::undelete(&self.env, &slug, event).await?.is_some();
         if is_undeleted {
@@ -308,45 +306,48 @@ impl Janitor {
         Ok(is_undeleted)
     }
 
-    /// Tells the next sealers of events. False: all were told.
-    async fn seal_some(&self) -> Result<bool, Error> {
+    /// Notifies the next sealers that have work.
+    async fn notify_sealers(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
-        let Some(after) = storage.get(SEALED).await? else { return Ok(false) };
-        let workspaces = audit_sealer::to_be_told(&self.env, after, SEALERS).await?;
+        let Some(after) = storage.get(LAST_SEALED_KEY).await? else { return Ok(Progress::Done) };
+        let workspaces =
+            audit_sealer::workspaces_with_work(&self.env, after, SEALERS_PER_STEP).await?;
         let Some(last) = workspaces.last() else {
-            storage.delete(SEALED).await?;
-            return Ok(false);
+            storage.delete(LAST_SEALED_KEY).await?;
+            return Ok(Progress::Done);
         };
-        // Stored first: a sealer that does not answer is for the next hour, and holds up no other.
-        storage.put(SEALED, last).await?;
-        let told = future::join_all(
+        // Stored before the calls: a sealer that does not answer waits for the next pass and does
+        // not block the others.
+        storage.put(LAST_SEALED_KEY, last).await?;
+        let notified = future::join_all(
             workspaces.iter().map(|workspace| audit_sealer::tell(&self.env, *workspace)),
         );
-        if let Err(cause) = in_time(BEGINS_WITHIN, async { Ok(told.await) }).await {
+        if let Err(cause) = in_time(OBJECT_TIMEOUT, async { Ok(notified.await) }).await {
             log::trouble("sealer_not_told", json!({"after": after}), &cause);
         }
-        Ok(true)
+        Ok(Progress::More)
     }
 
-    /// Asks the objects of servers concurrently, and returns the servers whose objects failed.
-    async fn failing(&self, servers: &[String], ask: impl Fn(Uuid) -> calls::Ask) -> Vec<String> {
-        let asked = servers.iter().map(async |server| {
-            // Ids of another form no object ever had.
+    /// Calls the objects of servers concurrently. Returns the servers whose objects failed.
+    async fn call_all(&self, servers: &[String], ask: impl Fn(Uuid) -> calls::Ask) -> Vec<String> {
+        let failed = servers.iter().map(async |server| {
+            // Objects are named by UUIDs. A server with another id has no object.
             let object = Uuid::try_parse(server).ok()?;
-            let cause = self.within::<Value>(BEGINS_WITHIN, object, ask(object)).await.err()?;
+            let cause =
+                self.call_in_time::<Value>(OBJECT_TIMEOUT, object, ask(object)).await.err()?;
             log::trouble("object_not_told", json!({"server": server}), &cause);
             Some(server.clone())
         });
-        future::join_all(asked).await.into_iter().flatten().collect()
+        future::join_all(failed).await.into_iter().flatten().collect()
     }
 
-    /// Asks a server's object something, which it must answer in time.
-    async fn within<T: DeserializeOwned>(
+    /// Calls the object of a server. Fails if it does not answer before the timeout.
+    async fn call_in_time<T: DeserializeOwned>(
         &self,
-        seconds: u64,
+        timeout: Duration,
         object: Uuid,
         ask: calls::Ask,
     ) -> Result<T, String> {
-        in_time(seconds, calls::ask::<T>(&self.env, object, &ask)).await
+        in_time(timeout, calls::ask::<T>(&self.env, object, &ask)).await
     }
 }

@@ -1,6 +1,7 @@
-//! The deletion of commands that are over for long: by the clock, in bounded steps.
+//! Deletes commands that ended long ago, in bounded steps of a pass.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
@@ -8,99 +9,104 @@ use futures_util::future;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Janitor, PASS, Pass};
+use super::{Janitor, PASS_KEY, Pass};
 use crate::objects::server_link::calls::{self, Forget, Forgotten};
 use crate::platform;
 use crate::platform::cost;
 use crate::platform::log;
-use crate::store::retention::{self, Due};
+use crate::store::Progress;
+use crate::store::retention::{self, OldCommand};
 
-/// How often D1 is told of the same ones, before they are left to the next pass.
-const TRIES: u32 = 3;
-/// How long an object may take to forget some, in seconds.
-const FORGETS_WITHIN: u64 = 20;
-/// How many old commands are deleted at a time.
-const OLD_COMMANDS: u64 = 100;
+/// How often the deletion of the same commands in D1 is tried. Then they wait for the next pass.
+const MAX_TRIES: u32 = 3;
+/// How long an object may take to delete commands.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(20);
+/// The number of commands that one step deletes.
+const COMMANDS_PER_STEP: u64 = 100;
 
 impl Janitor {
-    /// Deletes the next old commands of the pass. False: there is no pass, or it is through.
-    pub(super) async fn go_on_with_pass(&self) -> Result<bool, Error> {
+    /// Deletes the next old commands of the pass, or moves on to the next workspace.
+    pub(super) async fn continue_pass(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
-        let Some(mut pass) = storage.get::<Pass>(PASS).await? else { return Ok(false) };
+        let Some(mut pass) = storage.get::<Pass>(PASS_KEY).await? else {
+            return Ok(Progress::Done);
+        };
         let until = match platform::kept_until(&self.env, platform::COMMAND_RETENTION) {
             Ok(Some(until)) => pass.until.map_or(until, |first| first.min(until)),
-            kept => {
+            // Commands are kept forever, or the setting is invalid.
+            none_or_error => {
                 self.end_pass(&pass).await?;
-                return kept.map(|_| false);
+                return none_or_error.map(|_| Progress::Done);
             }
         };
         pass.until = Some(until);
-        let found = retention::find(&self.env, pass.workspace, &pass.after, until, OLD_COMMANDS);
-        let (due, looked) = cost::of(found).await;
-        let due = due?;
-        let Some(last) = due.last() else {
-            let next = retention::next_workspace(&self.env, pass.workspace, until).await?;
-            let Some(next) = next.found.or(next.last) else {
+        let found =
+            retention::find(&self.env, pass.workspace, &pass.after, until, COMMANDS_PER_STEP);
+        let (old, find_cost) = cost::of(found).await;
+        let old = old?;
+        let Some(last) = old.last() else {
+            let scan = retention::scan_workspaces(&self.env, pass.workspace, until).await?;
+            let Some(next) = scan.found.or(scan.last) else {
                 self.end_pass(&pass).await?;
-                return Ok(false);
+                return Ok(Progress::Done);
             };
             pass = Pass { workspace: next, after: String::new(), failures: 0, ..pass };
-            storage.put(PASS, &pass).await?;
-            return Ok(true);
+            storage.put(PASS_KEY, &pass).await?;
+            return Ok(Progress::More);
         };
-        let (forgotten, is_all) = self.forget(&due, until, &mut pass.silent).await;
+        let (forgotten, progress) = self.forget_in_objects(&old, until, &mut pass.silent).await;
         let deleted = retention::delete(&self.env, pass.workspace, &forgotten, until);
-        let (deleted, cost) = cost::of(deleted).await;
-        let cost = looked + cost;
+        let (deleted, delete_cost) = cost::of(deleted).await;
+        let cost = find_cost + delete_cost;
         pass.failures = if deleted.is_err() { pass.failures + 1 } else { 0 };
         if deleted.is_ok() {
             pass.deleted += forgotten.len() as u64;
         }
-        if (is_all && deleted.is_ok()) || pass.failures >= TRIES {
+        if (progress == Progress::Done && deleted.is_ok()) || pass.failures >= MAX_TRIES {
             (pass.after, pass.failures) = (last.id.clone(), 0);
         }
-        storage.put(PASS, &pass).await?;
+        storage.put(PASS_KEY, &pass).await?;
         deleted?;
         log::event(
             "retention",
             json!({
-                "workspace_id": pass.workspace, "found": due.len(), "deleted": forgotten.len(),
+                "workspace_id": pass.workspace, "found": old.len(), "deleted": forgotten.len(),
                 "d1_calls": cost.d1_calls, "rows_read": cost.rows_read, "rows_written": cost.rows_written,
             }),
         );
-        Ok(true)
+        Ok(Progress::More)
     }
 
-    /// Ends the pass.
     async fn end_pass(&self, pass: &Pass) -> Result<(), Error> {
-        self.state.storage().delete(PASS).await?;
+        self.state.storage().delete(PASS_KEY).await?;
         log::event("retention_over", json!({"deleted": pass.deleted}));
         Ok(())
     }
 
-    /// Has objects forget commands, but for the `silent` ones, to which those are added that do not
-    /// answer in time. Returns the commands of which they have nothing any more, and whether that
-    /// is all that can be done now.
-    async fn forget<'a>(
+    /// Deletes commands in the objects of their servers. Skips the `silent` servers, and adds those
+    /// whose objects do not answer in time. Returns the commands that the objects do not have any
+    /// more, and whether objects have more to delete of these commands.
+    async fn forget_in_objects<'a>(
         &self,
-        due: &'a [Due],
+        old: &'a [OldCommand],
         until: Timestamp,
         silent: &mut BTreeSet<String>,
-    ) -> (Vec<&'a Due>, bool) {
-        let mut by_server: BTreeMap<&str, Vec<&Due>> = BTreeMap::new();
-        for command in due.iter().filter(|due| !silent.contains(&due.server_id)) {
+    ) -> (Vec<&'a OldCommand>, Progress) {
+        let mut by_server: BTreeMap<&str, Vec<&OldCommand>> = BTreeMap::new();
+        for command in old.iter().filter(|command| !silent.contains(&command.server_id)) {
             by_server.entry(&command.server_id).or_default().push(command);
         }
-        let asked = by_server.into_iter().map(async |(server, commands)| {
-            (server, self.forget_of(server, commands, until).await)
+        let calls = by_server.into_iter().map(async |(server, commands)| {
+            (server, self.forget_in_object(server, commands, until).await)
         });
         let mut forgotten = Vec::new();
-        let mut is_all = true;
-        for (server, of_server) in future::join_all(asked).await {
-            match of_server {
-                Ok((some, is_all_of_server)) => {
-                    forgotten.extend(some);
-                    is_all &= is_all_of_server;
+        let mut progress = Progress::Done;
+        for (server, result) in future::join_all(calls).await {
+            match result {
+                Ok((commands, Progress::Done)) => forgotten.extend(commands),
+                Ok((commands, more)) => {
+                    forgotten.extend(commands);
+                    progress = more;
                 }
                 Err(problem) => {
                     log::trouble("commands_not_forgotten", json!({"server": server}), &problem);
@@ -108,23 +114,24 @@ impl Janitor {
                 }
             }
         }
-        (forgotten, is_all)
+        (forgotten, progress)
     }
 
-    /// The same for commands of one server.
-    async fn forget_of<'a>(
+    /// Deletes commands of one server in its object: see [`Self::forget_in_objects`].
+    async fn forget_in_object<'a>(
         &self,
         server: &str,
-        commands: Vec<&'a Due>,
+        commands: Vec<&'a OldCommand>,
         until: Timestamp,
-    ) -> Result<(Vec<&'a Due>, bool), String> {
-        // Ids of another form no object ever had.
-        let Ok(object) = Uuid::try_parse(server) else { return Ok((commands, true)) };
-        let ids = commands.iter().filter_map(|due| Uuid::try_parse(&due.id).ok()).collect();
+    ) -> Result<(Vec<&'a OldCommand>, Progress), String> {
+        // Objects are named by UUIDs. A server with another id has no object.
+        let Ok(object) = Uuid::try_parse(server) else { return Ok((commands, Progress::Done)) };
+        let ids = commands.iter().filter_map(|old| Uuid::try_parse(&old.id).ok()).collect();
         let ask = calls::Ask::Forget(Forget { ids, until });
-        let Forgotten { ids, is_all } = self.within(FORGETS_WITHIN, object, ask).await?;
+        let Forgotten { ids, is_all } = self.call_in_time(FORGET_TIMEOUT, object, ask).await?;
         let is_forgotten =
-            |due: &&Due| Uuid::try_parse(&due.id).map_or(true, |id| ids.contains(&id));
-        Ok((commands.into_iter().filter(is_forgotten).collect(), is_all))
+            |old: &&OldCommand| Uuid::try_parse(&old.id).map_or(true, |id| ids.contains(&id));
+        let progress = if is_all { Progress::Done } else { Progress::More };
+        Ok((commands.into_iter().filter(is_forgotten).collect(), progress))
     }
 }

@@ -1,5 +1,5 @@
-//! What is deleted for good: workspaces after their grace period, what deleted users and revoked
-//! sessions left, servers that nobody approved.
+//! Purges: deleted workspaces after their grace period, what deleted users and revoked sessions
+//! left behind, and servers that were not approved in time.
 
 use farhand_domain::error::Error;
 use farhand_domain::registration_token::APPROVED_WITHIN;
@@ -7,71 +7,73 @@ use futures_util::future;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{BEGINS_WITHIN, Janitor, SERVERS, UNAPPROVED, in_time};
+use super::{Janitor, LAST_UNAPPROVED_KEY, OBJECT_TIMEOUT, SERVERS_PER_STEP, in_time};
 use crate::objects::audit_sealer;
 use crate::objects::server_link::calls::{self, OfServer, Remove, RevokedSessions};
 use crate::platform;
 use crate::platform::log;
 use crate::store::audit::of_service;
-use crate::store::workspaces::{self, Deleted};
-use crate::store::{login_tokens, servers, sessions, users};
+use crate::store::workspaces::WorkspaceToPurge;
+use crate::store::{Progress, login_tokens, servers, sessions, users, workspaces};
 
-/// The storage key of the user whose revoked sessions were looked at last.
-const REVOKED: &str = "revoked";
-/// The storage key of the workspace that had the last step.
-const LAST: &str = "last";
-/// How many commands a deleted user is taken off at a time.
-const COMMANDS: u64 = 200;
+/// The storage key of the user whose revoked sessions the last step handled.
+const LAST_REVOKED_KEY: &str = "revoked";
+/// The storage key of the workspace that the last step purged.
+const LAST_PURGED_KEY: &str = "last";
+/// The number of commands from which one step removes a deleted user.
+const COMMANDS_PER_STEP: u64 = 200;
 
 impl Janitor {
-    /// Wipes the objects of servers, which cuts their agents off. Returns the servers whose objects
-    /// failed.
-    pub(super) async fn sever(&self, servers: &[String]) -> Vec<String> {
-        self.failing(servers, |_| calls::Ask::Sever).await
+    /// Disconnects the agents of servers and wipes the servers' objects. Returns the servers whose
+    /// objects failed.
+    pub(super) async fn disconnect_and_wipe(&self, servers: &[String]) -> Vec<String> {
+        self.call_all(servers, |_| calls::Ask::Sever).await
     }
 
-    /// Does one step for a deleted user. False: there is none.
-    pub(super) async fn depart(&self) -> Result<bool, Error> {
-        users::depart_some(&self.env, COMMANDS).await
+    /// Removes a deleted user from some of the commands that the user requested.
+    pub(super) async fn detach_deleted_user(&self) -> Result<Progress, Error> {
+        users::detach_deleted_user(&self.env, COMMANDS_PER_STEP).await
     }
 
-    /// Cancels the waiting commands that a user's revoked sessions created. False: no session is
-    /// left.
-    pub(super) async fn cancel_some(&self) -> Result<bool, Error> {
+    /// Cancels the waiting commands that the revoked sessions of one user created.
+    pub(super) async fn cancel_revoked_commands(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
-        let after: (i64, i64) = storage.get(REVOKED).await?.unwrap_or_default();
-        // The next user, and not the same again: one whose server's object fails must not hold up
-        // the others.
+        let after: (i64, i64) = storage.get(LAST_REVOKED_KEY).await?.unwrap_or_default();
+        // Each step takes the next user: if an object fails, it does not block other users.
         let Some(revoked) = sessions::next_revoked(&self.env, after).await? else {
-            return Ok(false);
+            return Ok(Progress::Done);
         };
-        storage.put(REVOKED, (revoked.workspace_id, revoked.user_id)).await?;
+        storage.put(LAST_REVOKED_KEY, (revoked.workspace_id, revoked.user_id)).await?;
         let objects: Vec<Uuid> =
             revoked.servers.iter().filter_map(|id| Uuid::try_parse(id).ok()).collect();
-        for some in objects.chunks(SERVERS as usize) {
-            let cancelled = some.iter().map(|object| {
-                let ask = RevokedSessions { sessions: revoked.sessions.clone() };
-                self.within::<Value>(BEGINS_WITHIN, *object, calls::Ask::CancelOf(ask))
+        for batch in objects.chunks(SERVERS_PER_STEP as usize) {
+            let cancelled = batch.iter().map(|object| {
+                let sessions = RevokedSessions { sessions: revoked.sessions.clone() };
+                let ask = calls::Ask::CancelOf(sessions);
+                self.call_in_time::<Value>(OBJECT_TIMEOUT, *object, ask)
             });
             future::try_join_all(cancelled).await.map_err(Error::internal)?;
         }
-        sessions::settle(&self.env, &revoked).await?;
-        Ok(true)
+        sessions::mark_cancelled(&self.env, &revoked).await?;
+        Ok(Progress::More)
     }
 
-    /// Deletes pending servers that were not approved in time. False: none is left.
-    pub(super) async fn remove_unapproved(&self) -> Result<bool, Error> {
+    /// Deletes some of the pending servers that were not approved in time.
+    pub(super) async fn delete_unapproved(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
-        let Some(after) = storage.get::<String>(UNAPPROVED).await? else { return Ok(false) };
-        let before = platform::now().plus_seconds(-APPROVED_WITHIN);
-        let due = servers::unapproved(&self.env, before, &after, SERVERS).await?;
-        let Some(last) = due.last() else {
-            storage.delete(UNAPPROVED).await?;
-            return Ok(false);
+        let Some(after) = storage.get::<String>(LAST_UNAPPROVED_KEY).await? else {
+            return Ok(Progress::Done);
         };
-        // A server whose object fails is for the next hour, and holds up no other.
-        storage.put(UNAPPROVED, &last.id).await?;
-        for server in due {
+        let before = platform::now().plus_seconds(-APPROVED_WITHIN);
+        let unapproved = servers::unapproved(&self.env, before, &after, SERVERS_PER_STEP).await?;
+        let Some(last) = unapproved.last() else {
+            storage.delete(LAST_UNAPPROVED_KEY).await?;
+            return Ok(Progress::Done);
+        };
+        // Stored before the calls: if an object fails, its server waits for the next pass and does
+        // not block the others.
+        storage.put(LAST_UNAPPROVED_KEY, &last.id).await?;
+        for server in unapproved {
             let Ok(object) = Uuid::try_parse(&server.id) else { continue };
             let event =
                 of_service("server.delete")?.on(Some(server.id.clone()), Some(&server.name));
@@ -82,55 +84,56 @@ impl Janitor {
                 server: object,
             };
             let remove = Remove { of, by: None, only_pending: true, event };
-            // A refusal: it was approved just now.
+            // A refusal of the object is fine: the server was approved in the meantime.
             let ask = calls::Ask::Remove(remove);
             let removed =
-                in_time(BEGINS_WITHIN, calls::try_ask::<Value>(&self.env, object, &ask)).await;
+                in_time(OBJECT_TIMEOUT, calls::try_ask::<Value>(&self.env, object, &ask)).await;
             if let Err(cause) = removed {
                 log::trouble("object_not_told", json!({"server": server.id}), &cause);
             }
         }
-        Ok(true)
+        Ok(Progress::More)
     }
 
-    /// Does one step for the next workspace that is to be purged. False: there is none.
-    pub(super) async fn purge(&self) -> Result<bool, Error> {
+    /// Does one step of the purge of one workspace.
+    pub(super) async fn purge_next(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
-        let last: i64 = storage.get(LAST).await?.unwrap_or(0);
-        // The next one, and not the same again: one that fails must not hold the others up.
-        let Some(deleted) = workspaces::next_deleted(&self.env, last).await? else {
-            return Ok(false);
+        let last: i64 = storage.get(LAST_PURGED_KEY).await?.unwrap_or(0);
+        // Each step takes the next workspace: if one fails, it does not block the others.
+        let Some(workspace) = workspaces::next_to_purge(&self.env, last).await? else {
+            return Ok(Progress::Done);
         };
-        storage.put(LAST, deleted.id).await?;
-        self.purge_some(&deleted).await?;
-        Ok(true)
+        storage.put(LAST_PURGED_KEY, workspace.id).await?;
+        self.purge_step(&workspace).await?;
+        Ok(Progress::More)
     }
 
-    async fn purge_some(&self, deleted: &Deleted) -> Result<(), Error> {
-        // Objects first: once the rows of the servers are gone, nobody knows their names.
-        let mut ids = servers::ids_after(&self.env, deleted.id, "", SERVERS).await?;
+    async fn purge_step(&self, workspace: &WorkspaceToPurge) -> Result<(), Error> {
+        // The objects come before the rows, because only the rows have the names of the objects.
+        let mut ids = servers::ids_after(&self.env, workspace.id, "", SERVERS_PER_STEP).await?;
         if ids.is_empty() {
-            ids = servers::gone_ids_after(&self.env, deleted.id, "", SERVERS).await?;
+            ids = servers::deleted_ids_after(&self.env, workspace.id, "", SERVERS_PER_STEP).await?;
         }
         if !ids.is_empty() {
-            let failed = self.sever(&ids).await;
+            let failed = self.disconnect_and_wipe(&ids).await;
             ids.retain(|id| !failed.contains(id));
-            servers::delete(&self.env, deleted.id, &ids).await?;
+            servers::delete(&self.env, workspace.id, &ids).await?;
             return if failed.is_empty() {
                 Ok(())
             } else {
                 Err(Error::internal("objects were not wiped"))
             };
         }
-        if deleted.slug_is_used {
-            // The entries of the workspace that was made since begin alike, and stay.
-            for hash in workspaces::token_hashes(&self.env, deleted.id).await? {
-                login_tokens::delete(&self.env, &deleted.slug, &hash).await?;
+        if workspace.slug_is_used {
+            // The KV keys of the new workspace have the same prefix and must stay. So only the keys
+            // of known tokens are deleted.
+            for hash in workspaces::token_hashes(&self.env, workspace.id).await? {
+                login_tokens::delete(&self.env, &workspace.slug, &hash).await?;
             }
-        } else if !login_tokens::purge_some(&self.env, &deleted.slug).await? {
+        } else if login_tokens::purge(&self.env, &workspace.slug).await? == Progress::More {
             return Ok(());
         }
-        audit_sealer::wipe(&self.env, deleted.id).await?;
-        workspaces::purge_some(&self.env, deleted.id).await
+        audit_sealer::wipe(&self.env, workspace.id).await?;
+        workspaces::purge_rows(&self.env, workspace.id).await
     }
 }

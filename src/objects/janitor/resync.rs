@@ -1,4 +1,5 @@
-//! Objects that tell D1 everything again, after D1 was taken back to an earlier moment.
+//! Resyncs: after D1 was restored to an earlier time, the objects of a workspace's servers write
+//! everything to D1 again.
 
 use std::collections::BTreeMap;
 
@@ -6,75 +7,86 @@ use farhand_domain::error::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Janitor, SERVERS};
+use super::{Janitor, SERVERS_PER_STEP};
 use crate::objects::server_link::calls::{self, OfServer};
 use crate::platform;
 use crate::platform::log;
-use crate::store::servers;
-use crate::store::workspaces;
+use crate::store::{Progress, servers, workspaces};
 
-/// The storage key of the workspaces whose servers' objects are to tell D1 everything again.
-const RESYNCS: &str = "resyncs";
+/// The storage key of the running resyncs, by workspace.
+const RESYNCS_KEY: &str = "resyncs";
 
-/// How far the objects of a workspace's servers were told to tell D1 everything again.
+/// The state of a resync. Stored as JSON. The resync calls the objects of the workspace's servers,
+/// and then those of its deleted servers.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Resync {
     /// The workspace's slug.
     slug: String,
-    /// The last server that was told, first of those that are there, then of those that are gone.
+    /// The last server whose object was called.
     after: String,
-    are_gone: bool,
-    /// How many servers were told.
-    told: u64,
-    /// How many could not be.
+    /// Whether `after` is a deleted server.
+    #[serde(rename = "are_gone")]
+    is_deleted: bool,
+    /// The number of objects that began.
+    #[serde(rename = "told")]
+    begun: u64,
+    /// The number of objects that failed to begin.
     failed: u64,
 }
 
 impl Janitor {
+    /// The running resyncs, by workspace.
     async fn resyncs(&self) -> Result<BTreeMap<i64, Resync>, Error> {
-        Ok(self.state.storage().get(RESYNCS).await?.unwrap_or_default())
+        Ok(self.state.storage().get(RESYNCS_KEY).await?.unwrap_or_default())
     }
 
+    /// Starts the resync of a workspace from the beginning. Returns false if the workspace does not
+    /// exist.
     pub(super) async fn begin_resync(&self, slug: String) -> Result<bool, Error> {
         let Some(id) = workspaces::id_of(&self.env, &slug, platform::now()).await? else {
             return Ok(false);
         };
         let mut resyncs = self.resyncs().await?;
         resyncs.insert(id, Resync { slug, ..Resync::default() });
-        self.state.storage().put(RESYNCS, resyncs).await?;
+        self.state.storage().put(RESYNCS_KEY, resyncs).await?;
         Ok(true)
     }
 
-    /// Tells the next objects of a workspace to tell D1 everything again. False: none are to be
-    /// told.
-    pub(super) async fn resync_some(&self) -> Result<bool, Error> {
-        let Some((id, resync)) = self.resyncs().await?.pop_first() else { return Ok(false) };
-        let servers = match resync.are_gone {
-            false => servers::ids_after(&self.env, id, &resync.after, SERVERS).await?,
-            true => servers::gone_ids_after(&self.env, id, &resync.after, SERVERS).await?,
+    /// Calls the next objects of the first running resync.
+    pub(super) async fn resync_next(&self) -> Result<Progress, Error> {
+        let Some((id, resync)) = self.resyncs().await?.pop_first() else {
+            return Ok(Progress::Done);
+        };
+        let (after, limit) = (&resync.after, SERVERS_PER_STEP);
+        let servers = if resync.is_deleted {
+            servers::deleted_ids_after(&self.env, id, after, limit).await?
+        } else {
+            servers::ids_after(&self.env, id, after, limit).await?
         };
         let of = |server| OfServer { workspace: resync.slug.clone(), workspace_id: id, server };
         let failed =
-            self.failing(&servers, |server| calls::Ask::Resync(of(server))).await.len() as u64;
-        // Meanwhile it may have been asked for anew.
+            self.call_all(&servers, |server| calls::Ask::Resync(of(server))).await.len() as u64;
+        // The operator may have started the resync again during the calls.
         let mut resyncs = self.resyncs().await?;
         let Some(current) = resyncs.get_mut(&id).filter(|current| current.after == resync.after)
         else {
-            return Ok(true);
+            return Ok(Progress::More);
         };
-        current.told += servers.len() as u64 - failed;
+        current.begun += servers.len() as u64 - failed;
         current.failed += failed;
         match servers.last() {
             Some(last) => current.after.clone_from(last),
-            None if !current.are_gone => (current.are_gone, current.after) = (true, String::new()),
+            None if !current.is_deleted => {
+                (current.is_deleted, current.after) = (true, String::new());
+            }
             None => {
                 let fields =
-                    json!({"workspace_id": id, "servers": current.told, "failed": current.failed});
+                    json!({"workspace_id": id, "servers": current.begun, "failed": current.failed});
                 log::event("resync_over", fields);
                 resyncs.remove(&id);
             }
         }
-        self.state.storage().put(RESYNCS, resyncs).await?;
-        Ok(true)
+        self.state.storage().put(RESYNCS_KEY, resyncs).await?;
+        Ok(Progress::More)
     }
 }
