@@ -1,5 +1,5 @@
-//! The table of anonymous audit events (`docs/audit.md`): one a minute is written for each action
-//! and object, with the number of occurrences.
+//! The table that counts anonymous audit events (`docs/audit.md`). For each action and object, at
+//! most one audit event a minute is written, with the number of occurrences.
 
 use farhand_domain::audit::{Event, Object, Outcome, Source};
 use farhand_domain::error::Error;
@@ -15,19 +15,20 @@ use crate::platform;
 
 /// The action of a failed login.
 const FAILED_LOGIN: &str = "session.login";
-/// Seconds between two anonymous events of the same action and object.
-const ANONYMOUS_EVERY: i64 = 60;
-/// How many overdue anonymous events one pass of the clock writes at most.
-const ANONYMOUS_AT_ONCE: u64 = 100;
+/// The minimum seconds between two events of the same action and object.
+const MIN_INTERVAL_SECONDS: i64 = 60;
+/// The maximum number of overdue events that one cron trigger writes.
+const MAX_OVERDUE: u64 = 100;
 
 /// SQL for the users whose reset requests were counted since the last event of `anonymous_events
-/// a`, as a JSON array of ids. A request expires 24 hours after it was made.
+/// a`, as a JSON array of ids. A request expires 24 hours after its creation, so `expires_at` tells
+/// when it was created.
 const RESET_USERS: &str = "(SELECT json_group_array(DISTINCT CAST(p.user_id AS TEXT)) FROM reset_requests p
     WHERE p.workspace_id = a.workspace_id AND p.user_id IS NOT NULL
     AND p.expires_at > iif(a.written_at = '', '', strftime('%Y-%m-%dT%H:%M:%f000+00:00', a.written_at, '+1 day')))";
 
-/// SQL for the event `:event` with what was counted in `anonymous_events a`.
-fn counted(action: &str) -> String {
+/// SQL for the event `:event`, with the number of occurrences from `anonymous_events a` added.
+fn event_with_count(action: &str) -> String {
     if action == FAILED_LOGIN {
         "json_set(:event, '$.details.count', a.pending)".to_owned()
     } else {
@@ -37,8 +38,8 @@ fn counted(action: &str) -> String {
     }
 }
 
-/// The statements that count an anonymous event, and write one for all that were counted if none of
-/// the same action and object was written within the last minute.
+/// The statements that count an anonymous event. If no event of the same action and object was
+/// written within the last minute, they also write an event for all that were counted.
 pub fn anonymous(
     workspace_id: i64,
     event: &Event,
@@ -54,32 +55,33 @@ pub fn anonymous(
     Ok([vec![count], write_pending(workspace_id, &object, event, now)?].concat())
 }
 
-/// The statements that write an event for what was counted, if that is due.
+/// The statements that write an event for the counted occurrences, if it is due.
 fn write_pending(
     workspace_id: i64,
     object: &str,
     event: &Event,
     now: Timestamp,
 ) -> Result<Vec<Statement>, Error> {
-    let event_sql = counted(&event.action);
+    let event_sql = event_with_count(&event.action);
     let rest =
         "FROM anonymous_events a WHERE a.workspace_id = :workspace_id AND a.action = :action AND a.object_id = :object
         AND a.pending > 0 AND a.written_at <= :until";
     let insert = Insert { event: &event_sql, ..Insert::whole(":workspace_id", ":event", rest) };
     let insert = Statement::new(insert.sql()).bind_all(params! {
         workspace_id, event: text(event)?, action: &event.action, object,
-        until: now.plus_seconds(-ANONYMOUS_EVERY),
+        until: now.plus_seconds(-MIN_INTERVAL_SECONDS),
     });
-    let done = "UPDATE anonymous_events SET pending = 0, written_at = :now
+    let reset_count = "UPDATE anonymous_events SET pending = 0, written_at = :now
         WHERE changes() > 0 AND workspace_id = :workspace_id AND action = :action AND object_id = :object";
-    let done =
-        Statement::new(done).bind_all(params! { workspace_id, action: &event.action, object, now });
-    Ok(vec![insert, done])
+    let reset_count = Statement::new(reset_count)
+        .bind_all(params! { workspace_id, action: &event.action, object, now });
+    Ok(vec![insert, reset_count])
 }
 
-/// The statements that do what [`anonymous`] does for a reset request, behind its insert. The
-/// event's object is the user of this request; `users` in its details are those of all that were
-/// counted. So the work is the same for every address.
+/// The statements that count a reset request, and write an event as [`anonymous`] does. They must
+/// directly follow the insertion of the request. All requests of a workspace are counted together,
+/// so the work is the same for every address. The event's object is the user of this request;
+/// `users` in its details are the users of all counted requests.
 pub fn after_reset_request(
     id: Uuid,
     event: &Event,
@@ -88,37 +90,37 @@ pub fn after_reset_request(
     let count = "INSERT INTO anonymous_events (workspace_id, action, object_id, pending, written_at)
         SELECT r.workspace_id, :action, '', 1, '' FROM reset_requests r WHERE r.id = :id AND changes() > 0
         ON CONFLICT (workspace_id, action, object_id) DO UPDATE SET pending = pending + 1";
-    let event_sql = counted(&event.action);
+    let event_sql = event_with_count(&event.action);
     let rest = "FROM reset_requests r JOIN anonymous_events a
             ON a.workspace_id = r.workspace_id AND a.action = :action AND a.object_id = ''
         WHERE r.id = :id AND changes() > 0 AND a.written_at <= :until";
-    // By the id alone: looking the name up would be work for registered addresses only.
+    // Only the id: a lookup of the name would be extra work for registered addresses.
     let user = Some("CAST(r.user_id AS TEXT)");
     let insert = Insert {
         object_id: user,
         event: &event_sql,
         ..Insert::whole("r.workspace_id", ":event", rest)
     };
-    let done = "UPDATE anonymous_events SET pending = 0, written_at = :now
+    let reset_count = "UPDATE anonymous_events SET pending = 0, written_at = :now
         WHERE changes() > 0 AND action = :action AND object_id = ''
         AND workspace_id = (SELECT workspace_id FROM reset_requests WHERE id = :id)";
     Ok(vec![
         Statement::new(count).bind_all(params! { id, action: &event.action }),
         Statement::new(insert.sql()).bind_all(params! {
             id, event: text(event)?, action: &event.action,
-            until: now.plus_seconds(-ANONYMOUS_EVERY),
+            until: now.plus_seconds(-MIN_INTERVAL_SECONDS),
         }),
-        Statement::new(done).bind_all(params! { id, action: &event.action, now }),
+        Statement::new(reset_count).bind_all(params! { id, action: &event.action, now }),
     ])
 }
 
-/// Carries out the statements of [`anonymous`].
+/// Runs the statements of [`anonymous`].
 pub async fn write_anonymous(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
     db::execute_all(env, statements).await
 }
 
-/// Writes what was counted and is overdue, since no further event of its kind came. Returns the
-/// workspaces.
+/// Writes the counted occurrences that are overdue because no further event of the same action and
+/// object followed. Returns the workspaces.
 pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error> {
     #[derive(Deserialize)]
     struct Overdue {
@@ -129,7 +131,7 @@ pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error>
     let sql = "SELECT a.workspace_id, a.action, a.object_id FROM anonymous_events a
         WHERE a.pending > 0 AND a.written_at <= :until LIMIT :limit + 0";
     let select = Statement::new(sql).bind_all(params! {
-        until: now.plus_seconds(-ANONYMOUS_EVERY), limit: ANONYMOUS_AT_ONCE,
+        until: now.plus_seconds(-MIN_INTERVAL_SECONDS), limit: MAX_OVERDUE,
     });
     let mut workspaces = Vec::new();
     for Overdue { workspace_id, action, object_id } in

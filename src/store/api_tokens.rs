@@ -18,20 +18,20 @@ use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 use super::servers;
 
-/// SQL for the token object (contract 4.8) of a row of `api_tokens t`, as JSON. The key is not in
-/// it.
+/// SQL for the token object (contract 4.8) of a row of `api_tokens t`, as JSON. It does not contain
+/// the key.
 const OBJECT: &str = "json_object('id', t.id, 'name', t.name, 'enabled', json(iif(t.enabled, 'true', 'false')),
     'acl', json(t.acl), 'added_at', t.added_at, 'updated_at', t.updated_at, 'expires_at', t.expires_at,
     'last_used_at', t.last_used_at)";
 
-/// Where the answer to a creation is read.
+/// Reads the response to a creation.
 pub const REPLAY: ReplaySource = ReplaySource {
     object: OBJECT,
     row: "api_tokens t ON t.id = :resource AND t.workspace_id = me.workspace_id AND t.user_id = me.user_id",
 };
 
 /// SQL for the condition that a row of `api_tokens t` is the caller's own.
-const OWN: &str = "t.workspace_id = me.workspace_id AND t.user_id = me.user_id";
+const IS_OWN: &str = "t.workspace_id = me.workspace_id AND t.user_id = me.user_id";
 
 /// The caller's tokens, newest first.
 pub fn list(filter: &TokenFilter) -> List {
@@ -41,28 +41,28 @@ pub fn list(filter: &TokenFilter) -> List {
     List::new(
         "",
         ("api_tokens t", OBJECT),
-        &[format!("api_tokens t WHERE {OWN}{sql}")],
+        &[format!("api_tokens t WHERE {IS_OWN}{sql}")],
         "t.id DESC",
         parameters,
     )
 }
 
-/// The token object of a token of the caller.
+/// Reads the token object of a token of the caller.
 pub fn one(id: Uuid) -> Query {
     Query::new(
-        format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = :id AND {OWN})"),
+        format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = :id AND {IS_OWN})"),
         params! { id },
     )
 }
 
-/// What a check of a list looks up, as `{target, token}`: a server as [`servers::for_command`]
-/// gives it, and a token of the caller.
+/// Reads what a check of an access control list needs, as `{target, token}`: the server as
+/// [`servers::for_command`] returns it, and a token of the caller.
 pub fn for_check(server: &ServerRef, token: Option<Uuid>) -> Query {
     let (target, server) = servers::for_command(server);
     let sql = format!(
         "json_object('target', json({target}), 'token', json((SELECT json_object(
             'enabled', json(iif(t.enabled, 'true', 'false')), 'expires_at', t.expires_at, 'acl', json(t.acl))
-            FROM api_tokens t WHERE t.id = :token AND {OWN})))"
+            FROM api_tokens t WHERE t.id = :token AND {IS_OWN})))"
     );
     Query::new(sql, params! { server, token })
 }
@@ -80,17 +80,17 @@ pub fn tell_acl(event: &mut Event, acl: Option<&Acl>) -> Result<(), Error> {
     Ok(())
 }
 
-/// SQL for whether a token that ends at a time, or never if that is null, outlives the API token
-/// that calls.
+/// SQL for whether a token outlives the API token of the request. `end` is SQL for the time at which
+/// the token expires; null means never.
 fn outlives(end: &str) -> String {
     format!(
         "(me.kind = 'api_token' AND me.expires_at IS NOT NULL AND ({end} IS NULL OR {end} > me.expires_at))"
     )
 }
 
-/// SQL for the condition on `me` that a row of a table may be changed as the parameters of
-/// [`bind_change`] say: neither what they set nor what they enable again outlives the caller's own
-/// API token.
+/// SQL for the condition that the caller may make a change of a token: if the change sets the
+/// expiry or enables the token, the token does not outlive the API token of the request. `row` is
+/// the table or its alias. [`bind_change`] binds the parameters.
 fn may_change(row: &str) -> String {
     let outlives_new = outlives(":expires_at");
     let outlives_result =
@@ -101,7 +101,7 @@ fn may_change(row: &str) -> String {
     )
 }
 
-/// Binds whether a token is to be enabled, whether its end changes, and to what.
+/// Binds the parameters of [`may_change`].
 fn bind_change(statement: Statement, changes: &TokenChanges) -> Statement {
     statement.bind_all(params! {
         enabled: changes.enabled, sets_expires_at: changes.expires_at.is_some(),
@@ -109,8 +109,8 @@ fn bind_change(statement: Statement, changes: &TokenChanges) -> Statement {
     })
 }
 
-/// Creates a token of the caller, unless it would outlive the caller's own or they have `most`
-/// tokens already. The reply is the token.
+/// Creates a token of the caller, unless it would outlive the API token of the request, or the
+/// caller has `most` tokens already. The reply is the token.
 pub fn insert(
     scope: &Scope<'_>,
     id: Uuid,
@@ -123,7 +123,7 @@ pub fn insert(
         .statement(&format!(
             "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at, acl)
              SELECT :id, workspace_id, user_id, :name, :key_hash, :now, :now, :expires_at, :acl FROM me
-             WHERE NOT {} AND :most > (SELECT count(*) FROM api_tokens t WHERE {OWN})
+             WHERE NOT {} AND :most > (SELECT count(*) FROM api_tokens t WHERE {IS_OWN})
              RETURNING {} AS body",
             outlives(":expires_at"),
             db::returned(OBJECT, "t")
@@ -135,7 +135,8 @@ pub fn insert(
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
-/// Changes a token of the caller, unless it would outlive the caller's own. The reply is the token.
+/// Changes a token of the caller, unless it would outlive the API token of the request. The reply
+/// is the token.
 pub fn update(
     scope: &Scope<'_>,
     id: Uuid,
@@ -159,18 +160,19 @@ pub fn update(
     Ok(Batch::default().change_after_event(before_update(scope, event, changes)?, update))
 }
 
-const CHANGED: &str = "FROM me CROSS JOIN api_tokens d ON d.id = :event ->> '$.object.id'
+/// SQL that selects the token that is the object of the audit event, as `d`.
+const EVENT_TOKEN: &str = "FROM me CROSS JOIN api_tokens d ON d.id = :event ->> '$.object.id'
     AND d.workspace_id = me.workspace_id AND d.user_id = me.user_id";
 
-/// The statement for the audit event of [`update`], before it, while the token has its name: the
-/// token may be the one that calls, and then its caller may be nobody after it.
+/// The statement for the audit event of [`update`]. It comes before the update: it needs the token's
+/// old name, and the update may disable the API token of the request, which makes `me` empty.
 fn before_update(
     scope: &Scope<'_>,
     mut event: Event,
     changes: &TokenChanges,
 ) -> Result<Statement, Error> {
-    // The access control list as it was and as it is. Of a long one that was, the event that set it
-    // has the hash.
+    // The event has the old access control list and the new one. If the old one is long, the event
+    // has only its size; the hash is in the event that set the list.
     let old = format!(
         "json_set(:event -> '$.details', '$.old', json(iif(length(CAST(d.acl AS BLOB)) > {MAX_IN_EVENT},
             json_object('acl_bytes', length(CAST(d.acl AS BLOB))), json_object('acl', json(d.acl)))))"
@@ -180,14 +182,14 @@ fn before_update(
         .as_ref()
         .map(|acl| tell_acl(&mut event, acl.as_ref()).map(|()| old.as_str()))
         .transpose()?;
-    let rest = format!("{CHANGED} WHERE {}", may_change("d"));
+    let rest = format!("{EVENT_TOKEN} WHERE {}", may_change("d"));
     let insert = Insert { object_name: Some("d.name"), details, rest: &rest, ..Insert::by_me() };
     Ok(bind_change(insert.statement(scope, &event)?, changes))
 }
 
-/// Deletes a token of the caller. The event takes the token's name before that.
+/// Deletes a token of the caller. The audit event is written first: it reads the token's name.
 pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error> {
-    let insert = Insert { object_name: Some("d.name"), rest: CHANGED, ..Insert::by_me() };
+    let insert = Insert { object_name: Some("d.name"), rest: EVENT_TOKEN, ..Insert::by_me() };
     let event = insert.statement(scope, event)?;
     let delete = scope
         .statement(
@@ -198,7 +200,7 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error
     Ok(Batch::default().change_after_event(event, delete))
 }
 
-/// Notes that a token was used.
+/// Stores when a token was last used.
 pub async fn touch(env: &Env, workspace_id: i64, id: Uuid, now: Timestamp) -> Result<(), Error> {
     let sql =
         "UPDATE api_tokens SET last_used_at = :now WHERE workspace_id = :workspace_id AND id = :id";

@@ -1,27 +1,27 @@
-//! The statements of one change, in their order. D1 runs them as one transaction.
+//! The statements of one change, in order. D1 runs them as one transaction.
 //!
-//! A store function returns a batch, and `Credential::write` runs it. Each statement is added as a
-//! part with a meaning, so that nobody finds a result, or the place for the audit event, by
-//! counting.
+//! A store function returns a batch, and `Credential::write` runs it. Each statement has a role
+//! ([`Part`]), which says how its result is used. So no code depends on the index of a statement.
 
 use farhand_sql::statement::Statement;
 
-/// What a statement of a batch is for, and so what its result is.
+/// The role of a statement in a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
-    /// Its result is not used.
+    /// The result is not used.
     Step,
-    /// It makes the change, and has a `body` if it changed something.
+    /// Makes the change. It has a `body` if it changed something.
     Change,
-    /// Its `body` is the reply, if there was a change.
+    /// Selects the reply as `body`. The reply is used only if there was a change.
     Reply,
-    /// Its `body` is the hashes of the login tokens that the change ends, as a JSON array.
+    /// Selects the hashes of the login tokens that the change ends, as a JSON array in `body`.
     EndedTokens,
-    /// It makes the change, which is the end of login tokens: its `body` is both.
+    /// Makes the change by deleting a session. Its `body` has the roles of [`Part::Change`] and
+    /// [`Part::EndedTokens`].
     End,
 }
 
-/// The statements of one change, in their order. Without a [`Part::Reply`], the `body` of the
+/// The statements of one change, in order. Without a [`Part::Reply`], the `body` of the
 /// [`Part::Change`] is the reply.
 #[derive(Default, Debug)]
 pub struct Batch(Vec<(Part, Statement)>);
@@ -32,20 +32,20 @@ impl Batch {
         self
     }
 
-    /// A statement whose result is not used.
+    /// Adds a statement whose result is not used.
     pub fn then(self, statement: impl Into<Statement>) -> Self {
         self.add(Part::Step, statement)
     }
 
-    /// The statement that makes the change, and directly behind it that for its audit event, which
-    /// reads `changes()`.
+    /// Adds the statement that makes the change, and directly after it that for the audit event,
+    /// which reads `changes()`.
     pub fn change(self, change: impl Into<Statement>, event: impl Into<Statement>) -> Self {
         self.add(Part::Change, change).then(event)
     }
 
-    /// The same for an event that comes before the change: after it the credential may be dead, or
-    /// the name of what it deleted gone. The event must not read `changes()`: its `Insert::rest`
-    /// has a condition of its own.
+    /// Adds the statement for the audit event, and then the one that makes the change. Use this if
+    /// the change may invalidate the credential of the request, or delete a name that the event
+    /// needs. The event must not read `changes()`; its `Insert::rest` needs its own condition.
     pub fn change_after_event(
         self,
         event: impl Into<Statement>,
@@ -54,23 +54,24 @@ impl Batch {
         self.then(event).add(Part::Change, change)
     }
 
-    /// The same for the deletion of a session, which has its token's hash in a JSON array as its
-    /// `body`.
+    /// Adds the statement for the audit event, and then the one that deletes a session. The `body`
+    /// of the latter is the hash of the session's token, in a JSON array.
     pub fn end_after_event(self, event: impl Into<Statement>, end: impl Into<Statement>) -> Self {
         self.then(event).add(Part::End, end)
     }
 
-    /// A statement that selects the reply.
+    /// Adds a statement that selects the reply.
     pub fn returning(self, reply: impl Into<Statement>) -> Self {
         self.add(Part::Reply, reply)
     }
 
-    /// A statement that selects the hashes of the login tokens that the change ends, before it.
+    /// Adds a statement that selects the hashes of the login tokens that the change ends. Call this
+    /// before the change is added.
     pub fn ending(self, tokens: impl Into<Statement>) -> Self {
         self.add(Part::EndedTokens, tokens)
     }
 
-    /// The parts and the statements, in the same order.
+    /// The roles and the statements, in the same order.
     pub fn into_parts(self) -> (Vec<Part>, Vec<Statement>) {
         self.0.into_iter().unzip()
     }
@@ -79,14 +80,14 @@ impl Batch {
 /// The results of a batch.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub struct BatchResult {
-    /// The reply; `None`: nothing was changed.
+    /// The reply; `None`: nothing changed.
     pub reply: Option<String>,
-    /// The hashes of the login tokens that it ended, as a JSON array.
+    /// The hashes of the login tokens that the change ended, as a JSON array.
     pub ended_tokens: Option<String>,
 }
 
 impl BatchResult {
-    /// Takes the `body` of each statement by its part.
+    /// Interprets the `body` of each statement by its role.
     pub fn new(parts: &[Part], bodies: Vec<Option<String>>) -> Self {
         let (mut change, mut reply, mut ended_tokens) = (None, None, None);
         for (part, body) in parts.iter().zip(bodies) {
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_replies_with_its_own_body() {
+    fn without_a_reply_the_body_of_the_change_is_the_reply() {
         let batch = || Batch::default().ending(sql("tokens")).change(sql("update"), sql("event"));
         let done = BatchResult { reply: Some("user".into()), ended_tokens: Some("[]".into()) };
         assert_eq!(result(batch(), &[Some("[]"), Some("user"), None]), done);
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_of_its_own_counts_only_with_a_change() {
+    fn a_reply_is_used_only_if_something_changed() {
         let batch = || {
             Batch::default()
                 .change(sql("update"), sql("event"))
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_may_come_first() {
+    fn the_event_may_precede_the_change() {
         let batch = Batch::default().change_after_event(sql("event"), sql("delete"));
         assert_eq!(result(batch, &[None, Some("id")]).reply.as_deref(), Some("id"));
         let batch = || Batch::default().end_after_event(sql("event"), sql("delete"));

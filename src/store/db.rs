@@ -1,4 +1,5 @@
-//! The one way to D1: statements with their parameters, and its errors made alike.
+//! Access to D1: runs statements, counts their cost, and converts results and errors. All SQL of
+//! the Worker goes through this file.
 
 use std::collections::HashMap;
 
@@ -35,7 +36,7 @@ extern "C" {
     #[wasm_bindgen(catch, js_name = runList)]
     async fn run_list(env: &Env, text: &JsValue, parameters: &str) -> Result<JsValue, JsValue>;
 
-    /// What `run_list` gives.
+    /// The result of `run_list`.
     type ListOutcome;
     #[wasm_bindgen(method, getter)]
     fn outcome(this: &ListOutcome) -> String;
@@ -43,7 +44,7 @@ extern "C" {
     fn items(this: &ListOutcome) -> JsValue;
 }
 
-/// What came of a statement.
+/// The result of a statement.
 #[derive(Deserialize)]
 pub struct Outcome {
     rows_read: Option<u64>,
@@ -61,8 +62,8 @@ impl Outcome {
     }
 }
 
-/// The items of a list's page: a JSON array, as a text of JavaScript. It goes from D1 into the
-/// response and never enters the Worker's own memory.
+/// The items of a list's page: a JSON array, as a JavaScript string. It goes from D1 into the
+/// response without a copy into wasm memory.
 pub struct Items(JsValue);
 
 impl From<String> for Items {
@@ -77,7 +78,7 @@ impl AsRef<JsValue> for Items {
     }
 }
 
-/// The texts and the parameters of statements, as `d1.js` takes them.
+/// Serializes statements for `d1.js`: their texts, separated by NUL, and their parameters.
 fn build(statements: impl IntoIterator<Item = Statement>) -> Result<(String, String), Error> {
     let (mut texts, mut parameters) = (Vec::new(), Vec::new());
     for statement in statements {
@@ -88,17 +89,17 @@ fn build(statements: impl IntoIterator<Item = Statement>) -> Result<(String, Str
     Ok((texts.join("\0"), serde_json::Value::Array(parameters).to_string()))
 }
 
-/// The statement of a list's page: the items are in the column `body` of its rows, and the first
-/// row has the other columns. It may run again with other values.
+/// The statement of a list's page. The items are in the column `body` of all rows, the other columns
+/// in the first row. The statement can run several times with different parameters.
 pub struct PageStatement {
-    /// A text of JavaScript.
+    /// A JavaScript string.
     text: JsValue,
     names: Vec<String>,
     values: Vec<serde_json::Value>,
 }
 
 impl PageStatement {
-    /// Makes its text.
+    /// Converts the text into a JavaScript string once, for all runs.
     pub fn new(statement: Statement) -> Result<Self, Error> {
         let Built { sql, names, parameters } = statement.build()?;
         Ok(Self {
@@ -108,18 +109,18 @@ impl PageStatement {
         })
     }
 
-    /// The parameters as `d1.js` takes them, with `current` values in place of those that it was
-    /// made with.
+    /// The parameters for `d1.js`. The values in `current` replace those of [`Self::new`].
     fn parameters(&self, current: &[(&str, Value)]) -> String {
         let value = |(name, value): (&String, &serde_json::Value)| {
-            let found = current.iter().find(|(current, _)| current == name);
-            found.map_or_else(|| value.clone(), |(_, value)| json_value(value.clone()))
+            let replaced = current.iter().find(|(current, _)| current == name);
+            replaced.map_or_else(|| value.clone(), |(_, value)| json_value(value.clone()))
         };
         json!([self.names.iter().zip(&self.values).map(value).collect::<Vec<_>>()]).to_string()
     }
 }
 
-/// D1 takes every number as a double. That is exact up to 2^53; ids and sizes do not come near.
+/// A value as JSON. D1 takes every number as a double, which is exact up to 2^53. Ids and sizes are
+/// far smaller.
 fn json_value(value: Value) -> serde_json::Value {
     match value {
         Value::Null => serde_json::Value::Null,
@@ -129,10 +130,10 @@ fn json_value(value: Value) -> serde_json::Value {
     }
 }
 
-/// Why D1 did not do it.
+/// Why D1 did not run a statement.
 #[derive(Debug)]
 pub enum Failure {
-    /// A uniqueness rule, by `table.column` of its last column.
+    /// A uniqueness rule was violated. The text is `table.column` of the rule's last column.
     NotUnique(String),
     /// Anything else.
     Other(Error),
@@ -153,7 +154,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// D1's errors have several types and prefixes; their text says what happened.
+/// D1's errors have several types and prefixes. Only their text says whether a uniqueness rule was
+/// violated.
 impl From<JsValue> for Failure {
     fn from(error: JsValue) -> Self {
         let text = error
@@ -172,7 +174,7 @@ impl From<JsValue> for Failure {
 /// Runs statements in one round trip and one transaction: all of them or none.
 ///
 /// # Errors
-/// D1 did not run them, or a rule refused one.
+/// D1 did not run them, or a statement violated a rule of the schema.
 pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<Outcome>, Failure> {
     let (texts, parameters) = build(statements)?;
     cost::add_d1_call();
@@ -192,8 +194,8 @@ pub async fn run(env: &Env, statement: Statement) -> Result<Outcome, Failure> {
     outcome.ok_or_else(|| Error::internal("D1 gave no result").into())
 }
 
-/// Runs the statement of a list's page with `current` values of its parameters. Returns the first
-/// row and the items.
+/// Runs the statement of a list's page. The values in `current` replace those of the statement.
+/// Returns the first row and the items.
 ///
 /// # Errors
 /// As [`batch`].
@@ -230,13 +232,13 @@ pub fn column<T: DeserializeOwned>(outcome: &Outcome) -> Result<Vec<T>, Error> {
     Ok(rows::<HashMap<String, T>>(outcome)?.into_iter().flat_map(HashMap::into_values).collect())
 }
 
-/// SQL for an object of a table's row as RETURNING takes it, which knows the columns by their bare
-/// names only.
+/// Adapts SQL for a row's object to a RETURNING clause: removes the table's alias from the columns,
+/// because RETURNING accepts only their bare names.
 pub fn returned(object: &str, alias: &str) -> String {
     object.replace(&format!("{alias}."), "")
 }
 
-/// How many rows a statement changed, without those that triggers changed.
+/// The number of rows that a statement changed, without those that triggers changed.
 pub fn changes(outcome: &Outcome) -> Result<usize, Error> {
     outcome.changes.ok_or_else(|| Error::internal("D1 gave no number of changes"))
 }
@@ -251,10 +253,10 @@ pub fn first<T: DeserializeOwned>(outcome: &Outcome) -> Result<Option<T>, Error>
     Ok(rows(outcome)?.into_iter().next())
 }
 
-/// For a boolean of a row: D1 gives 0 and 1.
+/// Deserializes a boolean of a row, which D1 returns as 0 or 1.
 ///
 /// # Errors
-/// The value is no number.
+/// The value is not a number.
 pub fn boolean<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
     Ok(i64::deserialize(value)? != 0)
 }
@@ -266,7 +268,7 @@ mod tests {
     use crate::rooms::sources;
 
     #[test]
-    fn no_parameter_stands_alone_after_a_limit() {
+    fn every_parameter_after_a_limit_is_part_of_a_sum() {
         let mut limits = 0;
         for file in sources("src") {
             let text = fs::read_to_string(&file).unwrap();

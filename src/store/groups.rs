@@ -1,5 +1,5 @@
-//! The tables of groups and of who is in them. What goes along with a deletion is told by the
-//! tables' triggers.
+//! The tables of groups and of memberships. If a deletion affects other rows, the triggers of the
+//! tables delete or change them.
 
 use farhand_domain::audit::Event;
 use farhand_domain::error::Error;
@@ -25,16 +25,16 @@ const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.
         WHERE workspace_id = g.workspace_id AND group_id = g.id ORDER BY server_id) i)),
     'added_at', g.added_at, 'updated_at', g.updated_at)";
 
-/// Where the answer to a creation is read.
+/// Reads the response to a creation.
 pub const REPLAY: ReplaySource = ReplaySource {
     object: OBJECT,
     row: "groups g ON g.workspace_id = me.workspace_id AND g.name = :resource AND g.added_at = :now",
 };
 
-/// The condition on `me` that they see all groups, as they do all servers.
-const SEES_ALL: &str = "(me.is_superuser OR me.is_staff)";
+/// SQL for the condition that the caller is staff, and so can see all groups.
+const IS_STAFF: &str = "(me.is_superuser OR me.is_staff)";
 
-/// SQL for what the caller is in the group of an id, or null.
+/// SQL for the caller's role in a group, or null. `group` is SQL for the group's id.
 fn role_in(group: &str) -> String {
     format!(
         "(SELECT v.role FROM memberships v
@@ -42,53 +42,55 @@ fn role_in(group: &str) -> String {
     )
 }
 
-/// SQL for the condition that the caller sees the group of an id, of their workspace.
-fn visible(group: &str) -> String {
-    format!("({SEES_ALL} OR {} IS NOT NULL)", role_in(group))
+/// SQL for the condition that the caller can see a group of the workspace. `group` is SQL for the
+/// group's id.
+fn is_visible(group: &str) -> String {
+    format!("({IS_STAFF} OR {} IS NOT NULL)", role_in(group))
 }
 
-/// SQL for the condition that the caller edits the group of an id, of their workspace, and grants
-/// every role in it.
-fn owned(group: &str) -> String {
-    format!("({SEES_ALL} OR {} = 'owner')", role_in(group))
+/// SQL for the condition that the caller may edit a group of the workspace and grant every role in
+/// it. `group` is SQL for the group's id.
+fn is_editable(group: &str) -> String {
+    format!("({IS_STAFF} OR {} = 'owner')", role_in(group))
 }
 
-/// SQL for the group `:id`, if the caller sees it.
-fn one_sql() -> String {
+/// SQL for the group object of the group `:id`, if the caller can see it.
+fn by_id_sql() -> String {
     format!(
         "(SELECT {OBJECT} FROM groups g WHERE g.id = :id AND g.workspace_id = me.workspace_id AND {})",
-        visible("g.id")
+        is_visible("g.id")
     )
 }
 
-/// The group object of a group that the caller sees.
+/// Reads the group object of a group that the caller can see.
 pub fn one(id: i64) -> Query {
-    Query::new(one_sql(), params! { id })
+    Query::new(by_id_sql(), params! { id })
 }
 
-/// What a list of the groups that the caller sees is read with. Who sees some goes through their
-/// memberships.
+/// Lists the groups that the caller can see. For a caller who is not staff, only the caller's
+/// memberships are read.
 pub fn list(filter: &GroupFilter) -> List {
     let text = "g.name || char(10) || g.folded_display_name || char(10) || g.folded_description";
     let Filters { sql: filters, parameters } = Filters::default()
         .with("g.name = :name", "name", filter.name.as_ref())
         .with_words(text, &filter.words);
-    let ways = [
-        format!("groups g WHERE {SEES_ALL} AND g.workspace_id = me.workspace_id{filters}"),
+    let branches = [
+        format!("groups g WHERE {IS_STAFF} AND g.workspace_id = me.workspace_id{filters}"),
         format!(
             "memberships v CROSS JOIN groups g ON g.id = v.group_id AND g.workspace_id = v.workspace_id
-             WHERE NOT {SEES_ALL} AND v.workspace_id = me.workspace_id AND v.user_id = me.user_id{filters}"
+             WHERE NOT {IS_STAFF} AND v.workspace_id = me.workspace_id AND v.user_id = me.user_id{filters}"
         ),
     ];
-    List::new("", ("groups g", OBJECT), &ways, "g.id", parameters)
+    List::new("", ("groups g", OBJECT), &branches, "g.id", parameters)
 }
 
-/// Whether one of some ids is no server's of the workspace, as a JSON boolean.
+/// Whether at least one of these servers does not exist in the workspace, as a JSON boolean.
 pub fn names_unknown_server(servers: &[Uuid]) -> Query {
     Query::new(has_unknown_server(":servers"), params! { servers: Value::list(servers) })
 }
 
-/// SQL for the same of a JSON array, given as SQL.
+/// SQL for whether at least one server of a JSON array does not exist in the workspace. `parameter`
+/// is SQL for the array of ids.
 fn has_unknown_server(parameter: &str) -> String {
     format!(
         "json(iif(EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
@@ -96,20 +98,19 @@ fn has_unknown_server(parameter: &str) -> String {
     )
 }
 
-/// A group as somebody who wants to change it sees it.
+/// What a change of a group is checked against.
 #[derive(Debug, Deserialize)]
 pub struct ForChange {
-    /// Its name.
     pub name: String,
-    /// What the caller is in it.
+    /// The caller's role in the group.
     pub role: Option<Role>,
-    /// Its servers, sorted.
+    /// The group's servers, sorted.
     pub servers: Vec<Uuid>,
-    /// Whether one of the servers that are asked for is none.
+    /// Whether at least one of the new servers does not exist.
     pub has_unknown_server: bool,
 }
 
-/// The group with that id as [`ForChange`], if these servers are asked for.
+/// Reads a group as [`ForChange`]. `servers` are those after the change.
 pub fn for_change(id: i64, servers: &[Uuid]) -> Query {
     let sql = format!(
         "(SELECT json_object('name', g.name, 'role', {},
@@ -119,16 +120,16 @@ pub fn for_change(id: i64, servers: &[Uuid]) -> Query {
           FROM groups g WHERE g.id = :id AND g.workspace_id = me.workspace_id AND {})",
         role_in("g.id"),
         has_unknown_server(":servers"),
-        visible("g.id")
+        is_visible("g.id")
     );
     Query::new(sql, params! { id, servers: Value::list(servers) })
 }
 
 /// Creates a group owned by the caller, if the caller is staff. The reply is the group.
 ///
-/// The statements find the new group by the membership with the id `membership`, as the database
-/// assigns the group's id. The new group is the one with its name, and the only one without
-/// members.
+/// D1 assigns the group's id, so the other statements need another way to find the group. The
+/// second statement finds it by its name, and by the fact that it has no member yet. It adds the
+/// caller with the id `membership`, by which the others find the group.
 pub fn insert(
     scope: &Scope<'_>,
     new: &GroupChanges,
@@ -180,8 +181,8 @@ pub fn insert(
     Ok(Batch::default().change(insert, event).then(own).then(join).returning(select))
 }
 
-/// Changes a group, if the caller still may: its texts by its owners and staff, its servers by
-/// staff. The reply is the group.
+/// Changes a group, if the caller still has the permission. Owners and staff may change the texts;
+/// staff may change the servers. The reply is the group.
 pub fn update(
     scope: &Scope<'_>,
     id: i64,
@@ -196,7 +197,7 @@ pub fn update(
              WHERE id = :id AND workspace_id = (SELECT me.workspace_id FROM me
                 WHERE {} AND (:keeps_servers OR me.is_staff OR me.is_superuser))
              RETURNING name AS body",
-            owned(":id")
+            is_editable(":id")
         ))
         .bind_all(params! {
             id, name: changes.name.as_ref(), display_name: changes.display_name.as_ref(),
@@ -227,16 +228,16 @@ pub fn update(
             .then(join.bind_all(params! { id, servers }));
     }
     Ok(batch.returning(
-        scope.statement(&format!("SELECT {} AS body FROM me", one_sql())).bind("id", id),
+        scope.statement(&format!("SELECT {} AS body FROM me", by_id_sql())).bind("id", id),
     ))
 }
 
-/// Deletes a group, if the caller still may.
+/// Deletes a group, if the caller still has the permission.
 pub fn delete(scope: &Scope<'_>, id: i64, event: &Event) -> Result<Batch, Error> {
     let sql = format!(
         "DELETE FROM groups WHERE id = :id AND workspace_id = (SELECT me.workspace_id FROM me WHERE {})
          RETURNING name AS body",
-        owned(":id")
+        is_editable(":id")
     );
     Ok(Batch::default()
         .change(scope.statement(&sql).bind("id", id), audit::after_change_by(scope, event)?))
@@ -248,7 +249,7 @@ pub fn delete(scope: &Scope<'_>, id: i64, event: &Event) -> Result<Batch, Error>
 const MEMBERSHIP: &str =
     "json_object('id', m.id, 'group', m.group_id, 'user', m.user_id, 'role', m.role)";
 
-/// Where the answer to a new membership is read.
+/// Reads the response to the creation of a membership.
 pub const MEMBERSHIP_REPLAY: ReplaySource = ReplaySource {
     object: MEMBERSHIP,
     row: "memberships m ON m.id = :resource AND m.workspace_id = me.workspace_id",
@@ -259,7 +260,7 @@ const HAS_OTHER_OWNER: &str =
     "EXISTS (SELECT 1 FROM memberships o WHERE o.workspace_id = m.workspace_id
     AND o.group_id = m.group_id AND o.role = 'owner' AND o.id <> m.id)";
 
-/// SQL for whether a row of the table of users, under a name, is the only owner of a group.
+/// SQL for whether a user is the only owner of a group. `users` is the table of users, or its alias.
 pub fn is_only_owner(users: &str) -> String {
     format!(
         "EXISTS (SELECT 1 FROM memberships m
@@ -268,48 +269,48 @@ pub fn is_only_owner(users: &str) -> String {
     )
 }
 
-/// The membership object of a membership in a group that the caller sees.
+/// Reads the membership object of a membership in a group that the caller can see.
 pub fn membership(id: Uuid) -> Query {
     let sql = format!(
         "(SELECT {MEMBERSHIP} FROM memberships m WHERE m.id = :id AND m.workspace_id = me.workspace_id AND {})",
-        visible("m.group_id")
+        is_visible("m.group_id")
     );
     Query::new(sql, params! { id })
 }
 
-/// What a list of the memberships of groups that the caller sees is read with. Who sees some goes
-/// through their own.
+/// Lists the memberships in groups that the caller can see. For a caller who is not staff, only the
+/// caller's groups are read.
 pub fn list_memberships(filter: MembershipFilter) -> List {
     let is_narrow = filter.group.is_some() || filter.user.is_some();
     let Filters { sql: filters, parameters } = Filters::default()
         .with("m.group_id = :group", "group", filter.group)
         .with("m.user_id = :user", "user", filter.user)
         .with("m.role = :role", "role", filter.role.map(Role::as_str));
-    let ways = [
-        format!("memberships m WHERE {SEES_ALL} AND m.workspace_id = me.workspace_id{filters}"),
+    let branches = [
+        format!("memberships m WHERE {IS_STAFF} AND m.workspace_id = me.workspace_id{filters}"),
         format!(
             "memberships v CROSS JOIN memberships m ON m.workspace_id = v.workspace_id AND m.group_id = v.group_id
-             WHERE NOT {SEES_ALL} AND v.workspace_id = me.workspace_id AND v.user_id = me.user_id{filters}"
+             WHERE NOT {IS_STAFF} AND v.workspace_id = me.workspace_id AND v.user_id = me.user_id{filters}"
         ),
     ];
-    // Those of one group or of one user are few: they are found, and then sorted, and not looked
-    // for in the list's order.
+    // A group or a user has few memberships. The plus sign makes SQLite find them by their own
+    // index and sort them, instead of reading all memberships in the order of the list.
     let order = if is_narrow { "+m.id" } else { "m.id" };
-    List::new("", ("memberships m", MEMBERSHIP), &ways, order, parameters)
+    List::new("", ("memberships m", MEMBERSHIP), &branches, order, parameters)
 }
 
-/// What a caller who wants to bring a user into a group sees.
+/// What the creation of a membership is checked against.
 #[derive(Debug, Deserialize)]
 pub struct ForJoining {
-    /// Whether there is such a group.
+    /// Whether the group exists.
     pub has_group: bool,
-    /// What the caller is in it.
+    /// The caller's role in the group.
     pub role: Option<Role>,
-    /// Whether there is such a user.
+    /// Whether the user exists.
     pub has_user: bool,
 }
 
-/// A group and a user as [`ForJoining`].
+/// Reads a group and a user as [`ForJoining`].
 pub fn for_joining(group: i64, user: i64) -> Query {
     let sql = format!(
         "json_object('has_group', json(iif(EXISTS (SELECT 1 FROM groups g
@@ -322,8 +323,8 @@ pub fn for_joining(group: i64, user: i64) -> Query {
     Query::new(sql, params! { group, user })
 }
 
-/// Brings a user into a group, if the caller still may and both are still there. The reply is the
-/// membership.
+/// Adds a user to a group, if the caller still has the permission and both still exist. The reply is
+/// the membership.
 pub fn insert_membership(
     scope: &Scope<'_>,
     id: Uuid,
@@ -337,7 +338,7 @@ pub fn insert_membership(
          CROSS JOIN users u ON u.id = :user AND u.workspace_id = me.workspace_id
          WHERE {} OR (:role = 'member' AND {} = 'manager')
          RETURNING {} AS body",
-        owned("g.id"),
+        is_editable("g.id"),
         role_in("g.id"),
         db::returned(MEMBERSHIP, "m")
     );
@@ -347,31 +348,30 @@ pub fn insert_membership(
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
-/// A membership as somebody who wants to change it sees it.
+/// What a change of a membership is checked against.
 #[derive(Debug, Deserialize)]
 pub struct MembershipForChange {
-    /// What it is.
     pub membership: Membership,
-    /// What the caller is in its group.
+    /// The caller's role in the group.
     pub role: Option<Role>,
     /// Whether the group has another owner.
     pub has_other_owner: bool,
 }
 
-/// The membership with that id as [`MembershipForChange`].
+/// Reads a membership as [`MembershipForChange`].
 pub fn membership_for_change(id: Uuid) -> Query {
     let sql = format!(
         "(SELECT json_object('membership', {MEMBERSHIP}, 'role', {},
             'has_other_owner', json(iif({HAS_OTHER_OWNER}, 'true', 'false')))
           FROM memberships m WHERE m.id = :id AND m.workspace_id = me.workspace_id AND {})",
         role_in("m.group_id"),
-        visible("m.group_id")
+        is_visible("m.group_id")
     );
     Query::new(sql, params! { id })
 }
 
-/// Gives a membership another role, if it is still what was decided on and the caller still may.
-/// The reply is the membership.
+/// Changes the role of a membership, if the membership is unchanged since it was read and the
+/// caller still has the permission. The reply is the membership.
 pub fn update_membership(
     scope: &Scope<'_>,
     membership: Membership,
@@ -383,7 +383,7 @@ pub fn update_membership(
          AND m.workspace_id = (SELECT me.workspace_id FROM me WHERE {})
          AND (m.role <> 'owner' OR :role = 'owner' OR {HAS_OTHER_OWNER})
          RETURNING {} AS body",
-        owned("m.group_id"),
+        is_editable("m.group_id"),
         db::returned(MEMBERSHIP, "m")
     );
     let update = scope.statement(&sql).bind_all(params! {
@@ -392,7 +392,8 @@ pub fn update_membership(
     Ok(Batch::default().change(update, audit::after_change_by(scope, event)?))
 }
 
-/// Deletes a membership, if it is still what was decided on and the caller still may.
+/// Deletes a membership, if the membership is unchanged since it was read and the caller still has
+/// the permission.
 pub fn delete_membership(
     scope: &Scope<'_>,
     membership: Membership,
@@ -404,7 +405,7 @@ pub fn delete_membership(
             WHERE {} OR (m.role = 'member' AND {} = 'manager') OR m.user_id = me.user_id)
          AND (m.role <> 'owner' OR {HAS_OTHER_OWNER})
          RETURNING id AS body",
-        owned("m.group_id"),
+        is_editable("m.group_id"),
         role_in("m.group_id")
     );
     let delete = scope.statement(&sql).bind_all(params! {

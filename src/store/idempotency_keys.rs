@@ -1,4 +1,5 @@
-//! The table of answers to requests with an Idempotency-Key. Commands keep theirs themselves.
+//! The table of responses to requests with an Idempotency-Key. Those for commands are stored with
+//! the commands.
 
 use farhand_domain::command::KEY_LASTS;
 use farhand_domain::error::Error;
@@ -11,7 +12,8 @@ use super::db::{self, params};
 use super::scope::{Query, Scope};
 use crate::platform;
 
-/// The caller's earlier request with the key of a hash, made after `since`, as `{request, answer}`.
+/// Reads the caller's earlier request with the same key, made after `since`, as
+/// `{request, answer}`.
 pub fn earlier(key_hash: &str, since: Timestamp) -> Query {
     let sql = "(SELECT json_object('request', i.request_hash, 'answer', json(i.answer)) FROM idempotency_keys i
         WHERE i.workspace_id = me.workspace_id AND i.user_id = me.user_id
@@ -19,25 +21,25 @@ pub fn earlier(key_hash: &str, since: Timestamp) -> Query {
     Query::new(sql, params! { key_hash, since })
 }
 
-/// How many expired rows one statement deletes.
-const PURGED_AT_ONCE: usize = 1_000;
-/// How many such statements one purge sends at most.
-const PURGE_STEPS: usize = 20;
+/// The maximum number of expired rows that one statement deletes.
+const PURGE_BATCH: usize = 1_000;
+/// The maximum number of such statements in one purge.
+const MAX_PURGE_BATCHES: usize = 20;
 
-/// Where the answer to a creation is read, to be stored for a replay.
+/// How to read a new resource, to store it as the response that a repeated request gets.
 #[derive(Debug)]
 pub struct ReplaySource {
     /// SQL for the resource as JSON.
     pub object: &'static str,
-    /// SQL that joins the new row to `me`, by its id or name `:resource`.
+    /// SQL that joins the new row to `me`. `:resource` is its id or name.
     pub row: &'static str,
 }
 
-/// Stores the answer to a request in the transaction of its change. Without the new row, nothing is
-/// stored. `resource` is the new resource's id or name.
+/// Adds the statements that store the response to a creation, in the transaction of the creation.
+/// If no row was created, no response is stored. `resource` is the new resource's id or name.
 ///
-/// A second live row of a key breaks a uniqueness rule. So of concurrent requests with one key, one
-/// makes its change.
+/// A second row with the same key violates a uniqueness rule. So of concurrent requests with one
+/// key, only one creates a resource.
 pub fn insert(
     batch: Batch,
     scope: &Scope<'_>,
@@ -58,11 +60,12 @@ pub fn insert(
         .then(scope.statement(&insert).bind_all(params! { key_hash, request_hash, resource }))
 }
 
-/// The operator's rows have these ids of workspace and user, which no workspace and no user has.
+/// SQL for the condition that a row is of an operator's request. No workspace and no user has the
+/// id 0.
 const OPERATOR: &str = "workspace_id = 0 AND user_id = 0";
 
-/// The operator's earlier request with the key of a hash, made after `since`, as `{request,
-/// answer}`.
+/// Reads the operator's earlier request with the same key, made after `since`, as
+/// `{request, answer}`.
 pub async fn earlier_of_operator(
     env: &Env,
     key_hash: &str,
@@ -75,8 +78,8 @@ pub async fn earlier_of_operator(
     db::first_value(&db::run(env, Statement::new(sql).bind_all(params! { key_hash, since })).await?)
 }
 
-/// The statements that store the operator's answer about a new workspace. Its admin's id is added
-/// to the answer.
+/// The statements that store the response to the creation of a workspace. They add the id of the
+/// workspace's admin, which D1 assigns.
 pub fn insert_of_operator(
     (key_hash, request_hash): (&str, &str),
     answer: &str,
@@ -95,16 +98,16 @@ pub fn insert_of_operator(
     ]
 }
 
-/// Deletes expired rows, at most [`PURGE_STEPS`] times [`PURGED_AT_ONCE`].
+/// Deletes expired rows, at most [`MAX_PURGE_BATCHES`] times [`PURGE_BATCH`].
 pub async fn purge(env: &Env) -> Result<(), Error> {
     let sql = format!(
         "DELETE FROM idempotency_keys WHERE rowid IN (
-            SELECT rowid FROM idempotency_keys WHERE added_at <= :until ORDER BY added_at LIMIT {PURGED_AT_ONCE})"
+            SELECT rowid FROM idempotency_keys WHERE added_at <= :until ORDER BY added_at LIMIT {PURGE_BATCH})"
     );
     let until = platform::now().plus_seconds(-KEY_LASTS);
-    for _ in 0..PURGE_STEPS {
+    for _ in 0..MAX_PURGE_BATCHES {
         let result = db::run(env, Statement::new(&sql).bind("until", until)).await?;
-        if db::changes(&result)? < PURGED_AT_ONCE {
+        if db::changes(&result)? < PURGE_BATCH {
             break;
         }
     }

@@ -1,4 +1,4 @@
-//! Lists: one statement reads a page of items, and how many there are.
+//! Lists. One statement reads a page of items and the number of all items.
 
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
@@ -7,37 +7,37 @@ use serde::Deserialize;
 
 use super::db::{self, Outcome};
 
-/// How a page of a list is read.
+/// The statements that read a page of a list.
 #[derive(Clone, Debug)]
 pub struct List {
     /// The statement for all callers.
     pub select: Select,
-    /// A cheaper statement for callers with full access. For others its `total` is null.
+    /// A cheaper statement for callers with full access. For other callers its `total` is null, and
+    /// they need `select`.
     pub full_access: Option<Select>,
-    /// The statement for an API token that reads only what its access control list allows.
+    /// The statement for an API token that can read only what its access control list allows.
     pub narrow: Option<Select>,
 }
 
-/// The SQL of a page. Its parameters are its own and those of the page: `:page_size` and
+/// The SQL of a page. Besides `parameters`, it uses those of the page: `:page_size` and
 /// `:page_offset`.
 #[derive(Clone, Debug)]
 pub struct Select {
-    /// Common tables that follow `me`, each after a comma. One is `total`, with the number of all
-    /// items.
+    /// Common table expressions that follow `me`, each after a comma. One is `total`, with the
+    /// number of all items.
     pub tables: String,
-    /// The statement for the page's items: a row for each, as JSON text in the column `body`.
+    /// The query for the page's items: one row per item, as JSON text in the column `body`.
     pub items: String,
-    /// The largest page whose items are read as one text, which D1 limits to 2 MB. Larger pages are
-    /// read as a row for each item.
+    /// Pages up to this size are read as one text, which D1 limits to 2 MB. Larger pages are read
+    /// as one row per item.
     pub max_in_one_text: u64,
-    /// Its own parameters.
     pub parameters: Parameters,
 }
 
 impl Select {
-    /// The text of the statement for a page, after the table `me`. Its first row has `total` and
-    /// the given `columns`. The items are in the column `body`: of the same row, or if the page is
-    /// large of one row each.
+    /// The text of the statement for a page, after the common table `me`. The first row has `total`
+    /// and the given `columns`. The items are in the column `body` of that row, or, on a large page,
+    /// of one further row each.
     pub fn text(&self, columns: &[&str], page: Page) -> String {
         let Self { tables, items, .. } = self;
         let names: String = columns.iter().map(|column| format!(", {column}")).collect();
@@ -54,13 +54,13 @@ impl Select {
         )
     }
 
-    /// Adds its own parameters and those of the page.
+    /// Binds the parameters of the list and of the page.
     pub fn bind(&self, statement: Statement, page: Page) -> Statement {
         bind_page(statement.bind_all(self.parameters.clone()), page)
     }
 }
 
-/// Adds the parameters of a page.
+/// Binds the parameters of a page.
 pub fn bind_page(statement: Statement, page: Page) -> Statement {
     statement.bind("page_size", page.size).bind("page_offset", page.offset())
 }
@@ -68,42 +68,46 @@ pub fn bind_page(statement: Statement, page: Page) -> Statement {
 /// The number of all items, from the first row of [`Select::text`].
 pub fn total(outcome: &Outcome) -> Result<Option<u64>, Error> {
     #[derive(Deserialize)]
-    struct Row {
+    struct TotalRow {
         total: Option<u64>,
     }
-    Ok(db::first::<Row>(outcome)?.and_then(|row| row.total))
+    Ok(db::first::<TotalRow>(outcome)?.and_then(|row| row.total))
 }
 
 impl List {
-    /// A list of rows. `table` is a table with its alias, and `object` is SQL for one of its rows
-    /// as JSON. `ways` are the text after FROM of statements that read these rows; if there are
-    /// several, all but one read nothing for a caller. `tables` are further common tables.
+    /// A list of rows of one table.
+    ///
+    /// - `tables`: further common table expressions, each after a comma.
+    /// - `table`: the table with its alias. `object`: SQL for a row as JSON.
+    /// - `branches`: the texts after FROM of queries that read the rows. For each caller, all but
+    ///   one branch must be empty.
+    /// - `order`: the text after ORDER BY.
     pub fn new(
         tables: &str,
         (table, object): (&str, &str),
-        ways: &[String],
+        branches: &[String],
         order: &str,
         parameters: Parameters,
     ) -> Self {
         let (_, name) = table.split_once(' ').unwrap_or((table, table));
-        let count = ways
+        let count = branches
             .iter()
-            .map(|way| format!("(SELECT count(*) FROM {way})"))
+            .map(|branch| format!("(SELECT count(*) FROM {branch})"))
             .collect::<Vec<_>>()
             .join(" + ");
-        let place = |way: &String| {
+        let row_id = |branch: &String| {
             format!(
-                "SELECT place FROM (SELECT {name}.rowid AS place FROM {way} ORDER BY {order}
+                "SELECT row_id FROM (SELECT {name}.rowid AS row_id FROM {branch} ORDER BY {order}
                     LIMIT :page_size + 0 OFFSET :page_offset)"
             )
         };
-        let places = ways.iter().map(place).collect::<Vec<_>>().join(" UNION ALL ");
+        let row_ids = branches.iter().map(row_id).collect::<Vec<_>>().join(" UNION ALL ");
         // First the rowids of the page, in the order of an index, then their objects. A page past
-        // the end is not read: OFFSET would walk over everything before it.
+        // the end reads no rows: OFFSET would step over all rows before it.
         let items = format!(
             "SELECT {object} AS body
              FROM me CROSS JOIN json_each(iif(:page_offset = 0 OR (SELECT total FROM total) > :page_offset,
-                (SELECT json_group_array(place) FROM ({places})), '[]')) page
+                (SELECT json_group_array(row_id) FROM ({row_ids})), '[]')) page
              CROSS JOIN {table} ON {name}.rowid = page.value
              ORDER BY page.key"
         );
@@ -113,18 +117,17 @@ impl List {
     }
 }
 
-/// The filters that a client sent, as conditions that each follow an AND. A filter without a value
-/// adds nothing, so that the others can be read by an index.
+/// Optional filters of a list. Only filters that the client sent are added to the SQL, so that
+/// SQLite can pick an index for them.
 #[derive(Default, Debug)]
 pub struct Filters {
-    /// The conditions.
+    /// The conditions, each after an AND.
     pub sql: String,
-    /// Their parameters.
     pub parameters: Parameters,
 }
 
 impl Filters {
-    /// Adds a condition with a parameter of that name, if there is a value.
+    /// Adds a condition on the parameter `name`, if there is a value.
     #[must_use]
     pub fn with(
         mut self,
@@ -139,7 +142,7 @@ impl Filters {
         self
     }
 
-    /// Adds the condition that a text has all words, as `:words`.
+    /// Adds the condition that a text contains all `words`, if there are any. `text` is SQL.
     #[must_use]
     pub fn with_words(self, text: &str, words: &[String]) -> Self {
         let condition = format!(

@@ -26,15 +26,15 @@ const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
     'expires_at', t.expires_at, 'uses', t.uses, 'name_pattern', t.name_pattern, 'networks', json(t.networks),
     'approval', json(iif(t.approval, 'true', 'false')), 'added_at', t.added_at)";
 
-/// Where the answer to a creation is read.
+/// Reads the response to a creation.
 pub const REPLAY: ReplaySource = ReplaySource {
     object: OBJECT,
     row: "registration_tokens t ON t.id = :resource AND t.workspace_id = me.workspace_id",
 };
 
-/// SQL for the condition that a row of `registration_tokens t` is of the caller's workspace, and
-/// the caller staff.
-const LISTED: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";
+/// SQL for the condition that the caller can see a row of `registration_tokens t`: it is of the
+/// caller's workspace, and the caller is staff.
+const IS_VISIBLE: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";
 
 /// Creates a token, if the caller is staff. The reply is the token.
 pub fn insert(
@@ -67,30 +67,31 @@ pub fn insert(
              CROSS JOIN groups g ON g.id = wanted.value AND g.workspace_id = t.workspace_id",
         )
         .bind_all(params! { id, groups: Value::list(&new.groups) });
-    let select = scope.statement(&format!("SELECT {} AS body FROM me", one_sql())).bind("id", id);
+    let select = scope.statement(&format!("SELECT {} AS body FROM me", by_id_sql())).bind("id", id);
     Ok(Batch::default()
         .change(insert, audit::after_change_by(scope, event)?)
         .then(join)
         .returning(select))
 }
 
-/// The caller's workspace's tokens, for staff, newest first.
+/// The tokens of the caller's workspace, for staff, newest first.
 pub fn list() -> List {
-    let way = format!("registration_tokens t WHERE {LISTED}");
-    List::new("", ("registration_tokens t", OBJECT), &[way], "t.id DESC", params! {})
+    let rows = format!("registration_tokens t WHERE {IS_VISIBLE}");
+    List::new("", ("registration_tokens t", OBJECT), &[rows], "t.id DESC", params! {})
 }
 
-/// SQL for the token `:id`, for staff.
-fn one_sql() -> String {
-    format!("(SELECT {OBJECT} FROM registration_tokens t WHERE t.id = :id AND {LISTED})")
+/// SQL for the token object of the token `:id`, for staff.
+fn by_id_sql() -> String {
+    format!("(SELECT {OBJECT} FROM registration_tokens t WHERE t.id = :id AND {IS_VISIBLE})")
 }
 
-/// The token object, for staff.
+/// Reads the token object of a token, for staff.
 pub fn one(id: Uuid) -> Query {
-    Query::new(one_sql(), params! { id })
+    Query::new(by_id_sql(), params! { id })
 }
 
-/// Deletes a token, if the caller is staff. The event takes the token's name before that.
+/// Deletes a token, if the caller is staff. The audit event is written first: it reads the token's
+/// name.
 pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error> {
     let delete = scope
         .statement(
@@ -106,51 +107,49 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error
     Ok(Batch::default().change_after_event(event, delete))
 }
 
-/// The condition that a row of `registration_tokens t` is alive at `:now` and has the hash
-/// `:token_hash` in the workspace of the `:slug`: what it allows is done in its creator's name, who
-/// must still be allowed it.
-const ALIVE: &str =
+/// SQL for the condition that a row of `registration_tokens t` is the valid token with the hash
+/// `:token_hash` in the workspace `:slug`. A token acts for its creator, so the creator must still
+/// be active staff.
+const IS_VALID: &str =
     "t.key_hash = :token_hash AND (t.expires_at IS NULL OR t.expires_at > :now) AND (t.uses IS NULL OR t.uses > 0)
         AND t.workspace_id = (SELECT w.id FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL)
         AND EXISTS (SELECT 1 FROM users u WHERE u.id = t.creator_id AND u.workspace_id = t.workspace_id
             AND u.is_active = 1 AND (u.is_staff = 1 OR u.is_superuser = 1))";
 
-/// How many servers may have a name with a number behind it.
-const MOST_NUMBERS: u32 = 10_000;
+/// A name that is in use gets a number appended. This is the limit of that number.
+const MAX_NAME_NUMBER: u32 = 10_000;
 
 /// A server to be registered.
 #[derive(Clone, Copy, Debug)]
 pub struct NewServer<'a> {
-    /// Its id.
     pub id: Uuid,
-    /// The hash of its agent's key.
+    /// The hash of the agent's key.
     pub key_hash: &'a str,
     /// The fingerprint of that key.
     pub fingerprint: &'a str,
-    /// What its agent told.
+    /// What the agent sent.
     pub registration: &'a Registration,
     /// The agent's address.
     pub remote_ip: &'a str,
-    /// What the audit log tells of it. The actor is the agent of the new server.
+    /// The audit event. Its actor is the agent of the new server.
     pub event: &'a Event,
 }
 
 /// A server that was registered.
 #[derive(Debug, Deserialize)]
 pub struct Registered {
-    /// The workspace's id.
     pub workspace_id: i64,
-    /// The name that it got.
+    /// The server's name, with a number if the requested name was in use.
     pub name: String,
 }
 
-/// SQL for whether a row of `registration_tokens t` allows a name, given SQL for it.
+/// SQL for whether a row of `registration_tokens t` allows a name. `name` is SQL for the name.
 fn allows_name(name: &str) -> String {
     format!("(t.name_pattern IS NULL OR {name} GLOB t.name_pattern)")
 }
 
-/// SQL for whether a row of `registration_tokens t` allows an address, given SQL for the networks
-/// that it is in.
+/// SQL for whether a row of `registration_tokens t` allows an address. `networks` is SQL for a JSON
+/// array of all networks that contain the address.
 fn allows_address(networks: &str) -> String {
     format!(
         "(t.networks IS NULL OR EXISTS (SELECT 1 FROM json_each(t.networks) n
@@ -158,16 +157,17 @@ fn allows_address(networks: &str) -> String {
     )
 }
 
-/// The networks of an address, as [`allows_address`] takes them.
+/// All networks that contain an address, for [`allows_address`].
 fn networks_of(remote_ip: &str) -> Value {
     Value::list(registration_token::networks_of(remote_ip))
 }
 
-/// Why an agent cannot register a server with a token, but for a missing number behind the name;
-/// `name` is `None` if the request has no valid one.
+/// Fails if an agent cannot register a server with a token. `name` is `None` if the request has no
+/// valid name. Does not check whether a number for the name is left.
 ///
 /// # Errors
-/// The token is not alive; it does not allow the address or the name; one of its groups is full.
+/// The token is invalid, expired or used up; it does not allow the address or the name; one of its
+/// groups is full.
 pub async fn refusal(
     env: &Env,
     workspace: &str,
@@ -176,17 +176,17 @@ pub async fn refusal(
     now: Timestamp,
 ) -> Result<(), Error> {
     #[derive(Deserialize)]
-    struct Row {
+    struct Checks {
         #[serde(deserialize_with = "boolean")]
-        is_full: bool,
+        has_full_group: bool,
         #[serde(deserialize_with = "boolean")]
         allows_name: bool,
         #[serde(deserialize_with = "boolean")]
         allows_address: bool,
     }
     let sql = format!(
-        "SELECT {} AS is_full, :name IS NULL OR {} AS allows_name, {} AS allows_address
-         FROM registration_tokens t WHERE {ALIVE}",
+        "SELECT {} AS has_full_group, :name IS NULL OR {} AS allows_name, {} AS allows_address
+         FROM registration_tokens t WHERE {IS_VALID}",
         has_full_group(),
         allows_name(":name"),
         allows_address(":networks")
@@ -197,15 +197,15 @@ pub async fn refusal(
     let denied = |detail: &'static str| {
         Err(Error::new(Kind::Forbidden, detail).code(Code::PermissionDenied))
     };
-    match db::first::<Row>(&db::run(env, statement).await?)? {
+    match db::first::<Checks>(&db::run(env, statement).await?)? {
         None => Err(Error::invalid_token()),
-        Some(row) if !row.allows_address => {
+        Some(checks) if !checks.allows_address => {
             denied("The registration token's networks do not allow the agent's address.")
         }
-        Some(row) if !row.allows_name => {
+        Some(checks) if !checks.allows_name => {
             denied("The registration token's name_pattern does not allow this name.")
         }
-        Some(row) if row.is_full => Err(Error::field(
+        Some(checks) if checks.has_full_group => Err(Error::field(
             NON_FIELD,
             "A group of the registration token has all the servers that it may have.",
         )),
@@ -221,8 +221,8 @@ fn has_full_group() -> String {
     )
 }
 
-/// Registers a server with a token, and uses the token once; `None` where there is a [`refusal`],
-/// or no name is left.
+/// Registers a server with a token, and subtracts one from the token's uses. Returns `None` if
+/// [`refusal`] fails, or if all numbers for the name are in use.
 pub async fn register(
     env: &Env,
     workspace: &str,
@@ -237,9 +237,9 @@ pub async fn register(
     let insert = statement(format!(
         "WITH RECURSIVE free (workspace_id, approval, number) AS (
             SELECT t.workspace_id, t.approval, 1 FROM registration_tokens t
-            WHERE {ALIVE} AND {} AND {} AND NOT {}
+            WHERE {IS_VALID} AND {} AND {} AND NOT {}
             UNION ALL
-            SELECT workspace_id, approval, number + 1 FROM free WHERE number < {MOST_NUMBERS} AND (
+            SELECT workspace_id, approval, number + 1 FROM free WHERE number < {MAX_NAME_NUMBER} AND (
                 EXISTS (SELECT 1 FROM servers s WHERE s.workspace_id = free.workspace_id AND s.name = {name})
                 OR approval AND EXISTS (SELECT 1 FROM server_names n
                     WHERE n.workspace_id = free.workspace_id AND n.name = {name} AND n.freed_at > :taken_since))
@@ -247,7 +247,7 @@ pub async fn register(
          INSERT INTO servers (id, workspace_id, name, agent_key_hash, platform, registration, fingerprint, added_at, updated_at)
          SELECT :id, workspace_id, {name}, :key_hash, :platform, iif(approval, 'pending', 'active'), iif(approval, :fingerprint, NULL), :now, :now
          FROM free
-         WHERE number = (SELECT max(number) FROM free) AND number < {MOST_NUMBERS}
+         WHERE number = (SELECT max(number) FROM free) AND number < {MAX_NAME_NUMBER}
          RETURNING workspace_id, name",
         allows_name(":name"),
         allows_address(":networks"),
@@ -261,20 +261,20 @@ pub async fn register(
     let join = statement(format!(
         "INSERT INTO server_groups (workspace_id, group_id, server_id)
          SELECT s.workspace_id, i.group_id, s.id FROM servers s
-         CROSS JOIN registration_tokens t ON {ALIVE} AND t.workspace_id = s.workspace_id
+         CROSS JOIN registration_tokens t ON {IS_VALID} AND t.workspace_id = s.workspace_id
          CROSS JOIN registration_token_groups i ON i.workspace_id = t.workspace_id AND i.token_id = t.id
          WHERE s.id = :id"
     ));
-    let spend = statement(format!(
+    let use_token = statement(format!(
         "UPDATE registration_tokens AS t SET uses = uses - 1
-         WHERE {ALIVE} AND EXISTS (SELECT 1 FROM servers s WHERE s.id = :id)"
+         WHERE {IS_VALID} AND EXISTS (SELECT 1 FROM servers s WHERE s.id = :id)"
     ));
-    // The token is still alive here: it is used after this.
+    // The statement for the event comes before `use_token`, which may use up the token.
     let rest = format!(
-        "FROM servers s CROSS JOIN registration_tokens t ON {ALIVE} AND t.workspace_id = s.workspace_id
+        "FROM servers s CROSS JOIN registration_tokens t ON {IS_VALID} AND t.workspace_id = s.workspace_id
          WHERE s.id = :id AND changes() > 0"
     );
-    let told = Insert {
+    let insert_event = Insert {
         workspace: "s.workspace_id",
         event: ":event",
         by: Some(["'agent'", "s.id", "s.name", "'registration_token'", "t.id"]),
@@ -283,7 +283,7 @@ pub async fn register(
         details: None,
         rest: &rest,
     };
-    let told = statement(told.sql()).bind("event", audit::text(new.event)?);
-    let results = db::batch(env, vec![insert, told, join, spend]).await?;
+    let insert_event = statement(insert_event.sql()).bind("event", audit::text(new.event)?);
+    let results = db::batch(env, vec![insert, insert_event, join, use_token]).await?;
     Ok(results.first().map(db::first::<Registered>).transpose()?.flatten())
 }

@@ -16,39 +16,39 @@ use super::db::{self, params};
 use super::users::NewPassword;
 use super::{sessions, users};
 
-/// How many requests of an address may be pending (contract 4.10).
-const MOST_PENDING: u64 = 5;
-/// How long a request is pending, in seconds: 24 hours (contract 4.10).
-const LIFETIME: i64 = 24 * 3600;
-/// How many expired requests are cleared away with a new one: more than come in.
-const CLEARED: u64 = 20;
+/// The maximum number of requests of one address that have not expired (contract 4.10).
+const MAX_PENDING: u64 = 5;
+/// The seconds after which a request expires: 24 hours (contract 4.10).
+const LIFETIME_SECONDS: i64 = 24 * 3600;
+/// The number of expired requests that are deleted with each new request. More than one, so that
+/// expired requests do not accumulate.
+const PURGED_PER_REQUEST: u64 = 20;
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Requested {
-    /// There is no such workspace.
+    /// The workspace does not exist.
     NoWorkspace,
-    /// As many are pending as may be.
+    /// The address has the maximum number of pending requests.
     TooMany,
-    /// It is stored, whether or not the address is anybody's, in the workspace of that id.
+    /// The request is stored, whether or not a user has the address. The number is the workspace.
     Stored(i64),
 }
 
 /// A request to be stored.
 #[derive(Debug)]
 pub struct New<'a> {
-    /// Its id.
     pub id: Uuid,
-    /// The address that it is for.
+    /// The email address.
     pub address: &'a str,
-    /// The address's keyed hash.
+    /// The keyed hash of the address.
     pub address_hash: &'a str,
-    /// What the audit log tells of it, whose object is the address's user, if there is one.
+    /// The audit event. Its object is the user with the address, if there is one.
     pub event: &'a Event,
 }
 
-/// Stores a request for an address, unless too many are pending. The work does not tell whether the
-/// address is anybody's.
+/// Stores a request for an address, unless too many are pending. The work is the same whether or
+/// not a user has the address, so that its duration reveals nothing.
 pub async fn insert(
     env: &Env,
     workspace: &str,
@@ -59,12 +59,12 @@ pub async fn insert(
     let exists =
         Statement::new("SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL")
             .bind("slug", workspace);
-    let cleared = Statement::new(
+    let purge = Statement::new(
         "DELETE FROM reset_requests WHERE id IN (SELECT r.id FROM workspaces w
             JOIN reset_requests r ON r.workspace_id = w.id AND r.expires_at <= :now
             WHERE w.slug = :slug AND w.deleted_at IS NULL LIMIT :limit + 0)",
     );
-    let cleared = cleared.bind_all(params! { slug: workspace, now, limit: CLEARED });
+    let purge = purge.bind_all(params! { slug: workspace, now, limit: PURGED_PER_REQUEST });
     let insert = Statement::new(
         "INSERT INTO reset_requests (id, workspace_id, address_hash, user_id, requested_at, expires_at)
          SELECT :id, w.id, :address_hash, (SELECT u.id FROM users u WHERE u.workspace_id = w.id AND u.email = :address AND u.is_active = 1),
@@ -75,11 +75,11 @@ pub async fn insert(
          RETURNING id",
     )
     .bind_all(params! {
-        slug: workspace, id, address_hash, address, now, expires_at: now.plus_seconds(LIFETIME),
-        most: MOST_PENDING,
+        slug: workspace, id, address_hash, address, now,
+        expires_at: now.plus_seconds(LIFETIME_SECONDS), most: MAX_PENDING,
     });
-    let told = anonymous_events::after_reset_request(id, event, now)?;
-    let statements = [exists, cleared, insert].into_iter().chain(told).collect::<Vec<_>>();
+    let events = anonymous_events::after_reset_request(id, event, now)?;
+    let statements = [exists, purge, insert].into_iter().chain(events).collect::<Vec<_>>();
     let results = db::batch(env, statements).await?;
     let [exists, _, inserted, ..] = results.as_slice() else {
         return Err(Error::internal("D1 gave no result"));
@@ -89,56 +89,55 @@ pub async fn insert(
     Ok(if is_stored { Requested::Stored(workspace_id) } else { Requested::TooMany })
 }
 
-/// SQL for the rows of requests that may still set a password, as `r`, with their users as `u` and
-/// workspaces as `w`: of the request `:id` at `:now`.
-const OPEN: &str = "FROM reset_requests r
+/// SQL that selects the request `:id` as `r`, if it can still set a password at `:now`, with its
+/// user as `u` and its workspace as `w`.
+const OPEN_REQUEST: &str = "FROM reset_requests r
     JOIN workspaces w ON w.id = r.workspace_id AND w.deleted_at IS NULL
     JOIN users u ON u.id = r.user_id AND u.workspace_id = r.workspace_id AND u.is_active = 1
     WHERE r.id = :id AND r.expires_at > :now";
 
-/// The user whose password a request of the workspace may set.
+/// The user whose password a request of the workspace can set; `None`: the request is not open.
 pub async fn find(
     env: &Env,
     workspace: &str,
     id: Uuid,
     now: Timestamp,
 ) -> Result<Option<Account>, Error> {
-    let sql = format!("SELECT {} AS body {OPEN} AND w.slug = :slug", users::OBJECT);
+    let sql = format!("SELECT {} AS body {OPEN_REQUEST} AND w.slug = :slug", users::OBJECT);
     let result =
         db::run(env, Statement::new(sql).bind_all(params! { id, now, slug: workspace })).await?;
     Ok(db::first_value::<String>(&result)?.map(|body| serde_json::from_str(&body)).transpose()?)
 }
 
-/// Where the mail for a request goes.
+/// The recipient of the mail for a request, and what the mail says.
 #[derive(Debug, Deserialize)]
 pub struct Recipient {
     /// The slug of the workspace.
     pub workspace: String,
-    /// What people call the workspace.
+    /// The display name of the workspace.
     pub workspace_name: String,
-    /// The user's name.
     pub username: String,
-    /// The user's address.
+    /// The address that the mail is sent to.
     pub email: String,
-    /// When the reset was asked for.
     pub requested_at: Timestamp,
-    /// Until when the link is good.
+    /// When the link expires.
     pub expires_at: Timestamp,
 }
 
-/// Looks up whom to write to; `None` where the request is nobody's, used, void or expired.
+/// Looks up the recipient of the mail for a request. Returns `None` if the address is unknown, or if
+/// the request was used, invalidated or has expired.
 pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Recipient>, Error> {
     let sql = format!(
         "SELECT w.slug AS workspace, w.name AS workspace_name, u.username AS username, u.email AS email,
-            r.requested_at AS requested_at, r.expires_at AS expires_at {OPEN}"
+            r.requested_at AS requested_at, r.expires_at AS expires_at {OPEN_REQUEST}"
     );
     db::first(&db::run(env, Statement::new(sql).bind_all(params! { id, now })).await?)
 }
 
-/// Sets the password of a request's user, and tells the audit log, whose event has the user as its
-/// object. Their sessions end, and so do all of their requests: two that use one at the same time
-/// have one that finds it used. Returns the workspace's id, and the hashes of the login tokens that
-/// it ended; `None`: the request is not open.
+/// Sets the password of a request's user, and writes the audit event. The user's sessions end, and
+/// triggers delete all of the user's requests. So if two clients use a request concurrently, only
+/// one succeeds. Returns the workspace's id and the hashes of the login tokens that ended, or `None`
+/// if the request is not open.
 pub async fn consume(
     env: &Env,
     workspace: &str,
@@ -148,25 +147,26 @@ pub async fn consume(
     now: Timestamp,
 ) -> Result<Option<(i64, Vec<String>)>, Error> {
     let hashes = sessions::token_hashes("u.workspace_id", "u.id");
-    let hashes = Statement::new(format!("SELECT {hashes} AS body {OPEN} AND w.slug = :slug"));
+    let hashes =
+        Statement::new(format!("SELECT {hashes} AS body {OPEN_REQUEST} AND w.slug = :slug"));
     let update = Statement::new(format!(
         "UPDATE users SET password = :hash, password_changed_at = :now
-         WHERE (workspace_id, id) = (SELECT u.workspace_id, u.id {OPEN} AND w.slug = :slug) RETURNING workspace_id"
+         WHERE (workspace_id, id) = (SELECT u.workspace_id, u.id {OPEN_REQUEST} AND w.slug = :slug) RETURNING workspace_id"
     ));
     let (hashes, update) = (
         hashes.bind_all(params! { id, now, slug: workspace }),
         update.bind_all(params! { id, now, slug: workspace }),
     );
-    // The request is gone by then.
+    // The update has deleted the request, so the event finds the user by its own object.
     let rest = "FROM workspaces w JOIN users u ON u.workspace_id = w.id AND u.id = :event ->> '$.object.id'
         WHERE w.slug = :slug AND w.deleted_at IS NULL AND changes() > 0";
-    let told = Insert::whole("u.workspace_id", ":event", rest);
-    let told = Statement::new(told.sql()).bind_all(params! {
+    let insert_event = Insert::whole("u.workspace_id", ":event", rest);
+    let insert_event = Statement::new(insert_event.sql()).bind_all(params! {
         event: audit::text(event)?, slug: workspace,
     });
-    let mut statements = vec![hashes, update.bind("hash", new.hash), told];
+    let mut statements = vec![hashes, update.bind("hash", new.hash), insert_event];
     if !new.keep_scheduled {
-        let users = format!("SELECT u.id, u.workspace_id {OPEN} AND w.slug = :slug");
+        let users = format!("SELECT u.id, u.workspace_id {OPEN_REQUEST} AND w.slug = :slug");
         let revoke = Statement::new(sessions::revoke_all(&users, ":now", ":dead_until"));
         let revoke = revoke.bind_all(params! {
             id, now, slug: workspace, dead_until: session::dead_until(now),

@@ -1,8 +1,9 @@
-//! What a caller's statements are limited to: the workspace, and a credential that is alive in it.
+//! Limits the statements of a request to the caller: to the request's workspace and its valid
+//! credential.
 //!
-//! Every statement begins with the common table `me`, which has one row if the credential is alive
-//! in the request's workspace and none otherwise. So a read finds nothing and a write changes
-//! nothing for a dead credential.
+//! Every statement of a caller begins with the common table `me`. It has one row if the credential
+//! is valid in the request's workspace, and no row otherwise. So with an invalid credential, a read
+//! finds nothing and a write changes nothing.
 
 use farhand_domain::page::Page;
 use farhand_domain::session;
@@ -12,12 +13,13 @@ use serde::Deserialize;
 
 use super::list::Select;
 
-/// The first common tables. Their parameters are the workspace's `:slug`, the `:token_hash`,
-/// `:now`, and `:dead_until`: now less the time that a login token is taken past its expiry.
+/// The common table `credential`: the caller and the credential. Its parameters are the workspace's
+/// `:slug`, the `:token_hash`, `:now`, and `:dead_until`: sessions that expired by then are invalid.
+/// It is a little before `:now`, because a login token is accepted for some time after its expiry.
 ///
-/// `credential` is who calls. `me` is the same, but empty for an API token with an access control
-/// list where the endpoint is not on the list of what such a token may reach: what a handler writes
-/// is then refused in the same statement.
+/// The table `me` follows it and has the same columns. `me` is empty for an API token with an access
+/// control list if the endpoint does not accept such tokens. So the statement of a handler writes
+/// nothing for them.
 const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
     SELECT w.id AS workspace_id, u.id AS user_id, u.username, u.email, u.is_staff, u.is_superuser,
         'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at,
@@ -38,16 +40,16 @@ const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
     WHERE w.slug = :slug AND w.deleted_at IS NULL
 )";
 
-/// `me` where the endpoint takes API tokens with an access control list. Such an endpoint writes
-/// nothing in the round trip that tells who calls.
+/// `me` for endpoints that accept API tokens with an access control list. Such an endpoint first
+/// reads the caller, and writes only in a later round trip.
 const ME_OR_LIMITED: &str = "me AS (SELECT * FROM credential)";
-/// `me` everywhere else.
+/// `me` for all other endpoints.
 const ME_UNLIMITED: &str = "me AS (SELECT * FROM credential WHERE acl IS NULL)";
 
-/// The workspace's id; null if it does not exist.
+/// SQL for the column `workspace`: the workspace's id, or null if it does not exist.
 const WORKSPACE: &str =
     "(SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL) AS workspace";
-/// The caller; null if the credential is not alive.
+/// SQL for the column `me`: the caller as JSON, or null if the credential is invalid.
 const ME: &str =
     "(SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
         'is_staff', json(iif(is_staff, 'true', 'false')), 'is_superuser', json(iif(is_superuser, 'true', 'false')),
@@ -55,16 +57,16 @@ const ME: &str =
         'acl', json(acl))
      FROM credential) AS me";
 
-/// Who calls: every statement that is read for a caller has these columns in its first row.
+/// The columns on the caller, in the first row of every read for a caller.
 #[derive(Deserialize)]
 pub struct Who {
     /// The workspace's id; `None` if it does not exist.
     pub workspace: Option<i64>,
-    /// The caller as JSON; `None` if the credential is not alive.
+    /// The caller as JSON; `None` if the credential is invalid.
     pub me: Option<String>,
 }
 
-/// What is read for a caller: SQL for it as JSON text, on the columns of `me`, with its parameters.
+/// A read for a caller: an SQL expression on the columns of `me`, whose value is JSON text.
 #[derive(Clone, Debug)]
 pub struct Query {
     sql: String,
@@ -72,39 +74,37 @@ pub struct Query {
 }
 
 impl Query {
-    /// A query with its parameters.
     pub fn new(sql: impl Into<String>, parameters: Parameters) -> Self {
         Self { sql: sql.into(), parameters }
     }
 }
 
-/// Whether an endpoint takes API tokens with an access control list.
+/// Whether an endpoint accepts API tokens with an access control list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limited {
-    /// It does.
+    /// The endpoint accepts them.
     Taken,
-    /// It does not: `me` is empty for them.
+    /// The endpoint refuses them: `me` is empty.
     Refused,
 }
 
-/// A workspace, and a credential in it.
+/// The workspace and the credential of a request.
 pub struct Scope<'a> {
     /// The workspace's slug.
     pub workspace: &'a str,
     /// The hash of the credential.
     pub hash: String,
-    /// The time that its expiry is compared with.
+    /// The time with which expiries are compared.
     pub now: Timestamp,
     limited: Limited,
 }
 
 impl<'a> Scope<'a> {
-    /// The scope of a credential whose hash is given.
     pub fn new(workspace: &'a str, hash: String, now: Timestamp, limited: Limited) -> Self {
         Self { workspace, hash, now, limited }
     }
 
-    /// The same at another time.
+    /// This scope at another time.
     #[must_use]
     pub fn at(&self, now: Timestamp) -> Self {
         Self { workspace: self.workspace, hash: self.hash.clone(), now, limited: self.limited }
@@ -143,14 +143,14 @@ impl<'a> Scope<'a> {
         self.statement(&format!("SELECT {WORKSPACE}, {ME}"))
     }
 
-    /// The statement that selects [`Who`], and the query's JSON as `body`.
+    /// The statement that selects [`Who`], and the value of the query as `body`.
     pub fn read(&self, Query { sql, parameters }: Query) -> Statement {
         self.statement(&format!("SELECT {WORKSPACE}, {ME}, (SELECT {sql} FROM me) AS body"))
             .bind_all(parameters)
     }
 
-    /// The statement for a page of a list, whose first row has [`Who`] as well. So who calls, and
-    /// how many items there are, is found once.
+    /// The statement for a page of a list. Its first row also has [`Who`], so that caller and total
+    /// are read once.
     pub fn list(&self, select: &Select, page: Page) -> Statement {
         select.bind(self.statement(&select.text(&[WORKSPACE, ME], page)), page)
     }
